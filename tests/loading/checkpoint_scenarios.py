@@ -74,7 +74,7 @@ def run(
 
 
 def main() -> None:
-    gc.freeze()  # what is imported need not be looked through at the end, which takes a second
+    gc.freeze()  # skip collecting imported modules at exit, which takes a second
     folder = Path(sys.argv[1])
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""What a rank reads and trains on in each epoch, by the recipes of "Equal epochs on every rank". Run by torchrun.
+"""The items that a rank reads and trains on per epoch, by the recipes of "Equal epochs on every rank". Run by torchrun.
 
 Each rank writes what it has seen as JSON.
 """
@@ -44,14 +44,14 @@ def read(pipe: IterDataPipe[Any], workers: int, seed: int = 7, epochs: int = EPO
 
 
 def read_by_torch(pipe: IterDataPipe[Any], workers: int, seed: int = 7) -> list[list[Any]]:
-    """Read with torch's loader, which shares a seed among ranks, and splits by them, if there is a process group."""
+    """Read with torch's loader, which shares a seed among ranks, and splits by rank if there is a process group."""
     generator = torch.Generator().manual_seed(seed)
     loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=workers > 0, generator=generator)
     return [list(loader) for _ in range(EPOCHS)]
 
 
 def train(pipe: IterDataPipe[Any], workers: int, *, joined: bool) -> dict[str, Any]:
-    """Train a model that all ranks have, which waits for all of them at each step."""
+    """Train a model that all ranks share, which synchronizes them at each step."""
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -92,7 +92,7 @@ def split(folder: Path) -> IterDataPipe[Any]:
 
 
 def ordered(folder: Path) -> IterDataPipe[Any]:
-    """The shards of a rank, each with its place in the order of all."""
+    """The shards of a rank, each with its position in the global order."""
     pipe: IterDataPipe[Any] = shards(folder).enumerate().sharding_filter()
     return pipe
 
@@ -107,27 +107,27 @@ def drawn(folder: Path) -> IterDataPipe[Any]:
     return pipe
 
 
-def tell(folder: Path) -> dict[str, Any]:
-    # torch's loader splits the pipeline that it is given, so each loader has its own.
-    told: dict[str, Any] = {"drawn": read(drawn(folder), 2), "drawn by torch": read_by_torch(drawn(folder), 2)}
+def run_all(folder: Path) -> dict[str, Any]:
+    # torch's loader splits the pipeline that it is given, so each loader has its own pipeline.
+    results: dict[str, Any] = {"drawn": read(drawn(folder), 2), "drawn by torch": read_by_torch(drawn(folder), 2)}
     for workers in WORKERS:
-        told[f"order {workers}"] = read(ordered(folder), workers)
-        told[f"order again {workers}"] = read(ordered(folder), workers)
-        told[f"another order {workers}"] = read(ordered(folder), workers, seed=8)
-        told[f"order of torch {workers}"] = read_by_torch(ordered(folder), workers)
-        told[f"keys {workers}"] = read(keys(folder), workers)
-        told[f"keys by torch {workers}"] = read_by_torch(keys(folder), workers)
-        told[f"passes {workers}"] = read(ordered(folder).with_epoch(6), workers, epochs=7)
+        results[f"order {workers}"] = read(ordered(folder), workers)
+        results[f"order again {workers}"] = read(ordered(folder), workers)
+        results[f"another order {workers}"] = read(ordered(folder), workers, seed=8)
+        results[f"order of torch {workers}"] = read_by_torch(ordered(folder), workers)
+        results[f"keys {workers}"] = read(keys(folder), workers)
+        results[f"keys by torch {workers}"] = read_by_torch(keys(folder), workers)
+        results[f"passes {workers}"] = read(ordered(folder).with_epoch(6), workers, epochs=7)
     for workers in (0, 2):
-        told[f"resampled {workers}"] = train(resampled(folder), workers, joined=False)
-        told[f"split {workers}"] = train(split(folder), workers, joined=True)
-    return told
+        results[f"resampled {workers}"] = train(resampled(folder), workers, joined=False)
+        results[f"split {workers}"] = train(split(folder), workers, joined=True)
+    return results
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what is imported need not be looked through at the end, which takes a second
+    gc.freeze()  # skip collecting imported modules at exit, which takes a second
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
     place = Path(sys.argv[1])
-    (place / f"{dist.get_rank()}.json").write_text(json.dumps(tell(place)))
+    (place / f"{dist.get_rank()}.json").write_text(json.dumps(run_all(place)))
     dist.barrier()
     dist.destroy_process_group()

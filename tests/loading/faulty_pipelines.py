@@ -1,4 +1,4 @@
-"""Pipelines and loaders for the scenarios of a `ShardReadingService`, and what user code may do in a worker."""
+"""Pipelines and loaders for the scenarios of a `ShardReadingService`, and faults of user code in a worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOLDER = Path(os.environ["SCENARIOS_FOLDER"])
 SHARDS = "abcdef"
 SAMPLES = 10
 
-#: Called in the place of a sample.
+#: Called instead of yielding a sample.
 Act = Callable[[], object]
 
 
@@ -46,7 +46,7 @@ def build_shards() -> None:
 
 
 class Acting(IterDataPipe[Any]):
-    """Yields the keys of samples, and what ``act`` returns in the place of ``at``."""
+    """Yields the keys of samples, and the result of ``act`` in place of ``at``."""
 
     def __init__(self, source: IterDataPipe[Any], act: Act, at: str) -> None:
         self.source, self.act, self.at = source, act, at
@@ -66,7 +66,7 @@ class Large(Acting):
 
 
 class Slow(Acting):
-    """Takes its time."""
+    """Yields items slowly."""
 
     def __iter__(self) -> Iterator[Any]:
         for sample in self.source:
@@ -75,7 +75,7 @@ class Slow(Acting):
 
 
 class Bulky(Acting):
-    """Yields items that are too much for one message through the socket, and then calls ``act``."""
+    """Yields items that are too large for one message through the socket, and then calls ``act``."""
 
     def __iter__(self) -> Iterator[Any]:
         yield "first"
@@ -111,7 +111,7 @@ def prefetched(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
     return rest
 
 
-#: What is on top, in the main process: nothing, or a thread.
+#: The stage in the main process: none, or a prefetching thread.
 TOPS: dict[str, Callable[[IterDataPipe[Any]], IterDataPipe[Any]]] = {
     "bare": same,
     "pinned": pinned,
@@ -130,7 +130,7 @@ def acting(act: Act, at: str = "b5") -> IterDataPipe[Any]:
 
 
 def plain(stage: type[Acting] = Acting) -> IterDataPipe[Any]:
-    """Return a pipeline in which nothing happens, but what the stage does by itself."""
+    """Return a pipeline without faults, so that only the behavior of the stage counts."""
     return stage(samples(), nap, "")
 
 
@@ -140,7 +140,7 @@ def dispatched(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
 
 
 def expected(workers: int) -> list[str]:
-    """Return all keys in the order in which they come."""
+    """Return all keys in their expected order."""
     workers = max(workers, 1)
     parts = [
         [f"{shard}{number}" for shard in SHARDS[first::workers] for number in range(SAMPLES)]
@@ -165,13 +165,13 @@ def loader(
 
 
 def pids(dl: DataLoader2[Any]) -> list[int]:
-    """Return the workers' processes, and that of the dispatching one at the end."""
+    """Return the process ids of the workers, with that of the dispatching process last."""
     report = dl.reading_service.report()
     return [each.pid for each in (*report.workers, report.dispatcher) if each is not None]
 
 
 def take(dl: DataLoader2[Any], workers: int, items: Any = None) -> str:
-    """Read an epoch; say how far it got, whether that was in order, and what it ended in."""
+    """Read an epoch; return the number of items, whether they came in order, and how the epoch ended."""
     taken: list[Any] = []
     try:
         for item in iter(dl) if items is None else items:
@@ -193,7 +193,7 @@ def read(pipe: IterDataPipe[Any], workers: int = 2, *rest: Any, **options: Any) 
         return take(dl, workers)
 
 
-# what user code may do
+# faults of user code
 
 
 class TwoArguments(Exception):
@@ -210,14 +210,14 @@ class Stubborn(Exception):
 
 
 class Choosy(Exception):
-    """An error that cannot be made of a message."""
+    """An error that cannot be constructed from a message."""
 
     def __init__(self, number: Any) -> None:
         super().__init__(int(number))
 
 
 class Aside(BaseException):
-    """An error that is no `Exception`."""
+    """An error that is not an `Exception`."""
 
 
 def refuse() -> NoReturn:
@@ -244,7 +244,7 @@ def stop() -> NoReturn:
     raise StopIteration
 
 
-def fail_twofold() -> NoReturn:
+def fail_with_two_arguments() -> NoReturn:
     raise TwoArguments("no such", "sample")
 
 
@@ -286,7 +286,7 @@ def nap() -> None:
 
 
 def nap_at(place: Path) -> None:
-    """Let others know by a file, and sleep."""
+    """Signal other processes by a file, and sleep."""
     place.touch()
     nap()
 
@@ -296,13 +296,13 @@ def nap_in_c() -> None:
     ctypes.PyDLL(None).sleep(600)
 
 
-def nap_deaf() -> None:
+def nap_ignoring_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     nap()
 
 
 def open_too_many() -> None:
-    """Do what a pipeline does that never closes a file."""
+    """Leak descriptors, as a pipeline does that never closes a file."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     kept = []
     while True:
@@ -322,7 +322,7 @@ def ones() -> object:
 
 
 class Sealed:
-    """Can be sent, and cannot be received."""
+    """Can be pickled, but not unpickled."""
 
     def __init__(self, size: int) -> None:
         self.data = np.zeros(size, np.uint8)
@@ -332,7 +332,7 @@ class Sealed:
 
 
 def fork_sleeper() -> None:
-    """Leave a process behind that holds all that is open here, and die."""
+    """Leave a process behind that holds all open descriptors, and die."""
     if not os.fork():
         nap()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -344,7 +344,7 @@ ERRORS: dict[str, Act] = {
     "RecursionError": recurse,
     "RecursionError of two functions": recurse_here,
     "StopIteration": stop,
-    "two arguments": fail_twofold,
+    "two arguments": fail_with_two_arguments,
     "unpicklable": fail_stubbornly,
     "choosy": fail_choosily,
     "long": fail_at_length,
@@ -364,11 +364,11 @@ ENDS: dict[str, Act] = {
 }
 UNSENDABLE: dict[str, Act] = {"lock": lock, "nested lock": nested_lock}
 UNRECEIVABLE: dict[str, Act] = {"small": partial(Sealed, 10), "large": partial(Sealed, 1_000_000)}
-#: How a worker may be busy.
-BUSY: dict[str, Act] = {"asleep": nap, "in C code": nap_in_c, "deaf to SIGTERM": nap_deaf}
+#: Ways in which a worker may be busy.
+BUSY: dict[str, Act] = {"asleep": nap, "in C code": nap_in_c, "deaf to SIGTERM": nap_ignoring_signals}
 
 
-# what may go wrong at the beginning
+# faults at startup
 
 
 class Refusing(Acting):
@@ -379,14 +379,14 @@ class Refusing(Acting):
 
 
 class Eager(Acting):
-    """Has an ``__iter__`` that is no generator."""
+    """Has an ``__iter__`` that is not a generator."""
 
     def __iter__(self) -> Iterator[Any]:
         raise LookupError("raised by iter")
 
 
 class Numb(Acting):
-    """Has an ``__iter__`` that returns no iterator."""
+    """Has an ``__iter__`` that does not return an iterator."""
 
     def __iter__(self) -> Iterator[Any]:
         return 7  # type: ignore[return-value]  # as careless code does

@@ -23,7 +23,7 @@ from wds_datapipes.index import read_manifest
 
 
 def train(folder: Path, batch: int, epochs: int, workers: int, stop: int, state: str) -> None:
-    """Train, and log the keys and the loss of each global batch."""
+    """Train, and record the keys and the loss of each global batch."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     samples: Any = IndexedSamples(read_manifest(folder / "manifest.json"), batch_size=batch, remainder="pad")
     pipe = samples.wds_decode("torchrgb").to_tuple("__key__", "png", "cls").batch(batch // ranks).collate()

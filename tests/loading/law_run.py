@@ -1,7 +1,7 @@
-"""Saves or goes on with a loader in a process of its own; a script, for test_laws_of_state.py.
+"""Saves or resumes a loader in a separate process; a script for test_laws_of_state.py.
 
-The arguments are the number of workers, and a cut or a file with a state. It reads the shards of its working folder,
-and prints as JSON what came in two epochs; and where a cut is given, the state there.
+The arguments are the number of workers, and a cut or a file with a state. The script reads the shards in its working
+folder, and prints the items of two epochs as JSON; given a cut, also the state at the cut.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def drawn(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
 
 
 def main() -> None:
-    gc.freeze()  # what is imported need not be looked through at the end, which takes a second
+    gc.freeze()  # skip collecting imported modules at exit, which takes a second
     pipe = ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
     pipe = pipe.rsample(0.9).shuffle_samples(6).map_samples_with_rng(drawn).to_tuple("__key__", "drawn").batch(3)
     with DataLoader2(pipe, reading_service=ShardReadingService(int(sys.argv[1]))) as loader:

@@ -1,6 +1,6 @@
-"""Trains with Lightning, in a process of its own; a script, for test_lightning.py.
+"""Trains with Lightning in a separate process; a script for test_lightning.py.
 
-It reads the shards of its working folder, and prints as JSON which batches each fit has trained on. With the argument
+It reads the shards in its working folder, and prints the batches that each fit trained on as JSON. With the argument
 ``ranks``, two ranks train together.
 """
 
@@ -27,7 +27,7 @@ EPOCHS = 3
 
 
 class Model(lightning.LightningModule):  # type: ignore[misc]  # it is not installed where types are checked
-    """Notes the keys of each batch that it trains on."""
+    """Records the keys of each batch that it trains on."""
 
     def __init__(self, seen: list[Any]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Model(lightning.LightningModule):  # type: ignore[misc]  # it is not insta
 
 
 class Tracked:
-    """A DataLoader over StatefulShards, with the state of its data set."""
+    """A DataLoader over StatefulShards, with the state of its dataset."""
 
     def __init__(self, data: StatefulShards, loader: DataLoader[Any]) -> None:
         self.data, self.loader = data, loader
@@ -102,7 +102,7 @@ LOADERS: dict[str, Callable[[int | None], Any]] = {
 
 
 def fit(loader: Any, model: Model, *, folder: str = "", path: str | None = None, **options: Any) -> None:
-    """Train; and save a checkpoint after each step and each epoch, where there is a folder for them."""
+    """Train; save a checkpoint after each step and each epoch if a folder is given."""
     saving = [
         lightning.callbacks.ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1),
         lightning.callbacks.ModelCheckpoint(folder, "{epoch}", every_n_epochs=1, save_top_k=-1),
@@ -120,7 +120,7 @@ def fit(loader: Any, model: Model, *, folder: str = "", path: str | None = None,
 
 
 def resume(name: str, length: int, steps: list[int]) -> dict[str, Any]:
-    """Train without a break; and from each of some of the checkpoints on."""
+    """Train without interruption, and resume from each of some of the checkpoints."""
     whole: list[Any] = []
     fit(LOADERS[name](length), Model(whole), folder=name)
     rests = {}
@@ -131,24 +131,24 @@ def resume(name: str, length: int, steps: list[int]) -> dict[str, Any]:
     return {"whole": whole, "rests": rests}
 
 
-class Told(lightning.Callback):  # type: ignore[misc]  # it is not installed where types are checked
-    """Writes what each rank has seen, which runs in a process of its own."""
+class Recorder(lightning.Callback):  # type: ignore[misc]  # it is not installed where types are checked
+    """Writes the batches that each rank has seen; runs in a separate process."""
 
     def __init__(self, name: str, caught: list[warnings.WarningMessage]) -> None:
         self.name, self.caught = name, caught
 
     def on_train_end(self, trainer: Any, model: Any) -> None:
-        told = {"seen": model.seen, "warnings": [str(each.message) for each in self.caught]}
-        Path(f"{self.name}-{trainer.global_rank}.json").write_text(json.dumps(told))
+        results = {"seen": model.seen, "warnings": [str(each.message) for each in self.caught]}
+        Path(f"{self.name}-{trainer.global_rank}.json").write_text(json.dumps(results))
 
 
 def of_ranks() -> None:
-    """Train on two ranks, and write what each has seen."""
+    """Train on two ranks, and write the batches that each has seen."""
     for name, options in {"split": {"distributed": True}, "not said": {}}.items():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             loader = of_dataloader2(None, **options)
-            fit(loader, Model([]), callbacks=[Told(name, caught)], devices=2, strategy="ddp_fork")
+            fit(loader, Model([]), callbacks=[Recorder(name, caught)], devices=2, strategy="ddp_fork")
 
 
 def main() -> None:
@@ -164,8 +164,8 @@ def main() -> None:
         warnings.simplefilter("always")
         for new in LOADERS.values():
             fit(new(None), Model([]), max_steps=1)
-    told = [str(each.message) for each in caught]
-    print(json.dumps({"loaders": found, "without a length": told}))
+    results = [str(each.message) for each in caught]
+    print(json.dumps({"loaders": found, "without a length": results}))
 
 
 if __name__ == "__main__":

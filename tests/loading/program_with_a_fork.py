@@ -26,13 +26,13 @@ def hold(number: int) -> int:
 
 
 def main(kind: str, method: str) -> None:
-    # The import above has patched the stock one.
+    # The import above has patched torchdata's own service.
     service: Any = getattr(wds_datapipes if kind == "ShardReadingService" else dataloader2, kind)
     pipe = IterableWrapper(range(10)).sharding_filter().map(hold)
     loader: Any = dataloader2.DataLoader2(pipe, reading_service=service(1, multiprocessing_context=method))
     items = iter(loader)
     threading.Thread(target=next, args=(items,), daemon=True).start()
-    os.read(0, 1)  # not by sys.stdin, whose lock a worker that is forked meanwhile would need
+    os.read(0, 1)  # sys.stdin has a lock that a worker forked meanwhile would need
     if fork := os.fork():
         print("fork", fork, flush=True)
     time.sleep(LONG_S)

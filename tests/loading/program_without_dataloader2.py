@@ -1,7 +1,7 @@
-"""What a program does where torchdata is missing, or has no DataLoader2; `test_without_dataloader2` starts it.
+"""A program that runs without torchdata, or with one that has no DataLoader2; `test_without_dataloader2` starts it.
 
-Arguments: the modules that are missing, with commas between them, and a file with a state that another program has
-saved. It prints as JSON what came of all.
+Arguments: the missing modules, separated by commas, and a file with a state that another program has
+saved. It prints all results as JSON.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-#: After how many items states are saved.
+#: States are saved after these numbers of items.
 CUT = 20
 
 
 class Missing(MetaPathFinder):
-    """Finds some modules, and what is in them, missing."""
+    """Hides some modules and their submodules from imports."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
@@ -36,7 +36,7 @@ def key_of(sample: dict[str, Any]) -> str:
 
 
 def epoch_of(loader: Any, count: int = sys.maxsize) -> list[str]:
-    """The items of an epoch, or the first of them."""
+    """The items of an epoch, or the first ``count`` of them."""
     return [item for _, item in zip(range(count), loader.dataset.tracked(loader), strict=False)]
 
 

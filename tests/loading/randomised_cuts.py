@@ -1,10 +1,10 @@
-"""Breaks off random loaders at random places, and goes on in fresh processes. Prints what it did, as JSON.
+"""Interrupts random loaders at random points, and resumes them in fresh processes. Prints the results as JSON.
 
     python randomised_cuts.py FOLDER --seed 0 --cuts 100 --ranks 2 --method fork
 
-Each loader is run without interruption, then again with states taken at some places, then once for each state by a
-process that has not read anything before. All have to yield the same, bit by bit, in that epoch and in the next one.
-With several ranks, each of them is a process, and takes and loads its own states.
+Each loader runs without interruption, then again with states saved at some points, then once for each state in a
+process that has not read anything before. All runs must yield the same items, bit by bit, in that epoch and the next.
+With several ranks, each rank is a process, and saves and loads its own states.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from wds_datapipes.testing import build_shard
 # Silenced by the import above.
 from torchdata.dataloader2 import DataLoader2  # isort: skip
 
-#: How long the processes of a trial may take, in seconds.
+#: The time limit of the processes of a trial, in seconds.
 LIMIT_S = 300
 CUTS_OF_A_TRIAL = 6
 
@@ -45,7 +45,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Trial(NamedTuple):
-    """A loader, as one number draws it."""
+    """A loader whose parameters are drawn from one number."""
 
     urls: list[str]
     shuffled: bool
@@ -73,7 +73,7 @@ def drawn(rng: random.Random, number: int, method: str) -> Trial:
             for each in range(rng.choice([0, 1, 5, 12, 20]))
         ]
         build_shard(name, samples)
-        if ending == ".tar" and rng.random() < 0.1:  # it breaks off, and what is left is passed over
+        if ending == ".tar" and rng.random() < 0.1:  # the shard is truncated, and the rest of it is skipped
             os.truncate(name, rng.randrange(1, os.path.getsize(name)))
         urls.append(prefix + name)
     buffers = []
@@ -129,18 +129,18 @@ def service(trial: Trial, distributed: bool) -> Any:
     )
 
 
-def told(item: Any) -> str:
-    """What another item has otherwise: all of it."""
+def described(item: Any) -> str:
+    """All values of an item by which it differs from others."""
     return hashlib.sha1(repr(item).encode()).hexdigest()
 
 
 def uninterrupted(trial: Trial, rank: int, ranks: int) -> list[list[str]]:
     with loader(trial, ranks > 1) as made:
-        return [[told(item) for item in made] for _ in range(3)]
+        return [[described(item) for item in made] for _ in range(3)]
 
 
 def interrupted(trial: Trial, cuts: list[tuple[int, int]], rank: int, ranks: int) -> list[Any]:
-    """Return the state at each cut, which is so many items into one of two epochs."""
+    """Return the state at each cut; a cut is a number of items within two epochs."""
     states = []
     with loader(trial, ranks > 1) as made:
         for epoch in range(2):
@@ -155,16 +155,16 @@ def interrupted(trial: Trial, cuts: list[tuple[int, int]], rank: int, ranks: int
 def resumed(trial: Trial, states: list[Any], rank: int, ranks: int) -> list[list[str]]:
     with loader(trial, ranks > 1) as made:
         made.load_state_dict(states[rank])
-        return [[told(item) for item in made] for _ in range(2)]
+        return [[described(item) for item in made] for _ in range(2)]
 
 
-def as_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Call a function in a fresh process for each rank, and return what it has returned on each."""
+def run_on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Call a function in a fresh process for each rank, and return its result on each."""
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for rank in range(ranks):
             ours, theirs = FORK.Pipe(duplex=False)
-            process = FORK.Process(target=one_rank, args=(theirs, folder, rank, ranks, function, arguments))
+            process = FORK.Process(target=run_rank, args=(theirs, folder, rank, ranks, function, arguments))
             process.start()
             theirs.close()
             started.append((process, ours))
@@ -185,7 +185,7 @@ def as_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[
     return returned
 
 
-def one_rank(
+def run_rank(
     answers: Any, folder: str, rank: int, ranks: int, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     try:
@@ -203,23 +203,23 @@ def one_rank(
             dist.destroy_process_group()
 
 
-def try_out(rng: random.Random, number: int, ranks: int, method: str) -> tuple[int, list[str], Trial]:
-    """Draw one loader; return how many cuts were made, and what was wrong."""
+def run_trial(rng: random.Random, number: int, ranks: int, method: str) -> tuple[int, list[str], Trial]:
+    """Draw one loader; return the number of cuts and the errors found."""
     trial = drawn(rng, number, method)
-    whole = as_ranks(ranks, uninterrupted, trial)
+    whole = run_on_ranks(ranks, uninterrupted, trial)
     longest = max(len(epoch) for rank in whole for epoch in rank[:2])
     cuts = {(rng.randrange(2), rng.choice([0, longest, *range(longest + 1)])) for _ in range(CUTS_OF_A_TRIAL)}
-    found = as_ranks(ranks, interrupted, trial, sorted(cuts))
+    found = run_on_ranks(ranks, interrupted, trial, sorted(cuts))
     wrong = []
     tried = 0
     for cut in sorted(cuts):
         states = [dict(states).get(cut) for states in found]
-        if None in states:  # a rank has fewer items
+        if None in states:  # the other rank has fewer items
             continue
         tried += 1
         epoch, count = cut
-        for rank, tail in enumerate(as_ranks(ranks, resumed, trial, states)):
-            # Whoever has met the end goes on with the next epoch.
+        for rank, tail in enumerate(run_on_ranks(ranks, resumed, trial, states)):
+            # A run that has reached the end resumes with the next epoch.
             expected = [whole[rank][epoch][count:], whole[rank][epoch + 1]]
             if tail != expected:
                 wrong.append(f"trial {number}, cut {cut}, rank {rank}: {[len(each) for each in tail]} items, {trial}")
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--method", default="fork")
     asked = parser.parse_args()
-    gc.freeze()  # what is imported need not be looked through in each process
+    gc.freeze()  # skip collecting imported modules in each process
     os.chdir(asked.folder)
     warnings.simplefilter("ignore")
     logging.disable()
@@ -245,7 +245,7 @@ def main() -> None:
             break
         before = rng.getstate()
         try:
-            tried, bad, trial = try_out(rng, number, asked.ranks, asked.method)
+            tried, bad, trial = run_trial(rng, number, asked.ranks, asked.method)
         except Exception as error:
             rng.setstate(before)
             wrong.append(f"trial {number}: {error}, {drawn(rng, number, asked.method)}")

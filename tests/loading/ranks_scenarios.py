@@ -1,7 +1,7 @@
-"""What ranks live through together. Run by torchrun, or alone with "lost": then it starts ranks that are lost itself.
+"""Scenarios of several ranks. Run by torchrun, or alone with "lost": then the script itself starts ranks that get lost.
 
-Each rank writes what came of it as JSON. The ranks of "lost" are forks of a process that has imported torch already,
-since that takes seconds; nothing in them has used torch before.
+Each rank writes its results as JSON. The ranks of "lost" are forks of a process that has already imported torch,
+because the import takes seconds; the process has not used torch otherwise.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from torchdata.datapipes.iter import IterableWrapper  # isort: skip
 
 WORKERS = (0, 1, 2, 3)
 
-#: How long ranks wait for each other where one is lost, and where none is, in seconds.
+#: How long ranks wait for each other, in seconds: if one is lost, and if none is.
 LOST_S, NOT_LOST_S = 6.0, 60.0
 
-#: How long all may take, in seconds.
+#: The time limit of all scenarios, in seconds.
 LIMIT_S = 300.0
 
-#: How many numbers each rank has of `numbers`.
+#: How many numbers of `numbers` each rank has.
 SHARE = 20
 
 Seen = list[list[Any]]
 
 
 class Seeded(IterDataPipe[tuple[str, int]]):
-    """Yields each sample's key, and the seed that this stage has."""
+    """Yields each sample's key, and the seed of this stage."""
 
     def __init__(self, source: IterDataPipe[dict[str, Any]]) -> None:
         self.source = source
@@ -66,7 +66,7 @@ class Seeded(IterDataPipe[tuple[str, int]]):
 
 
 class Flags:
-    """Files by which processes tell each other how far they are, besides everything that is tested."""
+    """Files by which processes report their progress to each other, separate from everything that is tested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -113,13 +113,13 @@ def read(loader: DataLoader2[Any], epochs: int, seed: int | None = None) -> Seen
 
 
 def together(folder: Path, rank: int, world: int) -> dict[str, Any]:
-    """Do what no rank is lost in."""
+    """Run the scenarios in which no rank is lost."""
     flags = Flags(folder)
     store = distributed_c10d._get_default_store()
     shards = sorted(map(str, folder.glob("*.tar")))
     seen: dict[str, Any] = {}
     for workers in WORKERS:
-        # Rank 0 has the word; the others have none, or another one, and either way it does not count.
+        # The seed of rank 0 decides; the others have none or a different one, which is ignored.
         seeds = (7, None) if rank == 0 else (None, None)
         seen[f"seeded {workers}"] = read(load(samples(shards), workers), 3, seeds[0])
         seen[f"seeded again {workers}"] = read(load(samples(shards), workers), 3, 7 if rank == 0 else 100 + rank)
@@ -127,7 +127,7 @@ def together(folder: Path, rank: int, world: int) -> dict[str, Any]:
         seen[f"one shard {workers}"] = read(load(samples(shards[:1]), workers), 2)
         service = SequentialReadingService(DistributedReadingService(), ShardReadingService(workers))
         seen[f"sequential {workers}"] = read(DataLoader2(samples(shards), reading_service=service), 2, seeds[0])
-        gc.collect()  # torchdata's FullSync is in a cycle, and blocks for ever when a starting thread collects it
+        gc.collect()  # torchdata's FullSync is in a cycle, and blocks forever if a starting thread collects it
         if workers in (0, 2):
             seen[f"no waiting {workers}"] = no_waiting(flags, rank, world, workers)
 
@@ -178,7 +178,7 @@ def together(folder: Path, rank: int, world: int) -> dict[str, Any]:
 
 
 def no_waiting(flags: Flags, rank: int, world: int, workers: int) -> int:
-    """Have rank 1 take its first item after all the others have taken their last."""
+    """Let rank 1 take its first item after all the others have taken their last one."""
     with load(numbers(world * 10_000), workers) as loader:
         iterator = iter(loader)
         if rank == 1:
@@ -189,7 +189,7 @@ def no_waiting(flags: Flags, rank: int, world: int, workers: int) -> int:
 
 
 def restarted(folder: Path, rank: int, world: int) -> dict[str, Any]:
-    """Fail at first, in the middle of an epoch, and work when torchrun has restarted all ranks."""
+    """Fail at first, in the middle of an epoch, and succeed once torchrun has restarted all ranks."""
     loader = load(numbers(world * SHARE), 1)
     epochs: Seen = []
     for _ in range(3):
@@ -205,7 +205,7 @@ def restarted(folder: Path, rank: int, world: int) -> dict[str, Any]:
 
 
 def tidy_up(flags: Flags) -> None:
-    """Take away what gloo has left in the store of ranks that torchrun restarts, since gloo itself falls over it."""
+    """Remove the keys that gloo leaves in the store of restarted ranks, because gloo itself fails on them."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         return
     if os.environ["RANK"] == "0":
@@ -213,7 +213,7 @@ def tidy_up(flags: Flags) -> None:
         ours = [name for name in store.list_keys() if "wds_datapipes" in name]
         for name in {*store.list_keys()} - {*ours}:
             store.delete_key(name)
-        # What there would be if they had ended while they started.
+        # The keys that would exist if the ranks had ended during startup.
         place = ours[0].partition("wds_datapipes/0/")
         store.set(f"{place[0]}{place[1]}word/1", "an old word")
         store.set(f"{place[0]}{place[1]}name/1", json.dumps(["an old word", "an old name"]))
@@ -221,43 +221,43 @@ def tidy_up(flags: Flags) -> None:
     flags.wait("found")
 
 
-# Ranks that are lost
+# Lost ranks
 
 
 class Rank:
-    """One of the ranks of a scenario, and what it has to tell."""
+    """One of the ranks of a scenario, and its results."""
 
     def __init__(self, folder: Path, rank: int, world: int) -> None:
         self.folder, self.rank, self.world = folder, rank, world
         self.flags = Flags(folder)
-        self.told: dict[str, Any] = {"epochs": []}
+        self.results: dict[str, Any] = {"epochs": []}
 
     def load(self, workers: int = 2, timeout_s: float = LOST_S, **options: Any) -> DataLoader2[Any]:
         return load(numbers(self.world * SHARE), workers, timeout_s, **options)
 
     def read(self, loader: DataLoader2[Any], epochs: int = 2, pause: Callable[[], object] = lambda: None) -> None:
-        """Read, and ``pause`` in the middle of the first of some epochs."""
+        """Read some epochs, and call ``pause`` in the middle of the first one."""
         for number in range(epochs):
             items: list[Any] = []
-            self.told["epochs"].append(items)
+            self.results["epochs"].append(items)
             for item in loader:
                 items.append(item)
                 if number == 0 and len(items) == SHARE // 2:
                     pause()
 
-    def tell(self) -> None:
-        self.flags.show(f"{self.rank}.json", json.dumps(self.told))
+    def write_results(self) -> None:
+        self.flags.show(f"{self.rank}.json", json.dumps(self.results))
 
     def others(self, state: str) -> list[str]:
         return [f"{other} {state}" for other in range(self.world) if other != self.rank]
 
     def wait_for_news(self) -> None:
-        """Wait until every other rank has told what came of it."""
+        """Wait until every other rank has written its results."""
         self.flags.wait(*(f"{other}.json" for other in range(self.world) if other != self.rank))
 
     @contextmanager
     def keeping_the_store(self) -> Iterator[None]:
-        """Keep rank 0, which has the store, until every other rank has ended the block."""
+        """Keep rank 0, which hosts the store, until every other rank has ended the block."""
         try:
             yield
         finally:
@@ -270,7 +270,7 @@ def killed(rank: Rank, who: int, workers: int = 2) -> None:
 
 
 def killed_at_the_gate(rank: Rank) -> None:
-    """Rank 1 comes last to an epoch, and dies before it has opened the gate."""
+    """Rank 1 enters an epoch last, and dies before it has released the barrier."""
     loader = rank.load()
     rank.read(loader, 1)
     if rank.rank == 1:
@@ -314,11 +314,11 @@ def cannot_start(rank: Rank) -> None:
 
 
 def breaks_off(rank: Rank) -> None:
-    """Rank 1 leaves its loop, and comes back when nobody waits for it any more."""
+    """Rank 1 leaves its loop, and continues when the others have stopped waiting for it."""
     loader = rank.load()
     if rank.rank == 1:
         next(iter(loader))
-        rank.flags.wait(*rank.others("is told"))
+        rank.flags.wait(*rank.others("is reported"))
         try:
             rank.read(loader)
         finally:
@@ -326,13 +326,13 @@ def breaks_off(rank: Rank) -> None:
     try:
         rank.read(loader)
     except RankLostError:
-        rank.flags.show(f"{rank.rank} is told")
-        rank.flags.wait("1 is too late")  # the store goes with rank 0
+        rank.flags.show(f"{rank.rank} is reported")
+        rank.flags.wait("1 is too late")  # the store ends with rank 0
         raise
 
 
 def epochs_differ(rank: Rank) -> None:
-    """Rank 0 has an epoch fewer, and goes on with other things, so that its store is there."""
+    """Rank 0 has one epoch fewer, and then does something else, so that its store stays available."""
     with rank.load() as loader:
         rank.read(loader, 1 if rank.rank == 0 else 2)
     if rank.rank == 0:
@@ -347,7 +347,7 @@ def never_starts(rank: Rank, who: int) -> None:
 
 
 def ends_first(rank: Rank, who: int, workers: int) -> None:
-    """One is done, and its process ends, before the others have read half of the only epoch."""
+    """One rank is done, and its process ends, before the others have read half of the only epoch."""
     rank.flags.show(f"{rank.rank} pid", str(os.getpid()))
 
     def pause() -> None:
@@ -360,14 +360,14 @@ def ends_first(rank: Rank, who: int, workers: int) -> None:
 
 
 def without_shutdown(rank: Rank) -> None:
-    """No rank says that it is done; a reference in a cycle keeps the loader until the end."""
+    """No rank shuts its loader down; a reference in a cycle keeps the loader until the interpreter exits."""
     loader = rank.load(timeout_s=NOT_LOST_S)
     loader.itself = loader
     rank.read(loader, 2)
 
 
 def host_in_a_hurry(rank: Rank) -> None:
-    """Rank 0, which has the store, comes last, has nothing to do, and ends at once."""
+    """Rank 0, which hosts the store, enters last, has nothing to read, and ends at once."""
     loader = load(numbers(rank.world), 0, NOT_LOST_S)
     rank.read(loader, 1)
     if rank.rank == 0:
@@ -375,7 +375,7 @@ def host_in_a_hurry(rank: Rank) -> None:
         time.sleep(0.5)
         iter(loader)
         loader.shutdown()
-        rank.tell()
+        rank.write_results()
         os._exit(0)
     rank.flags.show(f"{rank.rank} waits")
     rank.read(loader, 1)
@@ -383,7 +383,7 @@ def host_in_a_hurry(rank: Rank) -> None:
 
 
 def silent_store(rank: Rank) -> None:
-    """The process that has the store lives and does not answer."""
+    """The process that hosts the store is alive, but does not respond."""
 
     def pause() -> None:
         if rank.rank == 0:
@@ -403,7 +403,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def interrupted(rank: Rank) -> None:
-    """Somebody presses Ctrl-C on rank 1 while it waits for rank 2, and tries again."""
+    """Ctrl-C interrupts rank 1 while it waits for rank 2, and the loop is tried again."""
     loader = rank.load(timeout_s=NOT_LOST_S)
     rank.read(loader, 1)
     if rank.rank == 2:
@@ -414,21 +414,21 @@ def interrupted(rank: Rank) -> None:
         time.sleep(1)
         rank.flags.show("2 comes")
     elif rank.rank == 1:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its jobs to ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may make its background jobs ignore it
         try:
             rank.flags.show("1 waits", str(os.getpid()))
             iter(loader)
         except KeyboardInterrupt:
             rank.flags.show("1 is interrupted")
     iterator = iter(loader)
-    rank.told["all have come"] = (rank.folder / "2 comes").exists()
-    rank.told["epochs"].append(list(iterator))
+    rank.results["all have come"] = (rank.folder / "2 comes").exists()
+    rank.results["epochs"].append(list(iterator))
     rank.read(loader, 1)
     loader.shutdown()
 
 
 def file_store(rank: Rank) -> None:
-    """The ranks have a file for a store, which an earlier run has left as it was, when it was killed."""
+    """The ranks use a file as store, which an earlier run has left behind when it was killed."""
     with rank.load(timeout_s=NOT_LOST_S) as loader:
         rank.read(loader, 3)
 
@@ -442,11 +442,11 @@ def alone(rank: Rank) -> None:
         early = store.num_keys()
         rank.read(loader, 9)
         grown = store.num_keys() - early
-    rank.told["keys"] = {"grown": grown, "left": store.num_keys() - before}
+    rank.results["keys"] = {"grown": grown, "left": store.num_keys() - before}
 
 
 def garbage(rank: Rank) -> None:
-    """The loader is found to be garbage while the threading module starts a thread, and holds a lock."""
+    """The loader is collected as garbage while the threading module starts a thread, and holds a lock."""
     loader = rank.load(timeout_s=NOT_LOST_S)
     rank.read(loader, 1)
     with getattr(threading, "_shutdown_locks_lock", nullcontext()):  # Python 3.13 has none
@@ -481,7 +481,7 @@ LOST: dict[str, tuple[int, Callable[[Rank], None]]] = {
     "alone, HashStore": (1, alone),
 }
 
-#: How many of these run at once.
+#: How many of these run at a time.
 AT_ONCE = 6
 
 STORES: dict[str, Callable[[Path, int], Any]] = {
@@ -490,8 +490,8 @@ STORES: dict[str, Callable[[Path, int], Any]] = {
 }
 
 
-#: Where all of the end of the interpreter counts; elsewhere only exit functions are called, since torch makes the rest
-#: take a second of the CPU.
+#: Ranks whose tests cover the whole exit of the interpreter; others only call exit functions, because torch makes the
+#: rest take a second of CPU time.
 ENDINGS = ("exits", "exits with the store", "fails", "killed with the store", "silent store", "without shutdown")
 
 
@@ -500,7 +500,7 @@ def end_with_parent() -> None:
 
 
 def be(folder: Path, name: str, number: int, output: int) -> None:
-    """Be a rank of a scenario, in a process of its own, until that ends as any other does."""
+    """Be a rank of a scenario in a separate process, until it ends as any process does."""
     end_with_parent()
     os.dup2(output, 2)
     world, scenario = LOST[name]
@@ -516,18 +516,18 @@ def be(folder: Path, name: str, number: int, output: int) -> None:
     try:
         scenario(rank)
     except BaseException as error:
-        rank.told["error"] = f"{type(error).__name__}: {error}"
+        rank.results["error"] = f"{type(error).__name__}: {error}"
         if name in ENDINGS:
             raise
     finally:
-        rank.tell()
+        rank.write_results()
     if name not in ENDINGS:
         atexit._run_exitfuncs()
         os._exit(0)
 
 
 def run_lost(folder: Path, names: list[str]) -> None:
-    """Run scenarios, each with ranks of its own, some at a time."""
+    """Run scenarios, each with its own ranks, some at a time."""
     names = names[::-1]
     running: dict[str, dict[int, int]] = {}
     codes: dict[str, dict[int, int]] = {}
@@ -539,7 +539,7 @@ def run_lost(folder: Path, names: list[str]) -> None:
             for number in range(LOST[name][0]):
                 with (folder / name / f"{number}.stderr").open("wb") as output:
                     if (pid := os.fork()) == 0:
-                        # What ends a rank goes up from here as it does in any script, so nothing may stop it.
+                        # The exception that ends a rank propagates from here as in any script, so nothing may catch it.
                         be(folder / name, name, number, output.fileno())
                         return
                 running[name][pid] = number
@@ -563,7 +563,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     chosen = parser.parse_args()
-    gc.freeze()  # what is imported need not be looked through at the end, which takes a second
+    gc.freeze()  # skip collecting imported modules at exit, which takes a second
     if chosen.what == "lost":
         run_lost(chosen.folder, chosen.names or list(LOST))
         return
@@ -572,8 +572,8 @@ def main() -> None:
         tidy_up(Flags(chosen.folder))
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
     rank, world = dist.get_rank(), dist.get_world_size()
-    told = {"together": together, "restarted": restarted}[chosen.what](chosen.folder, rank, world)
-    Flags(chosen.folder).show(f"{rank}.json", json.dumps(told))
+    results = {"together": together, "restarted": restarted}[chosen.what](chosen.folder, rank, world)
+    Flags(chosen.folder).show(f"{rank}.json", json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Runs scenarios, each in a process of its own, and tells what came of each and what it left behind.
+"""Runs scenarios, each in a separate process, and reports the result of each and the processes and files it has left.
 
-What has not come back in time is a "hang".
+A scenario that does not return in time is a "hang".
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOGETHER = 5
 END_S = 30.0
 
 Scenario = Callable[[], object]
-#: A main program. It calls its argument when it is ready to be acted on.
+#: A main program. It calls its argument when the test may act on it.
 Main = Callable[[Callable[[], object]], object]
 
 
@@ -49,7 +49,7 @@ def run(scenarios: Mapping[str, Scenario], limit_s: float) -> dict[str, dict[str
     """
     selector = selectors.DefaultSelector()
     waiting = list(scenarios.items())
-    gc.freeze()  # what is imported need not be looked through at the end of each process, which takes a second
+    gc.freeze()  # skip collecting imported modules at the end of each process, which takes a second
     results: dict[str, dict[str, Any]] = {}
     while waiting or selector.get_map():
         while waiting and len(selector.get_map()) < TOGETHER:
@@ -77,7 +77,7 @@ def run(scenarios: Mapping[str, Scenario], limit_s: float) -> dict[str, dict[str
 
 
 def start(scenario: Scenario) -> tuple[int, int, Any]:
-    """Run a scenario in a process and a group of its own; return its pid, what it answers through, and its errors."""
+    """Run a scenario in its own process and group; return its pid, the pipe for its answer, and its errors."""
     reader, writer = os.pipe()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the scenario has ended
     pid = os.fork()
@@ -85,7 +85,7 @@ def start(scenario: Scenario) -> tuple[int, int, Any]:
         os.setpgid(0, 0)
         os.close(reader)
         os.dup2(errors.fileno(), 2)
-        answer = json.dumps(come_of(scenario)).encode()
+        answer = json.dumps(result_of(scenario)).encode()
         while answer:
             answer = answer[os.write(writer, answer) :]
         os._exit(0)
@@ -94,8 +94,8 @@ def start(scenario: Scenario) -> tuple[int, int, Any]:
 
 
 def ending(pid: int, errors: Any) -> str:
-    """End what is left of a scenario, and return what it wrote to standard error."""
-    # A main program, which has a group of its own, would keep the runner's output open, and who reads that waiting.
+    """End all remaining processes of a scenario, and return its standard error."""
+    # A main program has its own group, and would keep the runner's output open, so that its reader waits.
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
@@ -109,8 +109,8 @@ def ending(pid: int, errors: Any) -> str:
     return noise.decode(errors="replace")
 
 
-def come_of(scenario: Scenario) -> dict[str, Any]:
-    """Run a scenario; say what it returned or raised, and what it left behind."""
+def result_of(scenario: Scenario) -> dict[str, Any]:
+    """Run a scenario; return its result or error, and the resources that it has left."""
     before = surroundings()
     try:
         outcome = str(scenario())
@@ -124,19 +124,19 @@ def come_of(scenario: Scenario) -> dict[str, Any]:
 
 
 def surroundings() -> dict[str, set[Any]]:
-    """Return what there is besides this thread: children, threads, descriptors, and what is in ``/dev/shm``."""
-    # Nothing waits for a thread that has nothing more to say, so it may still be ending.
+    """Return the resources of this process besides this thread: children, threads, descriptors and shared memory."""
+    # A thread without pending work is not joined, so it may still be ending.
     others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     for thread in others:
         thread.join(2)
-    # What multiprocessing itself starts, once in a program.
+    # multiprocessing's own processes, started once in a program.
     tracker, server = vars(resource_tracker._resource_tracker), vars(forkserver._forkserver)
     own_pids = {tracker["_pid"], server["_forkserver_pid"]}
     own_descriptors = {tracker["_fd"], server["_forkserver_alive_fd"]}
     descriptors = {}
     for number in map(int, os.listdir("/proc/self/fd")):
         if number not in own_descriptors:
-            with suppress(OSError):  # it was the listing's
+            with suppress(OSError):  # the descriptor of the listing itself
                 descriptors[number] = os.readlink(f"/proc/self/fd/{number}")
     return {
         "processes": {child.pid for child in psutil.Process().children()} - own_pids,
@@ -147,9 +147,9 @@ def surroundings() -> dict[str, set[Any]]:
 
 
 class Become(BaseException):
-    """Raised in a forked process: it is to run a function as a main program of its own, and to end as one.
+    """Raised in a forked process that must run a function as a main program, and end as one.
 
-    The script catches it where nothing else is left to do, since what ends an interpreter is the end of its script.
+    The script catches it at its top level, because an interpreter ends with its script.
     """
 
     def __init__(self, main: Callable[[], object]) -> None:
@@ -157,7 +157,7 @@ class Become(BaseException):
 
 
 def in_another_main(main: Main, act: Callable[[int], object] | None = None) -> str:
-    """Run a main program in a group of its own; act on it when it is ready; tell how it ends, and what it leaves."""
+    """Run a main program in its own group; act on it when it is ready; return how it ends and what it leaves."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -191,7 +191,7 @@ def has_ended(pid: int, limit_s: float) -> bool:
 
 
 def group(number: int) -> list[psutil.Process]:
-    """Return the processes of a group that still run."""
+    """Return the running processes of a group."""
     running = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -201,7 +201,7 @@ def group(number: int) -> list[psutil.Process]:
 
 
 def has_own_shm(size: str) -> bool:
-    """Give this process and its children a ``/dev/shm`` of their own, if that is allowed; return whether it is."""
+    """Mount a private ``/dev/shm`` for this process and its children, if allowed; return whether it worked."""
     libc = ctypes.CDLL(None, use_errno=True)
     new_mounts, new_user, private = 0x20000, 0x10000000, (1 << 18) | (1 << 14)
     if libc.unshare(new_mounts) and libc.unshare(new_user | new_mounts):

@@ -1,7 +1,7 @@
-"""Faults of torchdata's reading service, one function each; run as a script, it prints what came of each as JSON.
+"""Faults of torchdata's reading service, one function each; run as a script, it prints their results as JSON.
 
-What has not come back in time is a "hang". The environment decides whether torchdata is patched, so that the same
-scenarios prove the fault and the repair.
+A scenario that does not return in time is a "hang". The environment decides whether torchdata is patched, so that the
+same scenarios prove the fault and the repair.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PREFETCHES = [(0, 0), (0, 10), (10, 0), (10, 10)]
 
 
 class Source(IterDataPipe[Any]):
-    """Yields ``counts[worker]`` numbers in each worker, and what ``act`` returns in worker and before number ``at``."""
+    """Yields ``counts[worker]`` numbers in each worker, and the result of ``act`` in a worker before number ``at``."""
 
     def __init__(
         self, counts: list[int], act: Callable[[], object] | None = None, at: tuple[int, int] = (1, 5)
@@ -63,7 +63,7 @@ class Refusing(Source):
 
 
 class Eager(Source):
-    """Raises from an ``__iter__`` that is no generator."""
+    """Raises from an ``__iter__`` that is not a generator."""
 
     def __iter__(self) -> Iterator[Any]:
         raise LookupError("raised by iter")
@@ -271,12 +271,12 @@ def break_and_iterate_again() -> set[int]:
 
 
 def paused_at_the_end() -> str:
-    """Pause twice while the thread of a prefetcher takes its last rest, which is long enough for both."""
-    prefetcher.PRODUCER_SLEEP_INTERVAL = 0.02  # the thread rests ten times as long
+    """Pause twice during the last sleep of a prefetcher's thread, which is long enough for both."""
+    prefetcher.PRODUCER_SLEEP_INTERVAL = 0.02  # the thread sleeps ten times as long
     for _ in range(5):
         with DataLoader2(IterableWrapper(range(3)).prefetch(), reading_service=InProcessReadingService()) as dl:
             next(iter(dl))
-            time.sleep(0.05)  # the thread comes to its end
+            time.sleep(0.05)  # the thread ends
             for _ in range(3):
                 dl._pause()
                 dl._resume()
@@ -287,7 +287,7 @@ def paused_at_the_end() -> str:
 
 
 def in_another_main(action: Callable[[int], None]) -> str:
-    """Start a loader in a process with a group of its own; act on it; tell what is left of it and its workers."""
+    """Start a loader in a process with its own group; act on it; return the remaining processes of the group."""
     reader, writer = os.pipe()
     main = os.fork()
     if not main:
@@ -342,9 +342,9 @@ def orders(service: Any, seed: int | None = None) -> list[list[int]]:
 
 
 def describe(make: Callable[[], Any], seed: int | None = None) -> str:
-    """Say how many different orders 4 epochs have, and whether another run has the same.
+    """Return how many different orders 4 epochs have, and whether another run has the same ones.
 
-    A loader's own seed must be enough for that, and without one so must torch's.
+    A loader's own seed must determine the order, and without one so must torch's.
     """
     torch.manual_seed(5)
     first = orders(make(), seed)
@@ -361,7 +361,7 @@ def nothing() -> None:
     return None
 
 
-# These end with and without the patches.
+# These scenarios end with and without the patches.
 ENDING: dict[str, Callable[[], object]] = {
     "uneven": uneven,
     "uneven shards": uneven_shards,
@@ -377,7 +377,7 @@ ENDING: dict[str, Callable[[], object]] = {
     "order, no service, no seed": lambda: describe(nothing),
 }
 
-# These do not end without the patches.
+# These scenarios do not end without the patches.
 HANGING: dict[str, Callable[[], object]] = {
     **{f"killed, {main}/{worker}": partial(killed, main, worker) for main, worker in PREFETCHES},
     **{f"exit, {main}/{worker}": partial(exits, main, worker) for main, worker in PREFETCHES},
@@ -402,8 +402,8 @@ HANGING: dict[str, Callable[[], object]] = {
 }
 
 
-def come_of(scenario: Callable[[], object]) -> str:
-    """Run a scenario and say what it returned or raised, and whether it left a worker behind."""
+def result_of(scenario: Callable[[], object]) -> str:
+    """Run a scenario; return its result or error, and whether it left a worker behind."""
     try:
         outcome = str(scenario())
     except Exception as error:
@@ -413,17 +413,17 @@ def come_of(scenario: Callable[[], object]) -> str:
 
 
 def run(scenarios: dict[str, Callable[[], object]], limit: float) -> dict[str, str]:
-    """Run scenarios at the same time, each in a process of its own; return what came of each within the limit."""
+    """Run scenarios at the same time, each in a separate process; return the result of each within the limit."""
     selector = selectors.DefaultSelector()
     pids = []
-    gc.freeze()  # what is imported need not be looked through in each process
+    gc.freeze()  # skip collecting imported modules in each process
     for name, scenario in scenarios.items():
         reader, writer = os.pipe()
         pid = os.fork()
         if not pid:
             os.setpgid(0, 0)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            os.write(writer, come_of(scenario)[-4000:].encode())
+            os.write(writer, result_of(scenario)[-4000:].encode())
             os._exit(0)
         os.close(writer)
         pids.append(pid)

@@ -1,4 +1,4 @@
-"""Prints what a seeded run yields, as JSON; a script, as the tests want it from other interpreters."""
+"""Prints the items of a seeded run as JSON; a script, because the tests run it in other interpreters."""
 
 import gc
 import json
@@ -24,7 +24,7 @@ def draw(item: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what is imported need not be looked through at the end, which takes a second
+    gc.freeze()  # skip collecting imported modules at exit, which takes a second
     words = IterableWrapper(WORDS).shuffle()
     dispatched = words.map(draw).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
     split = IterableWrapper(range(30)).shuffle().sharding_filter().map(draw)

@@ -1,6 +1,6 @@
-"""Faults of a `ShardReadingService`; run as a script, it prints what came of those whose names match, as JSON.
+"""Faults of a `ShardReadingService`; run as a script, it prints the results of those whose names match, as JSON.
 
-The arguments are how long each may take, in seconds, and a pattern for the names.
+The arguments are the time limit of each, in seconds, and a pattern for the names.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ from wds_datapipes import ShardReadingService
 KILLS = int(os.environ.get("SCENARIOS_KILLS", "10"))
 
 
-# the beginning
+# startup
 
 
 def cannot_fork(after: int, pipe: IterDataPipe[Any]) -> str:
-    """Have ``os.fork`` fail after so many calls, as it does where there may be no more processes."""
+    """Let ``os.fork`` fail after ``after`` calls, as it does at the limit of processes."""
     fork, calls = os.fork, itertools.count()
 
     def limited() -> int:
@@ -104,14 +104,14 @@ def cannot_fork(after: int, pipe: IterDataPipe[Any]) -> str:
 def too_many_processes() -> str:
     importlib.import_module("multiprocessing.popen_fork")  # which another user may not read
     if not os.getuid():
-        os.setuid(65534)  # root is not limited
+        os.setuid(65534)  # root has no limit
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
     return read(plain())
 
 
 @contextmanager
 def few_descriptors(left: int) -> Iterator[None]:
-    """Allow this process only so many descriptors more."""
+    """Allow this process only ``left`` more descriptors."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     fillers = [os.dup(0)]
     highest = max(map(int, os.listdir("/proc/self/fd")))
@@ -132,7 +132,7 @@ def too_many_files(left: int) -> str:
 
 
 def too_many_files_later() -> str:
-    """Keep large items when no descriptor is left to receive another with."""
+    """Keep large items when no descriptor is left to receive another one."""
     kept: list[Any] = []
     with loader(plain(Large)) as dl:
         items = iter(dl)
@@ -147,7 +147,7 @@ def too_many_files_later() -> str:
 
 
 def too_many_files_in_a_worker() -> str:
-    """Say which items come before an error, with which descriptors are freed that they need."""
+    """Return the items that come before an error, after which the descriptors that they need are freed."""
     taken: list[str] = []
     with loader(Bulky(samples(), open_too_many, ""), 1) as dl:
         try:
@@ -158,7 +158,7 @@ def too_many_files_in_a_worker() -> str:
 
 
 def killed_at_import() -> str:
-    """Have a spawned worker die while it is still sent more than a pipe holds."""
+    """Let a spawned worker die while it is still receiving more than a pipe holds."""
     pipe = plain()
     vars(pipe)["ballast"] = b"x" * 1_000_000
     with mock.patch.dict(os.environ, SCENARIOS_WORKER="dies"):
@@ -186,11 +186,11 @@ def no_memory_for_the_page() -> str:
 
 
 def no_memory_for_a_moment() -> str:
-    """Have memory run out in the thread that sends items which wait for others."""
+    """Let memory run out in the thread that sends buffered items."""
     with loader(Bulky(samples(), partial(time.sleep, 0.5), ""), 1, worker_init_fn=without_memory_once) as dl:
         items = iter(dl)
         first = next(items)
-        time.sleep(1)  # as long as nothing is taken, the others are sent together
+        time.sleep(1)  # the others are sent together until one is taken
         return f"{[first, *(item[0] for item in items)]}"
 
 
@@ -198,7 +198,7 @@ def no_memory_for_a_moment() -> str:
 
 
 def killed(moment: str, workers: int = 2, prefetch: int = 10, top: str = "bare", method: str | None = None) -> str:
-    """Kill the last worker at a moment of its life; say what comes of the epoch, or of the next one."""
+    """Kill the last worker at some moment; return the result of this epoch, or of the next one."""
     last = workers - 1
     pipe = {"sending": plain(Large), "waited for": acting(nap, f"{SHARDS[last]}5")}.get(moment, plain())
     options: dict[str, Any] = {"worker_reset_fn": reset_naps} if moment == "in reset" else {}
@@ -214,7 +214,7 @@ def killed(moment: str, workers: int = 2, prefetch: int = 10, top: str = "bare",
         elif moment == "between epochs":
             assert take(dl, workers, items) == "60; end"
         elif moment in ("at rest", "paused", "in shutdown"):
-            for _ in range(workers):  # an item of each worker, which has thus opened a shard
+            for _ in range(workers):  # one item of each worker, so that each worker has opened a shard
                 next(items)
             if moment == "at rest":
                 time.sleep(0.4)
@@ -247,7 +247,7 @@ def kill_soon(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-#: "At rest", the worker has made all that it may be ahead, or all there is.
+#: "At rest", the worker has prefetched as far as it may, or all items.
 MOMENTS = ["at once", "sending", "waited for", "between epochs", "at rest", "paused", "in reset", "in shutdown"]
 
 
@@ -261,7 +261,7 @@ def killed_with_grandchild(*rest: Any) -> str:
 
 
 def await_shard(dl: DataLoader2[Any], process: int, shard: str) -> None:
-    """Wait until a process, as `pids` counts them, has come to a shard."""
+    """Wait until a process, numbered as in `pids`, has reached a shard."""
     while True:
         report = dl.reading_service.report()
         if [*report.workers, report.dispatcher][process].shard.endswith(f"{shard}.tar"):
@@ -270,7 +270,7 @@ def await_shard(dl: DataLoader2[Any], process: int, shard: str) -> None:
 
 
 def another_killed() -> str:
-    """Kill a worker while the loop waits for another, which is slow."""
+    """Kill a worker while the loop waits for another, slow one."""
     with loader(acting(nap, "a5")) as dl:
         items = iter(dl)
         begun = [next(items) for _ in range(10)]
@@ -280,19 +280,19 @@ def another_killed() -> str:
 
 
 def killed_unseen() -> str:
-    """Kill a worker of a program that lets the system forget how its children end."""
+    """Kill a worker of a program in which the system discards the exit status of children."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     return another_killed()
 
 
 def killed_with_broken_pipes() -> str:
-    """Lose a worker in a program that dies of writing to a closed pipe, as one may that is meant for ``| head``."""
+    """Lose a worker in a program that dies of writing to a closed pipe, as one meant for ``| head`` may."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     return killed("between epochs")
 
 
 def without_count(outcome: str) -> str:
-    """Return an outcome without how many items came: behind a dispatching process, the order is another one."""
+    """Return a result without the number of items: after a dispatching process, their order differs."""
     return re.sub(r"^\d+( OUT OF ORDER \[.*?\])?; ", "", outcome)
 
 
@@ -316,7 +316,7 @@ def dispatcher_killed(*rest: Any) -> str:
 
 
 def dispatcher_killed_unseen() -> str:
-    """Kill the dispatching process while only its workers take notice."""
+    """Kill the dispatching process when only its workers notice it."""
     with loader(dispatched(acting(nap))) as dl:
         items = iter(dl)
         first = next(items)
@@ -330,13 +330,13 @@ def dispatching(act: Act) -> str:
 
 
 def error_of_the_dispatched() -> str:
-    """Say which items come before an error in the dispatching process."""
+    """Return the items that come before an error in the dispatching process."""
     with loader(dispatched(acting(refuse))) as dl:
         return take(dl, 1)
 
 
 def after_an_error(*steps: str) -> str:
-    """Do more with a loader whose worker has failed; say what comes of the last step."""
+    """Use a loader again whose worker has failed; return the result of the last step."""
     outcome = ""
     with loader(acting(refuse, "b0")) as dl:
         items = iter(dl)
@@ -378,7 +378,7 @@ def random_kills(seed: int, draws: int) -> str:
 
 
 def random_kill(generator: random.Random) -> str:
-    """Kill a worker after a while, whatever the loader is at; say what came of it."""
+    """Kill a worker at a random moment; return the result."""
     workers, prefetch, top = generator.randint(1, 3), generator.choice((0, 1, 10)), generator.choice(sorted(TOPS))
     is_large = generator.random() < 0.5
     with loader(plain(Large) if is_large else plain(), workers, prefetch, top) as dl:
@@ -389,7 +389,7 @@ def random_kill(generator: random.Random) -> str:
         killer.start()
         try:
             while True:
-                wrong = wander(generator, items, None if is_large else expected(workers), workers)
+                wrong = read_part(generator, items, None if is_large else expected(workers), workers)
                 if wrong:
                     return wrong
                 if not killer.is_alive() and generator.random() < 0.2:
@@ -402,8 +402,8 @@ def random_kill(generator: random.Random) -> str:
             killer.join()
 
 
-def wander(generator: random.Random, items: Any, keys: list[str] | None, workers: int) -> str:
-    """Go some way into an epoch, and say what was wrong."""
+def read_part(generator: random.Random, items: Any, keys: list[str] | None, workers: int) -> str:
+    """Read part of an epoch, and return the errors found."""
     pauses = generator.random() < 0.3
     for number, item in enumerate(itertools.islice(items, generator.choice((0, 1, 7, None)))):
         if (item != number // workers).any() if keys is None else item != keys[number]:
@@ -463,7 +463,7 @@ def forgotten(how: str, top: str) -> str:
 
 
 def ended_in_a_fork(how: str) -> str:
-    """Have a forked process shut a loader down, or just end, and read on."""
+    """Let a forked process shut a loader down, or just end, and read on."""
     with loader(plain()) as dl:
         items: Any = iter(dl)
         next(items)
@@ -484,7 +484,7 @@ def ended_in_a_fork(how: str) -> str:
 
 
 def shutdown_of_stopped() -> str:
-    """Shut down while a worker is stopped, as a debugger does it."""
+    """Shut down while a worker is stopped, as a debugger stops it."""
     with loader(plain()) as dl:
         next(iter(dl))
         os.kill(pids(dl)[1], signal.SIGSTOP)
@@ -506,7 +506,7 @@ def two_at_once() -> str:
 
 
 def in_threads() -> str:
-    """Read in two threads at a time. The graphs of pipelines are walked one after the other, as torch needs it."""
+    """Read in two threads at a time. The graphs of pipelines are traversed one after the other, as torch requires."""
     outcomes: list[str] = []
     loaders = [loader(acting(refuse)) for _ in range(2)]
     threads = [
@@ -521,7 +521,7 @@ def in_threads() -> str:
 
 
 def begun_in_a_thread() -> str:
-    """Begin in a thread that ends, and go on without it."""
+    """Start in a thread that ends, and continue in another one."""
     begun: list[Any] = []
 
     def begin() -> None:
@@ -535,7 +535,7 @@ def begun_in_a_thread() -> str:
     dl, items, first = begun
     begun.clear()
     with dl:
-        time.sleep(1.5)  # a worker looks every second whether its parent is still the same
+        time.sleep(1.5)  # a worker checks every second whether its parent is still the same
         return str([first, *items] == expected(2))
 
 
@@ -551,7 +551,7 @@ def init_loads_in_process(pipe: Any, info: Any) -> Any:
 
 
 def handled_signals() -> str:
-    """Signal all processes of a program that saves its state when it is to end."""
+    """Signal all processes of a program that saves its state on termination."""
     seen: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, lambda *_: seen.append(os.getpid()))
@@ -614,7 +614,7 @@ def cpu_s(processes: Iterable[int]) -> float:
 
 
 def rest(state: str, top: str = "bare") -> str:
-    """Say whether a loader and its workers rest while nothing is to be done."""
+    """Return whether a loader and its workers sleep while they have no work."""
     with loader(acting(nap) if state == "waiting" else plain(), top=top) as dl:
         items: Any = iter(dl)
         reader = threading.Thread(target=take, args=(dl, 2, items))
@@ -634,12 +634,12 @@ def rest(state: str, top: str = "bare") -> str:
         dl.shutdown()
         if reader.ident is not None:
             reader.join()
-    # Each thread may look around once a second.
+    # Each thread may wake once a second.
     return "rests" if woken < 40 and used_s < 0.2 else f"woke {woken} times, and used {used_s} s"
 
 
 def without_shm() -> str:
-    """Keep 160 MB of views where ``/dev/shm`` holds 64 KB, or holds nothing new at least."""
+    """Keep 160 MB of views when ``/dev/shm`` holds 64 KB, or at least accepts no new files."""
     before = set(os.listdir("/dev/shm"))
     if has_own_shm("64k"):
         assert shutil.disk_usage("/dev/shm").total == 65536
@@ -687,7 +687,7 @@ def leaving(how: str, act: Act, top: str, ready: Any) -> None:
         time.sleep(0.2)
     elif how == "after multiprocessing":
         KEPT.extend((dl, items))
-        # In a program that has made a temporary folder before it imports multiprocessing, this is called first.
+        # A program that creates a temporary folder before it imports multiprocessing calls this function first.
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # typeshed has left it out
 
 
@@ -738,14 +738,14 @@ def outlived(by: str, ready: Any) -> None:
 
 
 def act_once_begun(act: Act, begun: Sequence[Path]) -> None:
-    """Act when all ranks have read their first items."""
+    """Act once all ranks have read their first items."""
     while not all(path.exists() for path in begun):
         time.sleep(0.01)
     act()
 
 
 def synchronized(how: str, act: Act, ready: Any) -> None:
-    """Be the main programs of two ranks that wait for each other at each item, in a thread, as torchdata has it."""
+    """Be the main programs of two ranks that wait for each other at each item, in a thread, as torchdata does."""
     store = FOLDER / f"store of {os.getpid()}"
     rank = 1 if os.fork() else 0
     with warnings.catch_warnings():
@@ -756,7 +756,7 @@ def synchronized(how: str, act: Act, ready: Any) -> None:
     late = partial(act_once_begun, act, begun_of)
     dl = DataLoader2(acting(late, "c5") if how == "reading" else acting(act, "c1"), reading_service=service)
     items = iter(dl)
-    # By then, one rank waits for its worker, and the other waits for that rank.
+    # By now, one rank waits for its worker, and the other waits for that rank.
     begun = [next(items) for _ in range(3)]
     assert begun in (["a0", "c0", "a1"], ["b0", "d0", "b1"])
     begun_of[rank].touch()
@@ -781,9 +781,9 @@ def signalled(number: int, whom: str, main: Main) -> str:
     return in_another_main(main, lambda pid: act(pid, number))
 
 
-# all of them
+# all scenarios
 
-#: What one scenario of many runs with: workers, prefetch, top. And the same for the ends of main programs.
+#: The parameters of one scenario: workers, prefetch, top. And those of the ends of main programs.
 TURNS = itertools.cycle([(2, 10, "bare"), (1, 0, "pinned"), (3, 10, "prefetched"), (2, 0, "bare"), (3, 10, "pinned")])
 MAIN_TURNS = itertools.cycle(itertools.product(BUSY, TOPS))
 
@@ -915,7 +915,7 @@ if __name__ == "__main__":
     main_program = None
     try:
         build_shards()
-        has_own_shm("1m")  # what other programs put there is not for a scenario to find
+        has_own_shm("1m")  # files of other programs there are no concern of a scenario
         chosen = {name: scenario for name, scenario in SCENARIOS.items() if re.search(sys.argv[2], name)}
         print(json.dumps(run(chosen, float(sys.argv[1]))))
     except Become as become:

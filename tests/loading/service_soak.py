@@ -1,6 +1,6 @@
-"""Starts, breaks off and shuts down many loaders, or reads many epochs; run as a script, it prints what it has seen.
+"""Starts, interrupts and shuts down many loaders, or reads many epochs; run as a script, it prints its observations.
 
-The arguments are "cycles" or "epochs", how many, and the seed that they are drawn with.
+The arguments are "cycles" or "epochs", their number, and the seed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 from faulty_pipelines import TOPS, Acting, Large, acting, build_shards, expected, loader, nap, pids, plain
 from torchdata.dataloader2 import DataLoader2
 
-#: A cycle or an epoch that takes so long, in seconds, hangs: the stacks of all threads are shown, and that is the end.
+#: A cycle or an epoch that takes this long, in seconds, hangs: the script prints the stacks of all threads, and ends.
 HANG_S = 60.0
 
-#: How often a worker is stuck in an item. It is not waited for, but its end is forced, which takes half a second.
+#: How often a worker is stuck in an item. It is not joined but killed, which takes half a second.
 STUCK = 0.03
 
 
@@ -38,18 +38,18 @@ class Few(Large):
 
 
 def cycles(count: int, generator: random.Random) -> dict[str, Any]:
-    """Start, break off and shut down loaders, and look for what is left of each."""
+    """Start, interrupt and shut down loaders, and look for leaks of each."""
     descriptors = len(os.listdir("/proc/self/fd"))
     hows: set[str] = set()
     early = 0
-    gc.freeze()  # what is here already is not looked through each time
+    gc.freeze()  # skip collecting existing objects each time
     for number in range(count):
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         hows.add(cycle(generator))
         gc.collect()
         for thread in threading.enumerate():
             if thread is not threading.current_thread():
-                thread.join(2)  # nobody waits for the last words of a thread
+                thread.join(2)  # a thread that is about to end is not joined
         assert threading.active_count() == 1, threading.enumerate()
         assert not has_children()
         assert len(os.listdir("/proc/self/fd")) == descriptors, os.listdir("/proc/self/fd")
@@ -60,7 +60,7 @@ def cycles(count: int, generator: random.Random) -> dict[str, Any]:
 
 
 def cycle(generator: random.Random) -> str:
-    """Use a loader a little, and end it somehow; return how."""
+    """Use a loader briefly, and end it in some way; return which."""
     workers = generator.randint(1, 2)
     is_stuck = generator.random() < STUCK
     is_large = not is_stuck and generator.random() < 0.3
@@ -83,7 +83,7 @@ HOWS = ["shutdown", "two shutdowns", "with", "error", "another thread", "pause",
 
 
 def end(dl: DataLoader2[Any], items: Any, how: str) -> str:
-    """Do with a loader what people do who want no more of it. The caller has it still, and forgets it next."""
+    """Dispose of a loader in one of the ways users do. The caller still holds it, and drops it next."""
     if how == "with":
         with dl:
             next(iter(dl))
@@ -109,7 +109,7 @@ def end(dl: DataLoader2[Any], items: Any, how: str) -> str:
 
 
 def epochs(count: int, generator: random.Random) -> dict[str, Any]:
-    """Read many epochs, and break many off, of small and of large items; say how the processes have grown."""
+    """Read many epochs, and interrupt many, of small and of large items; return how the processes have grown."""
     growth = {}
     for stage in (Acting, Large):
         with loader(plain(stage)) as dl:
@@ -130,9 +130,9 @@ def epochs(count: int, generator: random.Random) -> dict[str, Any]:
 
 
 def own_bytes(processes: list[int]) -> int:
-    """Return how much memory processes have for themselves, and their parts of what they share.
+    """Return the private memory of processes, with their shares of shared memory.
 
-    Files, such as the libraries, are not counted: a part of theirs grows when any other process that has them ends.
+    Files, such as libraries, are not counted: a process's share grows when another process that maps them ends.
     """
     gc.collect()
     return sum(
@@ -144,7 +144,7 @@ def own_bytes(processes: list[int]) -> int:
 
 
 def has_children() -> bool:
-    """Whether this process has any, if only one that has ended and was not waited for."""
+    """Whether this process has children, even one that has ended but was not waited for."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

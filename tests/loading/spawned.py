@@ -15,7 +15,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # 
 
 
 class Source(IterDataPipe[Any]):
-    """Yields 1 and 2 numbers in two workers, twice; then what cannot be pickled."""
+    """Yields 1 and 2 numbers in two workers, twice; then an item that cannot be pickled."""
 
     def __init__(self) -> None:
         self.epoch = self.worker = 0
@@ -44,7 +44,7 @@ def loader(source: Source) -> DataLoader2[Any]:
     return DataLoader2(source, reading_service=MultiProcessingReadingService(2, "spawn"))
 
 
-def tell(error: Exception, pattern: str) -> None:
+def print_match(error: Exception, pattern: str) -> None:
     found = re.search(pattern, str(error))
     print(f"{type(error).__name__}: {found[0] if found else error}")
 
@@ -55,9 +55,9 @@ if __name__ == "__main__":
         try:
             list(dl)
         except Exception as error:
-            tell(error, r"part 'meta' is an object of type _thread\.lock")
+            print_match(error, r"part 'meta' is an object of type _thread\.lock")
     with loader(Fragile()) as dl:
         try:
             list(dl)
         except Exception as error:
-            tell(error, "ended with exit code 1")
+            print_match(error, "ended with exit code 1")

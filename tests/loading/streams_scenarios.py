@@ -1,6 +1,6 @@
-"""Two ranks that save and load the states of mixtures and of streams. Run by torchrun; each writes what it has read.
+"""Two ranks that save and load the states of mixtures and of streams. Run by torchrun; each writes its items as JSON.
 
-Each run of a pipeline is broken twice: in the middle of an epoch, and between two.
+Each run of a pipeline is interrupted twice: in the middle of an epoch, and between two epochs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wds_datapipes import ShardList, ShardReadingService
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
 
-#: How many items the loop has of the epoch in which the first state is saved.
+#: How many items of the epoch the loop has taken when the first state is saved.
 CUT = 3
 
 Pipe = Any
@@ -45,7 +45,7 @@ def mixed_stream(folder: Path) -> Pipe:
 
 
 def recipe(folder: Path) -> Pipe:
-    """Draw shards, as "Equal epochs on every rank" has it."""
+    """Draw shards, as in "Equal epochs on every rank"."""
     samples = drawn(folder).shuffle_samples(6)
     return samples.wds_decode().to_tuple("__key__", "cls").batch(3).collate().with_epoch(7)
 
@@ -76,7 +76,7 @@ def run(make: Callable[[], Pipe], workers: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    gc.freeze()  # what is imported need not be looked through at the end, which takes a second
+    gc.freeze()  # skip collecting imported modules at exit, which takes a second
     folder = Path(sys.argv[1])
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""Functions of pipelines that another process imports, too."""
+"""Functions of pipelines that another process also imports."""
 
 from __future__ import annotations
 

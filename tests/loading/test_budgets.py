@@ -1,4 +1,4 @@
-"""Budgets of errors where workers read: each of them has the whole budget, and who exceeds it ends the run."""
+"""Error budgets in workers: each worker has the whole budget, and one that exceeds it ends the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(budget: ErrorBudget, epochs: int = 1) -> Any:
         ({"max_rate": 0.25, "after": 16}, "6 of 18 items (6 x DecodeError), 1 of them in a row, which is more than m"),
     ],
 )
-def test_the_worker_that_passes_over_too_much_ends_the_run(limits: dict[str, Any], counts: str) -> None:
+def test_a_worker_that_skips_too_much_ends_the_run(limits: dict[str, Any], counts: str) -> None:
     with pytest.raises(ErrorBudgetError) as caught:
         read(ErrorBudget(**limits, warn=False))
     assert f"wds_decode skipped {counts}" in str(caught.value)
@@ -58,7 +58,7 @@ def test_each_worker_has_the_whole_budget_in_each_epoch(caplog: pytest.LogCaptur
     assert len(read_quarantine("bad.jsonl")) == 48
 
 
-def test_shards_of_a_store_that_fail_are_counted_named_and_told_in_one_line(
+def test_failing_shards_of_a_store_are_counted_and_reported_in_one_line(
     caplog: pytest.LogCaptureFixture, s3_store: Any
 ) -> None:
     import fsspec  # type: ignore[import-untyped]  # it carries no types

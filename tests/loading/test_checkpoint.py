@@ -1,4 +1,4 @@
-"""Loaders that go on from a state: what follows is what would have followed, whatever the loader and the cut."""
+"""Loaders that resume from a state: the items that follow are those of the uninterrupted run, at any cut."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ SIZES = (7, 0, 13, 1, 9)
 BUFFER = 4
 STATE = "wds_datapipes"
 
-#: How many cuts and batches are tried; `nox -s nightly` asks for more, and draws another seed each time.
+#: How many cuts and batches are tried; `nox -s nightly` tries more, with a new seed each time.
 CUTS, BATCHES = int(os.environ.get("RESUME_CUTS", "0")), int(os.environ.get("RESUME_BATCHES", "10_000"))
 SEED = os.environ.get("RESUME_SEED", "0")
-#: Whether all is tried with all: every cut in the second epoch as in the first, and all prefetches.
+#: Whether all combinations are tried: every cut in the second epoch as in the first, and all prefetches.
 IS_WHOLE = bool(os.environ.get("WHOLE_SWEEPS"))
-#: How many workers there are, and how many items may be ahead.
+#: The numbers of workers, and how many items may be ahead.
 LOADERS = list(itertools.product(range(4), (0, 10))) if IS_WHOLE else [(0, 0), (1, 10), (2, 0), (2, 10), (3, 0)]
-#: The ranks, how workers are started, and the cuts.
+#: The ranks, the start method of workers, and the cuts.
 RANDOM_CUTS = [(1, "fork", 18), (2, "fork", 8)]
 if CUTS:
     shares = {(1, "fork"): 0.6, (2, "fork"): 0.25, (3, "fork"): 0.1, (1, "spawn"): 0.03, (2, "spawn"): 0.02}
@@ -90,8 +90,8 @@ def loader(pipe: Pipe, workers: int, seed: int | None = 3, **options: Any) -> Da
     return made
 
 
-def told(item: Any) -> Any:
-    """What an item is known by, and what its tensor holds."""
+def described(item: Any) -> Any:
+    """What identifies an item, and what its tensor holds."""
     if isinstance(item, dict):
         low, high = item["large"].aminmax()
         return item["__key__"], int(low), int(high)
@@ -99,7 +99,7 @@ def told(item: Any) -> Any:
 
 
 def epoch(made: Any) -> list[Any]:
-    return [told(item) for item in made]
+    return [described(item) for item in made]
 
 
 def resumed(state: dict[str, Any], pipe: Pipe, service: Any, epochs: int = 2) -> list[list[Any]]:
@@ -114,7 +114,7 @@ def some(count: int, step: int = 6) -> set[int]:
 
 
 def check_cuts(make: Make, new_service: Callable[[], Any], *, step: int = 6, seed: int | None = 3) -> None:
-    """Check for two epochs that what follows a cut, and the epoch after it, is the same for who goes on from there."""
+    """Check for two epochs that a run resumed at a cut yields the rest of that epoch and the next one."""
 
     pipe = make()  # which may write shards
 
@@ -131,13 +131,13 @@ def check_cuts(make: Make, new_service: Callable[[], Any], *, step: int = 6, see
         for number in range(2):
             expected, after = whole[number : number + 2]
             items = iter(made)
-            # What differs in the second epoch is its number, and that another one was before.
+            # The second epoch differs only by its number and the epoch before it.
             cuts = {0, len(expected) // 2, len(expected)} if number and not IS_WHOLE else some(len(expected), step)
             for cut in range(len(expected) + 1):
                 if cut in cuts:
                     assert resumed(made.state_dict(), pipe, new_service()) == [expected[cut:], after], (number, cut)
                 if cut < len(expected):
-                    assert told(next(items)) == expected[cut]
+                    assert described(next(items)) == expected[cut]
             assert next(items, None) is None
             assert resumed(made.state_dict(), pipe, new_service(), 1) == [after]
 
@@ -146,14 +146,14 @@ def check_cuts(make: Make, new_service: Callable[[], Any], *, step: int = 6, see
     ("make", "workers", "prefetch"),
     [*((pipeline, *each) for each in LOADERS), (large, 0, 10), (large, 2, 10)],
 )
-def test_what_follows_a_cut_is_what_would_have_followed(make: Make, workers: int, prefetch: int) -> None:
+def test_a_resumed_run_yields_the_rest_of_the_uninterrupted_run(make: Make, workers: int, prefetch: int) -> None:
     check_cuts(
         make, partial(ShardReadingService, workers, worker_prefetch_cnt=prefetch, main_prefetch_cnt=prefetch), step=11
     )
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_resumed_run_can_be_resumed_again_and_again(workers: int) -> None:
+def test_a_resumed_run_can_be_resumed_repeatedly(workers: int) -> None:
     with loader(pipeline(), workers) as made:
         whole = [epoch(made) for _ in range(3)]
     with loader(pipeline(), workers) as made:
@@ -174,7 +174,7 @@ def test_a_resumed_run_can_be_resumed_again_and_again(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_is_loaded_into_a_loader_of_another_process_by_load_state_dict(workers: int) -> None:
+def test_load_state_dict_resumes_in_another_process(workers: int) -> None:
     with loader(pipeline(), workers) as made:
         whole = [epoch(made) for _ in range(2)]
     with loader(pipeline(), workers) as made:
@@ -187,7 +187,7 @@ def test_a_state_is_loaded_into_a_loader_of_another_process_by_load_state_dict(w
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_an_unseeded_loader_goes_on_with_its_own_order(workers: int) -> None:
+def test_an_unseeded_loader_resumes_in_its_own_order(workers: int) -> None:
     with loader(pipeline(), workers, seed=None) as made:
         for cut in (0, 1, 9, 29, 30):
             items = iter(made)
@@ -199,7 +199,7 @@ def test_an_unseeded_loader_goes_on_with_its_own_order(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_epochs_that_are_chosen_are_the_same_after_a_resume(workers: int) -> None:
+def test_chosen_epochs_are_the_same_after_a_resume(workers: int) -> None:
     def chosen(made: Any, *numbers: int) -> list[list[Any]]:
         found = []
         for number in numbers:
@@ -227,7 +227,7 @@ def test_epochs_that_are_chosen_are_the_same_after_a_resume(workers: int) -> Non
 
 @pytest.fixture
 def pinning_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the thread run where there is no CUDA, too."""
+    """Let the thread run without CUDA, too."""
     monkeypatch.setattr(
         "wds_datapipes.loading.service.service.pin_memory_of", lambda source: MemoryPinner(source, lambda item: item)
     )
@@ -235,12 +235,12 @@ def pinning_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("pinning_anyway")
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_what_the_pinning_thread_has_ahead_is_not_lost(workers: int) -> None:
+def test_items_ahead_in_the_pinning_thread_are_not_lost(workers: int) -> None:
     check_cuts(pipeline, partial(ShardReadingService, workers, pin_memory=True), step=12)
 
 
 @pytest.mark.filterwarnings("ignore:pin_memory=True has no effect")
-def test_pinning_without_cuda_does_not_matter() -> None:
+def test_pinning_without_cuda_has_no_effect() -> None:
     check_cuts(pipeline, partial(ShardReadingService, 1, pin_memory=True), step=100)
 
 
@@ -257,26 +257,26 @@ def sequential(workers: int) -> SequentialReadingService:
 
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_behind_torchdatas_distributed_service_goes_on(workers: int) -> None:
+def test_a_loader_after_torchdatas_distributed_service_resumes(workers: int) -> None:
     check_cuts(pipeline, partial(sequential, workers), step=15)
 
 
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_of_one_rank_goes_on(workers: int) -> None:
+def test_a_loader_of_one_rank_resumes(workers: int) -> None:
     check_cuts(pipeline, partial(ShardReadingService, workers, distributed=True), step=15)
 
 
 @pytest.mark.timeout(900)
-def test_each_rank_goes_on_with_its_own_state(tmp_path: Path) -> None:
+def test_each_rank_resumes_from_its_own_state(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would otherwise talk about
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torchrun would otherwise print a notice about it
     done = subprocess.run([*command, SCRIPT, tmp_path], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     keys = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
     assert len(ranks[0]) == 8
-    own = [name for name in ranks[0] if "sequential" not in name]  # torchdata drops what not all ranks have
+    own = [name for name in ranks[0] if "sequential" not in name]  # torchdata drops the items that not all ranks have
     for name, number in itertools.product(own, range(3)):
         assert sorted(itertools.chain(*(rank[name]["whole"][number] for rank in ranks))) == keys
     for rank in ranks:
@@ -287,7 +287,7 @@ def test_each_rank_goes_on_with_its_own_state(tmp_path: Path) -> None:
                 assert [rest, after] == [whole[1][cut:], whole[2]], (name, cut)
 
 
-def test_workers_that_are_spawned_go_on() -> None:
+def test_spawned_workers_resume() -> None:
     with loader(pipeline(), 2) as made:
         whole = [epoch(made) for _ in range(2)]
     with loader(pipeline(), 2) as made:
@@ -305,7 +305,7 @@ def rename_all(pipe: Pipe, info: Any) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_worker_is_prepared_with_is_there_after_a_resume(workers: int) -> None:
+def test_worker_init_functions_apply_after_a_resume(workers: int) -> None:
     check_cuts(pipeline, partial(ShardReadingService, workers, worker_init_fn=rename_all), step=15)
     with loader(pipeline(), workers, worker_init_fn=rename_all) as made:
         assert all(key.startswith("renamed ") for key, _ in made)
@@ -317,7 +317,7 @@ def refused(sample: tuple[str, int]) -> tuple[str, int]:
     return sample
 
 
-def passing_over() -> Any:
+def skipping() -> Any:
     return pipeline().map_samples(refused, on_error="skip")
 
 
@@ -342,7 +342,7 @@ def empty() -> Any:
 
 
 def few_shards() -> Any:
-    return pipeline("2.tar")  # one worker has none
+    return pipeline("2.tar")  # one worker has no shard
 
 
 def compressed() -> Any:
@@ -371,12 +371,12 @@ def repeated_shards() -> Any:
     return pipeline("{0,2,0,2}.tar")
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # about what was passed over
+@pytest.mark.filterwarnings("ignore::UserWarning")  # about skipped shards
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "make",
     [
-        passing_over,
+        skipping,
         truncated,
         in_order_truncated,
         empty,
@@ -388,7 +388,7 @@ def repeated_shards() -> Any:
         repeated_shards,
     ],
 )
-def test_pipelines_of_all_kinds_go_on(make: Make, workers: int) -> None:
+def test_pipelines_of_all_kinds_resume(make: Make, workers: int) -> None:
     check_cuts(make, partial(ShardReadingService, workers), step=13)
 
 
@@ -430,7 +430,7 @@ def ungathered() -> Any:
 def test_a_stage_without_a_state_is_named_when_a_state_is_loaded(
     make: Make, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its items are made again."""
+    """Its items are replayed."""
     with loader(make(), 1) as made:
         items = iter(made)
         next(items)
@@ -470,7 +470,7 @@ def test_a_state_of_another_pipeline_is_refused(cut: int) -> None:
 
 
 @pytest.mark.parametrize(("workers", "others"), [(2, 3), (3, 0), (0, 2)])
-def test_another_number_of_workers_gets_what_is_left_once(workers: int, others: int) -> None:
+def test_another_number_of_workers_reads_the_rest_once(workers: int, others: int) -> None:
     with loader(pipeline(), workers) as made:
         items = iter(made)
         list(itertools.islice(items, 7))
@@ -479,7 +479,7 @@ def test_another_number_of_workers_gets_what_is_left_once(workers: int, others: 
     assert sorted(resumed(state, pipeline(), ShardReadingService(others), 1)[0]) == left
 
 
-def test_a_state_between_epochs_serves_any_number_of_workers() -> None:
+def test_a_state_between_epochs_resumes_with_any_number_of_workers() -> None:
     state = saved(pipeline(), cut=sum(SIZES) + 1)
     with loader(pipeline(), 3) as made:
         epoch(made)
@@ -503,7 +503,7 @@ def test_a_state_between_epochs_serves_any_number_of_workers() -> None:
         (b'{"version": 5, "ranks": []}', "contains no ranks"),
     ],
 )
-def test_what_is_no_state_is_refused(text: bytes, message: str) -> None:
+def test_invalid_states_are_refused(text: bytes, message: str) -> None:
     with pytest.raises(StateError, match=message):
         load(text, pipeline(), 0)
 
@@ -533,7 +533,7 @@ def test_a_state_is_small_json_without_payload(workers: int) -> None:
     assert largest >= 100
 
 
-def test_the_main_process_does_not_grow_while_states_are_taken() -> None:
+def test_the_main_process_does_not_grow_while_states_are_saved() -> None:
     for shard in range(4):
         write(f"many-{shard}.tar", shard, 500)
     shards = ShardList([f"many-{shard}.tar" for shard in range(4)] * 8).shuffle().sharding_filter()
@@ -550,14 +550,12 @@ def test_the_main_process_does_not_grow_while_states_are_taken() -> None:
                 gc.collect()
                 sizes.append(process.memory_info().rss)
     print([size >> 10 for size in sizes], "KiB")
-    # At first, buffers are made, and modules imported.
+    # At first, buffers are allocated, and modules imported.
     assert max(sizes[3:]) - max(sizes[:3]) < 2 << 20, sizes
 
 
 @pytest.mark.parametrize(("ranks", "method", "cuts"), RANDOM_CUTS)
-def test_loaders_that_are_drawn_at_random_go_on_from_anywhere(
-    tmp_path: Path, ranks: int, method: str, cuts: int
-) -> None:
+def test_random_loaders_resume_at_any_point(tmp_path: Path, ranks: int, method: str, cuts: int) -> None:
     script = Path(__file__).with_name("randomised_cuts.py")
     asked = ["--seed", SEED, "--cuts", str(cuts), "--ranks", str(ranks), "--method", method]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""``pipe:`` commands under a `ShardReadingService`: they end with their worker, however it ends."""
+"""``pipe:`` commands under a `ShardReadingService`: they end with their worker, for whatever reason it ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMANDS = ["sleep 1000 | cat", "trap '' TERM HUP; while :; do sleep 1000; done"
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether a process has not ended; one whose parent has died may wait for init as a zombie."""
+    """Whether a process is running; one whose parent has died may remain as a zombie until init reaps it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -61,7 +61,7 @@ def loader(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_command_ends_with_a_worker_that_is_killed(loader: Any) -> None:
+def test_a_command_ends_with_a_killed_worker(loader: Any) -> None:
     found: list[psutil.Process] = []
 
     def kill() -> None:
@@ -81,7 +81,7 @@ def test_a_command_ends_with_a_worker_that_is_killed(loader: Any) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_command_ends_with_a_worker_that_takes_too_long(loader: Any) -> None:
+def test_a_command_ends_with_a_worker_that_times_out(loader: Any) -> None:
     with loader(timeout_s=0.5) as dl:
         items = iter(dl)
         found = [

@@ -1,4 +1,4 @@
-"""Pipelines that do not do the same twice: what a run resumes behind are sources, and not so many results."""
+"""Pipelines whose runs differ: a run resumes after the sources of the delivered items, not after a number of items."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         build_shard(f"{shard}.tar", samples)
 
 
-def is_out_of_luck(sample: dict[str, Any]) -> bool:
-    """Whether the sample meets what changes from one run to the next: here, all odd ones in the first run."""
+def depends_on_run(sample: dict[str, Any]) -> bool:
+    """Whether the sample depends on the run: here, all odd samples of the first run."""
     return int(sample["cls"]) % 2 == 1 and Path("unlucky").exists()
 
 
 def is_kept(sample: dict[str, Any]) -> bool:
-    return not is_out_of_luck(sample)
+    return not depends_on_run(sample)
 
 
 def decoded(sample: dict[str, Any]) -> dict[str, Any]:
-    if is_out_of_luck(sample):
+    if depends_on_run(sample):
         raise OSError("the store is away for a moment")
     return sample
 
@@ -60,7 +60,7 @@ def skipping() -> Pipe:
 
 
 def in_a_stream() -> Pipe:
-    """All that draws is inside of what begins its source by itself. What is left of the epoch is of the first pass."""
+    """All stages that draw are inside one that restarts its source. The rest of the epoch is that of the first pass."""
     return filtered().with_epoch(400)  # type: ignore[no-any-return]
 
 
@@ -97,7 +97,7 @@ def with_tracked(make: Callable[[], Pipe], workers: int) -> tuple[Any, Callable[
 @pytest.mark.parametrize("build", PIPELINES)
 @pytest.mark.parametrize("make_loader", [with_service, with_tracked])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_follows_is_all_that_comes_behind_the_last_sample_whatever_became_of_those_before(
+def test_a_resumed_run_yields_everything_after_the_last_delivered_sample(
     build: Callable[[], Pipe], make_loader: Any, workers: int
 ) -> None:
     whole = list(make_loader(build, workers)[0])
@@ -118,7 +118,7 @@ def test_what_follows_is_all_that_comes_behind_the_last_sample_whatever_became_o
 
 
 @pytest.mark.parametrize("after", [1, 3])
-def test_nothing_comes_twice_with_another_number_of_workers(after: int) -> None:
+def test_no_item_repeats_with_another_number_of_workers(after: int) -> None:
     Path("unlucky").touch()
     items, save, _ = with_service(filtered, 2)
     came = list(itertools.islice(items, CUT))
@@ -130,6 +130,6 @@ def test_nothing_comes_twice_with_another_number_of_workers(after: int) -> None:
     found = list(items)
     assert len(set(came + found)) == len(came + found)
     lost = {f"{shard}-{number:03}" for shard in range(SHARDS) for number in range(SAMPLES)} - {*came, *found}
-    # Not more than what was filtered while the delivered ones were made.
+    # No more samples than were filtered while the delivered ones were made.
     assert all(int(key[-1]) % 2 for key in lost)
     assert len(lost) < 1.5 * CUT

@@ -1,4 +1,4 @@
-"""States that go on with another number of ranks or workers: every sample that is left comes exactly once."""
+"""States that resume with another number of ranks or workers: every remaining sample comes exactly once."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ PIPELINES: dict[str, Callable[[], IterDataPipe[Any]]] = {
     "filtered between buffers": partial(pipeline, 4, filtered=True, twice=True),
     "a mixture": mixture,
 }
-#: How many ranks a run has, and how many workers each of them.
+#: How many ranks a run has, and how many workers each of them has.
 Topology = tuple[int, int]
 START = WorkerState(None)
 
 
 def worker_of(pipe: Any, topology: Topology, number: int, resumed: WorkerState) -> tuple[Any, Iterator[str]]:
-    """Do what a worker does when an epoch begins, or goes on: return its pipeline, and an iterator over the items."""
+    """Do what a worker does when an epoch starts or resumes: return its pipeline, and an iterator over the items."""
     (ranks, workers), (rank, worker) = topology, divmod(number, topology[1])
     pipe = apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
     info = WorkerInfo(workers, worker)
@@ -109,7 +109,7 @@ def worker_of(pipe: Any, topology: Topology, number: int, resumed: WorkerState) 
 
 
 def checkpoint_of(topology: Topology, rank: int, parts: list[WorkerState]) -> Checkpoint:
-    """Return what a rank saves, as it comes out of a file."""
+    """Return the state that a rank saves, as read back from a file."""
     ranks, workers = topology
     saved = Checkpoint(
         stages=["a pipeline"],
@@ -142,14 +142,14 @@ cuts = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=12, ma
 @example("two buffers", [((1, 1), [(9, 3)] * 12), ((2, 2), [(3, 0)] * 12), ((2, 2), [(0, 0)] * 12)], (1, 3))
 @example("a mixture", [((2, 2), [(5, 2)] * 12), ((1, 3), [(2, 1)] * 12), ((3, 3), [(1, 0)] * 12)], (1, 2))
 @example("in order", [((3, 4), [(4, 1)] * 12), ((1, 1), [(9, 0)] * 12), ((1, 2), [(2, 0)] * 12)], (3, 1))
-def test_a_chain_of_runs_gets_each_sample_once_however_often_the_epoch_is_dealt_anew(
+def test_a_chain_of_runs_yields_each_sample_once_however_often_it_is_resharded(
     kind: str, chain: list[tuple[Topology, list[tuple[int, int]]]], last: Topology
 ) -> None:
-    """Of each worker, some items were delivered, and it has made some more that were not."""
+    """Each worker has delivered some items, and has made some more that it has not delivered."""
     new = PIPELINES[kind]
     whole = sorted(new())
     came, saved = list[str](), list[Checkpoint]()
-    expected: list[list[str]] = []  # what each instance would have yielded behind the state
+    expected: list[list[str]] = []  # the items that each instance would have yielded after the state
     before: Topology | None = None
     for topology, cuts in [*chain, (last, [(0, 0)] * 12)]:
         ranks, workers = topology
@@ -173,17 +173,17 @@ def test_a_chain_of_runs_gets_each_sample_once_however_often_the_epoch_is_dealt_
             rests.append(made[delivered:] + list(items))
             pipes.append(pipe)
             if topology == before:
-                assert made[:delivered] + rests[-1] == expected[number]  # as many as before resume exactly
+                assert made[:delivered] + rests[-1] == expected[number]  # the same numbers resume exactly
         saved = [checkpoint_of(topology, rank, states[rank * workers : (rank + 1) * workers]) for rank in range(ranks)]
         before, expected = topology, rests
     assert sorted(came + list(itertools.chain(*expected))) == whole
-    # The epoch after it is split as ever.
+    # The next epoch is split as usual.
     following = [list(worker_of(pipe, last, number, START)[1]) for number, pipe in enumerate(pipes)]
     assert following == [list(worker_of(new(), last, number, START)[1]) for number in range(len(pipes))]
     assert sorted(itertools.chain(*following)) == whole
 
 
-def test_what_is_dealt_again_takes_no_more_place_with_each_time() -> None:
+def test_a_state_does_not_grow_with_each_resharding() -> None:
     """A state that held the history of its epoch would grow."""
     part: list[Any] = [[{"next": [5, 512]}], [{"next": [3, 0]}]]
     sizes = []
@@ -201,7 +201,7 @@ def loader_of(pipe: IterDataPipe[Any], workers: int, *, distributed: bool = Fals
 @pytest.mark.parametrize(
     ("before", "after", "cut"), [(2, 3, 17), (3, 0, 30), (0, 2, 11), (1, 0, 25), (2, 1, 0), (1, 2, 40)]
 )
-def test_workers_go_on_where_another_number_of_them_was(before: int, after: int, cut: int) -> None:
+def test_a_loader_resumes_with_another_number_of_workers(before: int, after: int, cut: int) -> None:
     with loader_of(pipeline(), before) as loader:
         loader.seed(5)
         iterator = iter(loader)
@@ -221,7 +221,7 @@ def test_workers_go_on_where_another_number_of_them_was(before: int, after: int,
         assert list(loader) == rest
 
 
-def test_what_is_dealt_in_the_main_process_draws_nothing_there() -> None:
+def test_resharding_draws_nothing_in_the_main_process() -> None:
     with loader_of(pipeline(), 2) as loader:
         loader.seed(5)
         came = list(itertools.islice(loader, 20))
@@ -234,7 +234,7 @@ def test_what_is_dealt_in_the_main_process_draws_nothing_there() -> None:
 
 
 def read_as_rank(rank: int, folder: str, cut: int, saved: Sequence[dict[str, Any]], results: Any) -> None:
-    """Be one of two ranks with 2 workers: go on, take some, save, and take the rest."""
+    """Be one of two ranks with 2 workers: resume, take some items, save, and take the rest."""
     init_process_group("gloo", init_method=f"file://{folder}", rank=rank, world_size=2)
     try:
         with loader_of(pipeline(), 2, distributed=True) as loader:
@@ -250,7 +250,7 @@ def read_as_rank(rank: int, folder: str, cut: int, saved: Sequence[dict[str, Any
 
 
 def run_ranks(folder: Path, cut: int, saved: Sequence[dict[str, Any]] = ()) -> list[Any]:
-    """Run two ranks, and return what they found, in the order of their numbers."""
+    """Run two ranks, and return their results in the order of the ranks."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     processes = [
@@ -267,11 +267,11 @@ def run_ranks(folder: Path, cut: int, saved: Sequence[dict[str, Any]] = ()) -> l
     return found
 
 
-def test_two_ranks_become_one_and_two_and_one_again_within_an_epoch(tmp_path: Path) -> None:
+def test_an_epoch_resumes_on_one_rank_then_two_then_one(tmp_path: Path) -> None:
     ranks = run_ranks(tmp_path / "first", 8)
     came = [key for _, head, _, _, _ in ranks for key in head]
     states = [state for _, _, state, _, _ in ranks]
-    # As many ranks and workers as before go on exactly.
+    # The same numbers of ranks and workers resume exactly.
     same_again = run_ranks(tmp_path / "second", 0, states[::-1])
     assert [result[3:] for result in same_again] == [result[3:] for result in ranks]
     with loader_of(pipeline(), 3) as loader:
@@ -337,7 +337,7 @@ def test_batches_may_be_larger_on_fewer_ranks(drop_last: bool, tmp_path: Path) -
             next(iter(loader))
 
 
-def test_batches_stay_as_large_on_as_many_ranks() -> None:
+def test_batches_keep_their_size_on_the_same_number_of_ranks() -> None:
     with loader_of(pipeline().batch(2), 0) as loader:
         next(iter(loader))
         state = loader.reading_service.state_dict()
@@ -356,7 +356,7 @@ def test_batches_stay_as_large_on_as_many_ranks() -> None:
         (lambda states: [], "no states"),
     ],
 )
-def test_what_is_not_the_state_of_all_ranks_is_refused(spoil: Any, text: str) -> None:
+def test_incomplete_states_of_ranks_are_refused(spoil: Any, text: str) -> None:
     with loader_of(pipeline(), 0) as loader:
         next(iter(loader))
         (found,) = checkpoints_in(loader.state_dict())
@@ -379,7 +379,7 @@ def test_what_is_not_the_state_of_all_ranks_is_refused(spoil: Any, text: str) ->
         ),
     ],
 )
-def test_a_pipeline_that_cannot_be_dealt_anew_is_named(make: Any, text: str) -> None:
+def test_a_pipeline_that_cannot_be_resharded_is_named(make: Any, text: str) -> None:
     pipe = make(ShardList("{0..6}.tar"))
     with loader_of(pipe, 0) as loader:
         next(iter(loader))

@@ -1,4 +1,4 @@
-"""The end of processes, and what is given back then."""
+"""The end of processes, and the release of their resources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def started(seconds: float = 0.0) -> multiprocessing.Process:
     return process  # type: ignore[return-value]  # it differs in how it is started only
 
 
-def test_a_process_that_has_ended_is_closed_and_may_be_closed_again() -> None:
+def test_an_ended_process_is_closed_and_may_be_closed_again() -> None:
     process = started()
     process.join()
     for _ in range(2):
@@ -29,17 +29,17 @@ def test_a_process_that_has_ended_is_closed_and_may_be_closed_again() -> None:
         _ = process.exitcode
 
 
-def test_a_process_is_closed_whose_exit_code_somebody_else_has_taken() -> None:
+def test_a_process_whose_exit_code_was_already_collected_is_closed() -> None:
     process = started()
     assert process.pid is not None
     os.waitpid(process.pid, 0)
     with pytest.raises(ValueError, match="still running"):
-        process.close()  # so the test would notice if Python came to do this by itself
+        process.close()  # so that the test would notice if Python came to do this by itself
     close_process(process)
     assert process not in multiprocessing.process._children  # type: ignore[attr-defined]  # nothing else tells
 
 
-def test_a_process_is_closed_where_the_program_ignores_the_end_of_its_processes() -> None:
+def test_a_process_is_closed_if_the_program_ignores_sigchld() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         process = started()
@@ -51,7 +51,7 @@ def test_a_process_is_closed_where_the_program_ignores_the_end_of_its_processes(
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_process_that_runs_is_left_as_it_is() -> None:
+def test_a_running_process_is_left_alone() -> None:
     process = started(1000)
     close_process(process)
     assert process.is_alive()
@@ -60,5 +60,5 @@ def test_a_process_that_runs_is_left_as_it_is() -> None:
     close_process(process)
 
 
-def test_a_process_that_was_never_started_is_closed() -> None:
+def test_an_unstarted_process_is_closed() -> None:
     close_process(multiprocessing.Process())

@@ -1,4 +1,4 @@
-"""Exception groups that a function of the user's raises in a worker: they arrive with their classes and their text."""
+"""Exception groups that user code raises in a worker: they arrive with their classes and their text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is si
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: Errors by name, what arrives of each: the class, and those in it. Python 3.10 has no groups.
+#: Errors by name, and what arrives of each: the class, and those of its members. Python 3.10 has no groups.
 ERRORS: dict[str, BaseException] = {}
 SHAPES: dict[str, Any] = {}
 
@@ -27,10 +27,10 @@ if sys.version_info >= (3, 11):
     from builtins import BaseExceptionGroup, ExceptionGroup
 
     class Derived(ExceptionGroup[Exception]):
-        """A group of a class of its own."""
+        """A group of a derived class."""
 
     class Choosy(ExceptionGroup[Exception]):
-        """A group that does not take what a group takes."""
+        """A group whose arguments differ from those of a group."""
 
         def __new__(cls, number: int) -> Self:
             return super().__new__(cls, "choosy", [ValueError(number)])
@@ -42,7 +42,7 @@ if sys.version_info >= (3, 11):
         return ExceptionGroup(f"level {depth}", [nested(depth - 1)]) if depth else ValueError("the leaf")
 
     class Local(Exception):
-        """Cannot be pickled, as its name is another one's."""
+        """Cannot be pickled, because its name is that of another class."""
 
     Local.__qualname__ = "nowhere"
 
@@ -70,7 +70,7 @@ if sys.version_info >= (3, 11):
 
 
 def shape(error: Any) -> Any:
-    """Return the name of its class, for a group with those of what is in it."""
+    """Return the name of its class; for a group, with those of its members."""
     name = type(error).__name__
     return (name, list(map(shape, error.exceptions))) if hasattr(error, "exceptions") else name
 
@@ -81,7 +81,7 @@ def fail(name: str, sample: Any) -> Any:
     return sample["__key__"]
 
 
-def test_a_group_arrives_with_all_that_is_in_it() -> None:
+def test_a_group_arrives_with_all_its_members() -> None:
     for name, error in ERRORS.items():
         sent = pickle.loads(pickle.dumps(SendableError((type(error), error, None), "in worker process 0")))
         with pytest.raises(BaseException, match=rf"Caught {type(error).__name__} in worker process 0") as caught:

@@ -23,7 +23,7 @@ Start = Callable[..., tuple[Inbox, Any]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a process that is given a queue, and return the queue's inbox and the process."""
+    """Start a process with a queue, and return the queue's inbox and the process."""
     started = []
 
     def start(target: Callable[..., None], *args: object) -> tuple[Inbox, Any]:
@@ -71,7 +71,7 @@ def exit_with(source: Any, code: int) -> None:
 
 
 def kill_with(source: Any, number: int) -> None:
-    faulthandler.disable()  # pytest's would print the stacks of this process
+    faulthandler.disable()  # pytest's handler would print the stacks of this process
     os.kill(os.getpid(), number)
     time.sleep(60)
 
@@ -88,7 +88,7 @@ def test_everything_arrives_in_order(start: Start) -> None:
     assert [inbox.get() for _ in items] == items
 
 
-def test_what_was_sent_before_the_end_arrives_before_the_error(start: Start) -> None:
+def test_messages_sent_before_the_end_arrive_before_the_error(start: Start) -> None:
     inbox, process = start(kill_after_sending, 1, 2)
     process.join()
     assert [inbox.get(), inbox.get()] == [1, 2]
@@ -131,7 +131,7 @@ def test_get_without_blocking(start: Start) -> None:
         inbox.get(timeout=0.01)
 
 
-def test_a_part_of_a_message_is_not_a_message() -> None:
+def test_a_partial_message_is_not_a_message() -> None:
     source: Any = FORK.Queue()
     inbox = Inbox(source)
     message = bytes(ForkingPickler.dumps("whole"))
@@ -164,14 +164,14 @@ def test_get_waits_for_a_slow_process(start: Start) -> None:
     assert inbox.get() == "late"
 
 
-def test_a_tensor_of_a_process_that_is_gone(start: Start) -> None:
+def test_a_tensor_of_an_ended_process(start: Start) -> None:
     inbox, process = start(kill_after_sending, torch.arange(10))
     process.join()
     with pytest.raises(WorkerDiedError, match="was killed by signal 9"):
         inbox.get()
 
 
-def test_an_end_that_nobody_announces_is_noticed(start: Start) -> None:
+def test_an_unannounced_end_is_noticed(start: Start) -> None:
     """A grandchild holds the pipes of the process open, so that neither of them wakes the reader."""
 
     def leave_a_child(source: Any) -> None:
@@ -191,7 +191,7 @@ def test_end_processes_returns_when_they_have_ended(start: Start) -> None:
     assert process.exitcode == 0, "a process cannot end before what it sent was read"
 
 
-def test_end_processes_ends_what_does_not_end(start: Start) -> None:
+def test_end_processes_kills_a_process_that_ignores_sigterm(start: Start) -> None:
     sleeping, sleeper = start(send_and_sleep, "ready")
     stubborn, survivor = start(ignore_sigterm)
     assert sleeping.get() == stubborn.get() == "ready"
@@ -199,14 +199,14 @@ def test_end_processes_ends_what_does_not_end(start: Start) -> None:
     assert (sleeper.exitcode, survivor.exitcode) == (-signal.SIGTERM, -signal.SIGKILL)
 
 
-def test_end_processes_accepts_what_has_ended(start: Start) -> None:
+def test_end_processes_accepts_ended_processes(start: Start) -> None:
     _, process = start(exit_with, 3)
     process.join()
     end_processes([process])
     assert process.exitcode == 3
 
 
-def test_close_gives_the_descriptors_back() -> None:
+def test_close_releases_the_descriptors() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         Inbox(FORK.Queue()).close()

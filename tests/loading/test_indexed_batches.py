@@ -1,4 +1,4 @@
-"""Global batches of indexed samples: the same on any ranks and workers, also in a run that resumes on others."""
+"""Global batches of indexed samples: the same on any ranks and workers, also if a run resumes on different ones."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_run_resumes_with_any_number_of_workers(manifest: Manifest, order: str
         assert found == whole[0][:cut]
         with loader(later) as second:
             second.load_state_dict(merge_states([state]))
-            # The state of the end of an epoch begins the next one.
+            # The state at the end of an epoch starts the next one.
             rest = [list(second) for _ in range(EPOCHS)]
         expected = [whole[0][cut:], *whole[1:]]
         assert rest[0] == expected[0], (workers, cut, later)
@@ -196,7 +196,7 @@ class Wrapper(IterableDataset[Any]):
         return iter(self.pipe)
 
 
-def test_workers_that_are_not_known_are_warned_of(manifest: Manifest) -> None:
+def test_unknown_workers_raise_a_warning(manifest: Manifest) -> None:
     message = "Each of 2 workers reads all shards, since the DataLoader did not find the IndexedSamples"
     with pytest.raises(UserWarning, match=message):  # warnings are errors in workers, too
         list(DataLoader(Wrapper(pipeline(manifest)), batch_size=None, num_workers=2))

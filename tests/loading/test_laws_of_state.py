@@ -1,6 +1,6 @@
 """The laws of order, O1 to O4, and of states, S1 to S4, over ranks, workers, prefetching and cuts.
 
-A rank is made here as services make it: the pipeline is split among the ranks first, and the seed generator is that of
+Ranks are built as services build them: the pipeline is split among the ranks first, and the seed generator is that of
 the rank. Worker processes are real. Runs with real ranks are in test_rank_epochs.py, test_checkpoint.py,
 test_uneven_ranks.py and test_training_run.py.
 """
@@ -48,7 +48,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class RankOf(ShardReadingService):
-    """A `ShardReadingService` on one of several ranks, which share a seed; it takes the place of a process group."""
+    """A `ShardReadingService` on one of several ranks, which share a seed; it replaces a process group."""
 
     def __init__(self, rank: int, ranks: int, workers: int, prefetch: int) -> None:
         super().__init__(workers, worker_prefetch_cnt=prefetch, main_prefetch_cnt=prefetch)
@@ -65,7 +65,7 @@ class RankOf(ShardReadingService):
 
 
 class Case(NamedTuple):
-    """A run: so many ranks with so many workers each, and what they read."""
+    """A run: its numbers of ranks and of workers per rank, and the pipeline."""
 
     ranks: int
     workers: int
@@ -113,7 +113,7 @@ few = partial(
 
 
 def check_is_plain(value: Any) -> None:
-    """Check that nothing but what JSON has is in a value: no class of ours, and no number that JSON would change."""
+    """Check that a value contains only JSON types: no class of ours, and no number that JSON would change."""
     assert type(value) in (dict, list, str, int, bool, type(None)), type(value)
     for each in [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []:
         check_is_plain(each)
@@ -124,10 +124,8 @@ def check_is_plain(value: Any) -> None:
 @example(Case(2, 3, 10, 5, 5, 1), [0, 40], None)  # before the first and after the last; workers without a shard
 @example(Case(3, 2, 0, 100, 2, 2), [1, 1, 1], None)
 @example(Case(1, 2, 10, 0, 0, 3), [17, 3, 40], None)
-def test_all_ranks_have_everything_once_and_go_on_exactly_from_any_cut_several_times_in_a_row(
-    case: Case, cuts: list[int], data: Any
-) -> None:
-    """Laws O2, O3, S1, S2: also what was made ahead and not delivered comes once, and the next epoch is the same."""
+def test_ranks_read_everything_once_and_resume_exactly_at_any_cuts(case: Case, cuts: list[int], data: Any) -> None:
+    """Laws O2, O3, S1, S2: an item that was prefetched but not delivered comes once, and the next epoch is the same."""
     wholes = []
     for rank in range(case.ranks):
         with loader_of(case, rank) as loader:
@@ -176,17 +174,17 @@ def number_items(pipe: Pipe, info: Any) -> Pipe:
     readers=st.tuples(st.integers(1, 3), st.sampled_from([0, 1, 2])),
     others=st.tuples(st.integers(1, 3), st.sampled_from([0, 0, 3])),
 )
-def test_shards_are_shuffled_before_they_are_split_in_one_order_for_any_number_of_readers(
+def test_shards_are_split_from_one_order_for_any_number_of_readers(
     seed: int, readers: tuple[int, int], others: tuple[int, int]
 ) -> None:
-    """Law O1: what is dealt round robin to all readers is one order, which follows from the seed and the epoch."""
+    """Law O1: shards are dealt round robin to all readers from one order, which follows from the seed and the epoch."""
     orders = orders_of(seed, *readers)
     assert orders == orders_of(seed, *others)
     assert all(sorted(order) == ["0.tar", "2.tar", "3.tar", "4.tar", "5.tar"] for order in orders)
 
 
 def orders_of(seed: int, ranks: int, workers: int) -> list[list[str]]:
-    """Put together what the readers have of each epoch, as it was dealt."""
+    """Merge the shards of all readers of each epoch, as they were dealt."""
     hands = [dict[int, list[str]]() for _ in range(3)]
     for rank in range(ranks):
         service = RankOf(rank, ranks, workers, 10)
@@ -205,7 +203,7 @@ def orders_of(seed: int, ranks: int, workers: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_shards_travel_between_workers_from_epoch_to_epoch(workers: int) -> None:
+def test_shards_move_between_workers_from_epoch_to_epoch(workers: int) -> None:
     case = Case(1, workers, 10, 0, 0, 4)
     service = ShardReadingService(workers, worker_init_fn=number_items)
     readers: dict[str, set[int]] = {}
@@ -224,8 +222,8 @@ def test_shards_travel_between_workers_from_epoch_to_epoch(workers: int) -> None
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_what_is_random_behind_the_split_differs_by_rank_worker_and_epoch(workers: int) -> None:
-    """Law O3. All readers have the same items here, so that only what they draw can make their orders differ."""
+def test_random_draws_after_the_split_differ_by_rank_worker_and_epoch(workers: int) -> None:
+    """Law O3. All readers have the same items here, so that only random draws can make their orders differ."""
     orders = []
     for rank in range(2):
         service = RankOf(rank, 2, workers, 10)
@@ -241,15 +239,15 @@ def test_what_is_random_behind_the_split_differs_by_rank_worker_and_epoch(worker
                 orders += [tuple(keys) for keys in by_worker.values()]
     assert len(orders) == 4 * workers
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
-    assert len(set(orders)) > 2 * workers  # of the 24 orders that there are; alike would be 4 at most, or `workers`
+    assert len(set(orders)) > 2 * workers  # of 24 orders; without different draws, at most 4 or `workers`
 
 
-#: What comes first, by the number of workers.
+#: The first items, by the number of workers.
 GOLDEN = {
     0: [["2-2", "2-6", "2-7"], ["2-4", "2-5", "2-8"], ["2-1", "2-10", "2-9"], ["5-2", "2-12", "5-0"]],
     2: [["2-3", "2-4", "2-7"], ["4-2", "4-0", "4-5"], ["2-2", "2-6", "2-0"], ["4-4", "4-1", "4-8"]],
 }
-#: What was drawn for one of these samples, whoever has read it.
+#: The numbers drawn for one of these samples, in any reader.
 GOLDEN_DRAW = {"2-7": 0.5506134113243866}
 
 
@@ -268,10 +266,8 @@ def run(folder: Path, hash_seed: int, workers: int, argument: object) -> dict[st
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_serves_in_another_process_whose_strings_hash_otherwise(
-    workers: int, shards: Path, tmp_path: Path
-) -> None:
-    """Laws O3 and S1; the golden values have to be the same in every release, as states are kept for long."""
+def test_a_state_resumes_in_a_process_with_another_hash_seed(workers: int, shards: Path, tmp_path: Path) -> None:
+    """Laws O3 and S1; the golden values must stay the same in every release, because states are kept for long."""
     saved = run(shards, 1, workers, 4)
     file = tmp_path / "state.json"
     file.write_text(json.dumps(saved["state"]))

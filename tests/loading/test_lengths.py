@@ -1,4 +1,4 @@
-"""The length of a loader is how many items come, where the pipeline knows it."""
+"""The length of a loader is the number of its items, if the pipeline knows it."""
 
 from __future__ import annotations
 
@@ -83,20 +83,20 @@ def test_a_length_under_any_service(service: Any) -> None:
         assert len(loader) == len(list(loader))
 
 
-def test_the_ranks_have_to_be_known() -> None:
+def test_the_ranks_must_be_known() -> None:
     loader: Any = DataLoader2(numbers(5).sharding_filter(), reading_service=ShardReadingService(distributed=True))
     with loader, pytest.raises(TypeError, match="until init_process_group is called"):
         len(loader)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unknown_length_is_an_error_that_says_how_to_declare_it(workers: int, tmp_path: Path) -> None:
+def test_the_error_of_an_unknown_length_says_how_to_declare_it(workers: int, tmp_path: Path) -> None:
     pipe = numbers(23).sharding_filter().filter(is_even)
     advice = r"If you know the number of items of an epoch on this rank, declare it with \.with_length\(n\)"
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
         with pytest.raises(TypeError, match=advice):
             len(loader)
-        assert loader  # which asks len() unless it knows better
+        assert loader  # which calls len() unless it knows better
         assert sorted(loader) == list(range(0, 23, 2))
     samples = ShardList(build_shard(tmp_path / "a.tar", [{"__key__": "a", "cls": "1"}])).sharding_filter()
     samples = samples.load_wds_shards().group_samples()

@@ -1,4 +1,4 @@
-"""Workers end with their main process, whatever they are doing, and whatever else that has forked."""
+"""Workers end with their main process, whatever they are doing, and whatever other processes it has forked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("program_with_a_fork.py")
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether a process has not ended; one whose parent has died may wait for init as a zombie."""
+    """Whether a process is running; one whose parent has died may remain as a zombie until init reaps it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -25,7 +25,7 @@ def runs(process: psutil.Process) -> bool:
 @pytest.mark.parametrize(
     ("service", "method"), [("MultiProcessingReadingService", "forkserver"), ("ShardReadingService", "fork")]
 )
-def test_workers_in_c_code_end_with_the_main_process_though_a_fork_of_it_lives_on(service: str, method: str) -> None:
+def test_workers_in_c_code_end_with_the_main_process_despite_a_live_fork(service: str, method: str) -> None:
     with subprocess.Popen(
         [sys.executable, str(PROGRAM), service, method], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as program:

@@ -39,13 +39,13 @@ def keys_of(batches: list[list[str]]) -> list[str]:
     return sorted(chain(*batches))
 
 
-def test_a_fit_resumes_from_its_checkpoints_with_the_very_batches_that_would_have_come(shards: Path) -> None:
+def test_a_fit_resumes_from_its_checkpoints_with_the_exact_batches(shards: Path) -> None:
     told = json.loads(run(shards, str(LENGTH)).splitlines()[-1])
     assert set(told["loaders"]) == {"DataLoader2", "StatefulDataLoader", "DataLoader"}
     for name, found in told["loaders"].items():
         whole: list[Any] = found["whole"]
         assert [keys_of(whole[begin : begin + LENGTH]) for begin in range(0, 3 * LENGTH, LENGTH)] == [KEYS] * 3
-        # What a StatefulDataLoader does at the end of an epoch is on the page.
+        # The page describes what a StatefulDataLoader does at the end of an epoch.
         ends = {} if name == "StatefulDataLoader" else {f"step={LENGTH}": LENGTH, "epoch=0": LENGTH}
         for cut, count in {"step=2": 2, f"step={LENGTH + 3}": LENGTH + 3, **ends}.items():
             assert found["rests"][cut] == whole[count:], (name, cut)
@@ -54,7 +54,7 @@ def test_a_fit_resumes_from_its_checkpoints_with_the_very_batches_that_would_hav
     assert len(warned) >= 3  # of each loader
 
 
-def test_ranks_share_the_data_or_are_warned(shards: Path) -> None:
+def test_ranks_share_the_data_or_warn(shards: Path) -> None:
     run(shards, "ranks")
     split, not_said = (
         [json.loads(shards.joinpath(f"{name}-{rank}.json").read_text()) for rank in range(2)]

@@ -1,4 +1,4 @@
-"""Lists of shards: the same in all workers, whatever draws before they are split, and the same again after a resume."""
+"""Lists of shards: the same in all workers, whatever draws before they are split, and the same after a resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARDS, SAMPLES = 8, 3
 
 
 class Shuffled(IterDataPipe[str]):
-    """A user's stage, which draws from a global generator: all at once, or each time it is asked."""
+    """A user's stage that draws from a global generator, either all at once or with each item."""
 
     def __init__(self, source: IterDataPipe[str], how: str) -> None:
         self.source = source
@@ -91,7 +91,7 @@ DRAWING = ["random", "numpy", "torch", "each", "sampler"]
 
 
 @pytest.mark.parametrize("how", DRAWING)
-def test_what_draws_before_the_split_draws_the_same_in_all_workers(how: str) -> None:
+def test_draws_before_the_split_are_the_same_in_all_workers(how: str) -> None:
     orders = []
     for workers in (0, 2, 3):
         with with_service(keys_of(listed(how)), workers) as loader:
@@ -105,7 +105,7 @@ def test_what_draws_before_the_split_draws_the_same_in_all_workers(how: str) -> 
 
 
 @pytest.mark.parametrize("how", ["each", "sampler"])
-def test_what_draws_before_the_split_draws_the_same_under_other_loaders(how: str) -> None:
+def test_draws_before_the_split_are_the_same_under_other_loaders(how: str) -> None:
     loader = DataLoader(keys_of(listed(how)), batch_size=None, num_workers=2)
     epochs = [[key for (key,) in loader] for _ in range(2)]
     with DataLoader2(keys_of(listed(how)), reading_service=MultiProcessingReadingService(2)) as loader:
@@ -115,7 +115,7 @@ def test_what_draws_before_the_split_draws_the_same_under_other_loaders(how: str
 
 
 @pytest.mark.parametrize("how", DRAWING)
-def test_what_draws_before_the_split_goes_on_exactly(how: str) -> None:
+def test_draws_before_the_split_resume_exactly(how: str) -> None:
     with with_service(keys_of(listed(how)), 2) as loader:
         items = iter(loader)
         begun = [next(items) for _ in range(7)]
@@ -136,7 +136,7 @@ def test_the_generators_of_the_program_are_left_alone() -> None:
     expected = [drawn() for _ in range(SHARDS * SAMPLES)]
     with with_service(keys_of(listed("each")), 0) as loader:
         items = iter(loader)
-        next(items)  # begins the epoch, which draws its seeds
+        next(items)  # starts the epoch, which draws its seeds
         for generators in (random.seed, np.random.seed, torch.manual_seed):
             generators(3)
         found = [drawn()]
@@ -157,9 +157,9 @@ def cut(pipe: IterDataPipe[Any], workers: int, items: int) -> tuple[list[str], A
 
 @pytest.mark.parametrize(("workers", "items"), [(0, 1), (0, SAMPLES), (2, 1), (2, SAMPLES), (2, 2 * SAMPLES)])
 @pytest.mark.parametrize("then", [0, 2, 3])
-def test_a_shard_that_was_added_while_the_run_was_down_is_noticed(workers: int, then: int, items: int) -> None:
+def test_a_shard_added_before_the_resume_is_noticed(workers: int, then: int, items: int) -> None:
     found, state = cut(of_lister(), workers, items)
-    shutil.copyfile("0.tar", "+.tar")  # it comes before those that are there
+    shutil.copyfile("0.tar", "+.tar")  # it sorts before the existing shards
     with (
         with_service(of_lister(), then, merge_states([state])) as loader,
         pytest.raises(
@@ -173,7 +173,7 @@ def test_a_shard_that_was_added_while_the_run_was_down_is_noticed(workers: int, 
     assert cut_again
 
 
-def test_a_shard_that_was_removed_is_noticed() -> None:
+def test_a_removed_shard_is_noticed() -> None:
     _, state = cut(of_lister(), 2, 2 * SAMPLES + 1)
     os.remove("0.tar")
     with (
@@ -187,14 +187,14 @@ def test_a_shard_that_was_removed_is_noticed() -> None:
         list(loader)
 
 
-def test_a_shard_that_was_added_behind_is_read() -> None:
+def test_a_shard_added_at_the_end_is_read() -> None:
     found, state = cut(of_lister(), 0, SAMPLES + 1)
     build_shard("9.tar", [{"__key__": "9-0", "cls": "1"}])
     with with_service(of_lister(), 0, state) as loader:
         assert sorted(found + [key for (key,) in loader]) == [*ALL, "9-0"]
 
 
-def test_credentials_of_a_list_are_not_in_the_state() -> None:
+def test_a_state_contains_no_credentials_of_a_list() -> None:
     def signed(signature: str) -> IterDataPipe[Any]:
         urls = [f"file://{os.path.abspath(f'{number}.tar')}?token={signature}" for number in range(2)]
         return keys_of(IterableWrapper(urls).map(without_query))
@@ -236,7 +236,7 @@ def test_the_lists_of_mixtures_and_of_streams_are_checked(make: Any) -> None:
         list(loader)
 
 
-def test_a_state_has_a_hundred_bytes_for_a_list() -> None:
+def test_a_list_takes_a_hundred_bytes_of_a_state() -> None:
     _, state = cut(of_lister(), 0, 4)
     _, plain = cut(of_lister(), 0, 1)
     assert len(repr(state)) < 2000
@@ -287,7 +287,7 @@ def test_global_generators_do_not_repeat_their_numbers_after_a_resume(rest: Any,
     assert rest(states[1], workers) == resumed[1]
 
 
-def test_global_generators_go_on_at_the_end_of_an_epoch_as_if_nothing_had_happened() -> None:
+def test_global_generators_resume_at_the_end_of_an_epoch() -> None:
     with with_service(drawing(), 2) as loader:
         list(loader)
         state = loader.reading_service.state_dict()

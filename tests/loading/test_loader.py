@@ -1,4 +1,4 @@
-"""What a loader lets its service know before and between epochs: the pipeline, and the number of the next epoch."""
+"""What a loader passes to its service before and between epochs: the pipeline, and the number of the next epoch."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def chosen(loader: Any, *numbers: int) -> list[list[Any]]:
 
 
 @every_service
-def test_the_order_of_a_chosen_epoch_follows_from_seed_and_number_whatever_was_before(new_service: Any) -> None:
+def test_the_order_of_a_chosen_epoch_depends_only_on_seed_and_number(new_service: Any) -> None:
     with loader_of(new_service()) as loader:
         orders = chosen(loader, 0, 1, 5)
     assert len(set(map(str, orders))) == 3
-    with loader_of(new_service()) as loader:  # later, and behind epochs that nobody chose
+    with loader_of(new_service()) as loader:  # later, and after epochs that were not chosen
         list(loader)
         next(iter(loader))
         assert chosen(loader, 5) == orders[2:]
@@ -101,8 +101,8 @@ def test_the_order_of_a_chosen_epoch_follows_from_seed_and_number_whatever_was_b
         assert chosen(loader, 0, 1, 5) != orders
 
 
-def test_behind_a_service_that_spawns_for_ranks_a_chosen_epoch_is_one_of_ranks_too() -> None:
-    """What is drawn before the split is the same on all ranks, and what is drawn behind it is not."""
+def test_a_chosen_epoch_is_shared_by_ranks_after_a_service_that_spawns() -> None:
+    """Draws before the split are the same on all ranks, and draws after it are not."""
     drawn = set()
     for rank, before in itertools.product(range(2), range(3)):
         seeds, generator = EpochSeeds(), SeedGenerator(9)
@@ -123,7 +123,7 @@ def test_behind_a_service_that_spawns_for_ranks_a_chosen_epoch_is_one_of_ranks_t
     assert len({own for *_, own in drawn}) == 2
 
 
-def test_ranks_count_alike_where_the_first_alone_is_seeded_anew() -> None:
+def test_ranks_agree_on_epochs_if_only_the_first_is_reseeded() -> None:
     def run(rank: int) -> Iterator[tuple[int, int, int]]:
         seeds, generator = EpochSeeds(), SeedGenerator(rank)
         for number in range(4):
@@ -142,7 +142,7 @@ def test_ranks_count_alike_where_the_first_alone_is_seeded_anew() -> None:
 
 
 @every_service
-def test_an_epoch_that_was_chosen_and_has_not_begun_is_in_the_state(new_service: Any) -> None:
+def test_a_state_contains_a_chosen_epoch_that_has_not_begun(new_service: Any) -> None:
     with loader_of(new_service()) as loader:
         (expected,) = chosen(loader, 8)
     states = {}
@@ -160,7 +160,7 @@ def test_an_epoch_that_was_chosen_and_has_not_begun_is_in_the_state(new_service:
         with loader_of(new_service()) as loader:
             loader.load_state_dict(state)
             if name == "in an epoch":
-                loader.set_epoch(2)  # a trainer may say again where it is
+                loader.set_epoch(2)  # a trainer may call set_epoch() again
                 assert list(loader) == rest
             assert list(loader) == expected, name
         with loader_of(new_service()) as loader:
@@ -187,7 +187,7 @@ def test_a_loader_without_our_service_has_no_set_epoch(service: Any) -> None:
 @every_service
 @pytest.mark.parametrize("cut", [None, 0, 6])
 def test_a_state_is_refused_by_a_loader_with_another_pipeline(new_service: Any, cut: int | None) -> None:
-    """The state of a loader that has not begun (None) knows the pipeline, too."""
+    """The state of a loader that has not begun (None) identifies the pipeline, too."""
     with loader_of(new_service()) as loader:
         if cut is not None:
             items = iter(loader)
@@ -196,7 +196,7 @@ def test_a_state_is_refused_by_a_loader_with_another_pipeline(new_service: Any, 
     with loader_of(new_service(), pipe=pipeline("{0..3}.tar")) as loader:
         with pytest.raises(StateError, match=r"different pipeline.* was ShardList\(.*, and is ShardList\("):
             loader.load_state_dict(state)
-        assert len(list(loader)) == 13  # its own pipeline is in its place
+        assert len(list(loader)) == 13  # in place of its own pipeline
     with (
         loader_of(new_service(), pipe=pipeline(buffer_size=5)) as loader,
         pytest.raises(StateError, match=r"stage 1 was SampleShuffler\(.*4.*, and is SampleShuffler\(.*5"),
@@ -214,7 +214,7 @@ def test_a_state_is_refused_by_a_loader_with_another_pipeline(new_service: Any, 
         DataLoader2.from_state(state, new_service())
 
 
-def test_merged_states_are_compared_as_well() -> None:
+def test_merged_states_are_compared_too() -> None:
     with loader_of(ShardReadingService()) as loader:
         next(iter(loader))
         state = merge_states([loader.state_dict()])
@@ -225,12 +225,12 @@ def test_merged_states_are_compared_as_well() -> None:
         loader.load_state_dict(state)
 
 
-# behind torchdata's service
+# after torchdata's service
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_nothing_warns_of_a_state_behind_torchdatas_distributed_service(workers: int) -> None:
+def test_no_warning_of_a_state_after_torchdatas_distributed_service(workers: int) -> None:
     with loader_of(sequential(workers)) as loader:
         items = iter(loader)
         next(items)
@@ -241,7 +241,7 @@ def test_nothing_warns_of_a_state_behind_torchdatas_distributed_service(workers:
         assert list(loader) == rest
 
 
-def test_what_has_no_state_is_still_warned_of() -> None:
+def test_a_pipeline_without_a_state_still_warns() -> None:
     service = SequentialReadingService(DistributedReadingService(), MultiProcessingReadingService(1))
     with loader_of(service) as loader:
         next(iter(loader))

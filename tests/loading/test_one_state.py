@@ -26,9 +26,9 @@ from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch
 from wds_datapipes.testing import build_shard
 
 pytestmark = [
-    # torchdata calls it whenever a StatefulDataLoader is made.
+    # torchdata calls it whenever a StatefulDataLoader is created.
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    # Three workers are more than a small machine has processors.
+    # Three workers are more than a small machine has CPUs.
     pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
 ]
 
@@ -55,7 +55,7 @@ def pipeline(buffer_size: int = 6, pattern: str = "{0..4}.tar") -> IterDataPipe[
 
 
 class Run(NamedTuple):
-    """A loader: an epoch of it, its state, and the choice of the next epoch."""
+    """A loader with its epochs, its state, and the choice of the next epoch."""
 
     epoch: Callable[[], Iterator[str]]
     save: Callable[[], Any]
@@ -63,8 +63,8 @@ class Run(NamedTuple):
 
 
 @contextmanager
-def opened(way: str, workers: int, state: Any = None, *, seed: int = 3, distributed: bool = False) -> Iterator[Run]:
-    """Make a loader, and load a state of any loader in it."""
+def new_run(way: str, workers: int, state: Any = None, *, seed: int = 3, distributed: bool = False) -> Iterator[Run]:
+    """Create a loader, and load a state of any loader into it."""
     if way == "DataLoader2":
         service = ShardReadingService(workers, distributed=distributed, timeout_s=60)
         with DataLoader2(pipeline(), reading_service=service) as loader:
@@ -89,7 +89,7 @@ def opened(way: str, workers: int, state: Any = None, *, seed: int = 3, distribu
 def test_the_orders_of_a_seed_are_the_same_in_each_loader(workers: int) -> None:
     found = []
     for way in WAYS:
-        with opened(way, workers) as run:
+        with new_run(way, workers) as run:
             epochs = [list(run.epoch()) for _ in range(3)]
             run.set_epoch(1)
             found.append([*epochs, list(run.epoch()), list(run.epoch())])
@@ -100,8 +100,8 @@ def test_the_orders_of_a_seed_are_the_same_in_each_loader(workers: int) -> None:
 
 @pytest.mark.parametrize(("workers", "cut"), [(0, 13), (2, 1), (2, 17), (3, 34), (2, 99)])
 @pytest.mark.parametrize("saving", WAYS)
-def test_each_loader_goes_on_from_the_state_of_each(saving: str, workers: int, cut: int) -> None:
-    with opened(saving, workers) as run:
+def test_each_loader_resumes_from_the_state_of_each(saving: str, workers: int, cut: int) -> None:
+    with new_run(saving, workers) as run:
         list(run.epoch())
         epoch = run.epoch()
         head = list(itertools.islice(epoch, cut))
@@ -112,64 +112,64 @@ def test_each_loader_goes_on_from_the_state_of_each(saving: str, workers: int, c
     if saving != "DataLoader2":
         state = json.loads(json.dumps(state))
     for loading in WAYS:
-        with opened(loading, workers, state) as run:
+        with new_run(loading, workers, state) as run:
             found = [list(run.epoch()) for _ in range(2)]
         assert found == ([rest, following[0]] if rest or cut <= len(KEYS) else following), loading
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_state_before_the_first_epoch_begins_it(way: str) -> None:
-    with opened(way, 2) as run:
+def test_a_state_before_the_first_epoch_starts_it(way: str) -> None:
+    with new_run(way, 2) as run:
         wanted = list(run.epoch())
-    with opened("DataLoader", 2) as run:
+    with new_run("DataLoader", 2) as run:
         state = run.save()
-    with opened(way, 2, state) as run:
+    with new_run(way, 2, state) as run:
         assert list(run.epoch()) == wanted
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_service_that_is_kept_knows_the_epoch_that_has_ended(workers: int) -> None:
-    with opened("DataLoader2", workers) as run:
+def test_a_reused_service_knows_the_epoch_that_has_ended(workers: int) -> None:
+    with new_run("DataLoader2", workers) as run:
         service = run.save.__self__.reading_service  # type: ignore[attr-defined]  # it is a method
         list(run.epoch())
         state, following = service.state_dict(), list(run.epoch())
-    with opened("DataLoader2", workers, state) as run:
+    with new_run("DataLoader2", workers, state) as run:
         assert list(run.epoch()) == following
 
 
-def test_a_loader_that_has_not_begun_saves_what_it_has_loaded() -> None:
-    with opened("DataLoader", 2) as run:
+def test_a_loader_that_has_not_begun_saves_the_state_it_has_loaded() -> None:
+    with new_run("DataLoader", 2) as run:
         epoch = run.epoch()
         next(epoch)
         state = run.save()
         epoch.close()  # type: ignore[attr-defined]  # it is a generator
     for way in ("DataLoader2", "DataLoader"):
-        with opened(way, 2, state) as run:
+        with new_run(way, 2, state) as run:
             again = run.save()
         assert again == state
 
 
 @pytest.mark.parametrize("saving", WAYS)
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 0), (0, 2)])
-def test_another_number_of_workers_makes_all_that_is_left(saving: str, before: int, after: int) -> None:
-    with opened(saving, before) as run:
+def test_another_number_of_workers_yields_the_rest(saving: str, before: int, after: int) -> None:
+    with new_run(saving, before) as run:
         epoch = run.epoch()
         came = list(itertools.islice(epoch, 13))
         state = run.save()
         list(epoch)
         following = list(run.epoch())
     for loading in WAYS:
-        with opened(loading, after, merge_states([state])) as run:
+        with new_run(loading, after, merge_states([state])) as run:
             epoch = run.epoch()
             head = list(itertools.islice(epoch, 4))
             second = run.save()
             rest = list(epoch)
             assert sorted(came + head + rest) == KEYS, loading
             assert sorted(run.epoch()) == KEYS
-        # The state of what was dealt anew is exact again, and also in another loader.
+        # The state of a resharded epoch is exact again, also in another loader.
         for other in WAYS:
             if other != loading:
-                with opened(other, after, second) as run:
+                with new_run(other, after, second) as run:
                     assert list(run.epoch()) == rest
                 break
     assert sorted(following) == KEYS
@@ -183,10 +183,10 @@ def test_another_number_of_workers_makes_all_that_is_left(saving: str, before: i
         [("DataLoader", 3), ("StatefulDataLoader", 2), ("DataLoader2", 2), ("DataLoader", 1)],
     ],
 )
-def test_an_epoch_is_dealt_anew_from_loader_to_loader(chain: list[tuple[str, int]]) -> None:
+def test_an_epoch_is_resharded_from_loader_to_loader(chain: list[tuple[str, int]]) -> None:
     came, state, before, rest = list[str](), None, -1, list[str]()
     for way, workers in chain:
-        with opened(way, workers, None if state is None else merge_states([state])) as run:
+        with new_run(way, workers, None if state is None else merge_states([state])) as run:
             epoch = run.epoch()
             head = list(itertools.islice(epoch, 5))
             state = run.save()
@@ -199,12 +199,12 @@ def test_an_epoch_is_dealt_anew_from_loader_to_loader(chain: list[tuple[str, int
 
 
 def read_as_rank(rank: int, folder: str, results: Any) -> None:
-    """Be one of two ranks: read an epoch in each way, then a part of the next, and what is left of it in other ways."""
+    """Be one of two ranks: read an epoch with each loader, then a part of the next, and its rest with other loaders."""
     init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     try:
         epochs, states, heads, rests = [], [], [], []
         for way in WAYS:
-            with opened(way, 2, distributed=True) as run:
+            with new_run(way, 2, distributed=True) as run:
                 epochs.append([list(run.epoch())])
                 epoch = run.epoch()
                 heads.append(list(itertools.islice(epoch, 5)))
@@ -214,7 +214,7 @@ def read_as_rank(rank: int, folder: str, results: Any) -> None:
                 ended = run.save()
         resumed = []
         for way, state in zip(WAYS, [states[2], states[0], states[1]], strict=True):
-            with opened(way, 2, state, distributed=True) as run:
+            with new_run(way, 2, state, distributed=True) as run:
                 resumed.append([list(run.epoch()), list(run.epoch())])
         results.put((rank, epochs, heads, rests, states, resumed, ended))
     finally:
@@ -238,16 +238,16 @@ def test_ranks_have_the_same_orders_and_states_in_each_loader(tmp_path: Path) ->
         assert resumed == [[rests[0], epochs[0][2]]] * 3
     for number in range(3):
         assert sorted(key for result in found for key in result[1][0][number]) == KEYS
-    # One rank begins the next epoch where two have ended one.
+    # One rank starts the epoch after one that two have ended.
     ended = merge_states([result[6] for result in found])
     for way in WAYS:
         for workers in (0, 2):
-            with opened(way, workers, ended) as run:
+            with new_run(way, workers, ended) as run:
                 assert sorted(run.epoch()) == KEYS, way
-    # One rank goes on with what two had left, whatever they had saved it with.
+    # One rank resumes what two have left unfinished, whichever loader saved the state.
     for number, way in enumerate(WAYS):
         merged = merge_states([result[4][number] for result in found])
-        with opened(WAYS[number - 1], 1, merged) as run:
+        with new_run(WAYS[number - 1], 1, merged) as run:
             rest = list(run.epoch())
             assert sorted([*rest, *(key for result in found for key in result[2][number])]) == KEYS, way
             assert sorted(run.epoch()) == KEYS
@@ -268,7 +268,7 @@ def batches_of(data: StatefulShards, workers: int, **options: Any) -> DataLoader
         (3, {"batch_size": 4, "drop_last": True}),
     ],
 )
-def test_batches_that_the_loader_makes_go_on_at_each_cut(workers: int, options: dict[str, Any]) -> None:
+def test_batches_of_the_loader_resume_at_each_cut(workers: int, options: dict[str, Any]) -> None:
     data = StatefulShards(pipeline(), seed=3)
     loader = batches_of(data, workers, **options)
     first = list(data.tracked(loader))
@@ -287,7 +287,7 @@ def test_batches_that_the_loader_makes_go_on_at_each_cut(workers: int, options: 
         assert list(data.tracked(loader)) == following
 
 
-def test_an_epoch_that_is_broken_off_is_followed_by_the_next_one() -> None:
+def test_an_interrupted_epoch_is_followed_by_the_next_one() -> None:
     data = StatefulShards(pipeline())
     loader = batches_of(data, 2, batch_size=2, persistent_workers=True)
     epochs = []
@@ -300,7 +300,7 @@ def test_an_epoch_that_is_broken_off_is_followed_by_the_next_one() -> None:
     assert epochs == [wanted[0][:1], wanted[1][:3], [], wanted[2]]
 
 
-def test_what_workers_have_made_ahead_is_made_again() -> None:
+def test_prefetched_items_are_replayed() -> None:
     data = StatefulShards(pipeline())
     batches = data.tracked(batches_of(data, 2, batch_size=1))
     came = [key for batch in itertools.islice(batches, 20) for key in batch]
@@ -313,7 +313,7 @@ def test_what_workers_have_made_ahead_is_made_again() -> None:
         assert found == rest if workers == 2 else sorted(came + found) == KEYS
 
 
-def test_an_epoch_without_a_batch_has_a_state() -> None:
+def test_an_epoch_without_batches_has_a_state() -> None:
     build_shard("empty.tar", [])
     data = StatefulShards(pipeline(pattern="empty.tar"))
     loader = batches_of(data, 2, batch_size=None)
@@ -322,7 +322,7 @@ def test_an_epoch_without_a_batch_has_a_state() -> None:
     assert (found.epoch, found.is_over) == (1, True)
 
 
-def test_a_loader_whose_workers_are_spawned_is_tracked() -> None:
+def test_a_loader_with_spawned_workers_is_tracked() -> None:
     pipe = ShardList("{0..4}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
     pipe = pipe.shuffle_samples(6).to_tuple("__key__")
     data = StatefulShards(pipe)
@@ -336,19 +336,19 @@ def test_a_loader_whose_workers_are_spawned_is_tracked() -> None:
     assert list(data.tracked(loader)) == rest
 
 
-def test_the_loop_is_not_changed_for_others() -> None:
+def test_loops_of_other_loaders_are_unchanged() -> None:
     data = StatefulShards(pipeline())
     loader = batches_of(data, 2, batch_size=2, persistent_workers=True)
     collate = loader.collate_fn
     list(data.tracked(loader))
     assert loader.collate_fn is collate
-    # Another loop over the same workers gets batches, and the data set knows that it has not seen it.
+    # Another loop over the same workers gets batches, and the dataset knows that it has not seen them.
     assert sorted(key for batch in loader for key in batch) == KEYS
     with pytest.raises(StateError, match="positions of the worker processes"):
         data.state_dict()
 
 
-def test_workers_that_no_tracked_loop_has_started_are_refused() -> None:
+def test_workers_not_started_by_a_tracked_loop_are_refused() -> None:
     data = StatefulShards(pipeline())
     loader = batches_of(data, 1, batch_size=2, persistent_workers=True)
     list(loader)
@@ -358,7 +358,7 @@ def test_workers_that_no_tracked_loop_has_started_are_refused() -> None:
         next(StatefulShards(pipeline()).tracked(loader))
 
 
-def test_a_state_for_workers_that_run_already_is_refused() -> None:
+def test_a_state_for_running_workers_is_refused() -> None:
     data = StatefulShards(pipeline())
     loader = batches_of(data, 1, batch_size=2, persistent_workers=True)
     batches = data.tracked(loader)
@@ -368,13 +368,13 @@ def test_a_state_for_workers_that_run_already_is_refused() -> None:
     data.load_state_dict(state)
     with pytest.raises(StateError, match="started before the state was loaded"):
         list(loader)
-    with opened("DataLoader2", 1) as run:
+    with new_run("DataLoader2", 1) as run:
         next(run.epoch())
         with pytest.raises(StateError, match="before the first epoch begins"):
             run.save.__self__.reading_service.load_state_dict(state)  # type: ignore[attr-defined]  # it is a method
 
 
-def test_an_epoch_that_is_chosen_is_the_one_that_the_state_is_in() -> None:
+def test_the_chosen_epoch_may_be_that_of_the_state() -> None:
     data = StatefulShards(pipeline())
     data.set_epoch(4)
     iterator = iter(data)
@@ -392,15 +392,15 @@ def test_an_epoch_that_is_chosen_is_the_one_that_the_state_is_in() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_epoch_that_is_chosen_and_not_begun_is_in_the_state(way: str) -> None:
-    for saving in ("DataLoader2", "DataLoader"):  # the workers of a StatefulDataLoader have told their states before
-        with opened(saving, 2) as run:
+def test_a_state_contains_a_chosen_epoch_that_has_not_begun(way: str) -> None:
+    for saving in ("DataLoader2", "DataLoader"):  # workers of a StatefulDataLoader have reported their states before
+        with new_run(saving, 2) as run:
             epoch = run.epoch()
             head = list(itertools.islice(epoch, 7))
             run.set_epoch(6)
             state = run.save()
             rest, following = list(epoch), list(run.epoch())
-        with opened(way, 2, state) as run:
+        with new_run(way, 2, state) as run:
             assert [list(run.epoch()), list(run.epoch())] == [rest, following]
         assert sorted(head + rest) == sorted(following) == KEYS
 
@@ -409,7 +409,7 @@ def start_late(worker: int) -> None:
     time.sleep(worker / 2)
 
 
-def test_an_epoch_can_be_chosen_while_a_worker_has_not_yet_begun_the_last_one() -> None:
+def test_an_epoch_can_be_chosen_before_a_worker_has_begun_the_previous_one() -> None:
     data = StatefulShards(pipeline())
     loader = batches_of(data, 2, batch_size=1, persistent_workers=True, worker_init_fn=start_late)
     assert len(next(iter(loader))) == 1
@@ -435,7 +435,7 @@ def test_another_number_of_workers_in_another_epoch_is_refused(before: int, afte
 
 @dataclass
 class Pinned:
-    """What torch pins by its own method."""
+    """An object that torch pins by its own method."""
 
     keys: list[str]
     is_pinned: bool = False
@@ -444,8 +444,8 @@ class Pinned:
         return Pinned(self.keys, True)
 
 
-def test_torch_pins_the_batch_and_leaves_what_is_told_with_it() -> None:
-    # What the thread of a loader with pin_memory=True calls, which there is only beside an accelerator.
+def test_torch_pins_the_batch_and_not_its_record() -> None:
+    # The function that the thread of a loader with pin_memory=True calls; the thread exists only with an accelerator.
     pin: Callable[[Any], Any] = pin_memory
     assert pin(RecordedBatch(Pinned(["a"]), 1, 0, b"[]", True)) == RecordedBatch(Pinned(["a"], True), 1, 0, b"[]", True)
 
@@ -504,7 +504,7 @@ def changed(state: dict[str, str], version: int = 5, **changes: Any) -> dict[str
         (lambda: [3], "not the state of a loader"),
     ],
 )
-def test_what_cannot_be_loaded_is_named(state: Callable[[], Any], text: str) -> None:
+def test_states_that_cannot_be_loaded_are_named(state: Callable[[], Any], text: str) -> None:
     found = state()
     with pytest.raises(StateError, match=text):
         StatefulShards(pipeline()).load_state_dict(found)
@@ -513,12 +513,12 @@ def test_what_cannot_be_loaded_is_named(state: Callable[[], Any], text: str) -> 
             ShardReadingService().load_state_dict(found)
 
 
-def test_the_state_of_another_seed_is_refused_by_the_data_set_and_followed_by_the_service() -> None:
-    with opened("DataLoader2", 0, seed=5) as run:
+def test_a_state_of_another_seed_is_refused_by_the_dataset_but_not_the_service() -> None:
+    with new_run("DataLoader2", 0, seed=5) as run:
         epoch = run.epoch()
         next(epoch)
         state, rest = run.save(), list(epoch)
     with pytest.raises(StateError, match="saved with seed 5, but the seed here is 3"):
         StatefulShards(pipeline(), seed=3).load_state_dict(state)
-    with opened("DataLoader2", 0, state) as run:
+    with new_run("DataLoader2", 0, state) as run:
         assert list(run.epoch()) == rest

@@ -1,4 +1,4 @@
-"""A state resumes the pipeline of the loader that loads it, and holds no part of the one that saved it."""
+"""A state resumes the pipeline of the loader that loads it, and contains no part of the one that saved it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def loader_of(pipe: Pipe, service: Any = None, seed: int | None = 3) -> DataLoad
 
 
 def state_after(count: int, pipe: Pipe, service: Any = None) -> tuple[dict[str, Any], list[Any]]:
-    """Return the state after so many items of the second epoch, and the items that follow."""
+    """Return the state after ``count`` items of the second epoch, and the items that follow."""
     with loader_of(pipe, service) as loader:
         list(loader)
         items = iter(loader)
@@ -67,10 +67,10 @@ def state_after(count: int, pipe: Pipe, service: Any = None) -> tuple[dict[str, 
         return loader.state_dict(), list(items)
 
 
-# which pipeline is resumed
+# the resumed pipeline
 
 
-def test_a_transform_that_has_changed_is_an_error_that_names_it() -> None:
+def test_a_changed_transform_is_an_error_that_names_it() -> None:
     state, _ = state_after(7, pipeline(224))
     with (
         loader_of(pipeline(256)) as loader,
@@ -80,7 +80,7 @@ def test_a_transform_that_has_changed_is_an_error_that_names_it() -> None:
 
 
 class Guarded(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """A store that knows one token."""
+    """A file system that accepts one token."""
 
     protocol = "guarded"
     cachable = False
@@ -106,7 +106,7 @@ def guarded() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_token_is_in_no_state_and_a_renewed_one_is_used(
+def test_no_state_contains_a_token_and_a_renewed_one_is_used(
     workers: int, guarded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = "token-of-yesterday", "token-of-today"
@@ -133,7 +133,7 @@ def test_a_token_is_in_no_state_and_a_renewed_one_is_used(
         "pipe:cat {folder}/{shard}.tar # --session-token {secret}",
     ],
 )
-def test_credentials_in_urls_are_in_no_state_and_may_be_renewed(signed: str) -> None:
+def test_no_state_contains_credentials_of_urls_and_they_may_be_renewed(signed: str) -> None:
     def urls(secret: str) -> list[str]:
         return [signed.format(folder=Path.cwd(), shard=shard, secret=secret) for shard in range(4)]
 
@@ -164,7 +164,7 @@ def test_a_loader_without_a_pipeline_cannot_be_resumed() -> None:
 # the size of a state
 
 
-def test_a_state_does_not_grow_with_the_number_of_urls_and_of_entries() -> None:
+def test_a_state_does_not_grow_with_the_number_of_urls_or_entries() -> None:
     sizes = []
     for count in (4, 10_000):
         urls = [f"{number % 4}.tar" for number in range(count)]
@@ -180,10 +180,10 @@ def test_a_state_does_not_grow_with_the_number_of_urls_and_of_entries() -> None:
     assert max(map(max, sizes)) < 2048
 
 
-# what a state is
+# the contents of a state
 
 
-def test_a_state_has_one_shape_whenever_it_is_asked_for() -> None:
+def test_a_state_has_the_same_structure_at_any_time() -> None:
     with loader_of(pipeline()) as loader:
         states = [loader.state_dict()]
         states += [loader.state_dict() for _ in itertools.chain(loader, loader)]
@@ -191,7 +191,7 @@ def test_a_state_has_one_shape_whenever_it_is_asked_for() -> None:
     assert all(state.keys() == {"wds_datapipes"} and type(state["wds_datapipes"]) is str for state in states)
 
 
-def test_a_state_goes_through_torch_save_without_pickles_and_through_json(tmp_path: Path) -> None:
+def test_a_state_survives_torch_save_without_pickles_and_json(tmp_path: Path) -> None:
     state, rest = state_after(7, pipeline())
     torch.save({"data": state}, tmp_path / "state.pt")
     for again in (torch.load(tmp_path / "state.pt", weights_only=True)["data"], json.loads(json.dumps(state))):
@@ -200,7 +200,7 @@ def test_a_state_goes_through_torch_save_without_pickles_and_through_json(tmp_pa
             assert list(loader) == rest
 
 
-def test_a_state_is_one_of_each_other_loader_and_theirs_are_its_own() -> None:
+def test_loaders_exchange_states() -> None:
     state, rest = state_after(7, pipeline())
     data = StatefulShards(pipeline(), seed=3)
     data.load_state_dict(state)
@@ -213,7 +213,7 @@ def test_a_state_is_one_of_each_other_loader_and_theirs_are_its_own() -> None:
         assert list(loader) == rest[5:]
 
 
-def test_a_seed_that_no_epoch_has_begun_with_is_in_the_state() -> None:
+def test_a_state_contains_a_seed_that_no_epoch_has_begun_with() -> None:
     with loader_of(pipeline(), seed=8) as loader:
         first, second = list(loader), list(loader)
     with loader_of(pipeline(), seed=8) as loader:
@@ -234,7 +234,7 @@ def test_a_seed_that_no_epoch_has_begun_with_is_in_the_state() -> None:
             assert list(loader) == chosen
 
 
-# loading it into a loader that has begun
+# loading into a loader that has begun
 
 
 def sequential(workers: int) -> SequentialReadingService:
@@ -259,7 +259,7 @@ def one_rank() -> Iterator[None]:
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("new_service", SERVICES.values(), ids=SERVICES.keys())
 @pytest.mark.parametrize("came", [None, 0, 3, len(KEYS) + 1])
-def test_a_loader_that_has_begun_starts_again_from_a_state(came: int | None, new_service: Callable[[], Any]) -> None:
+def test_a_loader_that_has_begun_restarts_from_a_state(came: int | None, new_service: Callable[[], Any]) -> None:
     """Lightning asks each loader for an iterator before it loads its state."""
     state, rest = state_after(7, pipeline(), new_service())
     with loader_of(pipeline(), new_service()) as loader:
@@ -275,7 +275,7 @@ def test_a_loader_that_has_begun_starts_again_from_a_state(came: int | None, new
         assert list(loader) == rest
 
 
-# where there is no position
+# states without a position
 
 
 SERVICES_OF_TORCHDATA: dict[str, Callable[[], Any]] = {

@@ -1,4 +1,4 @@
-"""Several passes over a split source in one epoch: each has every sample once, whichever loader and workers read it."""
+"""Several passes over a split source in one epoch: each yields every sample once, for any loader and workers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Twice(Stage[Any]):
 
 
 class OwnShuffler(IterDataPipe[Any]):
-    """A user's stage that shuffles, written as torch's."""
+    """A user's stage that shuffles, written like torch's."""
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class OwnShuffler(IterDataPipe[Any]):
         self.seed = seed
 
     def reset(self) -> None:
-        self.random.seed(self.seed)  # by the system where there is none
+        self.random.seed(self.seed)  # by the system if there is no seed
         self.seed = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -143,7 +143,7 @@ PIPELINES: dict[str, tuple[Callable[[], Any], int]] = {
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (2, 2), (3, 1)])
 @pytest.mark.parametrize("name", PIPELINES)
-def test_each_pass_has_every_sample_once_on_all_ranks(name: str, ranks: int, workers: int) -> None:
+def test_each_pass_yields_every_sample_once_on_all_ranks(name: str, ranks: int, workers: int) -> None:
     check_coverage(PIPELINES[name][0], ranks=ranks, workers=workers, seed=3)
 
 
@@ -182,7 +182,7 @@ LOADERS = [by_our_service, by_torchdatas_service, by_torch]
 @pytest.mark.parametrize("read_by", LOADERS)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("name", ["cycled", "iterated twice", "shuffled by a user"])
-def test_each_pass_has_every_sample_once_in_every_loader(
+def test_each_pass_yields_every_sample_once_in_every_loader(
     read_by: Callable[[Any, int], Iterator[Any]], name: str, workers: int
 ) -> None:
     make_pipe, times = PIPELINES[name]
@@ -200,12 +200,12 @@ def test_passes_differ_in_their_order_and_repeat_with_the_seed(read_by: Callable
 
 
 def test_a_spawned_worker_knows_later_passes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # where a new interpreter finds this module
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # a new interpreter finds this module there
     read = next(by_torch(iterated_twice(), 2, "spawn"))
     assert Counter(read) == dict.fromkeys(KEYS, 2)
 
 
-def test_an_endless_mixture_begins_again_alike_after_other_numbers_of_passes() -> None:
+def test_an_endless_mixture_restarts_alike_after_other_numbers_of_passes() -> None:
     again = list[int]()
     for instance, count in enumerate([40, 10]):
         pipe: Any = IterableWrapper(range(8)).shuffle().sharding_filter()
@@ -217,7 +217,7 @@ def test_an_endless_mixture_begins_again_alike_after_other_numbers_of_passes() -
     assert sorted(again) == list(range(16))
 
 
-def test_stateful_shards_begin_a_source_twice() -> None:
+def test_stateful_shards_iterate_a_source_twice() -> None:
     for read in by_stateful_shards(iterated_twice(), 2):
         assert Counter(read) == dict.fromkeys(KEYS, 2)
 

@@ -1,4 +1,4 @@
-"""Each fault of torchdata is there without the patches, and is gone with them."""
+"""Each fault of torchdata exists without the patches, and is gone with them."""
 
 import json
 import os
@@ -12,13 +12,13 @@ import torchdata
 
 from wds_datapipes.loading.torchdata_patches import patches
 
-#: How long all scenarios together may take, in seconds: those that hang by design take half of it on a busy machine.
+#: The time limit of all scenarios together, in seconds; those that hang by design take half of it on a busy machine.
 LIMIT_S = 600
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 DRAWN = "4 orders, the same in another run: True"
 
-# What comes of each scenario without the patches, and with them.
+# The result of each scenario without the patches, and with them.
 OUTCOMES = {
     "uneven": ("Can not expect any response without submitted request", r"\[0, 1000, 1, 1001, 1002, 1003, 1004\]"),
     "uneven shards": ("Can not expect any response without submitted request", "200"),
@@ -64,7 +64,7 @@ OUTCOMES = {
     "order, workers, seed": ("1 orders, the same in another run: True", DRAWN),
     "order, no service, seed": ("4 orders, the same in another run: False", DRAWN),
 }
-if not torchdata.__version__.startswith("0.7.1"):  # which draws its seeds as it should
+if not torchdata.__version__.startswith("0.7.1"):  # which draws its seeds correctly
     OUTCOMES["order, workers, no seed"] = ("1 orders, the same in another run: True", DRAWN)
     OUTCOMES["order, in process, no seed"] = ("1 orders, the same in another run: True", DRAWN)
 
@@ -111,7 +111,7 @@ def test_the_patch_fixes_it(scenario: str, patched: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("scenario", UNTOUCHED)
-def test_what_worked_still_works(scenario: str, patched: dict[str, str]) -> None:
+def test_unaffected_scenarios_still_work(scenario: str, patched: dict[str, str]) -> None:
     assert re.fullmatch(UNTOUCHED[scenario], patched[scenario])
 
 
@@ -154,7 +154,7 @@ def test_applying_again_changes_nothing() -> None:
     assert (dict(vars(MultiProcessingReadingService)), patches.list_patches()) == before
 
 
-# The reason is decided in an interpreter that has nothing imported yet.
+# The reason is determined in an interpreter without other imports.
 
 REASONS = {
     "environment": ("import os; os.environ['WDS_DATAPIPES_PATCHES'] = '0'", "WDS_DATAPIPES_PATCHES=0 is set"),
@@ -197,7 +197,7 @@ print(json.dumps([patch[3:] for patch in patches.list_patches()]))
     states = json.loads(done.stdout)
     assert len(states) == 15
     assert all(not applied and reason in why for applied, why in states[:-2])
-    # Those of torch itself, and of what any release of torchdata has.
+    # Names of torch itself, and those that any release of torchdata has.
     assert [applied for applied, _ in states[-2:]] == [case != "environment"] * 2
 
 

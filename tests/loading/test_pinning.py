@@ -23,7 +23,7 @@ from torchdata.datapipes.iter import IterableWrapper
 from wds_datapipes import ShardReadingService
 from wds_datapipes.loading.service.pinning import MemoryPinner, pin_memory_of
 
-#: How long anything may take before it counts as a hang, in seconds.
+#: The time limit before anything counts as a hang, in seconds.
 LIMIT_S = 300
 
 NO_CUDA = "ignore:pin_memory=True has no effect"
@@ -51,7 +51,7 @@ def same(item: Any) -> Any:
 
 
 class Stepwise(IterDataPipe[int]):
-    """Yields numbers, each once it is let go; tells how many were begun."""
+    """Yields numbers, each once it is released; records how many were begun."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -85,7 +85,7 @@ def test_items_come_in_order_and_once(count: int) -> None:
         assert list(pipe) == [str(number) for number in range(count)]
 
 
-def test_the_function_runs_in_one_thread_that_is_not_the_loop() -> None:
+def test_the_function_runs_in_one_thread_besides_the_loop() -> None:
     names = set(MemoryPinner(IterableWrapper(range(100)), lambda _: threading.get_ident()))
     assert len(names) == 1
     assert threading.get_ident() not in names
@@ -98,8 +98,8 @@ def test_one_item_is_made_ahead() -> None:
         source.steps.release()
         assert next(iterator) == number
         if number < 4:
-            assert source.asked.acquire(timeout=LIMIT_S)  # of this one
-            assert source.asked.acquire(timeout=LIMIT_S)  # and of the next, while the loop works
+            assert source.asked.acquire(timeout=LIMIT_S)  # of this item
+            assert source.asked.acquire(timeout=LIMIT_S)  # and of the next one, while the loop works
             source.asked.release()
             assert source.begun == number + 2
     assert next(iterator, None) is None
@@ -107,7 +107,7 @@ def test_one_item_is_made_ahead() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 @pytest.mark.parametrize("error", [LookupError("broken"), KeyboardInterrupt("broken"), SystemExit("broken")])
-def test_an_error_of_the_source_comes_at_its_place(count: int, error: BaseException) -> None:
+def test_an_error_of_the_source_is_raised_at_its_position(count: int, error: BaseException) -> None:
     iterator = iter(MemoryPinner(Failing(count, error), same))
     assert [next(iterator) for _ in range(count)] == list(range(count))
     with pytest.raises(type(error), match="broken") as caught:
@@ -117,7 +117,7 @@ def test_an_error_of_the_source_comes_at_its_place(count: int, error: BaseExcept
 
 
 @pytest.mark.parametrize("place", [0, 1, 4])
-def test_an_error_of_the_function_comes_at_its_place(place: int) -> None:
+def test_an_error_of_the_function_is_raised_at_its_position(place: int) -> None:
     def fail(number: int) -> int:
         return number if number != place else 1 // 0
 
@@ -136,7 +136,7 @@ def test_stop_iteration_from_the_function_is_an_error_and_not_the_end() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
-def test_breaking_off_ends_the_thread_and_begins_anew(taken: int) -> None:
+def test_interrupting_ends_the_thread_and_restarts(taken: int) -> None:
     pipe = MemoryPinner(IterableWrapper(range(100)), same)
     iterator = iter(pipe)
     assert [next(iterator) for _ in range(taken)] == list(range(taken))
@@ -146,7 +146,7 @@ def test_breaking_off_ends_the_thread_and_begins_anew(taken: int) -> None:
     assert list(pipe) == list(range(100))
 
 
-def test_a_second_iterator_takes_the_place_of_the_first() -> None:
+def test_a_second_iterator_replaces_the_first() -> None:
     pipe = MemoryPinner(IterableWrapper(range(10)), same)
     first = iter(pipe)
     next(first)
@@ -157,10 +157,10 @@ def test_a_second_iterator_takes_the_place_of_the_first() -> None:
 
 
 class Big:
-    """Something that tells when it is gone."""
+    """An object that records its deletion."""
 
 
-def test_an_item_is_forgotten_once_it_was_taken_and_so_is_the_one_that_was_made_ahead() -> None:
+def test_no_item_is_kept_after_it_is_taken_or_prefetched() -> None:
     pipe = MemoryPinner(IterableWrapper(range(5)), lambda _: Big())
     iterator = iter(pipe)
     gone = weakref.ref(next(iterator))
@@ -172,7 +172,7 @@ def test_an_item_is_forgotten_once_it_was_taken_and_so_is_the_one_that_was_made_
     assert ahead() is None
 
 
-def test_an_error_that_was_caught_keeps_nothing_even_before_garbage_is_collected() -> None:
+def test_a_caught_error_keeps_nothing_alive() -> None:
     def fail(item: Big) -> Big:
         raise LookupError("broken")
 
@@ -195,7 +195,7 @@ def test_an_error_that_was_caught_keeps_nothing_even_before_garbage_is_collected
 # pauses
 
 
-def test_a_pause_waits_for_the_item_that_is_made() -> None:
+def test_a_pause_waits_for_the_item_in_progress() -> None:
     source = Stepwise(3)
     pipe = MemoryPinner(source, same)
     pipe.pause()  # before the beginning
@@ -203,7 +203,7 @@ def test_a_pause_waits_for_the_item_that_is_made() -> None:
     source.steps.release()
     assert next(iterator) == 0
     assert source.asked.acquire(timeout=LIMIT_S)
-    assert source.asked.acquire(timeout=LIMIT_S)  # the second is being made
+    assert source.asked.acquire(timeout=LIMIT_S)  # the second item is being made
     pause = threading.Thread(target=pipe.pause)
     pause.start()
     pause.join(0.1)
@@ -217,7 +217,7 @@ def test_a_pause_waits_for_the_item_that_is_made() -> None:
     pipe.pause()  # after the end
 
 
-def test_a_pause_leaves_an_error_where_it_is() -> None:
+def test_a_pause_leaves_an_error_in_its_position() -> None:
     pipe = MemoryPinner(Failing(1, LookupError("broken")), same)
     iterator = iter(pipe)
     assert next(iterator) == 0
@@ -235,13 +235,13 @@ def sleeps(thread: threading.Thread) -> int:
     return int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.M)[0])
 
 
-def test_the_thread_sleeps_while_it_has_nothing_to_do() -> None:
+def test_the_thread_sleeps_while_it_has_no_work() -> None:
     source = Stepwise(3)
     iterator = iter(MemoryPinner(source, same))
     source.steps.release(2)
     assert next(iterator) == 0
     (thread,) = threads()
-    for _ in range(2):  # first the next item is there and nobody takes it, and then it waits for its source
+    for _ in range(2):  # first the next item is ready and not taken, and then the thread waits for its source
         time.sleep(0.1)
         before = sleeps(thread)
         time.sleep(0.4)
@@ -260,7 +260,7 @@ def tensors(number: int) -> dict[str, Any]:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what comes without CUDA cannot be seen with it")
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_without_cuda_it_warns_once_and_reads_all_the_same(workers: int) -> None:
+def test_without_cuda_it_warns_once_and_still_reads(workers: int) -> None:
     service = ShardReadingService(workers, pin_memory=True)
     with DataLoader2(IterableWrapper(range(30)).sharding_filter().map(tensors), reading_service=service) as loader:
         with pytest.warns(UserWarning, match="pin_memory=True has no effect, since CUDA is not available") as caught:
@@ -275,20 +275,20 @@ def test_without_cuda_it_warns_once_and_reads_all_the_same(workers: int) -> None
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what comes without CUDA cannot be seen with it")
 @pytest.mark.filterwarnings(NO_CUDA)
-def test_without_cuda_the_pipeline_stays_as_it_is() -> None:
+def test_without_cuda_the_pipeline_is_unchanged() -> None:
     pipe = IterableWrapper(range(3))
     assert pin_memory_of(pipe) is pipe
 
 
 class Pair(NamedTuple):
-    """A sample as the loop wants it."""
+    """A sample as the loop uses it."""
 
     image: torch.Tensor
     names: list[str]
 
 
 class Custom:
-    """Knows how to pin itself."""
+    """Pins itself."""
 
     def __init__(self) -> None:
         self.is_pinned = False
@@ -299,8 +299,8 @@ class Custom:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA, the test below pins real memory")
-def test_items_keep_their_kind_and_the_thread_keeps_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parts of torch that need CUDA are replaced: what is copied, and what stays as it is, is not up to them."""
+def test_items_keep_their_types_and_the_thread_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of torch that need CUDA are replaced: the test concerns which objects are copied."""
     devices, originals = set(), set()
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -340,7 +340,7 @@ def test_with_cuda_tensors_are_pinned(workers: int) -> None:
 
 @pytest.fixture
 def pinning_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the thread run where there is no CUDA, too: it copies tensors into common memory then."""
+    """Let the thread run without CUDA, too: it copies tensors into ordinary memory then."""
 
     def copied(item: dict[str, Any]) -> dict[str, Any]:
         return {**item, "tensor": item["tensor"].clone()}
@@ -368,7 +368,7 @@ def test_the_thread_reads_from_workers(workers: int) -> None:
 
 @pytest.mark.usefixtures("pinning_anyway", "nothing_left")
 @pytest.mark.parametrize("end", ["shutdown", "del", "another iterator"])
-def test_a_worker_that_never_answers_does_not_hold_the_end_up(end: str) -> None:
+def test_a_worker_that_never_responds_does_not_delay_the_end(end: str) -> None:
     loader: Any = DataLoader2(
         IterableWrapper(range(9)).map(stuck_after_one), reading_service=ShardReadingService(1, pin_memory=True)
     )
@@ -392,7 +392,7 @@ def stuck_after_one(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "end", ["", "raise SystemExit(3)", "1 / 0", "del iterator", "os.kill(os.getpid(), signal.SIGINT)"]
 )
-def test_a_worker_that_never_answers_does_not_hold_the_interpreter_up(end: str) -> None:
+def test_a_worker_that_never_responds_does_not_delay_the_exit(end: str) -> None:
     program = f"""if 1:
         import os, signal, time, warnings
         warnings.simplefilter("ignore")

@@ -27,7 +27,7 @@ class Failing:
 
 
 class Watched(deque[Any]):
-    """A buffer that notes whether its filler had already said that it was done when an item was put in."""
+    """A buffer that records whether its filler had already reported its end when an item was appended."""
 
     def __init__(self, data: Any) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Watched(deque[Any]):
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_an_error_is_in_the_buffer_before_the_thread_says_that_it_is_done(at_once: bool) -> None:
+def test_an_error_is_in_the_buffer_before_the_thread_reports_its_end(at_once: bool) -> None:
     data = _PrefetchData(Failing(LookupError("no shard"), at_once=at_once), 10)
     data.prefetch_buffer = buffer = Watched(data)
     Prefetcher.thread_worker(data)
@@ -59,7 +59,7 @@ def test_items_pass_through_unchanged() -> None:
     assert list(IterableWrapper(range(100)).prefetch(3)) == list(range(100))
 
 
-def test_a_thread_learns_that_its_buffer_is_given_up() -> None:
+def test_a_thread_learns_that_its_buffer_is_abandoned() -> None:
     seen = []
 
     def give_up() -> Iterator[int]:

@@ -19,49 +19,49 @@ SCRIPT = Path(__file__).with_name("epochs_scenarios.py")
 RANKS = 2
 WORKERS = (0, 1, 2, 3)
 EPOCHS = 3
-#: How many samples each shard has. Some ranks have many more than others, and some workers of three have no shard.
+#: How many samples each shard has. Some ranks have many more than others, and some of three workers have no shard.
 SIZES = (5, 1, 9, 30, 3)
 KEYS = sorted(f"{shard}/{number}" for shard, size in enumerate(SIZES) for number in range(size))
 
-Told = list[dict[str, Any]]
+Results = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """What each rank has told."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of each rank."""
     folder = tmp_path_factory.mktemp("epochs")
     for shard, size in enumerate(SIZES):
         build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "1"} for number in range(size)])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would otherwise talk about
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torchrun would otherwise print a notice about it
     done = subprocess.run([*command, SCRIPT, folder], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-def epochs_of(told: Told, name: str) -> list[list[Any]]:
-    """For each epoch, all that all ranks have read."""
-    return [list(itertools.chain(*ranks)) for ranks in zip(*(rank[name] for rank in told), strict=True)]
+def items_of_epochs(results: Results, name: str) -> list[list[Any]]:
+    """For each epoch, the items of all ranks."""
+    return [list(itertools.chain(*ranks)) for ranks in zip(*(rank[name] for rank in results), strict=True)]
 
 
-def orders(told: Told, name: str) -> list[list[str]]:
-    """The order of all shards in each epoch, put together from what each worker of each rank has of it.
+def orders(results: Results, name: str) -> list[list[str]]:
+    """The order of all shards in each epoch, merged from the shards of each worker of each rank.
 
-    It can be put together only if all of them have dealt out one order, which was shuffled before.
+    The merge succeeds only if all of them were dealt from one order that was shuffled before the split.
     """
     found = []
-    for dealt in epochs_of(told, name):
+    for dealt in items_of_epochs(results, name):
         assert sorted(place for place, _ in dealt) == list(range(len(SIZES)))
         found.append([Path(url).stem for _, url in sorted(dealt)])
         assert sorted(found[-1]) == [str(shard) for shard in range(len(SIZES))]
     return found
 
 
-def test_the_order_of_shards_follows_from_seed_and_epoch(told: Told) -> None:
+def test_the_order_of_shards_follows_from_seed_and_epoch(results: Results) -> None:
     kinds = ["order", "order again", "another order", "order of torch"]
-    found = {kind: [orders(told, f"{kind} {workers}") for workers in WORKERS] for kind in kinds}
+    found = {kind: [orders(results, f"{kind} {workers}") for workers in WORKERS] for kind in kinds}
     for kind, of_all_numbers in found.items():
-        # Whatever the number of workers; torch draws other seeds for later epochs where there are none.
+        # For any number of workers; without workers, torch draws other seeds for later epochs.
         alike = of_all_numbers[1:] if kind == "order of torch" else of_all_numbers
         assert all(each == alike[0] for each in alike), kind
     assert found["order"] == found["order again"] != found["another order"]
@@ -69,27 +69,27 @@ def test_the_order_of_shards_follows_from_seed_and_epoch(told: Told) -> None:
         assert len(set(map(tuple, epochs))) == len(epochs)
 
 
-def test_shards_travel_between_ranks(told: Told) -> None:
+def test_shards_move_between_ranks(results: Results) -> None:
     for workers in WORKERS:
-        owned = [{url for _, url in epoch} for epoch in told[0][f"order {workers}"]]
+        owned = [{url for _, url in epoch} for epoch in results[0][f"order {workers}"]]
         assert any(epoch != owned[0] for epoch in owned)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("loader", ["keys", "keys by torch"])
-def test_every_sample_comes_once_an_epoch(told: Told, loader: str, workers: int) -> None:
-    """Also for three workers, of which there are more than shards."""
-    epochs = epochs_of(told, f"{loader} {workers}")
+def test_every_sample_comes_once_per_epoch(results: Results, loader: str, workers: int) -> None:
+    """Also with three workers, which are more than the shards of a rank."""
+    epochs = items_of_epochs(results, f"{loader} {workers}")
     assert len(epochs) == EPOCHS
     assert [sorted(key for (key,) in epoch) for epoch in epochs] == [KEYS] * EPOCHS
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_passes_of_a_stream_have_one_order_on_all_ranks(told: Told, workers: int) -> None:
-    """A rank has three shards in one pass and two in the next, so ranks come to a pass in different epochs."""
-    assert [[len(epoch) for epoch in rank[f"passes {workers}"]] for rank in told] == [[6] * 7] * RANKS
+def test_the_passes_of_a_stream_have_one_order_on_all_ranks(results: Results, workers: int) -> None:
+    """A rank has three shards in one pass and two in the next, so ranks reach a pass in different epochs."""
+    assert [[len(epoch) for epoch in rank[f"passes {workers}"]] for rank in results] == [[6] * 7] * RANKS
     passes: list[dict[int, str]] = [{} for _ in range(17)]
-    for rank, own in enumerate(told):
+    for rank, own in enumerate(results):
         items = itertools.chain(*own[f"passes {workers}"])
         for number, each in enumerate(passes):
             places = [place for place in range(5) if place % RANKS == (rank + number) % RANKS]
@@ -102,31 +102,31 @@ def test_the_passes_of_a_stream_have_one_order_on_all_ranks(told: Told, workers:
     assert len({tuple(sorted(each.items())) for each in whole}) > 10
 
 
-def test_workers_without_a_shard_have_one_in_another_pass(told: Told) -> None:
+def test_workers_without_a_shard_have_one_in_another_pass(results: Results) -> None:
     """Of five shards, worker 2 of rank 1 has none in the first pass."""
-    assert [[len(epoch) for epoch in rank["passes 3"]] for rank in told] == [[6] * 7] * RANKS
+    assert [[len(epoch) for epoch in rank["passes 3"]] for rank in results] == [[6] * 7] * RANKS
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_resampled_epoch_has_equally_many_whole_batches_on_all_ranks(told: Told, workers: int) -> None:
-    epochs = [rank[f"resampled {workers}"]["epochs"] for rank in told]
+def test_a_resampled_epoch_has_equal_numbers_of_full_batches_on_all_ranks(results: Results, workers: int) -> None:
+    epochs = [rank[f"resampled {workers}"]["epochs"] for rank in results]
     assert [[list(map(len, epoch)) for epoch in rank] for rank in epochs] == [[[4] * 13] * EPOCHS] * RANKS
     assert len({str(epoch) for rank in epochs for epoch in rank}) == RANKS * EPOCHS
-    assert told[0][f"resampled {workers}"]["weights"] == told[1][f"resampled {workers}"]["weights"]
+    assert results[0][f"resampled {workers}"]["weights"] == results[1][f"resampled {workers}"]["weights"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_split_epoch_has_every_sample_once_and_unequal_numbers_of_batches(told: Told, workers: int) -> None:
-    ranks = [rank[f"split {workers}"]["epochs"] for rank in told]
+def test_a_split_epoch_yields_every_sample_once_and_unequal_numbers_of_batches(results: Results, workers: int) -> None:
+    ranks = [rank[f"split {workers}"]["epochs"] for rank in results]
     for both in zip(*ranks, strict=True):
         assert sorted(key for rank in both for batch in rank for key in batch) == KEYS
         assert len(both[0]) != len(both[1])
-    assert told[0][f"split {workers}"]["weights"] == told[1][f"split {workers}"]["weights"]
+    assert results[0][f"split {workers}"]["weights"] == results[1][f"split {workers}"]["weights"]
 
 
 @pytest.mark.parametrize("name", ["drawn", "drawn by torch"])
-def test_every_worker_of_every_rank_draws_its_own(told: Told, name: str) -> None:
-    streams = [tuple(epoch[worker::2]) for rank in told for epoch in rank[name] for worker in range(2)]
+def test_every_worker_of_every_rank_draws_different_numbers(results: Results, name: str) -> None:
+    streams = [tuple(epoch[worker::2]) for rank in results for epoch in rank[name] for worker in range(2)]
     assert [len(stream) for stream in streams] == [12] * (RANKS * EPOCHS * 2)
     assert len(set(streams)) == len(streams)
     assert len(Counter(itertools.chain(*streams))) == len(SIZES)

@@ -1,4 +1,4 @@
-"""Real ranks of torch.distributed, on gloo: what each of them reads, and what becomes of them when one is lost."""
+"""Real ranks of torch.distributed, on gloo: the items of each rank, and the errors when one is lost."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ KEYS = {f"{shard}/{number}" for shard, size in enumerate(SIZES) for number in ra
 WORLDS = (2, 4)
 WORKERS = (0, 1, 2, 3)
 
-#: How many numbers each rank has of the scenarios'.
+#: How many numbers each rank has in the scenarios.
 SHARE = 20
 
-#: How long all scenarios together may take before they count as a hang, in seconds: some minutes on a busy machine.
+#: The time limit of all scenarios together, in seconds: some minutes on a busy machine.
 LIMIT_S = 400
 
-# The fixtures run many of them at once.
+# The fixtures run many scenarios at once.
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
-Told = list[dict[str, Any]]
-Sample = list[Any]  # its key, and the seed of a stage behind the split
+Results = list[dict[str, Any]]
+Sample = list[Any]  # its key, and the seed of a stage after the split
 
 
 def torchrun(ranks: int, *arguments: str | Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would otherwise talk about
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torchrun would otherwise print a notice about it
     done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids="{} ranks".format)
-def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """What each rank of a run has told in which none is lost."""
+def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of each rank of a run in which no rank is lost."""
     folder = tmp_path_factory.mktemp("together")
     for shard, size in enumerate(SIZES):
         build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "0"} for number in range(size)])
@@ -60,19 +60,19 @@ def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the ranks of all scenarios have left what they tell."""
+    """The folder in which the ranks of all scenarios have left their results."""
     folder = tmp_path_factory.mktemp("lost")
     subprocess.run([sys.executable, SCRIPT, "lost", folder], check=True, timeout=LIMIT_S)
     return folder
 
 
 class Outcome:
-    """What came of the ranks of a scenario.
+    """The results of the ranks of a scenario.
 
     Attributes:
-        told: what each rank has told; nothing if it could not.
+        results: the results of each rank; empty for one that could not write them.
         codes: the exit code of each.
-        stderr: what each has written there.
+        stderr: the standard error of each.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,29 +80,29 @@ class Outcome:
         self.ranks = range(len(codes))
         self.codes = [codes[rank] for rank in self.ranks]
         files = [folder / f"{rank}.json" for rank in self.ranks]
-        self.told: Told = [json.loads(file.read_text()) if file.exists() else {} for file in files]
+        self.results: Results = [json.loads(file.read_text()) if file.exists() else {} for file in files]
         self.stderr = [(folder / f"{rank}.stderr").read_text() for rank in self.ranks]
 
     def share(self, rank: int) -> list[int]:
-        """What a rank has to read in an epoch, with any number of workers: every item whose turn is its own."""
+        """The items of a rank in an epoch, with any number of workers: every item assigned to it in turn."""
         world = len(self.ranks)
         return [number for number in range(world * SHARE) if number % world == rank]
 
     def check_survivors(self, lost: int, message: str, workers: int = 2) -> None:
-        """Check that all ranks but one have read an epoch to its end, and then got an error that tells of that one."""
+        """Check that all ranks but one have read an epoch to its end, and then got an error that names the lost one."""
         for rank in self.ranks:
             if rank != lost:
-                told = self.told[rank]
-                assert [sorted(epoch) for epoch in told["epochs"]] == [self.share(rank), []]
+                results = self.results[rank]
+                assert [sorted(epoch) for epoch in results["epochs"]] == [self.share(rank), []]
                 what = "RankLostError: The ranks cannot begin epoch 2 of a ShardReadingService together: "
-                assert re.fullmatch(re.escape(what) + message, told["error"])
+                assert re.fullmatch(re.escape(what) + message, results["error"])
 
     def check_whole(self, epochs: int = 1) -> None:
         """Check that all ranks have read all epochs to their end, without an error."""
         for rank in self.ranks:
-            told = self.told[rank]
-            assert "error" not in told
-            assert [sorted(epoch) for epoch in told["epochs"]] == epochs * [self.share(rank)]
+            results = self.results[rank]
+            assert "error" not in results
+            assert [sorted(epoch) for epoch in results["epochs"]] == epochs * [self.share(rank)]
             assert "Traceback" not in self.stderr[rank]
             assert self.codes[rank] == 0
 
@@ -112,51 +112,51 @@ def keys(samples: Iterable[Sample]) -> list[str]:
 
 
 def shards(samples: Iterable[Sample]) -> list[str]:
-    """The shards in the order in which they begin."""
+    """The shards in the order in which they were first read."""
     return list(dict.fromkeys(key.partition("/")[0] for key in keys(samples)))
 
 
 def shares(ranks: int, workers: int) -> list[int]:
-    """How many shards each rank has to read."""
+    """How many shards each rank reads."""
     instances = ranks * max(workers, 1)
     owners = [shard % instances % ranks for shard in range(len(SIZES))]
     return [owners.count(rank) for rank in range(ranks)]
 
 
-def epochs_of(together: Told, name: str) -> list[list[list[Sample]]]:
-    """For each epoch, what each rank has read in it."""
-    return [list(ranks) for ranks in zip(*(told[name] for told in together), strict=True)]
+def epochs_of(together: Results, name: str) -> list[list[list[Sample]]]:
+    """For each epoch, the items of each rank."""
+    return [list(ranks) for ranks in zip(*(results[name] for results in together), strict=True)]
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 class TestShards:
     @pytest.mark.parametrize("name", ["seeded", "seeded again", "unseeded"])
-    def test_every_sample_comes_once_an_epoch(self, together: Told, workers: int, name: str) -> None:
+    def test_every_sample_comes_once_per_epoch(self, together: Results, workers: int, name: str) -> None:
         for ranks in epochs_of(together, f"{name} {workers}"):
             read = keys(itertools.chain(*ranks))
             assert sorted(read) == sorted(KEYS)
 
-    def test_every_sample_comes_once_where_only_one_rank_has_a_shard(self, together: Told, workers: int) -> None:
+    def test_every_sample_comes_once_if_only_one_rank_has_a_shard(self, together: Results, workers: int) -> None:
         for ranks in epochs_of(together, f"one shard {workers}"):
             assert sorted(keys(itertools.chain(*ranks))) == [f"0/{number}" for number in range(SIZES[0])]
             assert [bool(samples) for samples in ranks].count(True) == 1
 
-    def test_shards_are_split_evenly(self, together: Told, workers: int) -> None:
+    def test_shards_are_split_evenly(self, together: Results, workers: int) -> None:
         for ranks in epochs_of(together, f"seeded {workers}"):
             assert [len(shards(samples)) for samples in ranks] == shares(len(ranks), workers)
 
-    def test_shards_travel_between_ranks(self, together: Told, workers: int) -> None:
+    def test_shards_move_between_ranks(self, together: Results, workers: int) -> None:
         owned = {
             json.dumps([sorted(shards(samples)) for samples in ranks])
             for ranks in epochs_of(together, f"seeded {workers}")
         }
         assert len(owned) == 3
 
-    def test_the_seed_of_rank_0_alone_decides(self, together: Told, workers: int) -> None:
-        for told in together:
-            assert told[f"seeded {workers}"] == told[f"seeded again {workers}"]
+    def test_the_seed_of_rank_0_alone_decides(self, together: Results, workers: int) -> None:
+        for results in together:
+            assert results[f"seeded {workers}"] == results[f"seeded again {workers}"]
 
-    def test_unseeded_epochs_differ(self, together: Told, workers: int) -> None:
+    def test_unseeded_epochs_differ(self, together: Results, workers: int) -> None:
         orders = {
             json.dumps([shards(samples) for samples in ranks]) for ranks in epochs_of(together, f"unseeded {workers}")
         }
@@ -164,7 +164,7 @@ class TestShards:
 
     @pytest.mark.parametrize("name", ["seeded", "unseeded"])
     def test_stages_after_the_split_have_a_seed_for_each_epoch_rank_and_worker(
-        self, together: Told, workers: int, name: str
+        self, together: Results, workers: int, name: str
     ) -> None:
         seeds: list[int] = []
         for ranks in epochs_of(together, f"{name} {workers}"):
@@ -174,7 +174,9 @@ class TestShards:
                 seeds += own
         assert len(set(seeds)) == len(seeds)
 
-    def test_behind_torchdatas_own_service_all_ranks_end_with_the_shortest(self, together: Told, workers: int) -> None:
+    def test_after_torchdatas_own_service_all_ranks_end_with_the_shortest(
+        self, together: Results, workers: int
+    ) -> None:
         for ranks in epochs_of(together, f"sequential {workers}"):
             read = keys(itertools.chain(*ranks))
             assert set(read) <= KEYS
@@ -189,43 +191,43 @@ class TestShards:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_no_rank_waits_for_the_items_of_another(together: Told, workers: int) -> None:
-    assert [told[f"no waiting {workers}"] for told in together] == [10_000] * len(together)
+def test_no_rank_waits_for_the_items_of_another(together: Results, workers: int) -> None:
+    assert [results[f"no waiting {workers}"] for results in together] == [10_000] * len(together)
 
 
-def test_two_services_in_turn(together: Told) -> None:
+def test_two_services_in_turn(together: Results) -> None:
     for service, count in enumerate([1, 2]):
         for epoch in range(3):
-            read = [number for told in together for number in told["two services"][epoch][service]]
+            read = [number for results in together for number in results["two services"][epoch][service]]
             assert sorted(read) == list(range(count * len(together)))
 
 
-def test_the_store_does_not_fill_up(together: Told) -> None:
-    for told in together:
-        assert told["keys"] == {"grown": 0, "left": 0}
+def test_the_store_does_not_fill_up(together: Results) -> None:
+    for results in together:
+        assert results["keys"] == {"grown": 0, "left": 0}
 
 
 @pytest.mark.parametrize("name", ["late", "no group", "after a fork"])
-def test_every_number_comes_once(together: Told, name: str) -> None:
-    epochs = [told[name] if name != "after a fork" else [told[name]] for told in together]
+def test_every_number_comes_once(together: Results, name: str) -> None:
+    epochs = [results[name] if name != "after a fork" else [results[name]] for results in together]
     for ranks in zip(*epochs, strict=True):
         assert sorted(itertools.chain(*ranks)) == list(range(len(together) * SHARE))
 
 
-def test_a_run_without_a_process_group_is_told_what_it_needs(together: Told) -> None:
+def test_the_error_without_a_process_group_says_what_is_needed(together: Results) -> None:
     with pytest.raises(
         RuntimeError,
         match=r"distributed=True\) requires a process group: first call torch\.distributed\.init_process_group",
     ) as caught:
         list(DataLoader2(IterableWrapper(range(4)), reading_service=ShardReadingService(distributed=True)))
-    assert {told["no group any more"] for told in together} == {str(caught.value)}
+    assert {results["no group any more"] for results in together} == {str(caught.value)}
 
 
-def test_ranks_that_torchrun_restarts_take_no_notice_of_what_they_were(tmp_path: Path) -> None:
+def test_ranks_restarted_by_torchrun_ignore_their_previous_state(tmp_path: Path) -> None:
     torchrun(2, "--max-restarts", "1", SCRIPT, "restarted", tmp_path)
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert any(name.endswith("gate") for name in told[0]["found"])
-    for ranks in zip(*(each["epochs"] for each in told), strict=True):
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert any(name.endswith("gate") for name in results[0]["found"])
+    for ranks in zip(*(each["epochs"] for each in results), strict=True):
         assert sorted(itertools.chain(*ranks)) == list(range(2 * SHARE))
 
 
@@ -243,7 +245,7 @@ def test_a_killed_rank_is_named(lost: Path, scenario: str, workers: int) -> None
     assert outcome.codes[1] == -9
 
 
-def test_a_killed_rank_that_had_the_store_is_named(lost: Path) -> None:
+def test_a_killed_rank_that_hosts_the_store_is_named(lost: Path) -> None:
     outcome = Outcome(lost / "killed with the store")
     outcome.check_survivors(
         0,
@@ -253,7 +255,7 @@ def test_a_killed_rank_that_had_the_store_is_named(lost: Path) -> None:
     assert outcome.codes == [-9, 1, 1]
 
 
-def test_a_rank_is_named_that_had_the_store_and_does_not_answer(lost: Path) -> None:
+def test_an_unresponsive_rank_that_hosts_the_store_is_named(lost: Path) -> None:
     outcome = Outcome(lost / "silent store")
     outcome.check_survivors(
         0,
@@ -281,31 +283,31 @@ def test_a_rank_that_fails_in_its_loop_is_named_with_the_error(lost: Path) -> No
     ("workers", "error"),
     [(0, r"ValueError: \d\d is no sample"), (2, r"ValueError: Caught .+ process \d\. ValueError: \d\d is no sample")],
 )
-def test_a_bad_sample_is_an_error_on_its_rank_and_told_to_the_others(lost: Path, workers: int, error: str) -> None:
+def test_a_bad_sample_is_an_error_on_its_rank_and_reported_to_the_others(lost: Path, workers: int, error: str) -> None:
     outcome = Outcome(lost / f"bad sample, {workers} workers")
     outcome.check_survivors(1, FAILED.format(1, error), workers)
-    assert re.match(r"ValueError: .*is no sample", outcome.told[1]["error"], re.DOTALL)
-    assert len(outcome.told[1]["epochs"]) == 1
+    assert re.match(r"ValueError: .*is no sample", outcome.results[1]["error"], re.DOTALL)
+    assert len(outcome.results[1]["epochs"]) == 1
 
 
 def test_a_rank_that_cannot_start_is_named_with_the_error(lost: Path) -> None:
     outcome = Outcome(lost / "cannot start")
     message = "RankLostError: The ranks cannot begin epoch 1 of a ShardReadingService together: " + FAILED
-    assert outcome.told[1]["error"] == "OSError: no such disk"
+    assert outcome.results[1]["error"] == "OSError: no such disk"
     for rank in (0, 2):
-        assert re.fullmatch(message.format(1, "OSError: no such disk"), outcome.told[rank]["error"])
+        assert re.fullmatch(message.format(1, "OSError: no such disk"), outcome.results[rank]["error"])
 
 
-def test_a_rank_that_leaves_its_loop_is_named_and_is_too_late_afterwards(lost: Path) -> None:
+def test_a_rank_that_leaves_its_loop_is_named_and_cannot_rejoin(lost: Path) -> None:
     outcome = Outcome(lost / "breaks off")
     outcome.check_survivors(1, WAITED.format(1))
-    assert outcome.told[1] == {"epochs": [[]], "error": outcome.told[0]["error"]}
+    assert outcome.results[1] == {"epochs": [[]], "error": outcome.results[0]["error"]}
 
 
 def test_a_rank_with_fewer_epochs_is_named(lost: Path) -> None:
     outcome = Outcome(lost / "epochs differ")
     outcome.check_survivors(0, ENDED.format(0))
-    assert "error" not in outcome.told[0]
+    assert "error" not in outcome.results[0]
 
 
 @pytest.mark.parametrize(("who", "end"), [(0, r"\."), (2, r", dead or busy elsewhere\.")])
@@ -315,35 +317,35 @@ def test_a_rank_that_does_not_start_is_named(lost: Path, who: int, end: str) -> 
         rf"RankLostError: The ranks cannot start .+ together: rank \d waited 6 s \(timeout_s\) for rank {who}{end}"
     )
     for rank in outcome.ranks:
-        assert rank == who or re.fullmatch(message, outcome.told[rank]["error"])
+        assert rank == who or re.fullmatch(message, outcome.results[rank]["error"])
 
 
 @pytest.mark.parametrize(
     ("scenario", "epochs"),
     [("ends first", 1), ("ends first with the store", 1), ("without shutdown", 2), ("file store", 3)],
 )
-def test_ranks_end_when_they_are_done_and_disturb_no_other(lost: Path, scenario: str, epochs: int) -> None:
+def test_ranks_end_when_they_are_done_without_affecting_others(lost: Path, scenario: str, epochs: int) -> None:
     Outcome(lost / scenario).check_whole(epochs)
 
 
 def test_the_store_stays_until_all_ranks_have_begun_the_last_epoch(lost: Path) -> None:
     outcome = Outcome(lost / "host in a hurry")
-    assert [told["epochs"] for told in outcome.told] == [[[0]], [[1], [1]], [[2], [2]]]
+    assert [results["epochs"] for results in outcome.results] == [[[0]], [[1], [1]], [[2], [2]]]
     assert outcome.codes == [0, 0, 0]
 
 
-def test_a_loader_may_be_found_to_be_garbage_while_a_thread_starts(lost: Path) -> None:
+def test_a_loader_may_be_collected_while_a_thread_starts(lost: Path) -> None:
     Outcome(lost / "garbage").check_whole()
 
 
-def test_a_rank_can_be_interrupted_while_it_waits_and_come_again(lost: Path) -> None:
+def test_a_waiting_rank_can_be_interrupted_and_retry(lost: Path) -> None:
     outcome = Outcome(lost / "interrupted")
-    assert all(told["all have come"] for told in outcome.told)
+    assert all(results["all have come"] for results in outcome.results)
     outcome.check_whole(3)
 
 
 @pytest.mark.parametrize("store", ["TCPStore", "FileStore", "HashStore"])
-def test_a_single_rank_has_all(lost: Path, store: str) -> None:
+def test_a_single_rank_reads_everything(lost: Path, store: str) -> None:
     outcome = Outcome(lost / f"alone, {store}")
     outcome.check_whole(10)
-    assert outcome.told[0]["keys"] == {"grown": 0, "left": 0}
+    assert outcome.results[0]["keys"] == {"grown": 0, "left": 0}

@@ -1,4 +1,4 @@
-"""`check_resume` and `check_coverage`, with pipelines that hold and with pipelines that must fail."""
+"""`check_resume` and `check_coverage`, with correct pipelines and with faulty ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = (5, 0, 7, 2)
 Pipe = IterDataPipe[Any]
 
 
-#: Another process imports it, too.
+#: Another process also imports it.
 sys.path.insert(0, str(Path(__file__).parent))
 stages: Any = importlib.import_module("unresumable")
 sys.path.pop(0)
@@ -48,7 +48,7 @@ def batched() -> Any:
 
 
 @pytest.mark.parametrize(("make", "workers"), [(decoded, 0), (batched, 2)])
-def test_what_goes_on_exactly_passes(make: Callable[[], Pipe], workers: int) -> None:
+def test_pipelines_that_resume_exactly_pass(make: Callable[[], Pipe], workers: int) -> None:
     check_resume(make, workers=workers, cuts=4)
     assert multiprocessing.active_children() == []
 
@@ -84,7 +84,7 @@ def test_what_goes_on_exactly_passes(make: Callable[[], Pipe], workers: int) -> 
     ],
     ids=["holds back", "counts", "another shape", "exits", "raises", "no state", "does not repeat"],
 )
-def test_what_does_not_go_on_is_told_with_the_cut(make: Callable[[], Pipe], message: str) -> None:
+def test_pipelines_that_resume_wrongly_are_reported_with_the_cut(make: Callable[[], Pipe], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_resume(make, cuts=4)
     assert multiprocessing.active_children() == []
@@ -92,12 +92,12 @@ def test_what_does_not_go_on_is_told_with_the_cut(make: Callable[[], Pipe], mess
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
-def test_shares_that_are_whole_pass(ranks: int, workers: int) -> None:
+def test_complete_shares_pass(ranks: int, workers: int) -> None:
     check_coverage(decoded, ranks=ranks, workers=workers)
     check_coverage(lambda: decoded().to_tuple("__key__", "cls"), ranks=ranks, workers=workers)
 
 
-def test_samples_are_known_by_what_a_function_returns() -> None:
+def test_samples_are_identified_by_a_function() -> None:
     check_coverage(lambda: gathered().map(stages.unrepeatable_with_key), key=key_of)
     with pytest.raises(AssertionError, match="should occur once, but occurs 0 times"):
         check_coverage(lambda: gathered().map(stages.unrepeatable_with_key))
@@ -131,17 +131,17 @@ def unsplit() -> Any:
     ],
     ids=["own order", "no split", "loses some"],
 )
-def test_shares_that_are_not_whole_are_told(make: Callable[[], Pipe], message: str) -> None:
+def test_incomplete_shares_are_reported(make: Callable[[], Pipe], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_coverage(make)
 
 
-def test_a_pipeline_that_yields_nothing_is_no_proof() -> None:
+def test_an_empty_pipeline_proves_nothing() -> None:
     with pytest.raises(AssertionError, match="yields nothing, even without a split"):
         check_coverage(lambda: ShardList("1.tar").sharding_filter().load_wds_shards().group_samples())
 
 
-def test_arguments_that_make_no_sense_are_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(
         ValueError, match=re.escape("check_resume needs at least 2 cuts, the beginning and the end, not 1")
     ):

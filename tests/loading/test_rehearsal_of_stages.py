@@ -1,4 +1,4 @@
-"""`check_resume` with stages that make several items of one, read in step, or keep what they have read."""
+"""`check_resume` with stages that make several items from one, read sources in step, or keep items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = (5, 0, 7, 2)
 
 Pipe = Any
 
-#: Another process imports it, too.
+#: Another process also imports it.
 sys.path.insert(0, str(Path(__file__).parent))
 functions: Any = importlib.import_module("takenapart")
 sys.path.pop(0)
@@ -44,5 +44,5 @@ def taken_apart() -> Pipe:
     return pipe.batch(3).unbatch_samples(collated=False).batch(2)
 
 
-def test_in_a_process_with_a_new_interpreter_they_go_on() -> None:
+def test_they_resume_in_a_new_interpreter() -> None:
     check_resume(taken_apart, cuts=4)

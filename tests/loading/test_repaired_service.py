@@ -1,4 +1,4 @@
-"""The laws of torchdata's reading service, once it is mended, with real worker processes."""
+"""The laws of torchdata's reading service once it is patched, with real worker processes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from torchdata.dataloader2 import (
 from torchdata.datapipes.iter import IterableWrapper
 
 PREFETCHES = list(itertools.product((0, 10), (0, 10)))
-#: Whether all is tried with all; elsewhere each half of the configurations goes with both values of both prefetches.
+#: Whether all combinations are tried; otherwise each half of the configurations is tried with all prefetches.
 IS_WHOLE = bool(os.environ.get("WHOLE_SWEEPS"))
 
 Item = tuple[int, int]
 
 
 class Counts(IterDataPipe[Item]):
-    """Yields ``(worker, number)``; how many numbers, each epoch and each worker has its own count for."""
+    """Yields ``(worker, number)``; each epoch and each worker has its own count of numbers."""
 
     def __init__(self, epochs: list[list[int]]) -> None:
         self.epochs = epochs
@@ -84,7 +84,7 @@ def is_kept(number: int) -> bool:
 
 @pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")  # by the dispatching process, rightly
 @pytest.mark.parametrize(("main", "worker"), PREFETCHES)
-def test_uneven_workers_behind_a_dispatching_process(main: int, worker: int) -> None:
+def test_uneven_workers_after_a_dispatching_process(main: int, worker: int) -> None:
     pipe = IterableWrapper(range(100)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
     with load(pipe.filter(is_kept), 3, main, worker) as loader:
         for _ in range(3):
@@ -93,7 +93,7 @@ def test_uneven_workers_behind_a_dispatching_process(main: int, worker: int) -> 
 
 
 @pytest.mark.parametrize(("main", "worker"), PREFETCHES)
-def test_breaking_off_anywhere_and_iterating_again(main: int, worker: int) -> None:
+def test_interrupting_anywhere_and_iterating_again(main: int, worker: int) -> None:
     counts = [7, 3, 0]
     with load(Counts([counts] * 60), 3, main, worker) as loader:
         for taken in range(12):
@@ -117,7 +117,7 @@ def test_limit_and_resume_lose_nothing(main: int) -> None:
 
 
 def test_the_first_epoch_of_a_seed_is_that_of_torchdata() -> None:
-    """The order was recorded with torchdata 0.7.1 and 0.9.0 as they are."""
+    """The order was recorded with unpatched torchdata 0.7.1 and 0.9.0."""
     with load(IterableWrapper(range(12)).shuffle().sharding_filter()) as loader:
         loader.seed(11)
         assert list(loader) == [10, 0, 11, 7, 5, 9, 2, 6, 1, 3, 4, 8]
@@ -177,7 +177,7 @@ def test_shutdown_leaves_no_process_thread_or_descriptor() -> None:
         next(iter(loader))
         loader.shutdown()
 
-    cycle()  # what torch and multiprocessing open once and for all
+    cycle()  # descriptors that torch and multiprocessing open only once
     gc.collect()
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     children = psutil.Process().children()
@@ -188,7 +188,7 @@ def test_shutdown_leaves_no_process_thread_or_descriptor() -> None:
     assert psutil.Process().children() == children
 
 
-def test_shutdown_twice_and_without_a_beginning() -> None:
+def test_shutdown_twice_and_before_any_epoch() -> None:
     loader = load(Counts([[3, 3]]))
     loader.shutdown()
     loader.shutdown()
@@ -215,14 +215,14 @@ def fail_in_worker_1(item: Item) -> Item:
 
 
 @pytest.mark.parametrize(("main", "worker"), PREFETCHES)
-def test_an_error_of_an_abandoned_item_is_told_in_the_next_epoch(main: int, worker: int) -> None:
+def test_an_error_of_an_abandoned_item_is_raised_in_the_next_epoch(main: int, worker: int) -> None:
     with load(Counts([[5, 5]] * 2).map(fail_in_worker_1), main=main, worker=worker) as loader:
         assert next(iter(loader)) == (0, 0)
         with pytest.raises(LookupError, match="no such item"):
             list(loader)
 
 
-def test_initialization_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_initialization_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchdata.dataloader2 import communication
 
     def refuse(pipes: object) -> None:
@@ -230,7 +230,7 @@ def test_initialization_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(communication.iter, "_IterateQueueDataPipes", refuse)
     loader = load(Counts([[5, 5]]))
-    # multiprocessing keeps one that tracks resources, once a test has spawned a worker.
+    # multiprocessing has one that tracks resources, once a test has spawned a worker.
     children = psutil.Process().children()
     with pytest.raises(LookupError, match="refused"):
         iter(loader)
@@ -259,7 +259,7 @@ def test_the_end_of_the_interpreter_ends_the_workers() -> None:
     assert done.stderr == ""
 
 
-def test_spawned_workers_are_mended_too() -> None:
+def test_spawned_workers_are_patched_too() -> None:
     script = Path(__file__).with_name("spawned.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout.splitlines() == [

@@ -1,4 +1,4 @@
-"""Pipelines whose position is not known resume by replay: their items are made again up to the last one."""
+"""Pipelines without a known position resume by replay: their items are made again up to the last delivered one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def loader_of(pipe: Pipe, workers: int, state: Any = None) -> Any:
     return loader
 
 
-def told(text: dict[str, str]) -> Any:
+def through_json(text: dict[str, str]) -> Any:
     return json.loads(json.dumps(text))
 
 
@@ -99,14 +99,14 @@ def test_workers_draw_the_same_numbers_again() -> None:
     with loader_of(Drawn(samples()), 2) as loader:
         items = iter(loader)
         list(itertools.islice(items, 9))
-        state = told(loader.reading_service.state_dict())
+        state = through_json(loader.reading_service.state_dict())
         rest = list(items)
     with loader_of(Drawn(samples()), 2, state) as loader:
         assert list(loader) == rest
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_other_items_are_an_error(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_items_are_an_error(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with loader_of(Unseeded(samples()), workers) as loader:
         epoch = iter(loader)
         list(itertools.islice(epoch, 6))
@@ -132,7 +132,7 @@ def test_fewer_items_are_an_error() -> None:
         list(loader)
 
 
-def test_another_number_of_workers_is_an_error_that_says_why() -> None:
+def test_the_error_of_another_number_of_workers_says_why() -> None:
     with loader_of(samples().shuffle(), 2) as loader:
         next(iter(loader))
         state = merge_states([loader.reading_service.state_dict()])
@@ -168,7 +168,7 @@ def test_the_state_of_another_loader_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("begun", [-1, 0, 1])
-def test_a_pipeline_of_torchdata_is_checkpointed_as_its_own_test_does(begun: int) -> None:
+def test_a_pipeline_of_torchdata_is_checkpointed_as_in_its_own_test(begun: int) -> None:
     """As ``test_initial_epoch_checkpointing``, with shuffles in the workers and in the main process."""
 
     def new() -> Any:
@@ -207,7 +207,7 @@ def test_a_pipeline_of_torchdata_is_checkpointed_as_its_own_test_does(begun: int
         [*range(1000)],
     ],
 )
-def test_a_digest_is_of_the_value(item: Any) -> None:
+def test_a_digest_depends_on_the_value(item: Any) -> None:
     number = digest_item(item)
     assert 0 <= number < 1 << 63
     assert digest_item(item) == number

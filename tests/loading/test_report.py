@@ -1,4 +1,4 @@
-"""What the workers say of themselves: numbers that are right, and a line that holds them."""
+"""The reports of workers: their numbers are right, and a line that contains them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_each_process_is_named_with_its_number(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_bytes_are_those_that_were_sent(workers: int) -> None:
+def test_sent_bytes_are_counted(workers: int) -> None:
     with load(IterableWrapper(range(50)).sharding_filter().map(wide), workers) as loader:
         list(loader)
         size = sum(worker.bytes for worker in report(loader).workers)
@@ -100,15 +100,15 @@ def test_in_the_main_process_nothing_is_sent() -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_time_goes_to_whom_it_was_spent_by(workers: int) -> None:
+def test_time_is_attributed_to_the_process_that_spent_it(workers: int) -> None:
     with load(IterableWrapper(range(2)).sharding_filter().map(slow), workers) as loader:
         list(loader)
         found = report(loader).workers
         assert sum(worker.making_s for worker in found) >= 2 * NAP_S
-        assert sum(worker.waited_s for worker in found) > NAP_S / 3  # the loop begins to wait when they begin
+        assert sum(worker.waited_s for worker in found) > NAP_S / 3  # the loop starts to wait when the workers start
 
 
-def test_a_worker_that_waits_for_the_loop_says_so() -> None:
+def test_a_worker_reports_that_it_waits_for_the_loop() -> None:
     pipe = IterableWrapper(range(10)).sharding_filter().map(wide)
     with load(pipe, 1, worker_prefetch_cnt=0, main_prefetch_cnt=0) as loader:
         iterator = iter(loader)
@@ -119,7 +119,7 @@ def test_a_worker_that_waits_for_the_loop_says_so() -> None:
         assert worker.waiting_s > NAP_S / 3
 
 
-def test_items_that_are_dispatched_are_counted_where_they_go() -> None:
+def test_dispatched_items_are_counted_in_their_workers() -> None:
     pipe = IterableWrapper(range(30)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
     with load(pipe, 2) as loader:
         assert len(list(loader)) == 30
@@ -131,7 +131,7 @@ def test_items_that_are_dispatched_are_counted_where_they_go() -> None:
         assert found.dispatcher.pid not in {worker.pid for worker in found.workers}
 
 
-def test_a_report_can_be_had_at_any_time() -> None:
+def test_a_report_is_available_at_any_time() -> None:
     with load(IterableWrapper(range(1000)).sharding_filter(), 2) as loader:
         seen = [report(loader).items for _ in loader]
         assert seen == sorted(seen)
@@ -139,7 +139,7 @@ def test_a_report_can_be_had_at_any_time() -> None:
         assert all(count >= taken for taken, count in enumerate(seen, 1))
 
 
-def test_a_report_stands_after_the_end() -> None:
+def test_a_report_is_available_after_the_end() -> None:
     loader = load(IterableWrapper(range(100)).sharding_filter(), 2)
     list(loader)
     before = report(loader)
@@ -147,7 +147,7 @@ def test_a_report_stands_after_the_end() -> None:
     after = report(loader)
     assert after == report(loader)
     assert after.items == 100
-    # A worker may have waited on until it was shut down.
+    # A worker may have continued to wait until it was shut down.
     same = [[(each.name, each.pid, each.items, each.bytes) for each in told.workers] for told in (before, after)]
     assert same[0] == same[1]
 
@@ -158,7 +158,7 @@ def test_a_report_before_the_beginning() -> None:
 
 
 class Fatal(IterDataPipe[Any]):
-    """Passes items on, and is killed before one of them."""
+    """Yields its items, and is killed before one of them."""
 
     def __init__(self, source: IterDataPipe[Any], last: int) -> None:
         self.source, self.last = source, last
@@ -166,12 +166,12 @@ class Fatal(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         for number, item in enumerate(self.source):
             if number == self.last:
-                time.sleep(NAP_S)  # what was made is sent by then
+                time.sleep(NAP_S)  # all finished items are sent by then
                 psutil.Process().kill()
             yield item
 
 
-def test_a_report_stands_when_a_worker_was_killed(tmp_path: Path) -> None:
+def test_a_report_is_available_after_a_worker_was_killed(tmp_path: Path) -> None:
     names = [
         build_shard(tmp_path / f"{name}.tar", [{"__key__": str(n), "txt": "x"} for n in range(5)]) for name in "ab"
     ]
@@ -189,7 +189,7 @@ def test_a_report_stands_when_a_worker_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_the_last_shard_is_told(workers: int, tmp_path: Path) -> None:
+def test_the_last_shard_is_reported(workers: int, tmp_path: Path) -> None:
     names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": "0", "txt": name}]) for name in "abcde"]
     with load(ShardList(names).sharding_filter().load_wds_shards().group_samples(), workers) as loader:
         assert len(list(loader)) == 5
@@ -198,7 +198,7 @@ def test_the_last_shard_is_told(workers: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_no_credentials_are_told(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials_are_reported(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_or_fail(url: str, /, **_: object) -> BinaryIO:
         if "bad" in url:
             raise OSError("refused")
@@ -217,7 +217,7 @@ def test_no_credentials_are_told(workers: int, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_very_long_address_is_told_as_far_as_there_is_room(workers: int, tmp_path: Path) -> None:
+def test_a_very_long_url_is_reported_truncated(workers: int, tmp_path: Path) -> None:
     folder = tmp_path.joinpath(*["ü" * 100] * 10)
     folder.mkdir(parents=True)
     shard = build_shard(folder / "a.tar", [{"__key__": "0", "txt": "a"}])
@@ -226,12 +226,12 @@ def test_a_very_long_address_is_told_as_far_as_there_is_room(workers: int, tmp_p
         assert shard.startswith(report(loader).workers[0].shard.rstrip("\ufffd"))
 
 
-# what is passed over
+# skipped shards and samples
 
 
 @pytest.fixture
 def shards(tmp_path: Path) -> list[str]:
-    """Return four shards: the second and the fourth are cut off, and each of the others has a sample with no number."""
+    """Return four shards: the second and the fourth are truncated; each of the others has a sample without a number."""
     names = []
     for name in "abcd":
         samples = [{"__key__": f"{name}{n}", "cls": "x" if n == 2 else str(n)} for n in range(4)]
@@ -248,10 +248,10 @@ def resume_from(error: Exception) -> bool:
     return True
 
 
-@pytest.mark.filterwarnings("ignore:.*skipped")  # that is what "warn" does in the main process
+@pytest.mark.filterwarnings("ignore:.*skipped")  # this is what "warn" does in the main process
 @pytest.mark.parametrize("on_error", ["skip", "warn", resume_from])
 @pytest.mark.parametrize("workers", WORKERS)
-def test_what_was_passed_over_is_counted(workers: int, on_error: Any, shards: list[str]) -> None:
+def test_skipped_items_are_counted(workers: int, on_error: Any, shards: list[str]) -> None:
     pipe = ShardList(shards).sharding_filter().load_wds_shards(on_error=on_error).group_samples()
     with load(pipe.wds_decode(on_error=on_error), workers) as loader:
         for epoch in (1, 2):
@@ -268,7 +268,7 @@ def test_what_was_passed_over_is_counted(workers: int, on_error: Any, shards: li
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_epoch_of_nothing_but_errors_is_counted(workers: int, shards: list[str]) -> None:
+def test_an_epoch_of_only_errors_is_counted(workers: int, shards: list[str]) -> None:
     pipe = ShardList(shards[1::2] * 30).sharding_filter().load_wds_shards(on_error="skip").group_samples()
     with load(pipe, workers) as loader:
         assert list(loader) == []
@@ -277,7 +277,7 @@ def test_an_epoch_of_nothing_but_errors_is_counted(workers: int, shards: list[st
         assert len(found.latest) == LATEST * max(workers, 1)
 
 
-def test_what_was_passed_over_before_an_error_is_counted(shards: list[str]) -> None:
+def test_items_skipped_before_an_error_are_counted(shards: list[str]) -> None:
     pipe = ShardList([shards[1], shards[0]]).load_wds_shards(on_error="skip").group_samples().wds_decode()
     with load(pipe, 1) as loader:
         with pytest.raises(Exception, match="x"):
@@ -285,7 +285,7 @@ def test_what_was_passed_over_before_an_error_is_counted(shards: list[str]) -> N
         assert report(loader).skipped.counts == {"load_wds_shards: TruncatedShardError": 1}
 
 
-def test_what_the_dispatching_process_passes_over_is_counted(shards: list[str]) -> None:
+def test_items_skipped_by_the_dispatching_process_are_counted(shards: list[str]) -> None:
     pipe = ShardList(shards).load_wds_shards(on_error="skip").group_samples()
     pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).wds_decode(on_error="skip")
     with load(pipe, 2) as loader:
@@ -321,7 +321,7 @@ def test_loaders_of_one_process_do_not_see_what_others_skip(workers: int, shards
     assert [count_skipped(pipe).total for pipe in pipes] == [0, 0]
 
 
-def test_a_budget_is_not_spent_by_another_loader(shards: list[str]) -> None:
+def test_a_budget_is_not_shared_with_another_loader(shards: list[str]) -> None:
     budget = ErrorBudget(max_errors=1, warn=False)
     loaders = [
         load(ShardList([shards[0]]).load_wds_shards().group_samples().wds_decode(on_error=budget), 0) for _ in "ab"
@@ -331,11 +331,11 @@ def test_a_budget_is_not_spent_by_another_loader(shards: list[str]) -> None:
     assert [report(loader).skipped.total for loader in loaders] == [1, 1]
 
 
-# a line for each epoch
+# one line per epoch
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_one_line_tells_at_the_end_of_an_epoch_what_was_passed_over_in_it(
+def test_one_line_at_the_end_of_an_epoch_reports_what_was_skipped(
     workers: int, shards: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     pipe = ShardList([*shards, *shards, *shards]).sharding_filter().load_wds_shards(on_error="skip").group_samples()
@@ -350,7 +350,7 @@ def test_one_line_tells_at_the_end_of_an_epoch_what_was_passed_over_in_it(
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_epoch_without_errors_says_nothing(
+def test_an_epoch_without_errors_logs_nothing(
     workers: int, shards: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with load(ShardList(shards[2]).sharding_filter().load_wds_shards(on_error="skip"), workers) as loader:
@@ -358,7 +358,7 @@ def test_an_epoch_without_errors_says_nothing(
     assert caplog.messages == []
 
 
-# a report for humans
+# a report for people
 
 
 def worker_report(number: int = 0, **changes: Any) -> WorkerReport:
@@ -376,7 +376,7 @@ def worker_report(number: int = 0, **changes: Any) -> WorkerReport:
     return WorkerReport(**{**facts, **changes})
 
 
-def test_the_line_tells_the_facts() -> None:
+def test_the_line_states_the_facts() -> None:
     found = LoadingReport(3, [worker_report(0), worker_report(1)])
     assert str(found) == (
         "3 epochs: 24,690 items, 13.6 MB, from 2 workers; the loop waited 7.5 s for them, and they waited 5.0 s for "
@@ -386,7 +386,7 @@ def test_the_line_tells_the_facts() -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_the_line_is_one(workers: int) -> None:
+def test_the_report_is_one_line(workers: int) -> None:
     with load(IterableWrapper(range(10)).sharding_filter(), workers) as loader:
         list(loader)
         text = str(report(loader))
@@ -408,7 +408,7 @@ def test_sizes_are_short(size: int, text: str) -> None:
     assert f" items, {text}, from" in str(LoadingReport(1, [worker_report(bytes=size)]))
 
 
-def test_without_rich_the_line_is_there_and_the_table_says_what_is_missing() -> None:
+def test_without_rich_the_line_is_printed_and_the_table_names_the_missing_package() -> None:
     program = """if 1:
         import sys, warnings
         sys.modules["rich"] = None
@@ -427,7 +427,7 @@ def test_without_rich_the_line_is_there_and_the_table_says_what_is_missing() -> 
     assert "wds-datapipes[cli]" in done.stdout
 
 
-# a pipeline without workers
+# pipelines without workers
 
 
 def test_time_in_the_loop_is_not_that_of_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,11 +473,11 @@ def test_functions_of_other_services_are_called_without_workers() -> None:
     assert list(items) == ["0", "1"]
 
 
-# that it can be left on
+# reports at any time
 
 
-def test_a_report_waits_for_nobody() -> None:
-    """A worker that is stuck must not stop whoever asks what it is at."""
+def test_a_report_does_not_wait() -> None:
+    """A worker that is stuck must not block the caller that asks for its report."""
     with load(IterableWrapper(range(3)).map(stuck_after_one), 1) as loader:
         iterator = iter(loader)
         assert next(iterator) == 0

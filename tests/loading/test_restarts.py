@@ -1,4 +1,4 @@
-"""Epochs of a `ShardReadingService` that are begun again and again, while a worker does not listen."""
+"""Epochs of a `ShardReadingService` that restart repeatedly while a worker does not read its requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is si
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("nothing_left")]
 
-#: More than a socket holds.
+#: More than a socket buffers.
 RESTARTS = 300
 
 
@@ -40,13 +40,13 @@ def loading(folder: Path, **options: Any) -> Iterator[Any]:
 
 
 def restart(loader: Any, begun: list[int]) -> None:
-    """Begin epochs, and take an item of the first worker in each."""
+    """Start epochs, and take an item of the first worker in each."""
     for number in range(RESTARTS):
         assert next(iter(loader)) == ("a0",)
         begun[:] = [number]
 
 
-def test_a_worker_that_does_not_listen_is_waited_for(tmp_path: Path) -> None:
+def test_an_unresponsive_worker_is_waited_for(tmp_path: Path) -> None:
     with loading(tmp_path) as loader:
         pid, begun = loader.reading_service.report().workers[1].pid, [0]
         is_over = threading.Event()
@@ -69,27 +69,27 @@ def test_a_worker_that_does_not_listen_is_waited_for(tmp_path: Path) -> None:
         assert [key for (key,) in loader] == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
-def test_a_worker_that_does_not_listen_for_too_long_is_an_error(tmp_path: Path) -> None:
+def test_a_worker_unresponsive_for_too_long_is_an_error(tmp_path: Path) -> None:
     with loading(tmp_path, timeout_s=1) as loader:
         os.kill(loader.reading_service.report().workers[1].pid, signal.SIGSTOP)
         with pytest.raises(WorkerTimeoutError, match=r"Worker 1 \(pid \d+\) has sent nothing for timeout_s=1 s"):
             restart(loader, [0])
 
 
-def test_a_worker_that_has_died_is_an_error(tmp_path: Path) -> None:
+def test_a_dead_worker_is_an_error(tmp_path: Path) -> None:
     with loading(tmp_path) as loader:
         os.kill(loader.reading_service.report().workers[1].pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
             restart(loader, [0])
 
 
-def test_a_worker_that_waits_until_it_can_send_is_listened_to() -> None:
+def test_a_worker_that_waits_to_send_is_read() -> None:
     near, far = new_channel()
     link = WorkerConnection("Worker 0", Receiver(near, window=9))
     epochs = []
 
     def work() -> None:
-        """Say more than the socket holds before each look at the orders."""
+        """Send more than the socket buffers before each check for requests."""
         outlet = Sender(far, window=9, together=1)
         try:
             while True:

@@ -1,4 +1,4 @@
-"""How much of the shards is read again to go on from a state, and that it goes on with these shards alone."""
+"""How much of the shards is read again on resuming from a state, and that only these shards are accepted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from wds_datapipes.testing import build_shard
 
 SECRET = "hunter2hunter2"
 COUNT, SIZE = 60, 30_000
-#: One header of a tar archive.
+#: A header of a tar archive.
 HEADER = 512
 
 
@@ -80,7 +80,7 @@ def resumed(pipe: IterDataPipe[Any], state: Any) -> IterDataPipe[Any]:
 
 
 def waiting_runs(state: Any, shard: int = 0) -> list[tuple[int, int]]:
-    """The parts of a shard in which samples wait."""
+    """The parts of a shard that contain buffered samples."""
     return merge_spans([(start, end) for number, start, end in state[1]["waiting"] if number == shard])
 
 
@@ -92,7 +92,7 @@ def place(state: Any) -> int:
 
 
 class Site(http.server.ThreadingHTTPServer):
-    """Serves the files of a folder, and keeps account of what it has sent."""
+    """Serves the files of a folder, and records what it has sent."""
 
     daemon_threads = True
 
@@ -102,11 +102,11 @@ class Site(http.server.ThreadingHTTPServer):
         self.has_ranges = True
         self.version = "1"
         self.change_after = -1
-        #: The range that was asked for, and how large the answer's body was.
+        #: The requested range, and the size of the answer's body.
         self.sent: list[tuple[str | None, int]] = []
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that have read enough."""
+        """Ignore clients that have read enough."""
 
     @property
     def url(self) -> str:
@@ -160,7 +160,7 @@ def site(folder: Path) -> Iterator[Site]:
 
 @pytest.mark.parametrize("cut", [1, 20, 50])
 @pytest.mark.parametrize("buffer_size", [1, 8])
-def test_of_a_shard_on_the_web_only_what_waited_is_read_again(site: Site, cut: int, buffer_size: int) -> None:
+def test_only_buffered_samples_of_a_shard_on_the_web_are_read_again(site: Site, cut: int, buffer_size: int) -> None:
     size = Path(build_shard("0.tar", samples())).stat().st_size
     url = f"{site.url}/0.tar?sig={SECRET}"
     whole = list(pipeline(url, buffer_size))
@@ -178,7 +178,7 @@ def test_of_a_shard_on_the_web_only_what_waited_is_read_again(site: Site, cut: i
     assert sum(count for _, count in site.sent) == HEADER + again + size - place(state)
 
 
-def test_a_last_sample_that_waits_is_read_up_to_the_end_of_its_shard(site: Site) -> None:
+def test_a_buffered_last_sample_is_read_up_to_the_end_of_its_shard(site: Site) -> None:
     size = Path(build_shard("0.tar", samples())).stat().st_size
     build_shard("1.tar", samples(1))
     urls = f"{site.url}/{{0,1}}.tar"
@@ -233,7 +233,7 @@ def test_headers_of_the_user_are_sent_with_each_range(site: Site, monkeypatch: p
     assert set(tokens) == {f"Bearer {SECRET}"}
 
 
-def test_a_shard_that_is_replaced_between_two_requests_is_an_error(site: Site) -> None:
+def test_a_shard_replaced_between_two_requests_is_an_error(site: Site) -> None:
     build_shard("0.tar", samples())
     state = state_at(pipeline(f"{site.url}/0.tar"), 40)
     site.sent.clear()
@@ -246,7 +246,7 @@ def test_a_shard_that_is_replaced_between_two_requests_is_an_error(site: Site) -
 
 
 class Counter:
-    """Stands between a client and a server, and counts what the server sends, and what it is asked for."""
+    """Stands between a client and a server, and counts the bytes that the server sends, and the requests."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
@@ -284,7 +284,7 @@ class Counter:
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Counter, dict[str, Any]]]:
-    """The folder of a bucket, what counts, and the storage options."""
+    """The folder of a bucket, the counter, and the storage options."""
     root = tmp_path_factory.mktemp("s3")
     (root / "bucket").mkdir()
     for shard in range(4):
@@ -310,7 +310,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Counter
 
 
 @pytest.mark.parametrize("cut", [30, 52])
-def test_of_a_shard_on_s3_only_what_waited_is_read_again(
+def test_only_buffered_samples_of_a_shard_on_s3_are_read_again(
     s3: tuple[Path, Counter, dict[str, Any]], folder: Path, cut: int
 ) -> None:
     bucket, counter, options = s3
@@ -328,7 +328,7 @@ def test_of_a_shard_on_s3_only_what_waited_is_read_again(
     assert bodies <= counter.received - before < bodies + 2000 * (len(asked) + 2)
 
 
-def test_workers_go_on_from_s3_and_read_again_only_what_waited(
+def test_workers_resume_from_s3_and_reread_only_buffered_samples(
     s3: tuple[Path, Counter, dict[str, Any]], folder: Path
 ) -> None:
     bucket, counter, options = s3
@@ -358,7 +358,7 @@ def test_workers_go_on_from_s3_and_read_again_only_what_waited(
 
     with loader() as made:
         whole = keys(made)
-    for _ in range(5):  # a busy worker may have had no time yet for a state of later than the beginning
+    for _ in range(5):  # a busy worker may not have had time to report a state after its first one
         with loader() as made:
             items = iter(made)
             for _ in range(180):
@@ -376,7 +376,7 @@ def test_workers_go_on_from_s3_and_read_again_only_what_waited(
     assert bound + 100_000 < sum(sizes.values())
 
 
-def test_a_shard_in_a_file_system_that_seeks_goes_on(folder: Path) -> None:
+def test_a_shard_in_a_seekable_file_system_resumes(folder: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/places/0.tar", Path(build_shard("0.tar", samples())).read_bytes())
     memory.pipe("/places/1.tar.gz", Path(build_shard("1.tar.gz", samples(1))).read_bytes())
@@ -387,7 +387,7 @@ def test_a_shard_in_a_file_system_that_seeks_goes_on(folder: Path) -> None:
     memory.rm("/places", recursive=True)
 
 
-def test_a_file_that_cannot_go_back_is_read_from_the_beginning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unseekable_file_is_read_from_the_beginning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Forward(io.BytesIO):
         def seek(self, offset: int, whence: int = 0, /) -> int:
             raise ValueError("Cannot seek streaming file")
@@ -405,7 +405,7 @@ def test_a_file_that_cannot_go_back_is_read_from_the_beginning(folder: Path, mon
 
 @pytest.mark.parametrize("name", ["0.tar", "0.tar.gz"])
 @pytest.mark.parametrize("cut", [40, 58])
-def test_what_a_command_writes_is_read_once(folder: Path, name: str, cut: int) -> None:
+def test_the_output_of_a_command_is_read_once(folder: Path, name: str, cut: int) -> None:
     build_shard(name, samples())
     url = f"pipe:echo >> {folder}/opened; cat {name}"
     whole = list(pipeline(url))
@@ -416,7 +416,7 @@ def test_what_a_command_writes_is_read_once(folder: Path, name: str, cut: int) -
     assert Path("opened").read_text() == "\n"
 
 
-def test_passing_over_much_of_a_shard_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipping_much_of_a_shard_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     build_shard("0.tar.gz", [{"__key__": str(number), "bin": bytes(1 << 20)} for number in range(40)])
     build_shard("0.tar", [{"__key__": str(number), "bin": bytes(1 << 20)} for number in range(40)])
     caplog.set_level(logging.INFO, "wds_datapipes")
@@ -434,7 +434,7 @@ def test_passing_over_much_of_a_shard_is_told_once(folder: Path, caplog: pytest.
     assert told[3] == [("wds_datapipes", "INFO", f"pipe:cat 0.tar # https://***@host/ {what.format(megabytes)}")]
 
 
-# Other shards than before -------------------------------------------------------------------------------------------
+# Changed shards -----------------------------------------------------------------------------------------------------
 
 
 def shorter() -> list[dict[str, Any]]:
@@ -453,7 +453,7 @@ def fewer() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("buffer_size", [1, 8])
 @pytest.mark.parametrize("other", [shorter, renamed, fewer])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_shard_that_has_changed_is_an_error_and_no_sample_of_it_is_mixed_in(
+def test_a_changed_shard_is_an_error_and_yields_no_sample(
     site: Site, kind: str, buffer_size: int, other: Any, on_error: Any
 ) -> None:
     url = kind.format(site=site.url)
@@ -465,7 +465,7 @@ def test_a_shard_that_has_changed_is_an_error_and_no_sample_of_it_is_mixed_in(
         next(iter(resumed(pipeline(url, buffer_size, on_error=on_error), state)))
 
 
-def test_a_shard_that_ends_before_the_place_is_an_error_on_the_web(site: Site) -> None:
+def test_a_shard_that_ends_before_the_position_is_an_error_on_the_web(site: Site) -> None:
     build_shard("0.tar", samples())
     state = state_at(pipeline(f"{site.url}/0.tar", 1), 40)
     build_shard("0.tar", samples(count=1))
@@ -491,8 +491,8 @@ def never_ending(urls: str) -> Any:
     ],
     ids=["alone", "slice_samples", "mix_samples", "with_epoch"],
 )
-def test_a_stream_without_an_end_is_not_read_on_for_samples_that_are_gone(folder: Path, cut_or_mixed: Any) -> None:
-    """Other labels have taken the place of all labels, in the very same bytes, so that nothing else tells it."""
+def test_an_endless_stream_is_not_searched_for_missing_samples(folder: Path, cut_or_mixed: Any) -> None:
+    """All labels have changed, but not the bytes around them, so that nothing else reveals it."""
 
     def new() -> Any:
         pipe = cut_or_mixed(never_ending("{a..c}.tar")).shuffle_samples(5)
@@ -515,7 +515,7 @@ def test_a_stream_without_an_end_is_not_read_on_for_samples_that_are_gone(folder
 
 
 def archive(kinds: list[int]) -> bytes:
-    """Archives in a row, with long names, PAX headers, directories and headers for all that follows."""
+    """Consecutive archives, with long names, PAX headers, directories and global headers."""
     out = io.BytesIO()
     formats = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
     for start in range(0, len(kinds), 3):
@@ -534,7 +534,7 @@ def archive(kinds: list[int]) -> bytes:
 
 
 @given(st.lists(st.integers(0, 11), min_size=1, max_size=8), st.data())
-def test_the_part_between_two_members_holds_what_is_between_them(kinds: list[int], data: st.DataObject) -> None:
+def test_the_part_between_two_members_contains_the_members_between_them(kinds: list[int], data: st.DataObject) -> None:
     whole = archive(kinds)
     members = list(read_members(io.BytesIO(whole), shard="a", ignore_zeros=True))
     assert len(members) == len(kinds)

@@ -1,4 +1,4 @@
-"""The order of the round robin, with workers that live in this process and answer when they are told to."""
+"""The order of the round robin, with workers that live in this process and answer on command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wds_datapipes.loading.torchdata_patches.worker_processes import SendableErr
 
 
 class Worker:
-    """Both queues of a worker that yields ``count`` items, each after it was waited for ``delay`` times."""
+    """Both queues of a worker that yields ``count`` items, each after ``delay`` waits."""
 
     def __init__(self, name: int, count: int, delays: Iterator[int]) -> None:
         self.name, self.count, self.delays = name, count, delays
@@ -33,7 +33,7 @@ class Worker:
         self._thread.start()
 
     def close(self) -> None:
-        """Do as a queue whose thread has written everything."""
+        """Imitate a queue whose thread has written everything."""
 
     def put(self, request: Any) -> None:
         assert not self.answers, "only one request may be on its way"
@@ -87,14 +87,14 @@ DELAYS = st.randoms(use_true_random=False).map(lambda random: lambda: random.cho
 
 
 @given(COUNTS, DELAYS)
-def test_the_order_depends_on_the_counts_alone(counts: list[int], delays: Callable[[], int]) -> None:
+def test_the_order_depends_only_on_the_counts(counts: list[int], delays: Callable[[], int]) -> None:
     pipe, workers = connect(counts, delays)
     assert list(pipe) == round_robin(counts)
     assert [worker.asked.count(messages.GetNextRequest) for worker in workers] == [count + 1 for count in counts]
 
 
 @given(st.lists(COUNTS.filter(lambda counts: len(counts) == 3), min_size=1, max_size=4), st.data())
-def test_an_epoch_that_was_left_does_not_disturb_the_next(epochs: list[list[int]], data: st.DataObject) -> None:
+def test_an_abandoned_epoch_does_not_affect_the_next(epochs: list[list[int]], data: st.DataObject) -> None:
     pipe, workers = connect([0, 0, 0])
     for counts in epochs:
         for worker, count in zip(workers, counts, strict=True):
@@ -144,7 +144,7 @@ def test_the_limit_counts_the_requests_of_every_worker() -> None:
     assert [worker.made for worker in workers] == [3, 3, 2]
 
 
-def test_an_item_is_made_though_the_limit_is_reached_when_it_is_wanted() -> None:
+def test_a_requested_item_is_made_despite_the_limit() -> None:
     pipe, _ = connect([3, 3])
     pipe.request_limit(1)
     assert list(pipe) == round_robin([3, 3])
@@ -157,7 +157,7 @@ def test_each_worker_is_asked_for_one_item_ahead() -> None:
     assert [worker.made for worker in workers] == [2, 1, 1]
 
 
-def test_what_a_pause_has_kept_does_not_enter_the_next_epoch() -> None:
+def test_items_kept_by_a_pause_do_not_enter_the_next_epoch() -> None:
     pipe, _ = connect([3, 3])
     assert next(iter(pipe)) == (0, 0)
     pipe.request_pause()
@@ -166,7 +166,7 @@ def test_what_a_pause_has_kept_does_not_enter_the_next_epoch() -> None:
     assert list(pipe) == round_robin([3, 3])
 
 
-def test_an_iterator_of_an_epoch_that_is_over_asks_for_nothing() -> None:
+def test_an_iterator_of_an_ended_epoch_requests_nothing() -> None:
     pipe, workers = connect([3, 3])
     old = iter(pipe)
     next(old)
@@ -191,7 +191,7 @@ def test_termination_ends_the_iteration_and_waits_for_no_answer() -> None:
         (messages.TerminateResponse(), TerminateRequired),
     ],
 )
-def test_answers_that_end_the_epoch_otherwise(answer: object, error: type[Exception]) -> None:
+def test_other_answers_that_end_the_epoch(answer: object, error: type[Exception]) -> None:
     pipe, workers = connect([3, 3])
     workers[0].answer = lambda request: answer  # type: ignore[method-assign]  # the one worker that answers otherwise
     with pytest.raises(error):

@@ -1,4 +1,4 @@
-"""Which order follows from which seed: that of torchdata, another in each epoch, and the same again in another run."""
+"""The order of a seed: that of torchdata, a different one in each epoch, and the same one in another run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Pipe = IterDataPipe[Any]
 
 
 class Seeded(IterDataPipe[Any]):
-    """Passes everything on, and remembers its seeds."""
+    """Yields its items, and records its seeds."""
 
     def __init__(self, *sources: Pipe) -> None:
         self.sources = sources
@@ -51,11 +51,11 @@ class Seeded(IterDataPipe[Any]):
 
 
 class OwnFilter(ShardingFilter):  # type: ignore[misc]  # torchdata has no types
-    """A sharding filter, whose class is another."""
+    """A sharding filter of another class."""
 
 
 class Split(IterDataPipe[Any]):
-    """Splits the data in its own way: into blocks."""
+    """Splits the data in a different way: into blocks."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -113,11 +113,11 @@ def _generators_as_before() -> Iterator[None]:
     torch.set_rng_state(states[2])
 
 
-# which stage gets which seed
+# the seed of each stage
 
 
 def grow(rng: random.Random, grown: list[Seeded], depth: int = 0) -> Pipe:
-    """Return a pipeline of any form, and add what is random in it to ``grown``."""
+    """Return a pipeline of random shape, and append its random stages to ``grown``."""
     kind = rng.choice(["seeded", "seeded", "plain", "split", "join", "fork"]) if depth < 6 else "source"
     if kind == "seeded":
         grown.append(Seeded(grow(rng, grown, depth + 1)))
@@ -141,7 +141,7 @@ def grow(rng: random.Random, grown: list[Seeded], depth: int = 0) -> Pipe:
 
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 2**32), st.integers(0, 2**64 - 1), st.integers(0, 3), st.booleans())
-def test_each_stage_gets_the_seed_that_torchdata_gives_it(form: int, seed: int, worker: int, shared: bool) -> None:
+def test_each_stage_gets_the_same_seed_as_in_torchdata(form: int, seed: int, worker: int, shared: bool) -> None:
     ours: list[Seeded] = []
     theirs: list[Seeded] = []
     generators = []
@@ -161,7 +161,7 @@ def test_each_stage_gets_the_seed_that_torchdata_gives_it(form: int, seed: int, 
 
 
 @pytest.mark.parametrize("splitter", [ShardingFilter, OwnFilter, Split])
-def test_what_comes_before_a_split_of_any_class_gets_the_same_seed_on_all_workers(
+def test_stages_before_a_split_of_any_class_get_the_same_seed_on_all_workers(
     splitter: Callable[..., Pipe],
 ) -> None:
     seeds = []
@@ -177,7 +177,7 @@ def test_what_comes_before_a_split_of_any_class_gets_the_same_seed_on_all_worker
 
 @pytest.mark.usefixtures("_generators_as_before")
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_epoch_begins_with_the_generators_as_in_torchdata(shared: bool) -> None:
+def test_an_epoch_seeds_the_generators_as_torchdata_does(shared: bool) -> None:
     states = []
     for reset in (reset_pipeline, process_reset_fn):
         stage = Seeded(ShardingFilter(Seeded()))
@@ -191,7 +191,7 @@ def test_an_epoch_begins_with_the_generators_as_in_torchdata(shared: bool) -> No
 
 
 @pytest.mark.usefixtures("_generators_as_before")
-def test_an_epoch_begins_with_the_functions_of_others_and_of_the_user() -> None:
+def test_an_epoch_starts_with_the_functions_of_other_services_and_of_the_user() -> None:
     said: list[Any] = []
 
     def theirs(pipe: Pipe) -> Pipe:
@@ -206,7 +206,7 @@ def test_an_epoch_begins_with_the_functions_of_others_and_of_the_user() -> None:
     info, generator = WorkerInfo(3, 2), SeedGenerator(8)
     assert reset_pipeline(stage, info, generator, iter_reset_fn=theirs, worker_reset_fn=users) is last
     assert said == [("theirs", stage), ("users", other, info, generator)]
-    assert len(stage.seeds) == 1  # before the functions, which can set others
+    assert len(stage.seeds) == 1  # before the functions, which may draw other numbers
     for name, functions in {
         "iter_reset_fn": (lambda pipe: None, None),
         "worker_reset_fn": (None, lambda *_: 5),
@@ -216,7 +216,7 @@ def test_an_epoch_begins_with_the_functions_of_others_and_of_the_user() -> None:
 
 
 class Run:
-    """The epochs of a loader: their seeds, and what is drawn in each."""
+    """The epochs of a loader: their seeds, and the numbers drawn in each."""
 
     def __init__(self, seed: int) -> None:
         self.seeds = EpochSeeds()
@@ -237,7 +237,7 @@ def test_epochs_differ_and_follow_from_the_seed() -> None:
     assert [run.seeds.epoch for run in runs] == [4, 4, 4]
 
 
-def test_a_seed_that_is_set_again_begins_anew() -> None:
+def test_setting_the_seed_again_restarts_the_run() -> None:
     run, other = Run(3), Run(5)
     first = [run.epoch() for _ in range(3)]
     run.generator.seed(3)
@@ -246,7 +246,7 @@ def test_a_seed_that_is_set_again_begins_anew() -> None:
     assert [run.epoch(), run.epoch()] == [other.epoch(), other.epoch()]
 
 
-def test_an_epoch_that_is_begun_again_is_the_same_and_so_is_the_next() -> None:
+def test_a_restarted_epoch_is_the_same_and_so_is_the_next() -> None:
     run = Run(3)
     expected = [run.epoch() for _ in range(5)]
     for number, (seed, _) in enumerate(expected[:-1]):
@@ -261,7 +261,7 @@ def test_an_epoch_that_is_begun_again_is_the_same_and_so_is_the_next() -> None:
         assert again.epoch() == chosen.epoch()
 
 
-def test_an_epoch_is_the_same_that_is_begun_again_where_another_service_has_drawn_before() -> None:
+def test_a_restarted_epoch_is_the_same_after_draws_of_another_service() -> None:
     run, again = Run(3), Run(99)
     run.generator.generate_shared_seed()
     run.generator.spawn(1, inplace=True).generate_seed()
@@ -272,7 +272,7 @@ def test_an_epoch_is_the_same_that_is_begun_again_where_another_service_has_draw
         assert getattr(run.generator, generate)() == getattr(again.generator, generate)()
 
 
-def test_an_epoch_that_is_chosen_follows_from_its_number() -> None:
+def test_a_chosen_epoch_depends_only_on_its_number() -> None:
     def chosen(*epochs: int) -> list[tuple[int, int]]:
         run = Run(3)
         found = []
@@ -285,7 +285,7 @@ def test_an_epoch_that_is_chosen_follows_from_its_number() -> None:
     assert len(set(chosen(*range(20)))) == 20
 
 
-def test_all_ranks_have_the_seed_of_the_first() -> None:
+def test_all_ranks_use_the_seed_of_the_first() -> None:
     runs = [Run(rank) for rank in range(3)]
     for _ in range(3):
         drawn = runs[0].generator._shared_rng.clone().generate()
@@ -296,8 +296,8 @@ def test_all_ranks_have_the_seed_of_the_first() -> None:
             run.seeds.end(run.generator)
 
 
-def test_the_seeds_of_epochs_are_these() -> None:
-    """They have to be the same in every release: states and runs that are repeated rely on it."""
+def test_the_seeds_of_epochs_are_stable() -> None:
+    """They must stay the same in every release, because states and repeated runs rely on them."""
     run = Run(7)
     assert [run.epoch()[0] for _ in range(3)] == [7, 17669291110527860587, 13981942416885084589]
     run.seeds.set_epoch(1000)
@@ -317,7 +317,7 @@ def read(
 
 
 def deep() -> Pipe:
-    """Branches of unequal length, each with a shuffle far from, or near to, its sharding filter."""
+    """Branches of unequal length, each with a shuffle far from its sharding filter, or near it."""
     far = numbers().shuffle().map(abs).map(abs).map(abs).sharding_filter()
     near = numbers().shuffle().sharding_filter().shuffle()
     joined: Pipe = far.zip(near)
@@ -346,7 +346,7 @@ PIPELINES: dict[str, Callable[[], Pipe]] = {
     "one branch dispatched": lambda: dispatch(numbers().shuffle()).zip(numbers().shuffle().sharding_filter()).shuffle(),
     "dispatched, then in the main process": lambda: InMain(dispatch(numbers().shuffle())).shuffle(),
 }
-#: Items are left over when one branch is longer.
+#: Items remain if one branch is longer.
 pytestmark = pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")
 
 
@@ -354,10 +354,10 @@ def is_kept(number: int) -> bool:
     return number % 4 != 1 and number < 30
 
 
-@pytest.mark.filterwarnings("ignore:The operation of `round_robin_demux`")  # which torchdata needs not with one worker
+@pytest.mark.filterwarnings("ignore:The operation of `round_robin_demux`")  # torchdata does not need it with one worker
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_run_is_that_of_torchdata_once_it_is_mended(name: str, workers: int) -> None:
+def test_a_run_equals_that_of_patched_torchdata(name: str, workers: int) -> None:
     ours = read(PIPELINES[name](), workers)
     assert ours == read(PIPELINES[name](), workers, service=MultiProcessingReadingService)
     assert len({str(epoch) for epoch in ours}) == 3
@@ -365,10 +365,10 @@ def test_a_run_is_that_of_torchdata_once_it_is_mended(name: str, workers: int) -
 
 @pytest.mark.filterwarnings("ignore:Please use `InProcessReadingService`")
 @pytest.mark.parametrize("name", PIPELINES)
-def test_the_first_epoch_without_workers_is_that_of_torchdata(name: str) -> None:
+def test_the_first_epoch_without_workers_equals_that_of_torchdata(name: str) -> None:
     runs = []
     for service in (ShardReadingService, MultiProcessingReadingService):
-        random.seed(1)  # which the main process keeps for itself
+        random.seed(1)  # the main process keeps it for itself
         np.random.seed(1)
         torch.manual_seed(1)
         runs.append(read(PIPELINES[name](), 0, service=service, epochs=1))
@@ -386,8 +386,8 @@ def test_shards_have_the_order_of_torchdata(tmp_path: Path) -> None:
     assert len(set(map(tuple, ours))) == 3
 
 
-def test_the_first_epoch_of_a_seed_is_that_of_torchdata() -> None:
-    """The order was recorded with torchdata 0.7.1 and 0.9.0 as they are."""
+def test_the_first_epoch_of_a_seed_equals_that_of_torchdata() -> None:
+    """The order was recorded with unpatched torchdata 0.7.1 and 0.9.0."""
     (first,) = read(numbers(12).shuffle().sharding_filter(), 2, seed=11, epochs=1)
     assert first == [10, 0, 11, 7, 5, 9, 2, 6, 1, 3, 4, 8]
 
@@ -401,7 +401,7 @@ def test_one_seed_gives_a_run_of_different_epochs(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_seeding_again_begins_the_run_again(workers: int) -> None:
+def test_seeding_again_restarts_the_run(workers: int) -> None:
     with DataLoader2(
         numbers().shuffle().sharding_filter().shuffle(), reading_service=ShardReadingService(workers)
     ) as dl:
@@ -409,7 +409,7 @@ def test_seeding_again_begins_the_run_again(workers: int) -> None:
         for breaks in (False, True):
             dl.seed(4)
             if breaks:
-                next(iter(dl))  # an epoch that is left counts as one
+                next(iter(dl))  # an abandoned epoch counts as one
                 runs.append([runs[0][0], list(dl)])
             else:
                 runs.append([list(dl), list(dl)])
@@ -460,13 +460,13 @@ def test_the_order_before_the_split_is_the_same_for_any_number_of_workers(splitt
     assert all(run == runs[0] for run in runs)
 
 
-def test_the_order_of_what_is_dispatched_is_the_same_for_any_number_of_workers() -> None:
+def test_dispatched_items_have_the_same_order_for_any_number_of_workers() -> None:
     runs = [read(dispatch(Draws(numbers().shuffle())), workers, epochs=4) for workers in range(1, 5)]
     assert all(run == runs[0] for run in runs)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_each_worker_has_generators_of_its_own_in_each_epoch(workers: int) -> None:
+def test_each_worker_has_its_own_generators_in_each_epoch(workers: int) -> None:
     pipe = Draws(numbers().sharding_filter())
     runs = [read(pipe, workers) for _ in range(2)]
     assert runs[0] == runs[1]
@@ -504,7 +504,7 @@ def test_a_seeded_run_leaves_the_generators_of_the_main_process_alone(workers: i
 
 
 @pytest.mark.parametrize("seed", [0, 2**64 - 1])
-def test_any_seed_serves(seed: int) -> None:
+def test_any_seed_is_accepted(seed: int) -> None:
     epochs = read(numbers().shuffle().sharding_filter(), 2, seed)
     assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 3
     assert len(set(map(tuple, epochs))) == 3

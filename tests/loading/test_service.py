@@ -1,4 +1,4 @@
-"""`ShardReadingService` does in ``DataLoader2`` what torchdata's own service promises to do."""
+"""`ShardReadingService` provides in ``DataLoader2`` what torchdata's own service promises."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from wds_datapipes.loading.workers.connection import WorkerConnection
 Pipe = IterDataPipe[Any]
 Item = tuple[int, int]
 
-#: In each worker, and in all together.
+#: In each worker, and in all workers together.
 PREFETCHES = list(itertools.product((0, 10), (0, 10)))
 
-#: By torchdata, where one branch is longer, and by a dispatching process that is broken off: rightly.
+#: By torchdata if one branch is longer, and by an interrupted dispatching process: rightly.
 pytestmark = pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")
 
 
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Some child DataPipes are not exh
 
 
 class Counts(IterDataPipe[Item]):
-    """Yields ``(worker, number)``; how many numbers, each worker has its own count for."""
+    """Yields ``(worker, number)``; each worker has its own count of numbers."""
 
     def __init__(self, counts: list[int]) -> None:
         self.counts = counts
@@ -83,7 +83,7 @@ class InMain(IterDataPipe[Any]):
 
 
 class Pids(IterDataPipe[Any]):
-    """Adds the process that it runs in."""
+    """Adds the id of the process that it runs in."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -94,7 +94,7 @@ class Pids(IterDataPipe[Any]):
 
 
 class Slow(IterDataPipe[Any]):
-    """Takes its time for some items."""
+    """Yields some items slowly."""
 
     def __init__(self, source: Pipe, seconds: float, remainder: int, divisor: int = 3) -> None:
         self.source = source
@@ -127,7 +127,7 @@ class Pausable(IterDataPipe[Any]):
 
 
 class Failing(IterDataPipe[Any]):
-    """Raises in the place of an item, in the first ``epochs`` epochs."""
+    """Raises instead of yielding an item, in the first ``epochs`` epochs."""
 
     def __init__(self, source: Pipe, at: Any, epochs: int = 10**6) -> None:
         self.source = source
@@ -175,13 +175,13 @@ SPLIT_OR_DISPATCHED: dict[str, Callable[[], Pipe]] = {
     "dispatched": lambda: dispatch(numbers(1000).shuffle().prefetch(20)).map(plus_one).batch(16),
 }
 
-# whole epochs, parts of epochs and the end
+# whole epochs, partial epochs and the end
 
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(("worker", "main"), PREFETCHES)
 @pytest.mark.parametrize("name", SPLIT_OR_DISPATCHED)
-def test_an_epoch_can_be_left_and_the_loader_shut_down(name: str, worker: int, main: int) -> None:
+def test_an_epoch_can_be_abandoned_and_the_loader_shut_down(name: str, worker: int, main: int) -> None:
     loader = load(SPLIT_OR_DISPATCHED[name](), 2, worker, main)
     batches = list(itertools.islice(loader, 10))
     assert len({number for batch in batches for number in batch}) == sum(map(len, batches))
@@ -198,7 +198,7 @@ def test_shutdown_leaves_no_process_thread_or_descriptor() -> None:
         if not forget:
             loader.shutdown()
 
-    cycle(False)  # what torch and multiprocessing open once and for all
+    cycle(False)  # descriptors that torch and multiprocessing open only once
     gc.collect()
     children = psutil.Process().children()
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -210,7 +210,7 @@ def test_shutdown_leaves_no_process_thread_or_descriptor() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_shutdown_twice_and_without_a_beginning(workers: int) -> None:
+def test_shutdown_twice_and_before_any_epoch(workers: int) -> None:
     loader = load(numbers(), workers)
     loader.shutdown()
     loader.shutdown()
@@ -233,7 +233,7 @@ def test_an_iterator_ends_with_its_loader() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
 @pytest.mark.parametrize("worker", [0, 10])
-def test_a_loader_can_be_read_again_and_again(workers: int, worker: int) -> None:
+def test_a_loader_can_be_read_repeatedly(workers: int, worker: int) -> None:
     with load(numbers(10).sharding_filter(), workers, worker) as loader:
         assert [list(loader) for _ in range(3)] == [list(range(10))] * 3
         assert [item for _ in range(2) for item in loader] == [*range(10), *range(10)]
@@ -241,7 +241,7 @@ def test_a_loader_can_be_read_again_and_again(workers: int, worker: int) -> None
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("name", ["split", "dispatched", "main process"])
-def test_a_new_iterator_begins_anew_and_ends_the_one_before(name: str, workers: int) -> None:
+def test_a_new_iterator_restarts_and_ends_the_previous_one(name: str, workers: int) -> None:
     pipes = {
         "split": numbers(10).sharding_filter(),
         "dispatched": dispatch(numbers(10)),
@@ -258,7 +258,7 @@ def test_a_new_iterator_begins_anew_and_ends_the_one_before(name: str, workers: 
         assert list(second) == list(range(2, 10))
 
 
-def test_an_iterator_that_was_not_used_is_used_by_the_next_loop() -> None:
+def test_an_unused_iterator_is_used_by_the_next_loop() -> None:
     with load(Counts([2, 2]), worker_reset_fn=count_resets) as loader:
         assert loader.reading_service.report().epoch == 0
         for _ in range(3):
@@ -272,7 +272,7 @@ def count_resets(pipe: Pipe, info: Any, seeds: Any) -> Pipe:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_part_and_then_a_whole_are_those_of_no_service(workers: int) -> None:
+def test_a_partial_and_a_whole_epoch_equal_those_without_a_service(workers: int) -> None:
     pipe = numbers().batch(2).sharding_filter().collate(list)
     runs = []
     for service in (None, ShardReadingService(workers)):
@@ -284,7 +284,7 @@ def test_a_part_and_then_a_whole_are_those_of_no_service(workers: int) -> None:
 
 
 @pytest.mark.parametrize(("worker", "main"), PREFETCHES)
-def test_an_epoch_can_begin_while_workers_are_busy_with_another(worker: int, main: int) -> None:
+def test_an_epoch_can_start_while_workers_are_busy_with_another(worker: int, main: int) -> None:
     pipe = Slow(dispatch(Slow(numbers(40), 0.005, 1, 5)), 0.005, 2)
     with load(pipe, 3, worker, main) as loader:
         for taken in (1, 2, 3, 5, 8, 13, 1, 1):
@@ -292,10 +292,10 @@ def test_an_epoch_can_begin_while_workers_are_busy_with_another(worker: int, mai
         assert list(loader) == list(range(40))
 
 
-def test_an_iterator_that_is_left_takes_nothing_of_the_next_epoch() -> None:
+def test_an_abandoned_iterator_takes_nothing_of_the_next_epoch() -> None:
     with load(numbers(30).sharding_filter(), 3, 0, 0) as loader:
         iterator = iter(loader)
-        left = loader.reading_service._pool.items()  # as a thread of the main process has it
+        left = loader.reading_service._pool.items()  # as a thread of the main process does
         assert next(left) == 0
         next(iterator)
         iterator = iter(loader)
@@ -333,7 +333,7 @@ def test_uneven_workers(counts: list[int], worker: int, main: int) -> None:
         assert [list(loader), list(loader)] == [round_robin(counts)] * 2
 
 
-def test_a_service_serves_many_loaders() -> None:
+def test_a_service_can_be_used_by_many_loaders() -> None:
     service = ShardReadingService(2)
     with (
         DataLoader2(Counts([5, 3]), reading_service=service) as outer,
@@ -384,7 +384,7 @@ def test_the_end_of_the_interpreter_ends_the_workers(stage: str) -> None:
 
 
 class Refusing(IterDataPipe[Any]):
-    """Can be copied by a loader, and cannot be sent to a worker that is spawned."""
+    """Can be copied by a loader, but not sent to a spawned worker."""
 
     refuses = False
 
@@ -398,7 +398,7 @@ class Refusing(IterDataPipe[Any]):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_start_that_fails_leaves_nothing(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_leaves_nothing(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader2(Refusing(), reading_service=ShardReadingService(workers, "spawn"))
     monkeypatch.setattr(Refusing, "refuses", True)
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -406,7 +406,7 @@ def test_a_start_that_fails_leaves_nothing(workers: int, monkeypatch: pytest.Mon
     with pytest.raises(LookupError, match="refused"):
         iter(loader)
     loader.shutdown()
-    # multiprocessing's own process, which keeps track of resources, may have been started by this.
+    # multiprocessing's process that tracks resources may have been started by this.
     left = [child for child in psutil.Process().children() if child not in children]
     assert all("resource_tracker" in " ".join(child.cmdline()) for child in left)
     del loader
@@ -414,7 +414,7 @@ def test_a_start_that_fails_leaves_nothing(workers: int, monkeypatch: pytest.Mon
     assert len(os.listdir("/proc/self/fd")) <= descriptors + len(left)
 
 
-# what the user's functions get
+# arguments of user functions
 
 
 def note_init(path: Path, pipe: Pipe, info: Any) -> Pipe:
@@ -445,7 +445,7 @@ def noted(path: Path, workers: int, service: Any, pipe: Pipe) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_the_functions_of_the_user_are_called_in_each_worker(workers: int, tmp_path: Path) -> None:
+def test_user_functions_are_called_in_each_worker(workers: int, tmp_path: Path) -> None:
     pipe = numbers(8).map(as_tuple).sharding_filter()
     lines = noted(tmp_path / "noted", workers, ShardReadingService, pipe)
     number = max(workers, 1)
@@ -459,7 +459,7 @@ def as_tuple(number: int) -> tuple[int]:
     return (number,)
 
 
-def test_the_dispatching_process_is_reset_as_by_torchdata(tmp_path: Path) -> None:
+def test_the_dispatching_process_is_reset_as_in_torchdata(tmp_path: Path) -> None:
     pipe = dispatch(numbers(8).map(as_tuple))
     ours = noted(tmp_path / "noted", 3, ShardReadingService, pipe)
     place = "reset 0 of 3 SeedGenerator ShardingRoundRobinDispatcherIterDataPipe"
@@ -483,7 +483,7 @@ def reseed(pipe: Pipe, info: Any, seeds: Any) -> Pipe:
     return pipe
 
 
-def test_the_functions_of_the_user_can_split_and_seed() -> None:
+def test_user_functions_can_split_and_seed() -> None:
     with load(numbers().batch(2).shuffle(), worker_init_fn=shard, worker_reset_fn=reseed) as loader:
         epochs = [list(loader) for _ in range(2)]
     assert epochs[0] == epochs[1]
@@ -491,7 +491,7 @@ def test_the_functions_of_the_user_can_split_and_seed() -> None:
 
 
 def forget_pipe(*_: Any) -> None:
-    """Return nothing, as is easily done."""
+    """Return nothing, an easy mistake."""
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -508,7 +508,7 @@ def ask_torch(item: Any) -> Any:
     return item, get_worker_info(), torch.get_num_threads()
 
 
-def test_torch_finds_in_a_worker_what_it_finds_in_torchdatas() -> None:
+def test_worker_info_of_torch_is_that_of_torchdatas_workers() -> None:
     told = []
     for service in (ShardReadingService, MultiProcessingReadingService):
         with load(numbers(4).sharding_filter().map(ask_torch), service=service) as loader:
@@ -555,7 +555,7 @@ def test_limits(name: str, workers: int, worker: int, main: int) -> None:
             next(iterator)
         iterator.resume()
         second = list(iterator)
-        assert len(second) == 3  # a limit stays
+        assert len(second) == 3  # a limit remains in effect
         iterator.limit(None)
         iterator.resume()
         assert sorted(first + second + list(iterator)) == list(range(10))
@@ -587,7 +587,7 @@ def test_nothing_comes_after_a_pause(workers: int) -> None:
         assert list(loader) == list(range(10))
 
 
-def test_an_epoch_can_begin_in_a_pause() -> None:
+def test_an_epoch_can_start_during_a_pause() -> None:
     with load(dispatch(numbers(10))) as loader:
         iterator = iter(loader)
         iterator.limit(3)
@@ -598,8 +598,8 @@ def test_an_epoch_can_begin_in_a_pause() -> None:
         assert list(iterator) == list(range(10))
 
 
-def test_workers_make_nothing_in_a_pause() -> None:
-    # Ten messages of a single item each, which take long enough to make.
+def test_workers_make_nothing_during_a_pause() -> None:
+    # Ten messages of one item each, which take long enough to make.
     with load(Slow(dispatch(Slow(numbers(4000), 0.002, 0, 1)), 0.002, 0, 1), 2, 1000, 0) as loader:
         next(iter(loader))
         loader._pause()
@@ -626,18 +626,18 @@ def test_stages_are_paused_and_resumed_wherever_they_are() -> None:
         loader._resume()
         once = "pause resume"
         rest = list(iterator)
-        # Some were on their way. Then each stage has been paused once, and resumed once.
+        # Some items were on their way. After them, each stage has been paused once and resumed once.
         assert rest[0][3] == rest[-1][3] == once
         assert rest[-1] == (2999, once, once, once)
 
 
-def test_a_pause_leaves_an_error_in_its_place() -> None:
+def test_a_pause_leaves_an_error_in_its_position() -> None:
     with load(Failing(numbers().sharding_filter(), 11)) as loader:
         iterator = iter(loader)
         items = [next(iterator)]
         while report_of(loader)[1].items < 5:
             time.sleep(0.01)
-        time.sleep(0.05)  # for the error, which is no item
+        time.sleep(0.05)  # for the error, which is not an item
         for limit in (1, 4):
             iterator.limit(limit)
             items += list(iterator)
@@ -650,7 +650,7 @@ def test_a_pause_leaves_an_error_in_its_place() -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("first", ["answer", "items"])
-def test_items_and_answers_do_not_take_each_other(first: str) -> None:
+def test_items_and_answers_are_not_mixed_up(first: str) -> None:
     near, far = new_channel()
     link, outlet = WorkerConnection("Worker 0", Receiver(near, window=9)), Sender(far, window=9, together=1)
     outlet.begin(1)
@@ -664,7 +664,7 @@ def test_items_and_answers_do_not_take_each_other(first: str) -> None:
     outlet.send(Kind.END)
     if first == "answer":
         link.wait_for_response()
-    assert list(link.items()) == [0, 1, 2]  # not every stage that is paused stops its thread
+    assert list(link.items()) == [0, 1, 2]  # not every paused stage stops its thread
     link.wait_for_response()
     link.cut()
     link.close()
@@ -676,7 +676,7 @@ def fail_to_pause(pipe: Pipe) -> Pipe:
     raise LookupError("cannot pause")
 
 
-def test_an_error_of_a_pause_is_told() -> None:
+def test_an_error_of_a_pause_is_raised() -> None:
     with load(numbers(100_000).sharding_filter()) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -697,7 +697,7 @@ def test_an_error_of_a_pause_after_the_last_item_of_the_workers_is_raised_at_onc
             with pytest.raises(LookupError, match=r"(?s)in worker process 0.*cannot pause"):
                 loader.reading_service._pause(fail_to_pause)
         loader.reading_service._resume()
-        # The other worker's error is among its items if the worker had not come to its end before the pause.
+        # The other worker's error comes among its items if the worker had not reached its end before the pause.
         with contextlib.suppress(LookupError):
             found += iterator
             assert found == list(range(20))
@@ -712,7 +712,7 @@ def limit_to(pipe: Pipe, count: int | None) -> Pipe:
 
 
 class Limited(IterDataPipe[Any]):
-    """Says what it was limited to, by the function of another reading service."""
+    """Yields the limit that it was given by the function of another reading service."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -724,20 +724,20 @@ class Limited(IterDataPipe[Any]):
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_a_function_that_limits_is_passed_on(dispatched: bool) -> None:
+def test_a_limit_function_is_passed_on(dispatched: bool) -> None:
     pipe = InMain(Limited(dispatch(Limited(numbers(60))) if dispatched else Limited(numbers(60)).sharding_filter()))
     with load(Limited(pipe), 2, 0, 0) as loader:
         iterator = iter(loader)
         next(iterator)
         loader.reading_service._limit(7, limit_to)
         items = list(iterator)
-    # As by torchdata: a number for each process, if there is one that dispatches, and none otherwise.
+    # As in torchdata: one number per process if one dispatches, and none otherwise.
     assert {item[-1] for item in items} == {7 if dispatched else None}
     assert [item[0][-1] for item in items[-2:]] == ([4, 3] if dispatched else [None, None])
     assert items[-1][0][0][-1] == (7 if dispatched else None)
 
 
-# how far ahead
+# prefetching
 
 
 def one_message(number: int) -> bytes:
@@ -745,7 +745,7 @@ def one_message(number: int) -> bytes:
 
 
 @pytest.mark.parametrize(("worker", "main", "ahead"), [(0, 0, 1), (3, 0, 4), (0, 4, 3), (3, 5, 7)])
-def test_workers_are_as_far_ahead_as_they_may_be(worker: int, main: int, ahead: int) -> None:
+def test_workers_prefetch_up_to_the_limit(worker: int, main: int, ahead: int) -> None:
     with load(numbers(60).sharding_filter().map(one_message), 2, worker, main) as loader:
         iterator = iter(loader)
         for taken in range(0, 20, 5):
@@ -772,7 +772,7 @@ def test_a_stage_that_cannot_be_copied_stays_in_the_main_process() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_source_in_the_main_process_can_join_what_workers_make(workers: int) -> None:
+def test_a_source_in_the_main_process_can_join_items_of_workers(workers: int) -> None:
     pipe = InMain(range(100, 200)).zip(numbers().sharding_filter().map(plus_one)).header(40)
     with load(pipe, workers) as loader:
         for _ in range(2):
@@ -798,7 +798,7 @@ def test_workers_can_run_a_single_branch(pipe: Callable[[], Pipe], branches: int
         loader.shutdown()
 
 
-def test_stages_in_the_main_process_can_hold_back_and_ahead() -> None:
+def test_stages_in_the_main_process_can_buffer_and_prefetch() -> None:
     pipe = InMain(numbers().sharding_filter()).prefetch(7).batch(3).prefetch(1)
     with load(pipe, 3) as loader:
         batches = [list(range(first, min(first + 3, 100))) for first in range(0, 100, 3)]
@@ -813,10 +813,10 @@ def test_a_thread_of_the_main_process_takes_nothing_of_the_next_epoch() -> None:
         assert list(loader) == list(range(30))
 
 
-# what is dispatched
+# dispatching
 
 
-def test_what_comes_before_the_dispatch_runs_in_one_process() -> None:
+def test_stages_before_the_dispatch_run_in_one_process() -> None:
     pipe = Pids(dispatch(Pids(numbers(50).map(as_tuple))))
     with load(pipe, 3) as loader:
         items = list(loader)
@@ -887,7 +887,7 @@ def is_kept(number: int) -> bool:
 
 
 @pytest.mark.parametrize(("worker", "main"), PREFETCHES)
-def test_uneven_workers_behind_a_dispatching_process(worker: int, main: int) -> None:
+def test_uneven_workers_after_a_dispatching_process(worker: int, main: int) -> None:
     lines = [list(filter(is_kept, range(line, 100, 3))) for line in range(3)]
     wanted = [line[turn] for turn in range(34) for line in lines if turn < len(line)]
     with load(dispatch(numbers()).filter(is_kept), 3, worker, main) as loader:
@@ -896,7 +896,7 @@ def test_uneven_workers_behind_a_dispatching_process(worker: int, main: int) -> 
             next(iter(loader))
 
 
-def test_many_items_and_a_slow_worker_behind_a_dispatching_process() -> None:
+def test_many_items_and_a_slow_worker_after_a_dispatching_process() -> None:
     with load(dispatch(numbers(20_000)), 3) as loader:
         assert list(loader) == list(range(20_000))
     with load(Slow(dispatch(numbers(300)), 0.005, 1), 3) as loader:
@@ -907,7 +907,7 @@ def big(number: int) -> Any:
     return {"array": np.full((200, 300), number), "tensor": torch.full((3, 100, 100), number), "key": str(number)}
 
 
-def test_large_items_behind_a_dispatching_process() -> None:
+def test_large_items_after_a_dispatching_process() -> None:
     with load(dispatch(numbers(60).map(big)).map(dict), 2) as loader:
         items = list(loader)
     assert [item["key"] for item in items] == list(map(str, range(60)))
@@ -953,7 +953,7 @@ def is_even(number: int) -> bool:
 
 
 def test_an_item_that_cannot_be_dispatched_leaves_no_gap() -> None:
-    # Worker 1 drops all it gets, so most is kept for worker 0 until there is no more.
+    # Worker 1 drops all its items, so most items are kept for worker 0, up to the limit.
     with load(dispatch(numbers(3000).map(lock_at_2000)).filter(is_even), 2, 0, 0) as loader:
         items: list[int] = []
         with pytest.raises(pickle.PicklingError, match=r"an object of type _thread\.lock"):
@@ -965,7 +965,7 @@ def is_odd(number: int) -> bool:
     return number % 2 == 1
 
 
-def test_no_end_of_items_is_kept_for_a_worker_whose_turn_does_not_come() -> None:
+def test_items_kept_for_a_slow_worker_are_limited() -> None:
     with (
         load(dispatch(numbers(10**6)).filter(is_odd)) as loader,
         pytest.raises(
@@ -980,7 +980,7 @@ def test_no_end_of_items_is_kept_for_a_worker_whose_turn_does_not_come() -> None
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_map_style_sources(workers: int) -> None:
-    with load(SequenceWrapper(range(9)), workers) as loader:  # which DataLoader2 turns into a stream, not split
+    with load(SequenceWrapper(range(9)), workers) as loader:  # DataLoader2 turns these into a stream that is not split
         assert sorted(loader) == sorted([*range(9)] * max(workers, 1))
     words = SequenceWrapper([f"word {number}" for number in range(9)]).map(len)
     with load(words.zip(SequenceWrapper(range(9))).shuffle().sharding_filter(), workers) as loader:
@@ -1068,7 +1068,7 @@ def test_a_pipeline_without_a_position_resumes_by_replay(workers: int) -> None:
         assert list(loader) == rest
 
 
-# behind another service
+# after another service
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -1120,18 +1120,16 @@ def test_an_error_comes_after_the_items_before_it(workers: int, worker: int) -> 
 
 @pytest.mark.parametrize(("worker", "main"), PREFETCHES)
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_an_error_that_the_loop_did_not_reach_does_not_disturb_the_next_epoch(
-    dispatched: bool, worker: int, main: int
-) -> None:
+def test_an_unreached_error_does_not_affect_the_next_epoch(dispatched: bool, worker: int, main: int) -> None:
     source = Failing(numbers(40), 12, epochs=1)
     with load(dispatch(source) if dispatched else source.sharding_filter(), 2, worker, main) as loader:
         assert list(itertools.islice(loader, 3)) == [0, 1, 2]
-        time.sleep(0.05)  # for the workers to come to the error, if they are as far ahead
+        time.sleep(0.05)  # the workers reach the error if they prefetch that far
         assert list(loader) == list(range(40))
 
 
 @pytest.mark.parametrize(("worker", "main"), PREFETCHES)
-def test_an_error_is_told_in_every_epoch_that_comes_to_it(worker: int, main: int) -> None:
+def test_an_error_is_raised_in_every_epoch_that_reaches_it(worker: int, main: int) -> None:
     with load(Failing(numbers(40).sharding_filter(), 12), 2, worker, main) as loader:
         for _ in range(3):
             assert list(itertools.islice(loader, 12)) == list(range(12))
@@ -1142,7 +1140,7 @@ def test_an_error_is_told_in_every_epoch_that_comes_to_it(worker: int, main: int
 # arguments
 
 
-def test_it_takes_the_arguments_of_torchdatas_service() -> None:
+def test_it_accepts_the_arguments_of_torchdatas_service() -> None:
     arguments: Sequence[Any] = (2, "fork", 3, 4, note_init, note_reset)
     ours, theirs = ShardReadingService(*arguments), MultiProcessingReadingService(*arguments)
     assert isinstance(ours, MultiProcessingReadingService)
@@ -1154,7 +1152,7 @@ def test_it_takes_the_arguments_of_torchdatas_service() -> None:
     assert {name: getattr(named, name) for name in public} == public
 
 
-def test_it_takes_the_integers_of_numpy() -> None:
+def test_it_accepts_integers_of_numpy() -> None:
     service = ShardReadingService(np.int64(2), None, np.int32(1), np.uint8(3))
     with DataLoader2(numbers(20).sharding_filter(), reading_service=service) as loader:
         assert list(loader) == list(range(20))
@@ -1194,7 +1192,7 @@ def test_wrong_arguments(options: dict[str, Any], error: type[Exception], messag
         ShardReadingService(**options)
 
 
-def test_it_asks_for_a_process_group_where_it_is_distributed() -> None:
+def test_distributed_reading_requires_a_process_group() -> None:
     loader = DataLoader2(numbers(), reading_service=ShardReadingService(distributed=True))
     with pytest.raises(
         RuntimeError, match=r"requires a process group: first call torch\.distributed\.init_process_group"

@@ -1,4 +1,4 @@
-"""Faults of a `ShardReadingService`: the right error in its place, nothing left behind, and never a hang."""
+"""Faults of a `ShardReadingService`: the right error in its position, nothing left behind, and never a hang."""
 
 import json
 import os
@@ -13,14 +13,14 @@ import pytest
 
 Result = dict[str, Any]
 
-#: How long a scenario may take, in seconds. It takes so long only if it hangs, or spawns on a busy machine.
+#: The time limit of a scenario, in seconds. Only a hang, or spawning on a busy machine, takes so long.
 LIMIT_S = 300
 TOPS = ("bare", "pinned", "prefetched")
 
-# All scenarios of a group run in one fixture, and have limits of their own.
+# All scenarios of a group run in one fixture, and have their own limits.
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
 
-#: In a pipeline with so many workers, the one that meets the fault, and how many items come before it.
+#: In a pipeline with several workers, the one with the fault, and how many items come before it.
 PLACES = {0: (0, 15), 1: (0, 15), 2: (1, 11), 3: (1, 16)}
 SHARD = r"\S+/b\.tar"
 ITER = r"\nThis exception is thrown by __iter__ of PooledItems\(\)"
@@ -36,7 +36,7 @@ NUMBERS = {"SIGABRT": 6, "SIGKILL": 9, "SIGSEGV": 11, "SIGTERM": 15}
 
 
 def raised(kind: str, worker: int, text: str, shard: str = f", whose last shard was {SHARD}") -> str:
-    """What an error of a worker looks like: its own class, the worker, the shard, and the traceback to its origin."""
+    """The expected error of a worker: its own class, the worker, the shard, and the traceback to its origin."""
     return rf"{kind} in worker process {worker}{shard}\.\nOriginal Traceback \(most recent call last\):\n.*{text}.*"
 
 
@@ -48,7 +48,7 @@ def killed(name: str, signal: str = "SIGKILL", shard: str = r"The shard that it 
     return died(name, rf"was killed by signal {NUMBERS[signal]} \({signal}\)", shard)
 
 
-#: Whether it has come to that.
+#: Whether that has happened.
 PERHAPS_A_SHARD = r"(The shard that it opened last is \S+/\w\.tar|It has opened no shard yet)\."
 
 OWN = {
@@ -60,7 +60,7 @@ OWN = {
         "in recurse_there\n.*in recurse_here\n",
     ),
     "StopIteration": ("RuntimeError: Caught RuntimeError", "in stop\n.*generator raised StopIteration"),
-    "two arguments": ("RuntimeError: Caught TwoArguments", "in fail_twofold\n"),
+    "two arguments": ("RuntimeError: Caught TwoArguments", "in fail_with_two_arguments\n"),
     "unpicklable": (
         "RuntimeError: Caught RuntimeError",
         r"in fail_stubbornly\n.*nowhere\.Stubborn: cannot be imported",
@@ -80,7 +80,7 @@ LEFT_AT_ONCE = {
 
 
 def of_a_fault(name: str) -> str:
-    """What comes of a pipeline in which one worker of so many meets a fault."""
+    """The expected result of a pipeline in which one of several workers meets a fault."""
     kind, fault, workers = re.fullmatch(r"(\w+)(?:: (.*))?, (\d) workers.*", name, re.DOTALL).groups()  # type: ignore[union-attr]  # the names are below
     worker, before = PLACES[int(workers)]
     if workers == "0":
@@ -94,7 +94,7 @@ def of_a_fault(name: str) -> str:
         return rf"{before}; {raised('PicklingError: Caught PicklingError', worker, text)}"
     if fault in NUMBERS:
         return rf"\d+; {killed(f'Worker {worker}', fault)}"
-    # What was made before the end counts, where Python has a chance to send it, and where the loop does not learn of
+    # Items made before the end count if Python has a chance to send them, and if the loop does not learn of
     # the end while it waits for another worker.
     count = str(before) if workers == "1" and not fault.startswith("os._exit") else r"\d+"
     return rf"{count}; {died(f'Worker {worker}', LEFT_AT_ONCE[fault])}"
@@ -268,7 +268,7 @@ ENDS: dict[str, int] = {
     },
 }
 
-#: What belongs on standard error: the traceback of a worker that ends by it, and what `sys.exit` was given.
+#: The expected standard error: the traceback of a worker that ends by it, and the argument of `sys.exit`.
 NOISES = {
     "end: BaseException, 3 workers": r"Process \S+:\nTraceback .*Aside: no exception\n",
     "end: KeyboardInterrupt, 2 workers": r"Process \S+:\nTraceback .*KeyboardInterrupt\n",
@@ -278,11 +278,11 @@ NOISES = {
     "synchronized: exit": r"(Exception ignored in: .*TypeError: 'NoneType' object is not callable\n)?",
     "synchronized: SIGINT": r"(\[rank[01]\]: [^\n]*\n)+",
     "synchronized: killed": rf"rank \d: \['a0', 'c0', .*\] {killed('Worker 1')}\n",
-    # The other worker may have been ended amid its own.
+    # The other worker may have been killed during its own traceback.
     "start: no memory": r"Process \S+:\n.*Traceback .*Cannot allocate memory\n.*",
 }
-#: CPython leaves its pipes to a process open where ``os.fork``, or its second call of ``os.pipe``, fails; and where
-#: the system forgets how a process has ended.
+#: CPython leaves its pipes to a process open if ``os.fork``, or its second call of ``os.pipe``, fails; and if
+#: the system discards the exit status of processes.
 LEAVES_PIPES = re.compile(r"start: (\d forks.*|too many processes|\d+ descriptors)|killed unseen")
 LEFT_PIPES = r"descriptors: \[(\"\(\d+, 'pipe:\[\d+\]'\)\"(, )?){2,4}\]"
 
@@ -317,7 +317,7 @@ def run_scenarios(folder: Path, pattern: str) -> dict[str, Result]:
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Result]]:
-    """Return what comes of the scenarios of a group, which all run when the first is asked for."""
+    """Return the results of the scenarios of a group; the first request runs all of them."""
     done: dict[str, dict[str, Result]] = {}
 
     def results_of(group: str) -> dict[str, Result]:
@@ -334,7 +334,7 @@ def group_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_a_fault_is_told_and_leaves_nothing(name: str, results: Callable[[str], dict[str, Result]]) -> None:
+def test_a_fault_is_reported_and_leaves_nothing(name: str, results: Callable[[str], dict[str, Result]]) -> None:
     result = results(group_of(name))[name]
     assert re.fullmatch(OUTCOMES[name], result["outcome"], re.DOTALL), result["outcome"]
     assert re.fullmatch(NOISES.get(name, ""), result["noise"], re.DOTALL), result["noise"]
@@ -349,13 +349,13 @@ def test_a_program_ends_with_its_workers(name: str, results: Callable[[str], dic
     result = results(group_of(name))[name]
     assert result["outcome"] == f"ended with {ENDS[name]}, 0 left"
     assert result["left"] == []
-    # Its own traceback is all that it shows.
+    # It prints only its own traceback.
     own = next((text for begin, text in TRACEBACKS.items() if name.startswith(begin)), "")
     assert re.fullmatch(own, result["noise"], re.DOTALL), result["noise"]
     assert result["noise"].count("Traceback") == bool(own)
 
 
-def test_the_number_of_descriptors_makes_the_difference(results: Callable[[str], dict[str, Result]]) -> None:
+def test_the_outcome_depends_on_the_number_of_descriptors(results: Callable[[str], dict[str, Result]]) -> None:
     ends = [results("beginnings")[f"start: {left} descriptors"]["outcome"] for left in range(1, 12)]
     assert ends[0] != ends[-1] == "60; end"
 
@@ -373,7 +373,7 @@ with DataLoader2(pipe, reading_service=ShardReadingService(1, "spawn")) as loade
 
 
 def test_a_program_that_workers_cannot_import_ends(tmp_path: Path) -> None:
-    # It lacks `if __name__ == "__main__"`, and its pipeline is more than a pipe holds.
+    # The program lacks `if __name__ == "__main__"`, and its pipeline is larger than a pipe's buffer.
     script = tmp_path / "unguarded.py"
     script.write_text(UNGUARDED)
     done = subprocess.run([sys.executable, script], capture_output=True, check=False, text=True, timeout=LIMIT_S)

@@ -1,4 +1,4 @@
-"""What the loop sees of a `ShardReadingService` follows from what the workers make, and from nothing else."""
+"""The items that the loop gets from a `ShardReadingService` depend only on the items that the workers make."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService
 
-# items of all kinds and sizes
+# items of all types and sizes
 
 
 @dataclass
 class Example:
-    """An item with a class of its own."""
+    """An item of a custom class."""
 
     key: str
     picture: Any
@@ -85,10 +85,10 @@ MAKERS: dict[str, Callable[[int, int], Any]] = {
     "dataclass": lambda size, seed: Example(f"{seed}", [image(size, seed), square(size, seed)], seed),
 }
 
-#: Around where items share messages, where arrays are kept apart and where messages need shared memory; and far beyond.
+#: Around the limits at which items share messages, arrays are kept apart, and messages need shared memory; and larger.
 SIZES = (1, 100, 5_000, 16_300, 16_384, 16_500, 65_000, 66_000, 300_000, 1_000_000)
 
-#: How many items a worker makes in an epoch, and the seed of what they are.
+#: How many items a worker makes in an epoch, and the seed of their values.
 Share = tuple[int, int]
 
 
@@ -105,7 +105,7 @@ def digest(data: Any) -> str:
 
 
 def seen(item: Any) -> Any:
-    """Return all that a user can see of an item, as something small that can be compared."""
+    """Return everything that a user can observe of an item, as a small value that can be compared."""
     name = type(item).__name__
     if isinstance(item, (list, tuple)):
         return name, [seen(part) for part in item]
@@ -149,7 +149,7 @@ def spoil(item: Any) -> None:
 
 
 class Planned(IterDataPipe[Any]):
-    """Makes, in each epoch and each worker, what is planned for it.
+    """Makes the planned items of each epoch and each worker.
 
     Args:
         epochs: for each epoch and each worker, its share.
@@ -180,7 +180,7 @@ def next_epoch(pipe: Any, info: Any, seeds: Any) -> Any:
 
 
 def round_robin(lines: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return one from each line in turn; one that has no more leaves the round."""
+    """Return one from each line in turn; an exhausted line leaves the round."""
     return [line[turn] for turn in range(max(map(len, lines), default=0)) for line in lines if turn < len(line)]
 
 
@@ -197,21 +197,21 @@ def load(pipe: IterDataPipe[Any], workers: int, prefetches: Prefetches, method: 
     return DataLoader2(pipe, reading_service=service)
 
 
-# what is drawn
+# random examples
 
-#: How often the examples are tried that start processes anew; `nox -s nightly` tries more.
+#: How often the examples are tried that start new processes; `nox -s nightly` tries more.
 TIMES = 3 if os.environ.get("WHOLE_SWEEPS") else 1
 
 WORKERS = st.integers(0, 4)
-#: In each worker, and in all together.
+#: In each worker, and in all workers together.
 PREFETCHES = st.tuples(st.sampled_from((0, 1, 3, 10)), st.sampled_from((0, 1, 10)))
 COUNTS = st.one_of(st.integers(0, 6), st.sampled_from((0, 11, 40, 700)))
-#: Where items take their time.
+#: In examples with slow items.
 FEW_COUNTS = st.one_of(st.integers(0, 6), st.sampled_from((0, 11, 40)))
 
 
 class Plan(NamedTuple):
-    """How many workers there are, and for each epoch and each worker its share."""
+    """The number of workers, and for each epoch and each worker its share."""
 
     workers: int
     epochs: list[list[Share]]
@@ -236,13 +236,13 @@ def test_the_loop_takes_from_each_live_worker_in_turn(plan: Plan, prefetches: Pr
         for items in wanted:
             kept.append(list(loader))
             assert list(map(seen, kept[-1])) == items
-    # Nothing that came later was written over what is kept.
+    # No later item has overwritten the kept ones.
     assert [list(map(seen, items)) for items in kept] == wanted
 
 
 @settings(deadline=None, max_examples=12 * TIMES)
 @given(plans(COUNTS), PREFETCHES, st.data())
-def test_breaking_off_anywhere_disturbs_no_other_epoch(plan: Plan, prefetches: Prefetches, data: st.DataObject) -> None:
+def test_interrupting_anywhere_affects_no_other_epoch(plan: Plan, prefetches: Prefetches, data: st.DataObject) -> None:
     kept = []
     with load(Planned(plan.epochs), plan.workers, prefetches) as loader:
         for epoch in plan.epochs:
@@ -255,7 +255,7 @@ def test_breaking_off_anywhere_disturbs_no_other_epoch(plan: Plan, prefetches: P
 
 @settings(deadline=None, max_examples=10 * TIMES)
 @given(plans(COUNTS), PREFETCHES, st.randoms(use_true_random=False))
-def test_items_can_be_changed_where_they_are(plan: Plan, prefetches: Prefetches, rng: random.Random) -> None:
+def test_items_can_be_changed_in_place(plan: Plan, prefetches: Prefetches, rng: random.Random) -> None:
     with load(Planned(plan.epochs), plan.workers, prefetches) as loader:
         for epoch in plan.epochs:
             untouched = []
@@ -270,7 +270,7 @@ def test_items_can_be_changed_where_they_are(plan: Plan, prefetches: Prefetches,
 
 @settings(deadline=None, max_examples=6 * TIMES)
 @given(plans(FEW_COUNTS), st.tuples(PREFETCHES, PREFETCHES), st.integers(0, 10**6))
-def test_neither_prefetching_nor_delays_are_seen(
+def test_neither_prefetching_nor_delays_have_an_effect(
     plan: Plan, prefetches: tuple[Prefetches, Prefetches], delays: int
 ) -> None:
     rng = random.Random(delays)
@@ -295,7 +295,7 @@ def test_pauses_lose_nothing(plan: Plan, prefetches: Prefetches, limits: list[in
 
 
 def paused(loader: DataLoader2[Any], limits: Sequence[int | None]) -> list[Any]:
-    """Take an epoch in parts, with a pause after each."""
+    """Read an epoch in parts, with a pause after each."""
     items: list[Any] = []
     iterator = iter(loader)
     for limit in [*limits, None]:
@@ -309,11 +309,11 @@ def paused(loader: DataLoader2[Any], limits: Sequence[int | None]) -> list[Any]:
     return items
 
 
-# what is dispatched
+# dispatching
 
 
 class Kept(IterDataPipe[Any]):
-    """Passes on what is in ``kept``, in its own time.
+    """Yields the items in ``kept``, with delays.
 
     Args:
         source: where the items come from.
@@ -343,7 +343,7 @@ class Kept(IterDataPipe[Any]):
     st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=1),
     st.randoms(use_true_random=False),
 )
-def test_dispatched_items_go_round_the_workers(
+def test_dispatched_items_are_assigned_round_robin(
     workers: int,
     counts: tuple[int, int],
     prefetches: Prefetches,
@@ -365,20 +365,20 @@ def test_dispatched_items_go_round_the_workers(
 
 
 @pytest.mark.parametrize("prefetches", [(0, 0), (10, 10)])
-def test_a_worker_that_drops_nearly_all_holds_up_no_other(prefetches: Prefetches) -> None:
+def test_a_worker_that_drops_nearly_everything_delays_no_other(prefetches: Prefetches) -> None:
     pipe = IterableWrapper(range(6_000)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
     kept = frozenset([*range(0, 6_000, 3), 1, 5_998])
     with load(Kept(pipe, kept, None), 3, prefetches) as loader:
         assert list(loader) == [0, 1, 3, 5_998, *range(6, 6_000, 3)]
 
 
-# how workers are started
+# start methods
 
-#: Of classes that a new interpreter can import, and this module is none of those.
+#: Of classes that a new interpreter can import; this module defines none of them.
 SENDABLE = [
     maker(size, seed) if name != "dataclass" else WorkerInfo(size, seed)
     for seed, (name, maker) in enumerate(MAKERS.items())
-    if name != "read-only array"  # which it is no more when Python has sent it to a worker
+    if name != "read-only array"  # it is no longer that when Python has sent it to a worker
     for size in (1, 5_000, 66_000, 300_000)
 ]
 

@@ -1,4 +1,4 @@
-"""A thousand loaders that are started, broken off and shut down, and many epochs: no hang, and nothing stays behind."""
+"""A thousand loaders that are started, interrupted and shut down, and many epochs: no hang, and no leak."""
 
 import json
 import os
@@ -14,15 +14,15 @@ CYCLES = int(os.environ.get("SOAK_CYCLES", "1000"))
 EPOCHS = int(os.environ.get("SOAK_EPOCHS", "100"))
 PARTS = 2
 
-#: What a process may grow by in two thirds of its run, in bytes: as much as its memory varies by itself.
+#: How much a process may grow in two thirds of its run, in bytes: as much as its memory fluctuates.
 GROWTH = 8_000_000
 
-# The script itself ends where one loader hangs.
+# The script itself ends if one loader hangs.
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.alone]
 
 
 def soak(folder: Path, *arguments: list[str]) -> list[dict[str, Any]]:
-    """Run the script with some lists of arguments at the same time."""
+    """Run the script with several lists of arguments at the same time."""
     script = Path(__file__).with_name("service_soak.py")
     environment = {**os.environ, "SCENARIOS_FOLDER": str(folder)}
     running = [
@@ -44,6 +44,6 @@ def test_no_loader_of_a_thousand_hangs_or_leaves_anything(tmp_path: Path) -> Non
     assert all(part["growth"] < GROWTH for part in parts), parts
 
 
-def test_no_process_grows_over_many_epochs_and_broken_off_ones(tmp_path: Path) -> None:
+def test_no_process_grows_over_many_whole_and_interrupted_epochs(tmp_path: Path) -> None:
     (whole,) = soak(tmp_path, ["epochs", str(EPOCHS), "0"])
     assert whole["growth"] < GROWTH

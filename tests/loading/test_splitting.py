@@ -1,4 +1,4 @@
-"""How the data is split among ranks and workers, and what is said where it is not, or twice."""
+"""How the data is split among ranks and workers, and the warnings if it is not split, or split twice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def split_by_the_patched_service(pipe: Any, info: Any) -> Any:
 
 
 class OwnSplit(IterDataPipe[Any]):
-    """Splits as ``.sharding_filter()`` does, and takes only what torch's first release of that gave it."""
+    """Splits as ``.sharding_filter()`` does, with only the arguments that torch's first release passed."""
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
         self.source = source
@@ -45,12 +45,12 @@ class OwnSplit(IterDataPipe[Any]):
 
 
 class TestInstances:
-    """torch's ``DataLoader`` counts the first worker of every rank, then the second of every rank."""
+    """torch's ``DataLoader`` numbers the first worker of every rank, then the second of every rank."""
 
     @pytest.mark.parametrize("split_by", [split_by_ours, split_by_the_patched_service])
     @pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (1, 3), (2, 2), (3, 1), (4, 3)])
     @pytest.mark.parametrize("shards", [3, 6, 13])
-    def test_shards_are_dealt_as_by_torch(self, split_by: Any, ranks: int, workers: int, shards: int) -> None:
+    def test_shards_are_split_as_by_torch(self, split_by: Any, ranks: int, workers: int, shards: int) -> None:
         owned = {}
         for rank in range(ranks):
             for worker in range(workers):
@@ -66,13 +66,13 @@ class TestInstances:
         assert max(of_ranks) - min(of_ranks) <= 1
         assert sorted(itertools.chain(*owned.values())) == list(range(shards))
 
-    def test_a_filter_of_one_group_alone_is_left_as_it_is(self) -> None:
+    def test_a_filter_of_only_one_group_is_unchanged(self) -> None:
         pipe: Any = IterableWrapper(range(6)).sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)
         graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
         assert list(split_by_ours(pipe, WorkerInfo(3, 2))) == [1, 3, 5]
 
     @pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (2, 1), (2, 2), (3, 2)])
-    def test_a_stage_that_knows_no_kinds_of_splits_keeps_its_rank(self, ranks: int, workers: int) -> None:
+    def test_a_stage_that_does_not_distinguish_splits_keeps_its_rank(self, ranks: int, workers: int) -> None:
         found = []
         for rank, worker in itertools.product(range(ranks), range(workers)):
             place = RankIdentity(ranks, rank)
@@ -91,7 +91,7 @@ def urls(tmp_path: Path) -> str:
 
 @pytest.fixture
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch knows of another rank."""
+    """Simulate a second rank."""
     monkeypatch.setattr(splitting, "ranks_of_run", lambda: 2)
 
 
@@ -100,7 +100,7 @@ def samples(shards: Any) -> Any:
 
 
 def messages_of(loader: Any) -> list[str]:
-    """Read an epoch, and return what is warned of."""
+    """Read an epoch, and return its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         list(loader)
@@ -148,23 +148,23 @@ class TestWithoutASplit:
             lambda urls: samples(ShardList(urls)).sharding_filter(),
         ],
     )
-    def test_what_is_meant_so_is_left_alone(self, make: Callable[[str], Any], urls: str) -> None:
+    def test_intended_reading_of_everything_does_not_warn(self, make: Callable[[str], Any], urls: str) -> None:
         assert by_service(make(urls), 2) == []
 
-    def test_a_function_of_the_user_may_split(self, urls: str) -> None:
+    def test_a_user_function_may_split(self, urls: str) -> None:
         assert by_service(samples(ShardList(urls)), 2, worker_init_fn=keep) == []
 
 
 class TestRanks:
-    def test_a_loader_that_does_not_know_of_other_ranks_says_so(self, two_ranks: None, urls: str) -> None:
+    def test_a_loader_that_ignores_other_ranks_warns(self, two_ranks: None, urls: str) -> None:
         (message,) = by_service(samples(ShardList(urls).sharding_filter()), 2)
         assert message.startswith("There are 2 ranks, and this loader gives all of the data to each of them.")
         assert "ShardReadingService(..., distributed=True)" in message
 
-    def test_a_loader_that_is_told_of_no_ranks_says_nothing(self, two_ranks: None, urls: str) -> None:
+    def test_an_explicitly_undistributed_loader_does_not_warn(self, two_ranks: None, urls: str) -> None:
         assert by_service(samples(ShardList(urls).sharding_filter()), 0, distributed=False) == []
 
-    def test_what_the_program_has_split_by_itself_is_left_alone(self, two_ranks: None, urls: str) -> None:
+    def test_a_split_by_the_program_itself_does_not_warn(self, two_ranks: None, urls: str) -> None:
         pipe = samples(ShardList(urls).sharding_filter())
         graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
         assert by_service(pipe, 0) == []
@@ -176,7 +176,7 @@ class TestRanks:
         )
 
     @pytest.mark.parametrize("kind", ["service", "StatefulShards"])
-    def test_torchrun_without_a_process_group_is_warned_of(
+    def test_torchrun_without_a_process_group_warns(
         self, kind: str, urls: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
@@ -187,7 +187,7 @@ class TestRanks:
         with pytest.warns(UserWarning, match="torchrun has started 2 ranks, but .* has not been called"):
             list(loader)
 
-    def test_stateful_shards_that_came_too_early_are_refused(self, urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_stateful_shards_created_too_early_are_refused(self, urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
         data = StatefulShards(samples(ShardList(urls).sharding_filter()))
         monkeypatch.setattr("wds_datapipes.loading.stateful_dataset.dataset.ranks_of_run", lambda: 2)
         with pytest.raises(RuntimeError, match="created before init_process_group was called"):
@@ -195,7 +195,7 @@ class TestRanks:
 
 
 class IterableDatasetShard(IterableDataset[Any]):
-    """Splits another data set, as the class of that name in accelerate and transformers does."""
+    """Splits another dataset, as the class of that name in accelerate and transformers does."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -207,7 +207,7 @@ class IterableDatasetShard(IterableDataset[Any]):
 
 
 class Wrapped(IterableDataset[str]):
-    """Reads a pipeline that torch does not see, and yields what is warned of."""
+    """Reads a pipeline that torch does not see, and yields its warnings."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
@@ -220,38 +220,36 @@ class Wrapped(IterableDataset[str]):
 
 
 class TestAHiddenPipeline:
-    def test_a_split_that_no_loader_finds_is_warned_of(self, urls: str) -> None:
+    def test_a_split_that_no_loader_finds_warns(self, urls: str) -> None:
         data = Wrapped(samples(ShardList(urls).sharding_filter()))
         (text,) = DataLoader(data, batch_size=None, num_workers=2)
         assert "Each of 2 workers reads all shards" in text
         assert "is a Wrapped" in text
 
     @pytest.mark.parametrize("workers", [0, 1])
-    def test_one_process_may_read_all(self, workers: int, urls: str) -> None:
+    def test_a_single_process_may_read_everything(self, workers: int, urls: str) -> None:
         data = Wrapped(samples(ShardList(urls).sharding_filter()))
         assert list(DataLoader(data, batch_size=None, num_workers=workers)) == []
 
-    def test_a_rank_whose_pipeline_is_split_by_its_items_is_warned(
-        self, urls: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_splitting_the_items_of_a_rank_warns(self, urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
         shard = IterableDatasetShard(samples(ShardList(urls).sharding_filter()))
         assert len(list(shard)) == 10
         monkeypatch.setattr(dist, "is_initialized", lambda: True)
         monkeypatch.setattr(dist, "get_world_size", lambda: 2)
         with pytest.warns(UserWarning, match=r"Each of 2 ranks reads all shards.*accelerator\.prepare"):
             list(shard)
-        list(samples(ShardList(urls).sharding_filter()))  # of which each rank has its own list
+        list(samples(ShardList(urls).sharding_filter()))  # each rank has its own list
 
-    def test_a_pipeline_without_a_split_is_its_owners_business(self, urls: str) -> None:
+    def test_a_pipeline_without_a_split_does_not_warn(self, urls: str) -> None:
         assert list(DataLoader(Wrapped(samples(ShardList(urls))), batch_size=None, num_workers=2)) == []
 
-    def test_what_torch_finds_is_not_warned_of(self, urls: str) -> None:
+    def test_a_pipeline_that_torch_finds_does_not_warn(self, urls: str) -> None:
         pipe = WarningsOf(samples(ShardList(urls).sharding_filter()))
         assert list(DataLoader(pipe, batch_size=None, num_workers=2)) == []
 
 
 class WarningsOf(IterDataPipe[str]):
-    """Yields what a pipeline warns of, as a stage of it."""
+    """Yields the warnings of a pipeline, as a stage of it."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -264,7 +262,7 @@ class TestASecondSplit:
     @pytest.fixture
     def data(self, urls: str) -> Any:
         data = StatefulShards(samples(ShardList(urls).sharding_filter()))
-        data._epochs.ranks = 2  # as behind init_process_group
+        data._epochs.ranks = 2  # as after init_process_group
         return data
 
     def test_a_wrapper_that_splits_is_refused(self, data: Any) -> None:
@@ -276,6 +274,6 @@ class TestASecondSplit:
         with pytest.raises(RuntimeError, match="would split again"):
             exec("data.set_epoch(0)", names)
 
-    def test_one_rank_alone_may_have_any_wrapper(self, data: Any) -> None:
+    def test_a_single_rank_may_use_any_wrapper(self, data: Any) -> None:
         data._epochs.ranks = 1
         assert len(list(IterableDatasetShard(data))) == 10

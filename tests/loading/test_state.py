@@ -1,4 +1,4 @@
-"""Pipelines that go on where a state was saved, without a loader."""
+"""Pipelines that resume from a state, without a loader."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def saved(pipe: IterDataPipe[Any]) -> Any:
 @pytest.mark.parametrize("filtered", [False, True])
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_pipeline_goes_on_from_any_place_and_once_more_from_there(
+def test_a_pipeline_resumes_at_any_position_and_then_again(
     buffer_size: int, filtered: bool, twice: bool, batched: bool
 ) -> None:
     def new() -> IterDataPipe[Any]:

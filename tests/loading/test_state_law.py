@@ -1,7 +1,7 @@
-"""One law for states: what follows a state is what would have followed, in this epoch and in the next one.
+"""One law for states: a run resumed from a state yields the rest of this epoch, and the next one.
 
 It holds for a table of pipelines, which resume at their position or by replay, with each loader and number of workers.
-Drawn pipelines, other ranks and other loaders than the one that has saved are in test_random_pipelines.py.
+Random pipelines, other ranks and other loaders than the one that saved the state are in test_random_pipelines.py.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from wds_datapipes.pipes.state.pipeline_state import check_state
 from wds_datapipes.testing import build_shard
 
 pytestmark = [
-    # torchdata calls it whenever a StatefulDataLoader is made.
+    # torchdata calls it whenever a StatefulDataLoader is created.
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    # Three workers are more than a small machine has processors.
+    # Three workers are more than a small machine has CPUs.
     pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
 ]
 
@@ -112,7 +112,7 @@ def more_of(url: str) -> str:
 
 
 def some(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    """None, one or several of one."""
+    """None, one or several items from one."""
     return [{**sample, "part": part} for part in range(number_in(sample) % 4)]
 
 
@@ -141,8 +141,8 @@ def listed() -> Pipe:
 # Stages of users ----------------------------------------------------------------------------------------------------
 
 
-class Known(Stage[Any]):
-    """Keeps nothing between two items, and says so."""
+class Declared(Stage[Any]):
+    """Keeps nothing between two items, and declares that."""
 
     is_stateless = True
 
@@ -155,14 +155,14 @@ class Known(Stage[Any]):
 
 
 class OwnMapper(Mapper):  # type: ignore[type-arg]  # torch declares a type parameter that its class does not take
-    """torch's loop, which holds nothing, with another function."""
+    """torch's loop, which buffers nothing, with another function."""
 
     def _apply_fn(self, data: Any) -> Any:
         return key_of(data)
 
 
 class Pairs(Stage[Any]):
-    """Yields each item with the two before it, and has a state of these."""
+    """Yields each item with the two before it, and has a state that contains them."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -186,7 +186,7 @@ class Pairs(Stage[Any]):
 
 
 class Windows(IterDataPipe[Any]):
-    """Holds items back, and declares nothing."""
+    """Buffers items, and declares nothing."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -203,7 +203,7 @@ class InMain(Windows):
 
 
 class EverySecond(Stage[Any]):
-    """Counts, and says that it keeps nothing."""
+    """Counts items, and falsely declares that it keeps nothing."""
 
     is_stateless = True
 
@@ -246,12 +246,12 @@ EXACT: dict[str, Callable[[], Pipe]] = {
     "a mixture without end": lambda: (
         split("a").mix_samples(drawn("b"), stop="never").shuffle_samples(9).slice_samples(30)
     ),
-    "a stage that keeps nothing": lambda: Known(split().shuffle_samples(7)),
+    "a stage that keeps nothing": lambda: Declared(split().shuffle_samples(7)),
     "a mapper": lambda: OwnMapper(split().shuffle_samples(5), key_of),
     "a stage with a state": lambda: Pairs(split().shuffle_samples(7)),
     "a stage that holds samples back": lambda: Buckets(split(), 7),
 }
-#: So do these, whose next epoch begins where the last one has ended.
+#: So do these, whose next epoch starts where the last one has ended.
 STREAMS: dict[str, Callable[[], Pipe]] = {
     "batches": lambda: split().shuffle_samples(4).map_samples_with_rng(draw).batch(2).with_epoch(7),
     "a shuffle after it": lambda: drawn().map_samples_with_rng(draw).with_epoch(13).shuffle_samples(5),
@@ -277,13 +277,13 @@ REPLAYED: dict[str, Callable[[], Pipe]] = {
     "no shards": listed,
     "zipped": lambda: listed().zip(listed()),
 }
-#: These too, with the service alone.
+#: These too, but only with the service.
 IN_MAIN: dict[str, Callable[[], Pipe]] = {
     "a stage in the main process": lambda: InMain(split().shuffle_samples(5)),
     "a shuffle there": lambda: InMain(listed()).shuffle(buffer_size=5),
     "dispatched": lambda: split().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(as_it_is),
 }
-#: These have no state, and why.
+#: These have no state, with the reason.
 REFUSED: dict[str, tuple[Callable[[], Pipe], str]] = {
     "a stream in a mixture": (
         lambda: split("a").with_epoch(4).mix_samples(split("b"), stop="all"),
@@ -352,7 +352,7 @@ class Tracked:
 
 
 class Persistent(Tracked):
-    """The same, whose workers stay for all epochs."""
+    """The same, with workers that persist across epochs."""
 
     def __init__(self, build: Callable[[], Pipe], workers: int, state: Any = None, **options: Any) -> None:
         super().__init__(build, workers, state, persistent_workers=True, **options)
@@ -417,7 +417,7 @@ def check_law(new: Callable[..., Any], *, cuts: int) -> str:
         with closing(new(states[cut])) as run:
             items = run.epoch()
             head = items_of(items, turn % 3)
-            # A state of the run that has resumed is as good.
+            # A state of the resumed run is equivalent.
             again, is_over = run.state() if head else states[cut], len(head) < turn % 3
             assert head + items_of(items) == second[cut:], f"after {cut} of {size} items"
             assert items_of(run.epoch()) == third, f"in the epoch after one resumed after {cut} items"
@@ -437,11 +437,11 @@ Batches = partial(Tracked, batch_size=2, drop_last=True)
 def test_the_service_resumes(name: str, workers: int) -> None:
     build = {**EXACT, **REPLAYED, **IN_MAIN}[name]
     found = check_law(partial(Service, build, workers), cuts=3 if workers else 9)
-    # Without workers, what is dispatched is part of a chain in the main process.
+    # Without workers, dispatched stages are part of a chain in the main process.
     assert found == ("exact" if name in EXACT else "replay") or (name == "dispatched" and not workers)
 
 
-#: With a ``StatefulDataLoader``, whose workers save their states by themselves.
+#: With a ``StatefulDataLoader``, whose workers save their states themselves.
 SAVED_BY_WORKERS = ("a chain", "a mixture in a mixture", "batches taken apart", "a cache on disk")
 
 
@@ -452,7 +452,7 @@ SAVED_BY_WORKERS = ("a chain", "a mixture in a mixture", "batches taken apart", 
         *itertools.product(SAVED_BY_WORKERS, [Stateful], [0, 2]),
     ],
 )
-def test_a_data_set_resumes(name: str, loader: Any, workers: int) -> None:
+def test_a_dataset_resumes(name: str, loader: Any, workers: int) -> None:
     new = partial(loader, {**EXACT, **REPLAYED}[name], workers)
     assert check_law(new, cuts=3 if workers else 9) == ("exact" if name in EXACT else "replay")
 
@@ -472,7 +472,7 @@ def test_a_stream_resumes(name: str, loader: Any, workers: int) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_cannot_be_made_again_is_refused_a_state(name: str, workers: int) -> None:
+def test_pipelines_that_cannot_be_replayed_have_no_state(name: str, workers: int) -> None:
     build, message = REFUSED[name]
     with closing(Service(build, workers)) as run:
         next(run.epoch())
@@ -480,8 +480,8 @@ def test_what_cannot_be_made_again_is_refused_a_state(name: str, workers: int) -
             run.state()
 
 
-def test_what_a_stage_of_a_user_says_is_believed_and_check_resume_finds_it_out() -> None:
-    """What a class does with its items cannot be seen from outside: that is why there is `check_resume`."""
+def test_declarations_of_user_stages_are_trusted_and_checked_by_check_resume() -> None:
+    """The buffering of a class cannot be seen from outside: that is why `check_resume` exists."""
     with pytest.raises(AssertionError, match="after 1 of"):
         check_law(partial(Service, lambda: EverySecond(split()), 0), cuts=19)
 
@@ -490,7 +490,7 @@ def test_what_a_stage_of_a_user_says_is_believed_and_check_resume_finds_it_out()
 
 
 def only(build: Build, index: int, pipe: Pipe) -> Pipe:
-    """One of the pipelines that a stage makes of one."""
+    """One of the pipelines that a stage splits one into."""
     return build(pipe)[index]
 
 
@@ -506,7 +506,7 @@ def as_lines(sample: dict[str, Any]) -> tuple[str, str]:
     return sample["__key__"], "a line" if parity(sample) else ""
 
 
-#: What to put behind samples, for each functional name that can stand there.
+#: What follows samples, for each functional name that can stand there.
 AFTER_SAMPLES: dict[str, Build] = {
     # torch
     "batch": lambda pipe: pipe.batch(3),
@@ -579,7 +579,7 @@ AFTER_SAMPLES: dict[str, Build] = {
     "with_length": lambda pipe: pipe.with_length(18),
 }
 
-#: What goes before .load_wds_shards(), or is built of it. These are replayed from the same seeds.
+#: What stands before .load_wds_shards(), or is built from it. These are replayed from the same seeds.
 BEFORE_SHARDS: dict[str, Build] = {
     "batch": lambda urls: urls.batch(2).unbatch(),
     "bucketbatch": lambda urls: urls.bucketbatch(2, batch_num=2, bucket_num=1).unbatch(),
@@ -641,11 +641,11 @@ AT_POSITION = {
     *("associate", "rename", "rename_keys", "rsample", "select_fields", "shuffle_samples", "slice_samples", "to_tuple"),
     *("mix_samples", "wds_decode", "wds_encode", "with_epoch", "with_length"),
 }
-#: Wherever it is, this has no state if something before it draws: it keeps the order of the first epoch.
+#: In any position, this has no state if something before it draws: it keeps the order of the first epoch.
 KEEPING = {"in_memory_cache"}
-#: Names that stand elsewhere in a pipeline.
+#: Names that stand in other positions in a pipeline.
 ELSEWHERE = {"cache_wds_shards", "group_samples", "load_wds_shards", "resample_wds_shards"}
-#: Stages that end a pipeline, so that nothing after them can be trained on. Their classes refuse to have a state.
+#: Stages that end a pipeline, so that nothing after them can be trained on. Their classes refuse a state.
 WRITING = {"write_wds_shards"}
 
 
@@ -685,7 +685,7 @@ def test_every_stage_resumes_exactly_or_by_replay(name: str, build: Callable[[],
 
 
 def registered() -> dict[str, type]:
-    """The classes behind all functional names, but for those of decoders that other tests have registered."""
+    """The classes of all functional names, except decoders that other tests have registered."""
     found: dict[str, type] = {}
     functions: dict[str, Any] = IterDataPipe.functions
     for name, function in functions.items():
@@ -703,12 +703,12 @@ def is_ours(kind: type) -> bool:
 
 
 def is_of_others(kind: type) -> bool:
-    """Whether a test of this project, or anybody else, has registered it."""
+    """Whether it was registered by a test of this project, or by other code."""
     return kind.__module__.partition(".")[0] not in ("torch", "torchdata", "wds_datapipes")
 
 
 def test_every_registered_stage_is_swept() -> None:
-    """What cannot be built here, for want of a package or of files, is refused by its class alone."""
+    """Stages that cannot be built here, because a package or files are missing, are refused by their class alone."""
     unbuilt = {
         name: kind for name, kind in registered().items() if name not in AFTER_SAMPLES and not is_of_others(kind)
     }
@@ -716,10 +716,10 @@ def test_every_registered_stage_is_swept() -> None:
     assert len(unbuilt) > 20
     assert len(registered()) > 110
     for name, kind in unbuilt.items():
-        if name in ELSEWHERE or name == "trace_as_dataframe":  # which records what is asked of it, and is no datapipe
+        if name in ELSEWHERE or name == "trace_as_dataframe":  # it records requests, and is not a datapipe
             continue
         assert issubclass(kind, IterDataPipe | MapDataPipe), name
-        # Without its end, which would shut down what was never begun.
+        # Without its end, which would shut down a service that never began.
         stage: Any = object.__new__(type(kind.__name__, (kind,), {"__del__": as_it_is, "__module__": kind.__module__}))
         sources = [each for each in inspect.signature(kind).parameters if "source" in each or "datapipe" in each]
         stage.__dict__[sources[0] if sources else "source_datapipe"] = split()

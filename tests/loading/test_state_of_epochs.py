@@ -1,4 +1,4 @@
-"""Streams that are cut into epochs go on where a state was saved, in an epoch and between two."""
+"""Streams that are cut into epochs resume within an epoch and between two."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def is_odd(sample: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("source", [drawn, mixed])
-def test_a_stream_resumes_behind_more_shards_than_may_yield_nothing(source: Callable[[], Pipe]) -> None:
-    """Shards that are skipped to get to the place are no shards that yield nothing."""
+def test_a_stream_resumes_after_more_shards_than_may_yield_nothing(source: Callable[[], Pipe]) -> None:
+    """Shards that are skipped to reach the position do not count as shards that yield nothing."""
     pipe = source().filter(is_odd).with_epoch(300)
     epochs_of(pipe, range(2))
     iterator = iter(seeded(pipe, 2))
@@ -99,12 +99,12 @@ def natural(source: Callable[[], Pipe]) -> Pipe:
     return drawing(source().shuffle_samples(4)).to_tuple("__key__", "drawn").batch(2).with_epoch(7)
 
 
-def with_shuffle_behind(source: Callable[[], Pipe]) -> Pipe:
+def with_shuffle_after(source: Callable[[], Pipe]) -> Pipe:
     return drawing(source()).with_epoch(13).shuffle_samples(5).to_tuple("__key__", "drawn")
 
 
 @pytest.mark.parametrize("cut", [3, 7])
-def test_a_stream_has_no_meaning_on_another_number_of_workers(cut: int) -> None:
+def test_a_state_of_a_stream_is_invalid_with_another_number_of_workers(cut: int) -> None:
     with loader(natural(drawn), 2) as one:
         iterator = iter(one)
         assert len(list(itertools.islice(iterator, cut))) == cut
@@ -118,7 +118,7 @@ def test_a_stream_has_no_meaning_on_another_number_of_workers(cut: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_after_one_that_was_broken_off_goes_on_where_it_began(workers: int) -> None:
+def test_an_epoch_after_an_interrupted_one_resumes_where_it_began(workers: int) -> None:
     with loader(natural(split), workers) as first:
         assert len(list(itertools.islice(first, 3))) == 3
         iterator = iter(first)
@@ -130,8 +130,8 @@ def test_an_epoch_after_one_that_was_broken_off_goes_on_where_it_began(workers: 
         assert [list(second), list(second)] == [rest, following]
 
 
-def test_an_epoch_that_another_follows_before_its_first_item_has_taken_nothing_of_the_stream() -> None:
-    """DataLoader2 itself begins no epoch twice; other loaders and services may."""
+def test_an_epoch_restarted_before_its_first_item_takes_nothing_from_the_stream() -> None:
+    """DataLoader2 itself starts no epoch twice; other loaders and services may."""
     with loader(natural(split), 0) as one:
         stream = list(itertools.chain(*(one for _ in range(3))))
     with loader(natural(split), 0) as first:
@@ -148,7 +148,7 @@ def test_an_epoch_that_another_follows_before_its_first_item_has_taken_nothing_o
     service.finalize()
 
 
-#: StatefulDataLoader calls what torch has deprecated.
+#: StatefulDataLoader calls functions that torch has deprecated.
 stateful = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 
@@ -161,11 +161,11 @@ def data_of(source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pi
 
 
 @stateful
-@pytest.mark.parametrize(("source", "build"), [(split, natural), (drawn, with_shuffle_behind)])
-def test_streams_go_on_from_one_loader_to_another_in_an_epoch_and_between_two(
+@pytest.mark.parametrize(("source", "build"), [(split, natural), (drawn, with_shuffle_after)])
+def test_streams_resume_from_one_loader_to_another(
     source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pipe]
 ) -> None:
-    """Four loaders in a row read one stream, which is that of DataLoader2."""
+    """Four loaders in a row read one stream, that of DataLoader2."""
 
     def by_torch(data: StatefulShards) -> Any:
         return data.tracked(DataLoader(data, batch_size=None, collate_fn=itself))
@@ -200,7 +200,7 @@ def test_streams_go_on_from_one_loader_to_another_in_an_epoch_and_between_two(
     assert list(fifth) == whole[6]
 
 
-def test_an_epoch_of_torchs_loader_that_is_broken_off_is_followed_by_the_next_items() -> None:
+def test_an_interrupted_epoch_of_torchs_loader_is_followed_by_the_next_items() -> None:
     with loader(natural(split), 0) as one:
         stream = list(itertools.chain(*(one for _ in range(3))))
     data = data_of(split, natural)
@@ -228,7 +228,7 @@ def unless_refused(item: Any) -> Any:
     return item
 
 
-def test_a_stream_whose_first_item_of_an_epoch_is_refused_goes_on_behind_it() -> None:
+def test_a_stream_resumes_after_a_refused_first_item_of_an_epoch() -> None:
     def new() -> StatefulShards:
         return StatefulShards(split().to_tuple("__key__").with_epoch(4).map(unless_refused))
 

@@ -1,4 +1,4 @@
-"""Pipelines of several sources go on where a state was saved."""
+"""Pipelines of several sources resume from a state."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from wds_datapipes.errors import ChangedShardError, StateError
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
-#: Of each of the datasets.
+#: The samples of each dataset.
 SIZES = {"a": (7, 0, 5, 1), "b": (3, 4), "c": (2, 1, 6)}
 
-#: StatefulDataLoader calls what torch has deprecated.
+#: StatefulDataLoader calls functions that torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 Pipe = Any
@@ -80,7 +80,7 @@ def key_of(sample: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("before", "after", "cut"), [(0, 2, 13), (2, 3, 1), (2, 3, 26), (3, 1, 13), (2, 0, 1), (2, 0, 26)]
 )
-def test_all_that_is_left_of_a_mixture_comes_once_on_other_workers(before: int, after: int, cut: int) -> None:
+def test_the_rest_of_a_mixture_comes_once_on_other_workers(before: int, after: int, cut: int) -> None:
     with loader(dealable(), before) as one:
         came = list(itertools.islice(one, cut))
         state = one.state_dict()
@@ -95,7 +95,7 @@ def test_all_that_is_left_of_a_mixture_comes_once_on_other_workers(before: int, 
 
 
 @pytest.mark.parametrize("stop", ["first", "never"])
-def test_what_is_left_of_a_mixture_that_ends_otherwise_has_no_meaning_on_other_workers(stop: str) -> None:
+def test_a_state_of_a_mixture_that_ends_otherwise_is_invalid_on_other_workers(stop: str) -> None:
     def new(workers: int) -> DataLoader2[Any]:
         return loader(split("a").mix_samples(split("b"), stop=stop).map(key_of), workers)
 
@@ -108,8 +108,8 @@ def test_what_is_left_of_a_mixture_that_ends_otherwise_has_no_meaning_on_other_w
             next(iter(other))
 
 
-def test_a_state_that_no_source_has_used_is_forgotten_with_its_epoch() -> None:
-    """In the first epoch, the mixture stops before it comes to its second source."""
+def test_a_state_unused_by_any_source_is_discarded_with_its_epoch() -> None:
+    """In the first epoch, the mixture stops before it reaches its second source."""
 
     def new() -> Pipe:
         return split("a").shuffle_samples(3).mix_samples(split("b").shuffle_samples(2), weights=[1e9, 1]).map(key_of)
@@ -131,12 +131,12 @@ def test_a_state_that_no_source_has_used_is_forgotten_with_its_epoch() -> None:
         (lambda one, other: one.mix_samples(other).shuffle(), "Shuffler has no position in the shards"),
     ],
 )
-def test_a_mixture_of_what_has_no_state_says_why(mixed: Callable[[Pipe, Pipe], Pipe], refusal: str) -> None:
+def test_the_error_of_a_mixture_without_a_state_says_why(mixed: Callable[[Pipe, Pipe], Pipe], refusal: str) -> None:
     with pytest.raises(StateError, match=refusal):
         save_state(mixed(split("a"), split("b")))
 
 
-def test_samples_that_are_gone_are_told() -> None:
+def test_missing_samples_are_reported() -> None:
     def new() -> Pipe:
         return seeded(split("a").mix_samples(split("b"), stop="all").shuffle_samples(5))
 

@@ -1,4 +1,4 @@
-"""Chains of the stages that count or draw go on where a state was saved."""
+"""Chains of stages that count or draw resume from a state."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def loader(pipe: Pipe, workers: int) -> DataLoader2[Any]:
     return made
 
 
-def test_going_on_with_drawn_shards_opens_none_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_drawn_shards_opens_no_finished_one(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
     def opening(url: str, **options: Any) -> Any:
@@ -99,10 +99,10 @@ def test_going_on_with_drawn_shards_opens_none_that_was_read(monkeypatch: pytest
     pipe = resumed(resampled(None).load_wds_shards().group_samples(), state)
     assert len(whole) == 500
     assert list(itertools.islice(pipe, 1))
-    assert len(opened) - before < 10  # the one that was begun, or some that are empty and the next
+    assert len(opened) - before < 10  # the current shard, or some that are empty and the next
 
 
-def test_a_list_of_keys_goes_on_without_a_key_twice(tmp_path: Path) -> None:
+def test_a_list_of_keys_resumes_without_repeating_a_key(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
 
     def new() -> Pipe:
@@ -122,7 +122,7 @@ def test_a_list_of_keys_goes_on_without_a_key_twice(tmp_path: Path) -> None:
         assert keys.read_text() == whole
 
 
-def test_a_stream_that_had_samples_is_not_empty_where_none_is_left() -> None:
+def test_a_stream_is_not_empty_if_all_its_samples_came_before_the_resume() -> None:
     def new() -> Pipe:
         return unbegun(once, [], 0).slice_samples(3).non_empty()
 
@@ -134,7 +134,7 @@ def test_a_stream_that_had_samples_is_not_empty_where_none_is_left() -> None:
         list(resumed(nothing, saved(nothing)))
 
 
-def test_what_is_read_behind_the_last_position_is_no_error_of_a_resumed_epoch(tmp_path: Path) -> None:
+def test_items_read_after_the_last_position_are_no_error_of_a_resumed_epoch(tmp_path: Path) -> None:
     (tmp_path / "broken.tar").write_bytes(b"x" * 5000)
 
     def new() -> Pipe:
@@ -157,12 +157,12 @@ def test_what_is_read_behind_the_last_position_is_no_error_of_a_resumed_epoch(tm
         (lambda pipe: pipe.batch(3).shuffle_samples(4), r"SampleShuffler records .* Put it before \.batch\(\)"),
     ],
 )
-def test_what_has_no_position_is_named(refused: Stage, why: str) -> None:
+def test_stages_without_a_position_are_named(refused: Stage, why: str) -> None:
     with pytest.raises(StateError, match=why):
         save_state(refused(unbegun(once, [], 0)))
 
 
-def test_a_drawn_number_is_the_same_where_other_workers_go_on() -> None:
+def test_a_drawn_number_is_the_same_on_other_workers() -> None:
     def new(workers: int) -> DataLoader2[Any]:
         made = loader(unbegun(once, [partial(shuffled, 5), drawing], 0).to_tuple("__key__", "drawn"), workers)
         made.seed(8)

@@ -1,4 +1,4 @@
-"""Streams that `with_epoch` cuts, in the worker processes of torch's loaders, whose loop is tracked."""
+"""Streams that `with_epoch` cuts, in worker processes of torch's loaders with a tracked loop."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state
 from wds_datapipes.testing import build_shard
 
 pytestmark = [
-    # torchdata calls it whenever a StatefulDataLoader is made.
+    # torchdata calls it whenever a StatefulDataLoader is created.
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    # Three workers are more than a small machine has processors.
+    # Three workers are more than a small machine has CPUs.
     pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
 ]
 
@@ -55,7 +55,7 @@ def plain(n: int = 17) -> Pipe:
     return split().shuffle_samples(4).map(key_of).with_epoch(n)
 
 
-def shuffled_behind() -> Pipe:
+def shuffled_after() -> Pipe:
     return drawn().with_epoch(19).shuffle_samples(5).map(key_of)
 
 
@@ -63,7 +63,7 @@ def is_even(key: str) -> bool:
     return int(key[-1]) % 2 == 0
 
 
-def filtered_behind() -> Pipe:
+def filtered_after() -> Pipe:
     return drawn().shuffle_samples(3).map(key_of).with_epoch(23).filter(is_even)
 
 
@@ -76,7 +76,7 @@ def itself(item: Any) -> Any:
 
 
 class Run:
-    """A data set with a loader of it, whose loop is tracked."""
+    """A dataset with a loader over it, whose loop is tracked."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class Run:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize(("build", "workers"), [(batched, 2), (shuffled_behind, 1), (filtered_behind, 3)])
-def test_a_stream_is_that_of_the_other_loader(build: Callable[[], Pipe], workers: int, persistent: bool) -> None:
+@pytest.mark.parametrize(("build", "workers"), [(batched, 2), (shuffled_after, 1), (filtered_after, 3)])
+def test_a_stream_equals_that_of_the_other_loader(build: Callable[[], Pipe], workers: int, persistent: bool) -> None:
     with DataLoader2(build(), reading_service=ShardReadingService(workers)) as other:
         other.seed(8)
         whole = [list(other) for _ in range(4)]
@@ -115,11 +115,11 @@ def test_a_stream_is_that_of_the_other_loader(build: Callable[[], Pipe], workers
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize(("build", "batch_size"), [(plain, 3), (shuffled_behind, None), (filtered_behind, 2)])
-def test_an_epoch_that_is_broken_off_is_followed_by_what_the_loop_has_not_got(
+@pytest.mark.parametrize(("build", "batch_size"), [(plain, 3), (shuffled_after, None), (filtered_after, 2)])
+def test_an_interrupted_epoch_is_followed_by_the_undelivered_items(
     build: Callable[[], Pipe], batch_size: int | None, persistent: bool
 ) -> None:
-    """What workers have made ahead is made again, and the state is known before they have made anything."""
+    """Prefetched items are made again, and the state is known before the workers have made any."""
     options: dict[str, Any] = {"batch_size": batch_size, "persistent_workers": persistent}
     run = Run(build, 2, **options)
     broken, cuts = list[list[Any]](), (1, 0, 4)
@@ -127,12 +127,12 @@ def test_an_epoch_that_is_broken_off_is_followed_by_what_the_loop_has_not_got(
         with closing(run.epoch()) as batches:
             broken.append(list(itertools.islice(batches, cut)))
     batches = run.epoch()
-    first = next(batches)  # the other worker has delivered nothing yet
+    first = next(batches)  # the other worker has not delivered anything yet
     state = run.state()
     rest = [list(batches), *run.epochs(2)]
     resumed = Run(build, 2, state, **options)
     assert resumed.epochs(3) == rest
-    # Another run that is broken off in the same places reads the same, however far its workers were ahead.
+    # Another run interrupted at the same points reads the same items, however far its workers were ahead.
     other = Run(build, 2, prefetch_factor=1, **options)
     for cut, wanted in zip(cuts, broken, strict=True):
         with closing(other.epoch()) as batches:
@@ -141,7 +141,7 @@ def test_an_epoch_that_is_broken_off_is_followed_by_what_the_loop_has_not_got(
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_nothing_of_a_stream_is_lost_where_epochs_are_broken_off(persistent: bool) -> None:
+def test_interrupted_epochs_lose_no_items_of_a_stream(persistent: bool) -> None:
     whole = list(itertools.chain(*Run(batched, 1).epochs(3)))
     run, found = Run(batched, 1, persistent_workers=persistent), list[Any]()
     for cut in (2, 0, 5, 7, 1, 99):
@@ -151,8 +151,8 @@ def test_nothing_of_a_stream_is_lost_where_epochs_are_broken_off(persistent: boo
     assert found[:21] == whole
 
 
-def test_each_worker_has_its_own_stream_again_behind_an_epoch_that_went_on_with_another_one() -> None:
-    """The loader begins with its process 0, which had the part of worker 1 in that epoch."""
+def test_each_worker_returns_to_its_own_stream_after_an_epoch_resumed_with_another() -> None:
+    """The loader starts with its process 0, which had the part of worker 1 in that epoch."""
     run = Run(batched, 2)
     batches = run.epoch()
     head = [next(batches)]
@@ -163,7 +163,7 @@ def test_each_worker_has_its_own_stream_again_behind_an_epoch_that_went_on_with_
     assert resumed.epochs(3) == wanted
 
 
-def test_a_stream_that_the_service_has_saved_goes_on_in_worker_processes_of_torch_and_back() -> None:
+def test_a_stream_saved_by_the_service_resumes_in_torchs_workers_and_back() -> None:
     with DataLoader2(batched(), reading_service=ShardReadingService(2)) as other:
         other.seed(8)
         whole = [list(other) for _ in range(5)]
@@ -186,7 +186,7 @@ def refuse(key: str) -> str:
     return key
 
 
-def test_what_an_error_has_ended_goes_on_where_the_loop_has_stopped() -> None:
+def test_a_loop_ended_by_an_error_resumes_where_it_stopped() -> None:
     run = Run(lambda: split().map(key_of).map(refuse).with_epoch(50), 1)
     batches = run.epoch()
     found: list[str] = []
@@ -200,7 +200,7 @@ def test_what_an_error_has_ended_goes_on_where_the_loop_has_stopped() -> None:
     assert "5-" in next(resumed.epoch())
 
 
-def test_worker_processes_of_a_loop_that_is_not_tracked_refuse_a_stream() -> None:
+def test_workers_of_an_untracked_loop_refuse_a_stream() -> None:
     run = Run(plain, 1)
     with pytest.raises(StateError, match=r"Loop over data\.tracked\(loader\), and save data\.state_dict\(\)"):
         next(iter(run.loader))
@@ -236,7 +236,7 @@ def test_a_stream_on_another_number_of_workers_is_refused(before: int, after: in
         next(run.data.tracked(loader))
 
 
-def test_workers_that_are_spawned_go_on_with_their_streams() -> None:
+def test_spawned_workers_resume_their_streams() -> None:
     def of(state: Any = None) -> tuple[StatefulShards, Any]:
         pipe = ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
         data = StatefulShards(pipe.to_tuple("__key__").with_epoch(8))

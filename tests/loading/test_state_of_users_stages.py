@@ -1,4 +1,4 @@
-"""Stages of users: what may hold samples back, and has no state of them, resumes by replay."""
+"""User stages: those that may buffer samples, and have no state of them, resume by replay."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Plain(Stage[Any]):
-    """Makes one item of one, and does not say so."""
+    """Makes one item from one, and does not declare that."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -45,20 +45,20 @@ class Plain(Stage[Any]):
 
 
 class Known(Plain):
-    """Says so, of the loop that it inherits."""
+    """Declares that, for the loop that it inherits."""
 
     is_stateless = True
 
 
 class OtherLoop(Known):
-    """Inherits what was said of another loop."""
+    """Inherits a declaration that was made for another loop."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from [*self.source]
 
 
 class Overlapping(Batcher):
-    """Another loop than torch's, which keeps an item of each batch for the next one."""
+    """A loop other than torch's, which keeps an item of each batch for the next one."""
 
     def __iter__(self) -> Iterator[Any]:
         before = None
@@ -68,7 +68,7 @@ class Overlapping(Batcher):
 
 
 class OwnBuffer(SampleShuffler):
-    """Another loop than ours, which keeps more than our state says."""
+    """A loop other than ours, which keeps more than our state contains."""
 
     def __iter__(self) -> Iterator[Any]:
         items = [*itertools.islice(iter(self.source), 10)]
@@ -76,7 +76,7 @@ class OwnBuffer(SampleShuffler):
 
 
 class Twice(Stage[Any]):
-    """Says what is not so: it yields two items for one."""
+    """Makes a false declaration: it yields two items for one."""
 
     is_stateless = True
 
@@ -90,7 +90,7 @@ class Twice(Stage[Any]):
 
 
 class Pairs(Stage[Any]):
-    """Yields each item with the two before it: has a state, as it is usual elsewhere."""
+    """Yields each item with the two before it: has a state, as is common elsewhere."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -114,7 +114,7 @@ class Pairs(Stage[Any]):
 
 
 class Coping(Stage[Any]):
-    """Counts its items, of which some come again."""
+    """Counts its items, some of which come again."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -148,7 +148,7 @@ class OfStateAlone(Unloadable):
 
 
 class Undeclared(IterDataPipe[Any]):
-    """Has a state as it is usual elsewhere, and is no `Stage`."""
+    """Has a state, as is common elsewhere, and is not a `Stage`."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -169,7 +169,7 @@ class OfSets(Pairs):
 
 
 class Promise:
-    """Has no loop, so that it promises something of that of whatever class has it."""
+    """Has no loop, so its declaration concerns the loop of any class that has one."""
 
     is_stateless = True
 
@@ -182,7 +182,7 @@ class Mixed(Promise, Stage[Any]):
         yield from self.source
 
 
-def test_what_holds_nothing_has_a_state() -> None:
+def test_stages_that_buffer_nothing_have_a_state() -> None:
     check_state(Known(Mixed(source())))
 
 
@@ -237,14 +237,14 @@ ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_what_may_hold_samples_back_is_named(case: str) -> None:
+def test_stages_that_may_buffer_samples_are_named(case: str) -> None:
     build, message = ASKED[case]
     with pytest.raises(StateError, match=message):
         check_state(build(source()))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_of_other_values_than_json_has_is_refused(workers: int) -> None:
+def test_a_state_of_values_that_are_not_json_is_refused(workers: int) -> None:
     pipe: Any = OfSets(source())
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
         next(iter(loader))
@@ -254,7 +254,7 @@ def test_a_state_of_other_values_than_json_has_is_refused(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_items_that_share_an_address_in_a_shuffle_are_noticed(workers: int) -> None:
-    """Each of the two would be read again with the other."""
+    """Each of the two would be read again along with the other."""
     pipe: Any = Twice(source())
     with DataLoader2(pipe.shuffle_samples(6), reading_service=ShardReadingService(workers)) as loader:
         next(iter(loader))
@@ -263,7 +263,7 @@ def test_items_that_share_an_address_in_a_shuffle_are_noticed(workers: int) -> N
 
 
 def test_a_stage_that_resumes_from_addresses_may_be_before_a_shuffle() -> None:
-    """It takes the second argument, and tells where its items are."""
+    """It takes the second argument, and reports the addresses of its items."""
 
     stage = Coping(source())
     pipe = seeded(stage.shuffle_samples(5))
@@ -283,7 +283,7 @@ def bucketed() -> Pipe:
     return Buckets(source(), 7)
 
 
-def test_what_a_stage_holds_back_is_assigned_to_another_number_of_workers() -> None:
+def test_buffered_items_of_a_stage_are_resharded() -> None:
     with loader_of(2) as loader:
         items = iter(loader)
         seen = [next(items) for _ in range(20)]

@@ -23,7 +23,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.testing import build_shard
 
-# torchdata calls it whenever a StatefulDataLoader is made.
+# torchdata calls it whenever a StatefulDataLoader is created.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 SIZES = (7, 1, 13, 5, 9)
@@ -48,7 +48,7 @@ def pipeline(buffer_size: int = 6) -> IterDataPipe[Any]:
 
 
 def loader_of(workers: int, *, seed: int = 3, every: int = 1, persistent: bool = False) -> StatefulDataLoader[Any]:
-    # A list of keys is not made a tensor.
+    # A list of keys is not collated to a tensor.
     return StatefulDataLoader(
         StatefulShards(pipeline(), seed=seed),
         batch_size=3,
@@ -68,7 +68,9 @@ def keys_of(batches: list[list[str]]) -> list[str]:
     ("workers", "every", "persistent"), [(0, 1, False), (0, 4, False), (1, 1, False), (2, 1, True), (2, 3, False)]
 )
 @pytest.mark.parametrize("cut", [0, 5, 10, 99])
-def test_what_comes_after_a_state_is_what_would_have_come(workers: int, every: int, persistent: bool, cut: int) -> None:
+def test_a_resumed_run_yields_the_rest_of_the_uninterrupted_run(
+    workers: int, every: int, persistent: bool, cut: int
+) -> None:
     loader = loader_of(workers, every=every, persistent=persistent)
     first = list(loader)
     iterator = iter(loader)
@@ -86,7 +88,7 @@ def test_what_comes_after_a_state_is_what_would_have_come(workers: int, every: i
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_all_workers_begin_the_next_epoch_when_a_loop_is_broken_off(workers: int, persistent: bool) -> None:
+def test_all_workers_start_the_next_epoch_after_an_interrupted_loop(workers: int, persistent: bool) -> None:
     loader = loader_of(workers, persistent=persistent and workers > 0)
     for _ in range(3):
         next(iter(loader))
@@ -94,7 +96,7 @@ def test_all_workers_begin_the_next_epoch_when_a_loop_is_broken_off(workers: int
 
 
 def read_as_rank(rank: int, folder: str, results: Any) -> None:
-    """Be one of two ranks: take some batches, and the rest twice, with another loader the second time."""
+    """Be one of two ranks: take some batches, and then the rest twice, the second time with another loader."""
     init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     try:
         loader = loader_of(2)
@@ -109,7 +111,7 @@ def read_as_rank(rank: int, folder: str, results: Any) -> None:
         destroy_process_group()
 
 
-def test_ranks_share_each_epoch_and_go_on(tmp_path: Path) -> None:
+def test_ranks_share_each_epoch_and_resume(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     ranks = [context.Process(target=read_as_rank, args=(rank, str(tmp_path), results)) for rank in range(2)]
@@ -128,7 +130,7 @@ def test_ranks_share_each_epoch_and_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_epoch_that_is_chosen_follows_from_its_number(persistent: bool) -> None:
+def test_a_chosen_epoch_depends_only_on_its_number(persistent: bool) -> None:
     loader = loader_of(2, persistent=persistent)
     epochs = [list(loader) for _ in range(3)]
     assert isinstance(loader.dataset, StatefulShards)
@@ -139,7 +141,7 @@ def test_an_epoch_that_is_chosen_follows_from_its_number(persistent: bool) -> No
     assert len({json.dumps(epoch) for epoch in [*epochs, list(loader_of(2, seed=4))]}) == 6
 
 
-def test_torchs_loader_goes_on_without_workers() -> None:
+def test_torchs_loader_resumes_without_workers() -> None:
     generator = torch.get_rng_state()
     shards = StatefulShards(pipeline())
     iterator = iter(DataLoader(shards, batch_size=3, collate_fn=list))
@@ -154,14 +156,14 @@ def test_torchs_loader_goes_on_without_workers() -> None:
         resumed.load_state_dict(saved)
         assert checkpoints_in(resumed.state_dict()) == checkpoints_in(saved)
         assert list(DataLoader(resumed, batch_size=3, collate_fn=list)) == wanted
-    # torch's loader draws one number of its own for each epoch, and the data set none.
+    # torch's loader draws one number of its own for each epoch, and the dataset none.
     torch.set_rng_state(generator)
     before = torch.get_rng_state()
     list(shards)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_places_of_workers_are_not_made_up() -> None:
+def test_positions_of_workers_are_not_invented() -> None:
     shards = StatefulShards(pipeline())
     found = list(DataLoader(shards, batch_size=None, num_workers=2, multiprocessing_context="fork"))
     assert sorted(found) == KEYS
@@ -176,7 +178,7 @@ def test_a_state_of_another_pipeline_is_refused() -> None:
         StatefulShards(pipeline(7)).load_state_dict(shards.state_dict())
 
 
-def test_a_state_that_one_worker_of_a_loader_cannot_go_on_from_is_refused() -> None:
+def test_a_state_that_one_worker_cannot_resume_is_refused() -> None:
     loader = loader_of(1)
     next(iter(loader))
     state = loader.state_dict()
@@ -203,7 +205,7 @@ def test_a_pipeline_without_a_state_is_refused() -> None:
 
 
 class FirstFour(Stage[Any]):
-    """A stage of a user, which does not begin its source where it needs nothing of it."""
+    """A user's stage that does not iterate its source if it needs nothing from it."""
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
         self.source = source
@@ -223,7 +225,7 @@ class FirstFour(Stage[Any]):
         self.count = 0
 
 
-def test_a_state_that_no_stage_has_used_is_forgotten_with_its_epoch() -> None:
+def test_a_state_unused_by_any_stage_is_discarded_with_its_epoch() -> None:
 
     def new() -> IterDataPipe[Any]:
         gathered = ShardList("{0..4}.tar").sharding_filter().load_wds_shards().group_samples()

@@ -1,4 +1,4 @@
-"""States that other programs save and load, at any moment, against a run that nothing has interrupted."""
+"""States that other programs save and load, at any point, compared with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from wds_datapipes.loading.checkpoint.loader_states import STATE
 from wds_datapipes.testing import build_shard
 
 pytestmark = [
-    # torchdata calls it whenever a StatefulDataLoader is made.
+    # torchdata calls it whenever a StatefulDataLoader is created.
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    # Three workers are more than a small machine has processors.
+    # Three workers are more than a small machine has CPUs.
     pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
-    # A distributed checkpoint of one process says that there is one.
+    # A distributed checkpoint of a single process warns that there is only one.
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"),
 ]
 
@@ -62,7 +62,7 @@ def pipeline() -> IterDataPipe[Any]:
 
 
 class Run:
-    """A data set and a loader over it: torch's, whose loop is tracked, or torchdata's."""
+    """A dataset and a loader over it: torch's, whose loop is tracked, or torchdata's."""
 
     def __init__(self, workers: int, *, stateful: bool = False, pipe: IterDataPipe[Any] | None = None) -> None:
         self.data = StatefulShards(pipeline() if pipe is None else pipe, seed=3)
@@ -73,7 +73,7 @@ class Run:
             num_workers=workers,
             multiprocessing_context="fork" if workers else None,
         )
-        #: What has the state.
+        #: The object with the state.
         self.keeper: Any = self.loader if stateful else self.data
         self.is_stateful = stateful
 
@@ -101,7 +101,7 @@ def through_torch(state: Any, _: Any) -> Any:
 
 
 def through_dcp(state: Any, new: Run) -> Any:
-    """Return what a distributed checkpoint fills the state of a new loader with."""
+    """Return the state with which a distributed checkpoint fills that of a new loader."""
     folder = tempfile.mkdtemp(dir=".")
     save({"data": state}, checkpoint_id=folder)
     found = {"data": new.keeper.state_dict()}
@@ -116,10 +116,10 @@ FORMATS = [through_json, through_pickle, through_torch, through_dcp]
     ("stateful", "workers"),
     [(False, 0), (False, 1), (False, 2), (False, 3), (True, 0), (True, 1), (True, 2), (True, 3)],
 )
-def test_a_state_goes_on_through_every_format_at_every_moment(stateful: bool, workers: int) -> None:
+def test_a_state_resumes_through_every_format_at_every_point(stateful: bool, workers: int) -> None:
     run = Run(workers, stateful=stateful)
     epochs: list[Epoch] = [[], [], []]
-    saved = [(run.keeper.state_dict(), 0, 0)]  # and in which epoch that was, behind how many batches
+    saved = [(run.keeper.state_dict(), 0, 0)]  # and the epoch of the cut, with the number of batches before it
     for number, epoch in enumerate(epochs):
         for batch in run.epoch():
             epoch.append(batch)
@@ -128,7 +128,7 @@ def test_a_state_goes_on_through_every_format_at_every_moment(stateful: bool, wo
         if number == 0:
             saved.append((copy.deepcopy(run.keeper.state_dict()), 1, 0))
     assert all(keys_of(epoch) == KEYS for epoch in epochs)
-    # Each number of workers has another format at each moment.
+    # Each number of workers tries a different format at each point.
     for (state, number, done), through in zip(saved, FORMATS[workers:] + FORMATS[:workers], strict=True):
         following = [epochs[number][done:], epochs[number + 1]]
         new = Run(workers, stateful=stateful)
@@ -140,7 +140,7 @@ def test_a_state_goes_on_through_every_format_at_every_moment(stateful: bool, wo
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stateful", [False, True])
-def test_a_state_before_a_batch_begins_that_epoch_in_the_other_loader(stateful: bool, workers: int) -> None:
+def test_a_state_before_the_first_batch_starts_that_epoch_in_the_other_loader(stateful: bool, workers: int) -> None:
     run = Run(workers)
     epochs = [list(run.epoch()) for _ in range(3)]
     for begun in range(2):
@@ -159,8 +159,8 @@ def test_a_state_before_a_batch_begins_that_epoch_in_the_other_loader(stateful: 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize("cut", [0, 4, 99])
-def test_an_epoch_is_chosen_after_a_state_was_loaded(stateful: bool, workers: int, cut: int) -> None:
-    """As trainers do, which call set_epoch() before each epoch, that of the state included."""
+def test_an_epoch_can_be_chosen_after_loading_a_state(stateful: bool, workers: int, cut: int) -> None:
+    """As trainers do, which call set_epoch() before each epoch, including that of the state."""
 
     def choose(run: Run, epoch: int) -> Iterator[list[str]]:
         run.data.set_epoch(epoch)
@@ -220,7 +220,7 @@ def test_a_state_with_fewer_parts_than_workers_is_refused(drop: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stateful", [False, True])
-def test_states_that_were_loaded_and_not_begun_merge(stateful: bool, workers: int) -> None:
+def test_loaded_states_merge_before_any_epoch_begins(stateful: bool, workers: int) -> None:
     run = Run(workers, stateful=stateful)
     expected = list(run.epoch())
     state = Run(workers, stateful=stateful).keeper.state_dict()
@@ -241,14 +241,14 @@ def test_the_length_is_that_of_the_pipeline(workers: int) -> None:
     assert keys_of(list(run.epoch())) == KEYS
     run = Run(workers, pipe=pipeline().with_epoch(10))
     assert (len(run.data), len(run.loader)) == (10, 4)
-    # torch warns where more comes than it was told.
+    # torch warns if more items come than it expects.
     assert [sum(map(len, run.epoch())) for _ in range(3)] == [10, 10, 10]
     with pytest.raises(TypeError, match="len"):
         len(Run(workers).data)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_tells_how_many_batches_the_pipeline_makes(workers: int) -> None:
+def test_a_loader_reports_how_many_batches_the_pipeline_makes(workers: int) -> None:
     data = StatefulShards(pipeline().batch(BATCH_SIZE).with_epoch(5))
     loader = DataLoader[Any](data, batch_size=None, num_workers=workers)
     assert len(loader) == 5
@@ -256,7 +256,7 @@ def test_a_loader_tells_how_many_batches_the_pipeline_makes(workers: int) -> Non
 
 
 class Last(IterDataPipe[Any]):
-    """A stage of a user's, which is not known to a loader."""
+    """A user's stage that loaders do not know."""
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
         self.source = source
@@ -267,7 +267,7 @@ class Last(IterDataPipe[Any]):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("last", [False, True])
-def test_a_stateful_loader_over_a_pipeline_itself_warns_of_its_state(last: bool, workers: int) -> None:
+def test_a_stateful_loader_directly_over_a_pipeline_warns(last: bool, workers: int) -> None:
     def new() -> StatefulDataLoader[Any]:
         pipe = Last(pipeline()) if last else pipeline()
         return StatefulDataLoader[Any](pipe, batch_size=BATCH_SIZE, collate_fn=list, num_workers=workers)
@@ -312,7 +312,7 @@ def be_rank(rank: int, folder: Path, results: Any, program: Callable[[int, Path]
 
 
 def on_ranks(folder: Path, program: Callable[[int, Path], Any]) -> list[Any]:
-    """Return what a program returns on each of two ranks."""
+    """Return the results of a program on each of two ranks."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     ranks = [context.Process(target=be_rank, args=(rank, folder, results, program)) for rank in range(2)]
@@ -327,7 +327,7 @@ def on_ranks(folder: Path, program: Callable[[int, Path], Any]) -> list[Any]:
 
 
 def checkpoint_on_ranks(rank: int, folder: Path, *, workers: int, cut: int) -> Any:
-    """Save a state under one key, under keys of the ranks, and merged; and go on from each."""
+    """Save a state under one key, under keys of the ranks, and merged; and resume from each."""
     run = Run(workers)
     epoch = run.epoch()
     head = list(itertools.islice(epoch, cut))
@@ -351,12 +351,12 @@ def checkpoint_on_ranks(rank: int, folder: Path, *, workers: int, cut: int) -> A
 
 
 @pytest.mark.parametrize(("workers", "cut"), [(0, 0), (0, 3), (2, 3)])
-def test_ranks_go_on_from_distributed_checkpoints(tmp_path: Path, workers: int, cut: int) -> None:
+def test_ranks_resume_from_distributed_checkpoints(tmp_path: Path, workers: int, cut: int) -> None:
     ranks = on_ranks(tmp_path, partial(checkpoint_on_ranks, workers=workers, cut=cut))
     assert keys_of(*(part for head, rest, *_ in ranks for part in (head, rest))) == KEYS
     for rank, (_, rest, following, (one, own, merged)) in enumerate(ranks):
         assert own == merged == [rest, following]
-        if rank == 0 or cut == 0:  # nothing has begun on any rank
+        if rank == 0 or cut == 0:  # no rank has begun
             assert one == own
         else:
             assert "the state of rank 0 of 2, but it was loaded on rank 1 of 2" in one
@@ -401,7 +401,7 @@ def test_a_rank_whose_epoch_has_ended_waits_for_the_others(tmp_path: Path, worke
 
 
 def load_in_service(rank: int, _: Path, *, cut: int) -> Any:
-    """Save the state of a ``DataLoader2``, and go on from that of each rank, and from both."""
+    """Save the state of a ``DataLoader2``, and resume from the state of each rank, and from both."""
 
     def opened(state: Any = None) -> DataLoader2[Any]:
         service = ShardReadingService(2, distributed=True, timeout_s=60)
@@ -434,14 +434,14 @@ def load_in_service(rank: int, _: Path, *, cut: int) -> Any:
 
 
 @pytest.mark.parametrize("cut", [0, 3, 99])
-def test_ranks_of_a_service_go_on_from_the_states_of_all(tmp_path: Path, cut: int) -> None:
+def test_ranks_of_a_service_resume_from_the_states_of_all(tmp_path: Path, cut: int) -> None:
     ranks = on_ranks(tmp_path, partial(load_in_service, cut=cut))
     assert keys_of(*(part for head, rest, *_ in ranks for part in (head, rest))) == KEYS
     for _, rest, following, (merged, _) in ranks:
         assert merged[0] == (rest or following)
     if cut:
         assert "state of rank 0 of 2" in ranks[1][3][1] or "one state per rank" in ranks[1][3][1]
-    else:  # nothing has begun on any rank
+    else:  # no rank has begun
         assert [result[3][1] for result in ranks] == [result[3][0] for result in ranks]
 
 
@@ -452,7 +452,7 @@ def test_a_state_of_the_service_follows_one_of_the_loader() -> None:
         return loader
 
     with opened() as loader:
-        loader.state_dict()  # before the first epoch, as a distributed checkpoint asks for it
+        loader.state_dict()  # before the first epoch, as a distributed checkpoint requests it
         list(loader)
         state = loader.reading_service.state_dict()
         following = list(loader)
@@ -469,5 +469,5 @@ def end_together(rank: int, _: Path) -> Any:
     return list(new.epoch()) == list(run.epoch())
 
 
-def test_ranks_with_equal_epochs_go_on_from_their_own_states_between_two(tmp_path: Path) -> None:
+def test_ranks_with_equal_epochs_resume_from_their_own_states_between_two(tmp_path: Path) -> None:
     assert on_ranks(tmp_path, end_together) == [True, True]

@@ -1,4 +1,4 @@
-"""Mixtures and streams of real ranks go on where their states were saved, in an epoch and between two."""
+"""Mixtures and streams of real ranks resume from their states, within an epoch and between two."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from wds_datapipes.testing import build_shard, check_resume
 
 SCRIPT = Path(__file__).with_name("streams_scenarios.py")
 RANKS = 2
-#: Of the shards of two datasets. With two workers, each worker of each rank has one of each.
+#: The sizes of the shards of two datasets. With two workers, each worker of each rank has one shard of each.
 SIZES = {"a": (9, 4, 12, 7), "b": (5, 8, 6, 3)}
 KEYS = sorted(
     f"{name}{shard}-{n}" for name, sizes in SIZES.items() for shard, size in enumerate(sizes) for n in range(size)
 )
 
-Told = list[dict[str, Any]]
+Results = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path) -> Told:
-    """What each rank has told."""
+def results(folder: Path) -> Results:
+    """The results of each rank."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would otherwise talk about
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torchrun would otherwise print a notice about it
     done = subprocess.run([*command, SCRIPT, folder], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
@@ -47,21 +47,23 @@ def told(folder: Path) -> Told:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("pipe", ["mixture", "mixed_stream", "recipe"])
-def test_ranks_go_on_in_an_epoch_and_between_two(told: Told, pipe: str, workers: int) -> None:
-    for rank in told:
+def test_ranks_resume_within_an_epoch_and_between_two(results: Results, pipe: str, workers: int) -> None:
+    for rank in results:
         found = rank[f"{pipe} {workers}"]
         assert found["epochs"] == found["whole"]
         assert len({str(epoch) for epoch in found["whole"]}) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_the_epochs_of_ranks_that_go_on_hold_what_they_have_to(told: Told, workers: int) -> None:
-    for epochs in zip(*(rank[f"mixture {workers}"]["epochs"] for rank in told), strict=True):
+def test_the_epochs_of_resumed_ranks_contain_the_right_items(results: Results, workers: int) -> None:
+    for epochs in zip(*(rank[f"mixture {workers}"]["epochs"] for rank in results), strict=True):
         assert sorted(key for epoch in epochs for key in epoch) == KEYS
     for pipe, count in (("mixed_stream", 9), ("recipe", 7)):
-        assert [[len(epoch) for epoch in rank[f"{pipe} {workers}"]["epochs"]] for rank in told] == [[count] * 3] * RANKS
-    assert {len(batch) for rank in told for epoch in rank[f"recipe {workers}"]["epochs"] for batch in epoch} == {3}
-    assert told[0][f"recipe {workers}"] != told[1][f"recipe {workers}"]
+        assert [[len(epoch) for epoch in rank[f"{pipe} {workers}"]["epochs"]] for rank in results] == [
+            [count] * 3
+        ] * RANKS
+    assert {len(batch) for rank in results for epoch in rank[f"recipe {workers}"]["epochs"] for batch in epoch} == {3}
+    assert results[0][f"recipe {workers}"] != results[1][f"recipe {workers}"]
 
 
 def test_check_resume_finds_no_fault_in_mixtures_and_streams(folder: Path) -> None:

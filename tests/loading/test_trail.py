@@ -1,4 +1,4 @@
-"""What is recorded with every item: little, and enough to go on behind each of them."""
+"""The record of each item: small, and sufficient to resume after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pipeline(folder: Path, *, is_mixed: bool) -> Any:
         build_shard(folder / f"{name}.tar", [{"__key__": f"{name}{n}", "cls": "1"} for n in range(SAMPLES // 2)])
         for name in "ab"
     ]
-    if is_mixed:  # which way a sample has come is in its address
+    if is_mixed:  # the path of a sample is in its address
         first, second = (ShardList(str(shard)).load_wds_shards().group_samples() for shard in shards)
         return first.mix_samples(second, stop="all").shuffle_samples(1000)
     return ShardList([*map(str, shards)]).load_wds_shards().group_samples().shuffle_samples(1000)
@@ -31,10 +31,10 @@ def pipeline(folder: Path, *, is_mixed: bool) -> Any:
 
 @pytest.mark.parametrize("is_mixed", [False, True])
 @pytest.mark.parametrize("together", [1, 7])
-def test_each_record_is_small_and_the_state_behind_it_is_that_of_the_pipeline(
+def test_each_record_is_small_and_its_state_is_that_of_the_pipeline(
     tmp_path: Path, together: int, is_mixed: bool
 ) -> None:
-    """They were dicts and pickles of some hundred bytes for each item, which doubled the time of a small sample."""
+    """Records were once dicts and pickles of some hundred bytes per item, which doubled the time of a small sample."""
     pipe = pipeline(tmp_path, is_mixed=is_mixed)
     trail, recorder = ItemPositions(), Recorder()
     states: list[str | None] = []
@@ -64,8 +64,8 @@ def test_each_record_is_small_and_the_state_behind_it_is_that_of_the_pipeline(
             assert json.loads(json.dumps(trail.state().stages)) == json.loads(state)
 
 
-def test_what_the_loop_has_passed_is_forgotten(tmp_path: Path) -> None:
-    """The trail of a long epoch takes no more memory than that of a short one, also where many samples make an item."""
+def test_records_of_delivered_items_are_discarded(tmp_path: Path) -> None:
+    """The trail of a long epoch takes no more memory than that of a short one, also if many samples make one item."""
     samples = pipeline(tmp_path, is_mixed=False)
     pipe, trail, recorder = samples.batch(10), ItemPositions(), Recorder()
     for _ in islice(pipe, 190):

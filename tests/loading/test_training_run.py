@@ -1,6 +1,6 @@
-"""The example of a training run that dies: what becomes of it when it is started again.
+"""The example of a training run that dies, and its result after a restart.
 
-The script is that of docs/tutorials/train-and-resume.md, as it stands there.
+The script is that of docs/tutorials/train-and-resume.md, verbatim.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from wds_datapipes.testing import build_shard
 
 SCRIPT = Path(__file__).parents[2] / "docs/examples/train_and_resume.py"
 
-#: How long a run may take before it counts as a hang, in seconds.
+#: The time limit before a run counts as a hang, in seconds.
 LIMIT_S = 300
 
 pytestmark = pytest.mark.timeout(4 * LIMIT_S)
 
-#: Uneven, so that one rank comes to the end of an epoch before the other.
+#: Uneven, so that one rank reaches the end of an epoch before the other.
 SIZES = (12, 3, 24, 8, 1, 17, 9, 20)
 EPOCHS = 2
 KEYS = sorted(
@@ -49,7 +49,7 @@ def run(shards: Path, folder: Path, ranks: int, *options: str) -> subprocess.Com
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
             *(str(SCRIPT), f"{shards}/*.tar", "--folder", str(folder), "--epochs", str(EPOCHS), *options),
         ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # which torchrun would otherwise talk about
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # torchrun would otherwise print a notice about it
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -57,7 +57,7 @@ def run(shards: Path, folder: Path, ranks: int, *options: str) -> subprocess.Com
 
 
 def end_of(shards: Path, folder: Path, ranks: int) -> Any:
-    """Run to the end; return what was printed, and the keys that each rank has seen with the weights."""
+    """Run to the end; return the output, and the keys that each rank has seen with the weights."""
     done = run(shards, folder, ranks)
     assert done.returncode == 0, done.stderr
     found = torch.load(folder / "end.pt", weights_only=True)
@@ -74,10 +74,10 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("half", range(2) if os.environ.get("WHOLE_SWEEPS") else [None])
-def test_a_run_of_which_a_rank_is_killed_ends_as_if_nothing_had_happened(
+def test_a_run_with_a_killed_rank_ends_like_an_undisturbed_one(
     half: int | None, shards: Path, tmp_path: Path, undisturbed: Any
 ) -> None:
-    """At any step: with two ranks the keys in their order, and the weights, to the last bit."""
+    """Killed at any step: with two ranks the keys in their order, and the weights, to the last bit."""
     steps, expected = undisturbed
     step = random.randrange(steps) if half is None else half * (steps // 2) + random.randrange(steps // 2)
     died = run(shards, tmp_path / "two", 2, "--die-at", str(step))

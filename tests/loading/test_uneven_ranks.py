@@ -1,4 +1,4 @@
-"""States of ranks of which one has come to the end of an epoch, and another has not."""
+"""States of ranks if one has reached the end of an epoch, and another has not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wds_datapipes import ShardList, ShardReadingService, merge_states
 from wds_datapipes.errors import RankLostError, StateError
 from wds_datapipes.testing import build_shard
 
-#: Without a shuffle, one rank has much less than the other, however many workers there are.
+#: Without a shuffle, one rank has far fewer samples than the other, with any number of workers.
 SIZES = (2, 1, 20, 14)
 KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
 
@@ -81,15 +81,15 @@ def on_two_ranks(folder: Path, scenario: Callable[[int], Any]) -> list[Any]:
     return [found[rank] for rank in range(2)]
 
 
-def save_and_go_on(rank: int) -> list[Any]:
-    """Check each cut on this rank; return what has come until then, and the state of all ranks."""
+def save_and_resume(rank: int) -> list[Any]:
+    """Check each cut on this rank; return the items up to then, and the state of all ranks."""
     merged = []
     for workers in (0, 2):
         with loader_of(workers) as loader:
             whole = [list(loader) for _ in range(3)]
         fewest, most = sorted(of_all_ranks(len(whole[0])))
         assert fewest + 5 < most
-        # In the middle for both; all seen and the end not met; the end met, ...; the end met by both.
+        # Both in the middle; all seen but one end not reached; one end reached, ...; both ends reached.
         for cut in (2, fewest, fewest + 1, fewest + 5, most, most + 1):
             with loader_of(workers) as loader:
                 list(loader)
@@ -110,17 +110,17 @@ def save_and_go_on(rank: int) -> list[Any]:
     return merged
 
 
-def test_a_rank_that_had_no_more_waits_for_the_others_after_a_resume_too(tmp_path: Path) -> None:
-    first, second = on_two_ranks(tmp_path, save_and_go_on)
+def test_a_finished_rank_also_waits_for_the_others_after_a_resume(tmp_path: Path) -> None:
+    first, second = on_two_ranks(tmp_path, save_and_resume)
     assert first == second
     assert len(first) == 2 * 5
-    for came, state in first:  # and one rank goes on alone
+    for came, state in first:  # and one rank resumes alone
         rest, following = resumed(3, state)
         assert sorted(itertools.chain(*came, rest)) == KEYS
         assert sorted(following) == KEYS
 
 
-def go_on_differently(rank: int) -> list[str]:
+def resume_differently(rank: int) -> list[str]:
     def saved(epochs: int) -> Any:
         with loader_of(0) as loader:
             for _ in range(epochs):
@@ -140,9 +140,9 @@ def go_on_differently(rank: int) -> list[str]:
     return told
 
 
-def test_ranks_that_do_not_go_on_in_one_epoch_are_an_error(tmp_path: Path) -> None:
-    """Otherwise samples would come twice, and others never, in silence."""
-    ranks = on_two_ranks(tmp_path, go_on_differently)
+def test_ranks_that_resume_in_different_epochs_are_an_error(tmp_path: Path) -> None:
+    """Otherwise samples would silently repeat or be lost."""
+    ranks = on_two_ranks(tmp_path, resume_differently)
     for number, what in enumerate(["a state of another epoch", "no state"]):
         messages = [told[number] for told in ranks]
         assert any(f"has {what}. Load the states that all ranks have saved" in message for message in messages), (

@@ -16,19 +16,19 @@ SCRIPT = Path(__file__).with_name("unlike_ranks.py")
 RANKS = 2
 KEYS = sorted(f"{shard}/{number}" for shard in range(6) for number in range(3))
 
-Told = dict[str, list[list[str] | str]]
+Results = dict[str, list[list[str] | str]]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """What came of each scenario, on each rank."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of each scenario, on each rank."""
     folder = tmp_path_factory.mktemp("unlike")
     for shard in range(6):
         build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "1"} for number in range(3)])
     for rank in range(RANKS):
         (folder / str(rank)).mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would otherwise talk about
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torchrun would otherwise print a notice about it
     done = subprocess.run([*command, SCRIPT, folder], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
@@ -36,26 +36,26 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 @pytest.mark.parametrize("name", ["service", "service, own folders", "service, own split", "torch", "torch, own split"])
-def test_ranks_that_agree_read_each_sample_once(told: Told, name: str) -> None:
-    assert sorted(key for read in told[name] for key in read) == KEYS
+def test_ranks_that_agree_read_each_sample_once(results: Results, name: str) -> None:
+    assert sorted(key for read in results[name] for key in read) == KEYS
 
 
 @pytest.mark.parametrize("name", ["service, workers", "torch, workers", "torch, workers, not tracked"])
-def test_other_numbers_of_workers_are_refused(told: Told, name: str) -> None:
-    text = "\n".join(read for read in told[name] if isinstance(read, str))
+def test_other_numbers_of_workers_are_refused(results: Results, name: str) -> None:
+    text = "\n".join(read for read in results[name] if isinstance(read, str))
     assert "2 workers" in text
     assert "one process" in text
     assert "Give every rank the same num_workers" in text
 
 
 @pytest.mark.parametrize("name", ["service, lists", "torch, lists", "torch, lists of a stream", "sequential, lists"])
-def test_lists_that_are_split_by_hand_are_refused(told: Told, name: str) -> None:
-    text = "\n".join(read for read in told[name] if isinstance(read, str))
+def test_lists_that_are_split_by_hand_are_refused(results: Results, name: str) -> None:
+    text = "\n".join(read for read in results[name] if isinstance(read, str))
     assert "lists 3 shards from 0.tar" in text
     assert "lists 3 shards from 1.tar" in text
     assert "without urls[rank::ranks]" in text
 
 
 @pytest.mark.parametrize("name", ["service, workers", "service, lists"])
-def test_all_ranks_of_a_service_end(told: Told, name: str) -> None:
-    assert {type(read) for read in told[name]} == {str}
+def test_all_ranks_of_a_service_end(results: Results, name: str) -> None:
+    assert {type(read) for read in results[name]} == {str}

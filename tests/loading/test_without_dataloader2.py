@@ -23,12 +23,12 @@ from wds_datapipes.testing import build_shard
 PROGRAM = Path(__file__).with_name("program_without_dataloader2.py")
 NUMBERS = st.integers(0, (1 << 64) - 1)
 
-#: What is missing in which release; 0.7.1 has no StatefulDataLoader that could be there without the rest.
+#: The missing modules of each release; 0.7.1 has no StatefulDataLoader that could exist without the rest.
 RELEASES = {"none": "torchdata"}
 if find_spec("torchdata.stateful_dataloader") is not None:
     RELEASES["0.10"] = "torchdata.dataloader2,torchdata.datapipes"
 
-#: After how many items states are saved.
+#: States are saved after these numbers of items.
 CUT = 20
 
 
@@ -43,7 +43,7 @@ def pipe() -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Six shards, of other sizes."""
+    """Six shards of different sizes."""
     path = tmp_path_factory.mktemp("shards")
     before = Path.cwd()
     os.chdir(path)
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> list[list[str]]:
-    """Two epochs of DataLoader2, and its state behind `CUT` items."""
+    """Two epochs of DataLoader2, and its state after `CUT` items."""
     with new_loader() as loader:
         return [[*loader], [*loader]]
 
@@ -76,7 +76,7 @@ def test_states_are_exchanged_with_a_program_without_dataloader2(
         saved = folder / "saved.json"
         saved.write_text(json.dumps(loader.reading_service.state_dict()))
 
-    warnings = ["-W", "error", "-W", "ignore:'set_vital' is deprecated"]  # which StatefulDataLoader calls
+    warnings = ["-W", "error", "-W", "ignore:'set_vital' is deprecated"]  # StatefulDataLoader calls it
     arguments = [sys.executable, *warnings, str(PROGRAM), RELEASES[release], str(saved)]
     finished = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=600)
     assert (finished.returncode, finished.stderr) == (0, "")
@@ -121,13 +121,13 @@ class TestSeedGenerator:
             theirs.generate_shared_seed(),
         )
 
-    def test_the_numbers_of_the_authors_of_philox(self) -> None:
+    def test_the_published_vectors_of_philox(self) -> None:
         """The vectors that Random123 publishes in its file kat_vectors."""
         ones = 0xFFFFFFFF
         assert seeds.philox_block([0, 0], [0] * 4) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
         assert seeds.philox_block([ones] * 2, [ones] * 4) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
-    def test_the_seeds_of_torchdata_stay(self) -> None:
+    def test_the_seeds_of_torchdata_are_unchanged(self) -> None:
         found = seeds.SeedGenerator(3)
         numbers = [found.generate_shared_seed(), found.generate_seed(), found.generate_seed()]
         assert numbers == [10173991361677251745, 10173991361677251745, 11210478853911821833]

@@ -1,6 +1,6 @@
-"""What two ranks read, or are told, that differ in their workers or their lists. Run by torchrun.
+"""Loaders of two ranks that differ in their workers or their lists, and their errors. Run by torchrun.
 
-Each rank writes what came of each scenario as JSON. Its folder holds the shards.
+Each rank writes the result of each scenario as JSON. Its folder holds the shards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchdata.dataloader2 import (  # isort: skip  # its banner is silenced by 
 
 
 class OwnSplit(IterDataPipe[Any]):
-    """Splits as ``.sharding_filter()`` does, and is not told whether it is between ranks or workers."""
+    """Splits as ``.sharding_filter()`` does, but does not learn whether it splits between ranks or workers."""
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
         self.source = source
@@ -80,7 +80,7 @@ def scenarios(folder: Path, rank: int) -> dict[str, Callable[[], list[str]]]:
         "torch, workers, not tracked": lambda: by_torch(split(urls), 1 + rank, is_tracked=False),
         "torch, lists": lambda: by_torch(split(part), 1, is_tracked=True),
         "torch, lists of a stream": lambda: by_torch(split(part).with_epoch(5), 0, is_tracked=True),
-        # This comes last: the other rank may be left alone in the process group.
+        # This comes last: it may leave the other rank alone in the process group.
         "sequential, lists": lambda: by_service(
             split(part), SequentialReadingService(DistributedReadingService(), ShardReadingService(1))
         ),

@@ -1,4 +1,4 @@
-"""Stages that do what a stage must not, for `test_rehearsal`. They are in a module that another process can import."""
+"""Stages that break the rules of stages, for `test_rehearsal`. They are in a module that another process can import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pipe = IterDataPipe[Any]
 
 
 class Buffered(Stage[Any]):
-    """Holds an item back, and says that it does not."""
+    """Holds an item back, but declares that it does not."""
 
     is_stateless = True
 
@@ -46,7 +46,7 @@ class Counted(Stage[Any]):
 
 
 class Forgetful(Counted):
-    """Has a state that names other things once it has begun."""
+    """Has a state whose keys change once it has begun."""
 
     def __init__(self, source: Pipe) -> None:
         super().__init__(source)
@@ -65,7 +65,7 @@ class Forgetful(Counted):
 
 
 class Ending(Counted):
-    """Ends the process that goes on, or fails in it."""
+    """Ends the process that resumes, or fails in it."""
 
     is_stateless = True
 
@@ -90,7 +90,7 @@ def unrepeatable(sample: dict[str, Any]) -> Any:
 
 
 class SelfSeeded(IterDataPipe[Any]):
-    """Shuffles in an order of its own in each process."""
+    """Shuffles in a different order in each process."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source

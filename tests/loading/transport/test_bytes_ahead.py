@@ -1,4 +1,4 @@
-"""How far ahead an `Sender` goes with large messages, whose memory counts, and with small ones, whose number does."""
+"""How far ahead a `Sender` runs with large messages, limited by memory, and with small ones, limited by number."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def ends() -> Iterator[tuple[Receiver, Sender]]:
     with closing(near), closing(far):
         outlet = Sender(far, window=WINDOW, together=1)
         inlet = Receiver(near, window=WINDOW)
-        assert inlet.receive() is None  # but its page
+        assert inlet.receive() is None  # except its page
         yield inlet, outlet
 
 
 def fill(outlet: Sender, item: object) -> int:
-    """Put as many items as the outlet takes; return their number."""
+    """Put as many items as the outlet accepts; return their number."""
     count = 0
     while not outlet.is_full:
         assert outlet.put(item)
@@ -62,11 +62,11 @@ def test_so_many_messages_are_ahead(ends: tuple[Receiver, Sender], item: Any, ah
         take(inlet)
     inlet.credit()
     outlet.receive_requests()
-    assert fill(outlet, item) == ahead  # as many again: nothing of what has been used still counts
+    assert fill(outlet, item) == ahead  # as many again: nothing that has been used still counts
 
 
 def test_a_large_message_makes_room_when_it_is_taken(ends: tuple[Receiver, Sender]) -> None:
-    """The loop may work for long with what it has taken, and the next item has to be made meanwhile."""
+    """The loop may work for long on what it has taken, and the next item must be made meanwhile."""
     inlet, outlet = ends
     array = np.zeros(AHEAD_BYTES // 2, np.uint8)
     fill(outlet, array)

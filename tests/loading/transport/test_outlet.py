@@ -1,4 +1,4 @@
-"""What one end of a channel sends and the other receives: each item once, in order, whole, and safe to keep."""
+"""One end of a channel sends and the other receives: each item once, in order, whole, and safe to keep."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from wds_datapipes.loading.transport.receiver import MAX_LENT, Message, Receiver
 from wds_datapipes.loading.transport.sender import ALIGNMENT, TOGETHER_BYTES, ReceiverGone, Sender
 from wds_datapipes.loading.transport.serialization import APART, Serializer
 
-#: How long anything may take before it counts as a hang, in seconds.
+#: The time limit before anything counts as a hang, in seconds.
 LIMIT_S = 300
 
-#: The machine may be busy with something else.
+#: The machine may be busy.
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 KB = 1024
@@ -93,12 +93,12 @@ def taken(inlet: Receiver, message: Message) -> list[Any]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let small items wait for others until there are enough of them, however long they take to be made."""
+    """Keep small items buffered until there are enough of them, however long they take to be made."""
     monkeypatch.setattr(outlet, "TOGETHER_S", math.inf)
     monkeypatch.setattr(outlet, "SLOW_S", math.inf)
 
 
-# a sender like that of a worker, whose items say where they belong
+# a sender like that of a worker, whose items name their position
 
 
 def made(epoch: int, number: int, size: int) -> dict[str, Any]:
@@ -121,14 +121,14 @@ def check(item: dict[str, Any], epoch: int, number: int, size: int) -> None:
 
 
 def raw(value: Any) -> Any:
-    """Return all that a value holds as bytes."""
+    """Return the bytes of everything in a value."""
     if isinstance(value, tuple):
         return [raw(part) for part in value]
     return value if isinstance(value, str) else np.asarray(value).tobytes()
 
 
 def send(channel: socket.socket, window: int, together: int) -> None:
-    """Send the items that a RESET asks for by their sizes, as a worker does."""
+    """Send the items whose sizes a RESET requests, as a worker does."""
     sender = Sender(channel, window=window, together=together)
     sizes: Iterator[tuple[int, int]] | None = None
     with suppress(ReceiverGone):
@@ -160,7 +160,7 @@ def in_a_process(run: Callable[..., object], *args: Any, window: int = 5) -> Ite
         code = 1
         try:
             near.close()
-            torch.set_num_threads(1)  # as in a worker: a fork does not have the threads that this process may use
+            torch.set_num_threads(1)  # as in a worker: a fork does not inherit the threads that this process may use
             run(far, *args)
             code = 0
         finally:
@@ -205,7 +205,7 @@ def following(inlet: Receiver) -> Message:
 
 
 def current(inlet: Receiver) -> Message:
-    """Return the next message of the epoch that was told last."""
+    """Return the next message of the most recent epoch."""
     while (message := following(inlet)).header.epoch != inlet.epoch:
         inlet.drop(message)
     return message
@@ -225,16 +225,14 @@ Size = st.one_of(
 )
 Epoch = st.tuples(
     st.one_of(st.lists(st.integers(0, 300), max_size=400), st.lists(Size, max_size=30)),
-    st.one_of(st.none(), st.integers(0, 400)),  # after how many items it is broken off
+    st.one_of(st.none(), st.integers(0, 400)),  # the number of items before the interruption
 )
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("together", [1, 256])
 @pytest.mark.parametrize("window", [1, 2, 7, 20])
-def test_each_item_comes_once_and_in_order_and_none_of_an_epoch_that_is_over(
-    window: int, together: int, place: str
-) -> None:
+def test_each_item_comes_once_in_order_and_none_of_an_ended_epoch(window: int, together: int, place: str) -> None:
     epochs = 0
     with PLACES[place](send, window, together, window=window) as (inlet, _):
 
@@ -263,7 +261,7 @@ def test_each_item_comes_once_and_in_order_and_none_of_an_epoch_that_is_over(
 
 
 class Traffic(RuleBasedStateMachine):
-    """Both ends in one thread, in any interleaving that two processes may have."""
+    """Both ends in one thread, interleaved in any way that two processes may be."""
 
     @initialize(window=st.integers(1, 20), together=st.sampled_from([1, 3, 256]))
     def start(self, window: int, together: int) -> None:
@@ -279,7 +277,7 @@ class Traffic(RuleBasedStateMachine):
     def arrive(self) -> None:
         self.arrived += self.line.arrivals()
         waiting = sum(each.header.kind == Kind.ITEMS and each.header.epoch == self.begun for each in self.arrived)
-        # Small items that wait for others go out before a large one, and then that is one more.
+        # Buffered small items are sent before a large one, and then that is one more.
         assert waiting <= self.window + (self.together > 1)
         if self.together == 1:
             assert all(each.header.number == 1 for each in self.arrived if each.header.kind == Kind.ITEMS)
@@ -317,7 +315,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(first=st.floats(0, 1), share=st.floats(0, 1))
     def drop(self, first: float, share: float) -> None:
-        # Shares, for how many have come by now is a matter of time, on which nothing that is drawn may depend.
+        # Shares, because the number of arrived items depends on timing, on which random draws must not depend.
         begin = round(first * len(self.kept))
         del self.kept[begin : begin + round(share * (len(self.kept) - begin))]
 
@@ -360,7 +358,7 @@ class Traffic(RuleBasedStateMachine):
             self.kept.clear()
             self.line.inlet.credit()
             self.line.outlet.receive_requests()
-            self.line.arrivals()  # what is given up
+            self.line.arrivals()  # abandoned items
             pool, lender = self.line.outlet._pool, self.line.inlet._lender
             assert {segment.number for segment in pool._free} == set(pool._segments) == set(lender._memory)
         finally:
@@ -371,7 +369,7 @@ TestTraffic = Traffic.TestCase
 TestTraffic.settings = settings(BUSY, max_examples=50, stateful_step_count=30)
 
 
-# the window
+# flow control
 
 
 @pytest.mark.parametrize("size", [10, 3 * APART])
@@ -381,7 +379,9 @@ def test_a_sender_that_gets_no_credit_stops(window: int, together: int, size: in
     with in_a_process(send, window, together, window=window) as (inlet, _):
         begin(inlet, 1, [size] * 3000)
         found = [following(inlet) for _ in range(window)]
-        inlet.send_command(inlet.pack_command(Command.LIMIT))  # it has to listen in between, and says that it has
+        inlet.send_command(
+            inlet.pack_command(Command.LIMIT)
+        )  # it must read requests in between, and reports that it has
         while found[-1].header.kind == Kind.ITEMS:
             found.append(following(inlet))
         assert window <= len(found) - 1 <= window + (together > 1)
@@ -405,7 +405,7 @@ def test_small_items_share_messages_and_large_ones_do_not() -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_a_message_of_small_items_has_so_many_items_or_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlet, "TICK_S", 1.0)  # the thread that flushes stays out of it, however slow the machine is
+    monkeypatch.setattr(outlet, "TICK_S", 1.0)  # keep the flushing thread out of it, however slow the machine is
     with line(window=100, together=40) as joined:
         assert joined.outlet.put("the first, which the other side waits for")
         sent = [joined.outlet.put(bytes(KB)) for _ in range(40)]
@@ -418,22 +418,22 @@ def test_a_message_of_small_items_has_so_many_items_or_so_many_bytes(monkeypatch
         assert [message.header.number for message in joined.arrivals()] == [1, together]
 
 
-# the thread that flushes
+# the flushing thread
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_waits_behind_a_pipeline_that_is_stuck_is_sent() -> None:
+def test_buffered_items_are_sent_while_the_pipeline_is_stuck() -> None:
     with line() as joined:
         joined.outlet.put("first")
         assert not joined.outlet.put("second")
         assert not joined.outlet.put("third")
         assert [taken(joined.inlet, following(joined.inlet)) for _ in range(2)] == [["first"], ["second", "third"]]
-        assert not joined.outlet.put("fourth")  # the thread has an eye on the next ones, too
+        assert not joined.outlet.put("fourth")  # the thread also watches the next ones
         assert taken(joined.inlet, following(joined.inlet)) == ["fourth"]
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_waits_goes_before_what_does_not() -> None:
+def test_buffered_items_are_sent_before_others() -> None:
     with line() as joined:
         joined.outlet.put("first")
         joined.outlet.put("second")
@@ -448,7 +448,7 @@ def test_what_waits_goes_before_what_does_not() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_waits_while_there_is_no_credit_goes_when_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_waiting_for_credit_are_sent_once_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
     with line(window=2) as joined:
         joined.outlet.put("first")
         joined.outlet.put("second")
@@ -458,7 +458,7 @@ def test_what_waits_while_there_is_no_credit_goes_when_there_is(monkeypatch: pyt
         joined.outlet.put("fourth")
         with monkeypatch.context() as patch:
             patch.setattr(outlet, "TICK_S", 1e-4)
-            while joined.outlet._has_waiting.is_set():  # until the thread has seen that it has to wait
+            while joined.outlet._has_waiting.is_set():  # until the thread has noticed that it must wait
                 time.sleep(1e-3)
         found = joined.arrivals()
         assert len(found) == 3
@@ -470,7 +470,7 @@ def test_what_waits_while_there_is_no_credit_goes_when_there_is(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_flush_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_flush_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = iter(range(3))
     with line() as joined:
         take = joined.outlet._pool.take
@@ -490,7 +490,7 @@ def test_a_flush_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_flush_that_keeps_failing_is_raised_where_items_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_errors_of_flushing_are_raised_where_items_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(size: int) -> Any:
         raise OSError(errno.ENOMEM, "no memory")
 
@@ -538,10 +538,10 @@ def test_a_sender_without_work_or_without_credit_sleeps() -> None:
             time.sleep(0.1)
             before = switches(pid)
             time.sleep(0.5)
-            assert switches(pid) - before < 20  # polling would be hundreds
+            assert switches(pid) - before < 20  # polling would be hundreds of times
 
 
-# what a message may hold
+# what a message may contain
 
 
 @pytest.mark.parametrize("size", [0, 1, INLINE - 1, INLINE, INLINE + 1, 5_000_000])
@@ -612,7 +612,7 @@ def test_strided_arrays_are_copied_once_into_place(dtype: Any, order: Any) -> No
 # what cannot be sent
 
 
-def test_what_cannot_be_sent_is_named_and_the_next_item_is_sent() -> None:
+def test_an_unsendable_item_is_named_and_the_next_one_is_sent() -> None:
     with line() as joined:
         lock = threading.Lock()
         with pytest.raises(
@@ -623,16 +623,16 @@ def test_what_cannot_be_sent_is_named_and_the_next_item_is_sent() -> None:
         assert joined.carry("next") == "next"
 
 
-# what the pipeline does to an item after it was put
+# changes to an item after it was put
 
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     "size", [10, APART - 1, APART, TOGETHER_BYTES - 200, TOGETHER_BYTES, TOGETHER_BYTES + 1, 10**6]
 )
-def test_an_item_can_be_changed_once_it_was_put(size: int) -> None:
+def test_an_item_can_be_changed_after_it_was_put(size: int) -> None:
     with line(window=20) as joined:
-        joined.outlet.put("first")  # the next one may wait for others
+        joined.outlet.put("first")  # the next one may be buffered
         array, tensor, data = (
             np.full(size, 1, np.uint8),
             torch.full((size,), 2, dtype=torch.uint8),
@@ -653,17 +653,17 @@ def test_an_item_can_be_changed_once_it_was_put(size: int) -> None:
             assert raw(one) == raw(again) == bytes([value]) * size
 
 
-# somebody keeps items
+# kept items
 
 
 def memory_maps() -> int:
     return len(re.findall(r"wds-datapipes", Path("/proc/self/maps").read_text()))
 
 
-def test_whoever_keeps_hundreds_of_items_gets_copies_and_each_its_own() -> None:
+def test_a_reader_that_keeps_hundreds_of_items_gets_separate_copies() -> None:
     before, window = memory_maps(), 4
     with in_a_process(send, window, 256, window=window) as (inlet, _):
-        for epoch in (1, 2):  # the second keeps as many as the first, which are still there
+        for epoch in (1, 2):  # the second reader keeps as many as the first, which are still held
             begin(inlet, epoch, [2 * APART] * 400)
             kept = []
             while (message := current(inlet)).header.kind != Kind.END:
@@ -685,10 +685,10 @@ def test_whoever_keeps_hundreds_of_items_gets_copies_and_each_its_own() -> None:
         inlet.send_command(inlet.pack_command(Command.LIMIT))
         while current(inlet).header.kind != Kind.DONE:
             pass
-        assert memory_maps() - before <= 2 * window + 10  # the others were given up
+        assert memory_maps() - before <= 2 * window + 10  # the others were dropped
 
 
-def test_a_thousand_epochs_that_are_broken_off_need_no_more_memory_than_one() -> None:
+def test_a_thousand_interrupted_epochs_need_no_more_memory_than_one() -> None:
     before, window = memory_maps(), 3
     with in_a_process(send, window, 256, window=window) as (inlet, pid):
         for epoch in range(1, 300):
@@ -718,7 +718,7 @@ def test_a_huge_item_leaves_no_memory_behind() -> None:
             tracemalloc.stop()
 
 
-def test_what_a_forked_process_may_see_is_not_filled_again() -> None:
+def test_memory_visible_to_a_forked_process_is_not_reused() -> None:
     with line(window=3) as joined:
         kept = joined.carry(np.full(APART, 5, np.uint8))
         before = memory_maps()
@@ -732,7 +732,7 @@ def test_what_a_forked_process_may_see_is_not_filled_again() -> None:
         del kept
         for number in range(10):
             joined.carry(np.full(APART, number, np.uint8))
-        assert memory_maps() == before  # another segment has taken its place at both ends
+        assert memory_maps() == before  # another segment has replaced it at both ends
         os.close(go)
         assert os.waitpid(pid, 0)[1] == 0
 
@@ -753,7 +753,7 @@ def test_a_sender_killed_at_any_moment_leaves_whole_messages_and_then_the_end() 
             with pytest.raises(EOFError):
                 inlet.receive()
             os.waitpid(pid, 0)
-        for number, item in enumerate(kept):  # after the end of both ends
+        for number, item in enumerate(kept):  # after both ends have closed
             check(item, 1, number, sizes[number])
 
 
@@ -767,7 +767,7 @@ def read_and_kill(inlet: Receiver, pid: int, victim: int, sizes: list[int], kept
                 psutil.Process(pid).kill()
 
 
-def test_what_a_killed_process_has_sent_comes_although_it_did_not_listen() -> None:
+def test_items_of_a_killed_process_arrive_even_if_it_never_read() -> None:
     def run(channel: socket.socket) -> None:
         sender = Sender(channel, window=20, together=1)
         for number in range(5):
@@ -775,7 +775,7 @@ def test_what_a_killed_process_has_sent_comes_although_it_did_not_listen() -> No
         time.sleep(LIMIT_S)
 
     with in_a_process(run) as (inlet, pid):
-        inlet.send_command(inlet.pack_command(Command.PAUSE))  # which it never reads
+        inlet.send_command(inlet.pack_command(Command.PAUSE))  # it never reads these
         check(taken(inlet, following(inlet))[0], 0, 0, 2 * APART)
         inlet.credit()
         poll = select.poll()
@@ -793,7 +793,7 @@ def test_what_a_killed_process_has_sent_comes_although_it_did_not_listen() -> No
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("act", ["put", "say", "wait", "listen", "put an array"])
-def test_a_sender_learns_that_nobody_is_there(act: str) -> None:
+def test_a_sender_learns_that_its_reader_is_gone(act: str) -> None:
     with line() as joined:
         joined.outlet.put("first")
         joined.outlet.put("second")
@@ -809,7 +809,7 @@ def test_a_sender_learns_that_nobody_is_there(act: str) -> None:
             acts[act]()
 
 
-def test_cutting_wakes_both_ends() -> None:
+def test_closing_wakes_both_ends() -> None:
     with in_a_process(send, 5, 256) as (inlet, pid):
         begin(inlet, 1, [2 * APART] * 100)
         check(taken(inlet, following(inlet))[0], 1, 0, 2 * APART)
@@ -817,12 +817,12 @@ def test_cutting_wakes_both_ends() -> None:
         with pytest.raises(EOFError):
             read_and_kill(inlet, pid, -1, [2 * APART] * 100, [None])
         assert os.waitpid(pid, 0)[1] == 0
-        inlet.cut()  # again, when nobody is there
+        inlet.cut()  # again, without a peer
         inlet.send_command(inlet.pack_command(Command.PAUSE))
         inlet.credit()
 
 
-def test_too_many_open_files_are_named_and_not_taken_for_the_end() -> None:
+def test_too_many_open_files_are_named_and_not_mistaken_for_the_end() -> None:
     with line() as joined:
         joined.outlet.put(np.zeros(APART))
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -837,7 +837,7 @@ def test_too_many_open_files_are_named_and_not_taken_for_the_end() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_both_ends_give_back_their_descriptors_while_items_are_kept() -> None:
+def test_both_ends_release_their_descriptors_while_items_are_kept() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with line(window=30) as joined:
         for number in range(20):

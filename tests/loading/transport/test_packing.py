@@ -1,4 +1,4 @@
-"""Packing keeps every value, whatever it is made of; the law is ``unpack(pack(item)) == item``."""
+"""Packing preserves every value of any type; the law is ``unpack(pack(item)) == item``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from wds_datapipes.loading.transport.protocol import INLINE
 from wds_datapipes.loading.transport.sender import TOGETHER_BYTES
 from wds_datapipes.loading.transport.serialization import APART, Serializer, describe, takes, unpack
 
-#: The machine may be busy with something else.
+#: The machine may be busy.
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 EDGES = sorted({edge + more for edge in (APART, INLINE, TOGETHER_BYTES) for more in (-200, -1, 0, 1)})
@@ -56,7 +56,7 @@ class Sample:
 
 
 def assert_same(got: Any, sent: Any) -> None:
-    """Compare two values by what they hold, with their types, in depth; NaN is the same as NaN."""
+    """Compare two values in depth, with their types; NaN equals NaN."""
     assert type(got) is type(sent)
     if isinstance(sent, torch.Tensor):
         assert_same_tensor(got, sent)
@@ -82,7 +82,7 @@ def assert_same_array(got: Array, sent: Array) -> None:
     assert got.dtype == sent.dtype
     assert got.shape == sent.shape
     if sent.dtype.names:
-        for name in sent.dtype.names:  # what lies between the fields is nobody's
+        for name in sent.dtype.names:  # padding between the fields has no meaning
             assert_same_array(got[name], sent[name])
     elif sent.dtype.hasobject:
         assert got.tolist() == sent.tolist()
@@ -91,7 +91,7 @@ def assert_same_array(got: Array, sent: Array) -> None:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    """Return the elements as bytes: not all types can be compared, and NaN is not equal to itself."""
+    """Return the elements as bytes: not all types can be compared, and NaN does not equal itself."""
     sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
     data: bytes = tensor.detach().view(sizes[tensor.element_size()]).numpy().tobytes()
     return data
@@ -210,13 +210,13 @@ def filled(dtype: np.dtype[Any], count: int) -> Array:
     if dtype.kind in "bU" or dtype.char in "gG":
         numbers: Array = (np.arange(count) % (2 if dtype.kind == "b" else 97)).astype(dtype)
         return numbers
-    raw = random.Random(count).randbytes(count * dtype.itemsize)  # NaN and NaT, too
+    raw = random.Random(count).randbytes(count * dtype.itemsize)  # including NaN and NaT
     noise: Array = np.frombuffer(raw, dtype).copy()
     return noise
 
 
 def shaped(dtype: np.dtype[Any], shape: tuple[int, ...], layout: str) -> Array:
-    """Return an array of a shape; the layout says how it lies in memory."""
+    """Return an array of a shape; the layout determines its strides."""
     if layout == "broadcast":
         rows: Array = np.broadcast_to(shaped(dtype, shape[1:], "C"), shape)
         return rows
@@ -239,7 +239,7 @@ SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (3, 4), (2, 3, 5), (1, 9, 1)]
 
 
 def at_size(dtype: np.dtype[Any], size: int) -> tuple[int, ...]:
-    """Return a shape of two dimensions with about ``size`` bytes."""
+    """Return a two-dimensional shape of about ``size`` bytes."""
     return (2, max(-(-size // (2 * dtype.itemsize)), 1))
 
 
@@ -273,7 +273,7 @@ def test_read_only_stays_read_only_and_writable_stays_writable(size: int, order:
             got[...] = np.zeros((), dtype)
 
 
-def test_a_large_view_that_may_not_be_written_stays_so() -> None:
+def test_a_large_read_only_view_stays_read_only() -> None:
     column = np.broadcast_to(np.arange(100.0), (100, 100))
     assert not carried(column).flags.writeable
     scattered = np.arange(2.0 * APART)[::2]
@@ -351,7 +351,7 @@ TENSOR_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether some order of dimensions makes a tensor contiguous; those of one element have no say."""
+    """Whether some order of dimensions makes a tensor contiguous, ignoring dimensions of size one."""
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -360,14 +360,14 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # torch, of complex32
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # torch warns of complex32
 @pytest.mark.parametrize("dtype", TENSOR_DTYPES, ids=str)
 def test_tensors_of_every_type_and_layout(dtype: torch.dtype) -> None:
     # Some are kept apart, some are not.
     for layout, width in itertools.product(TENSOR_LAYOUTS, (4, APART // dtype.itemsize // 20)):
         tensor = TENSOR_LAYOUTS[layout](tensor_of(dtype, 3, 6, 5, width))
         if layout == "empty" and dtype not in {torch.float32, torch.int64}:
-            continue  # torch pickles what has no elements, which it cannot do for all types
+            continue  # torch pickles tensors without elements, which it cannot do for all types
         got = carried([tensor])[0]
         assert_same(got, tensor)
         if tensor.numel() and is_dense(tensor):
@@ -463,7 +463,7 @@ def test_sparse_and_nested_tensors(count: int) -> None:
     assert all(map(torch.equal, got.unbind(), parts))
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_")  # torch: they will go in a future release
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_")  # torch warns that they will be removed in a future release
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch's own, in pickling
 @pytest.mark.parametrize("count", [5, 10_000])
 def test_quantised_tensors(count: int) -> None:
@@ -523,11 +523,11 @@ def test_an_image_from_a_file() -> None:
     assert carried(image).tobytes() == Image.linear_gradient("L").tobytes()
 
 
-# what is shared
+# shared parts
 
 
 @pytest.mark.parametrize("size", [10, 3 * APART])
-def test_what_an_item_shares_with_itself_stays_shared(size: int) -> None:
+def test_parts_shared_within_an_item_stay_shared(size: int) -> None:
     array, tensor, text = np.arange(size), torch.arange(size), ["x" * size]
     once = carried([array, tensor, text, {"again": (array, tensor, text)}])
     assert once[3]["again"][0] is once[0]
@@ -536,7 +536,7 @@ def test_what_an_item_shares_with_itself_stays_shared(size: int) -> None:
     assert len(PACKER.pack([array, array]).arrays) == (size > 10)
 
 
-def test_an_item_may_hold_itself() -> None:
+def test_an_item_may_contain_itself() -> None:
     item: list[Any] = [1]
     item.append(item)
     got = carried(item)
@@ -552,11 +552,11 @@ def test_items_share_nothing(size: int) -> None:
     assert_same(second, shared)
 
 
-# buffers of users' own
+# user-defined buffers
 
 
 class Owner:
-    """Hands out its buffer, as PEP 574 has it."""
+    """Exports its buffer, according to PEP 574."""
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
@@ -575,10 +575,10 @@ def test_buffers_of_other_classes_are_kept_apart(size: int) -> None:
         assert len(PACKER.pack(Owner(buffer)).arrays) == (size >= APART)
 
 
-# what cannot be packed
+# unpackable items
 
 
-def test_what_cannot_be_packed_is_named() -> None:
+def test_an_unpackable_part_is_named() -> None:
     lock = threading.Lock()
     named = {
         "an object of type _thread.lock": lock,
@@ -598,7 +598,7 @@ def test_what_cannot_be_packed_is_named() -> None:
         assert describe(item, PACKER.pack) == text
 
 
-def test_an_item_that_holds_itself_is_described() -> None:
+def test_an_item_that_contains_itself_is_described() -> None:
     item: list[Any] = []
     item += [item, {"whole": item, "lock": threading.Lock()}]
     assert (
@@ -607,7 +607,7 @@ def test_an_item_that_holds_itself_is_described() -> None:
     )
 
 
-def test_an_item_that_is_too_deep_is_described_in_few_words() -> None:
+def test_a_too_deep_item_is_described_briefly() -> None:
     deep: list[Any] = []
     for _ in range(20_000):
         deep = [deep]
@@ -628,7 +628,7 @@ class Refusing:
 
 @given(st.lists(st.tuples(st.booleans(), Item), max_size=6))
 @settings(BUSY, max_examples=30)
-def test_an_item_that_fails_does_not_disturb_the_next(items: list[tuple[bool, Any]]) -> None:
+def test_a_failed_item_does_not_affect_the_next(items: list[tuple[bool, Any]]) -> None:
     packer = Serializer()
     for fails, item in items:
         if fails:

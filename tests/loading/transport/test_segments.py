@@ -1,4 +1,4 @@
-"""Shared memory that is filled again, and views of it that are safe to keep."""
+"""Shared memory that is reused, and views of it that are safe to keep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from wds_datapipes.loading.transport.shared_memory import (
     round_up,
 )
 
-#: The machine may be busy with something else.
+#: The machine may be busy.
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 MB = 1 << 20
@@ -40,7 +40,7 @@ SPARE = 3
 
 
 class Pair:
-    """A pool and the lender of what it fills, as if two processes had them."""
+    """A pool and the lender of the segments that it fills, as if in two processes."""
 
     def __init__(self, spare: int = SPARE) -> None:
         self.pool = SegmentPool(spare)
@@ -58,7 +58,7 @@ class Pair:
         return self.lender.lend(segment.number)[:size], self.filled
 
     def credit(self) -> int:
-        """Tell the pool what has come back."""
+        """Report returned segments to the pool."""
         count = 0
         while self.lender.returned:
             number = self.lender.returned.popleft()
@@ -70,7 +70,7 @@ class Pair:
         return count
 
 
-#: All the ways in which the part of an item may hold on to the memory that it came in.
+#: All ways in which a part of an item may keep a reference to its memory.
 FORMS: dict[str, Callable[[memoryview], Any]] = {
     "memoryview": lambda view: view,
     "part of a memoryview": lambda view: view[10:20],
@@ -93,12 +93,12 @@ FORMS: dict[str, Callable[[memoryview], Any]] = {
 
 def values(form: Any) -> set[int]:
     if hasattr(form, "__next__"):
-        form = form.__reduce__()[1][0]  # what it goes over
+        form = form.__reduce__()[1][0]  # memory that it iterates over
     return {int(value) % 256 for value in form[:: len(form) // 50 + 1]} | {int(form[-1]) % 256}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_segment_is_lent_as_long_as_anything_refers_to_it(form: str) -> None:
+def test_a_segment_is_lent_as_long_as_it_is_referenced(form: str) -> None:
     pair = Pair()
     view, value = pair.lend(100)
     kept = FORMS[form](view)
@@ -115,7 +115,7 @@ def test_a_segment_is_lent_as_long_as_anything_refers_to_it(form: str) -> None:
 
 
 class Keeping(RuleBasedStateMachine):
-    """Anybody keeps anything for any time, and drops it in any thread."""
+    """Any thread keeps any views for any time, and drops them in any thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def test_views_outlive_the_pool_and_the_lender() -> None:
     tensor.fill_(7)
 
 
-# a forked process
+# forked processes
 
 
 def in_a_fork(act: Callable[[], object]) -> tuple[int, int]:
@@ -229,7 +229,7 @@ def in_a_fork(act: Callable[[], object]) -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_forked_process_keeps_what_is_lent_when_it_is_forked() -> None:
+def test_a_forked_process_keeps_the_segments_lent_at_the_fork() -> None:
     pair = Pair()
     lent = [pair.lend(1000) for _ in range(3)]
     pid, go = in_a_fork(lambda: all(values(view) == {value} for view, value in lent))
@@ -244,14 +244,14 @@ def test_a_forked_process_keeps_what_is_lent_when_it_is_forked() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_fork_costs_nothing_of_what_is_lent_later() -> None:
+def test_a_fork_does_not_hold_segments_lent_later() -> None:
     pair = Pair()
     view = pair.lend(1000)[0]
     pid, go = in_a_fork(lambda: True)
     os.close(go)
     assert os.waitpid(pid, 0)[1] == 0
     del view
-    assert pair.credit() == 1  # given up
+    assert pair.credit() == 1  # abandoned segments
     pair.lend(1000)
     pair.credit()
     mappings = memory_maps()
@@ -261,11 +261,11 @@ def test_a_fork_costs_nothing_of_what_is_lent_later() -> None:
     assert memory_maps() == mappings
 
 
-# what the system sees
+# the system's view
 
 
 def memory_maps() -> int:
-    """Return how many pieces of our shared memory this process has mapped."""
+    """Return how many of our shared memory segments this process has mapped."""
     return len(re.findall(r"wds-datapipes", Path("/proc/self/maps").read_text()))
 
 
@@ -283,7 +283,7 @@ def without_os(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_libc(monkeypatch: pytest.MonkeyPatch) -> None:
     without_os(monkeypatch)
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())  # a C library that has no such function
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())  # a C library without this function
 
 
 KINDS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -295,7 +295,7 @@ KINDS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Take memory as the system gives it, as its C library does, or from a file without a name."""
+    """Take memory from the system, from its C library, or from an unnamed file."""
     KINDS[request.param](monkeypatch)
     name: str = request.param
     return name
@@ -326,7 +326,7 @@ def test_no_descriptor_is_open_while_segments_are_lent(kind: str) -> None:
     assert all(values(view) == {value} for view, value in lent)
 
 
-def test_what_is_not_spare_goes_back_to_the_system() -> None:
+def test_unneeded_segments_return_to_the_system() -> None:
     pair = Pair(spare=2)
     gc.collect()
     resident_before, maps_before = resident("Shmem"), memory_maps()
@@ -381,12 +381,12 @@ def test_sizes_are_rounded_little_and_are_few() -> None:
     assert len(seen) <= 8 * 34
 
 
-# when memory runs out
+# out of memory
 
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("failing", ["ftruncate", "from_file"])
-def test_memory_that_is_not_to_be_had_leaves_no_descriptor(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_memory_leaves_no_descriptor(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("none left")
 
@@ -396,7 +396,7 @@ def test_memory_that_is_not_to_be_had_leaves_no_descriptor(failing: str, monkeyp
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_full_disk_shows_when_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_on_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
