@@ -1,4 +1,4 @@
-"""Runs commands, which stand between ``--``, and tells the most memory that the process had after each, in bytes."""
+"""Runs commands, separated by ``--``, and prints the peak memory of the process after each, in bytes."""
 
 from __future__ import annotations
 

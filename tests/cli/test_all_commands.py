@@ -1,4 +1,4 @@
-"""What holds for all commands: a bar in a terminal, and shards in stores."""
+"""Properties of all commands: a progress bar in a terminal, and shards in stores."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def kept() -> list[str]:
     return sorted(path.name.partition("-")[2] for path in Path("copies").glob("*-*"))
 
 
-def test_what_is_warm_is_not_fetched_again(program: Run, shards: list[str]) -> None:
+def test_cached_shards_are_not_fetched_again(program: Run, shards: list[str]) -> None:
     assert warm(program, *shards).lines == ["3 shards, 30.7 kB: 3 downloaded, 0 already cached"]
     assert warm(program, *shards, *shards).lines == ["3 shards, 30.7 kB: 0 downloaded, 3 already cached"]
     Path(shards[0]).unlink()
@@ -38,14 +38,14 @@ def test_ls_names_shards_and_sizes(program: Run, shards: list[str]) -> None:
     assert all(Path(each["path"]).read_bytes() == Path(each["shard"]).read_bytes() for each in facts)
 
 
-def test_a_shard_that_cannot_be_fetched_is_told_after_the_others(program: Run, shards: list[str]) -> None:
+def test_a_shard_that_cannot_be_fetched_is_reported_after_the_others(program: Run, shards: list[str]) -> None:
     done = warm(program, "gone.tar", *shards)
     assert done.code == 1
     assert done.lines == ["3 shards, 30.7 kB: 3 downloaded, 0 already cached"]
     assert re.fullmatch("Error: There is no file 'gone.tar'.*\n", done.err)
 
 
-def test_a_limit_that_is_too_small_is_told(program: Run, shards: list[str]) -> None:
+def test_a_too_small_limit_is_reported(program: Run, shards: list[str]) -> None:
     done = warm(program, *shards, "--max-bytes", "15k")
     assert (done.code, done.err) == (
         1,
@@ -59,7 +59,7 @@ def test_a_limit_that_is_too_small_is_told(program: Run, shards: list[str]) -> N
     )
 
 
-def test_a_manifest_tells_what_has_to_come(program: Run, shards: list[str]) -> None:
+def test_copies_are_verified_by_a_manifest(program: Run, shards: list[str]) -> None:
     write_manifest(Manifest(build_indexes(shards, digest=True)), "manifest.json")
     assert warm(program, *shards, "--manifest", "manifest.json").code == 0
     data = bytearray(Path(shards[0]).read_bytes())
@@ -70,7 +70,7 @@ def test_a_manifest_tells_what_has_to_come(program: Run, shards: list[str]) -> N
     assert f"Error: {shards[0]} was downloaded, but its SHA-256 is" in done.err
 
 
-def test_verify_finds_what_was_changed(program: Run, shards: list[str]) -> None:
+def test_verify_finds_changed_copies(program: Run, shards: list[str]) -> None:
     warm(program, *shards)
     assert program("cache", "verify", "-d", "copies").lines == ["3 copies, 30.7 kB: no faults"]
     path = next(Path("copies").glob(f"*-{Path(shards[0]).name}"))
@@ -89,7 +89,7 @@ def test_verify_finds_what_was_changed(program: Run, shards: list[str]) -> None:
     assert json.loads(program("cache", "verify", "-d", "copies", "--json").out) == {"copies": 2, "faults": []}
 
 
-def test_clear_leaves_what_was_used_last_and_what_is_read(program: Run, shards: list[str]) -> None:
+def test_clear_keeps_recently_used_copies_and_those_in_use(program: Run, shards: list[str]) -> None:
     warm(program, "--at-once", "1", *shards)
     assert program("cache", "clear", "-d", "copies", "--max-bytes", "11k").lines == [
         "2 copies removed, 1 left, 10.2 kB"
@@ -104,7 +104,7 @@ def test_clear_leaves_what_was_used_last_and_what_is_read(program: Run, shards: 
 
 
 @pytest.mark.parametrize("command", ["ls", "verify", "clear"])
-def test_a_folder_that_is_not_there_is_told(program: Run, command: str) -> None:
+def test_a_missing_folder_is_reported(program: Run, command: str) -> None:
     done = program("cache", command, "--dir", "nowhere")
     assert (done.code, done.err) == (
         2,

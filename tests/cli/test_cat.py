@@ -66,7 +66,7 @@ def test_bytes_stay_whatever_they_are(program: Any, folder: Path, field: str) ->
         ("--sample 1", [f"{s}{n}" for s in range(3) for n in range(4)]),
     ],
 )
-def test_samples_are_chosen_and_called(program: Any, shards: list[str], arguments: str, expected: list[str]) -> None:
+def test_samples_are_selected_and_renamed(program: Any, shards: list[str], arguments: str, expected: list[str]) -> None:
     assert program("cat", "a-{0..2}.tar", "-o", "o.tar", *arguments.split()).code == 0
     assert keys("o.tar") == expected
 
@@ -88,7 +88,9 @@ def test_fields_are_selected_and_renamed(program: Any, shards: list[str]) -> Non
 
 
 @pytest.mark.parametrize(("missing", "code", "count"), [("raise", 1, 0), ("skip", 0, 1), ("keep", 0, 2)])
-def test_a_missing_field_is_what_is_said(program: Any, folder: Path, missing: str, code: int, count: int) -> None:
+def test_a_missing_field_is_handled_as_requested(
+    program: Any, folder: Path, missing: str, code: int, count: int
+) -> None:
     build_shard("m.tar", [{"__key__": "a", "txt": "x"}, {"__key__": "b", "txt": "x", "cls": "1"}])
     done = program("cat", "m.tar", "-o", "o.tar", "-f", "cls", "-f", "txt", "--missing", missing)
     assert done.code == code
@@ -96,7 +98,7 @@ def test_a_missing_field_is_what_is_said(program: Any, folder: Path, missing: st
     assert count == (len(keys("o.tar")) if code == 0 else 0)
 
 
-def test_numbers_in_the_name_make_shards(program: Any, shards: list[str]) -> None:
+def test_a_number_field_in_the_name_writes_several_shards(program: Any, shards: list[str]) -> None:
     done = program("cat", "a-{0..2}.tar", "-o", "o-%03d.tar", "--maxcount", "5", "--json")
     facts = json.loads(done.out)
     assert [(shard["url"], shard["samples"]) for shard in facts["shards"]] == [
@@ -132,7 +134,7 @@ def test_the_other_key_rule_keeps_dots_in_keys(program: Any, folder: Path) -> No
     assert read("o.tar", key_rule=last_dot) == [("scan-1.25mm", {"png": b"x"})]
 
 
-def test_a_shard_is_repaired_in_its_place(program: Any, shards: list[str]) -> None:
+def test_a_shard_is_repaired_in_place(program: Any, shards: list[str]) -> None:
     before = read("a-0.tar")
     Path("a-0.tar").write_bytes(Path("a-0.tar").read_bytes()[:4000])
     assert program("cat", "a-0.tar", "-o", "a-0.tar").code == 1
@@ -143,7 +145,7 @@ def test_a_shard_is_repaired_in_its_place(program: Any, shards: list[str]) -> No
     assert read("a-0.tar") == before[:1]  # the second sample may lack a field
 
 
-def test_a_key_that_comes_twice_is_refused_or_made_anew(program: Any, shards: list[str]) -> None:
+def test_a_repeated_key_is_refused_or_replaced(program: Any, shards: list[str]) -> None:
     done = program("cat", "a-0.tar", "a-0.tar", "-o", "o.tar")
     assert done.code == 1
     assert "--rekey" in done.err
@@ -216,7 +218,7 @@ def test_ctrl_c_leaves_nothing(shards: list[str]) -> None:
     assert sorted(path.name for path in Path().iterdir()) == shards
 
 
-def test_a_reader_that_goes_ends_it_quietly(folder: Path) -> None:
+def test_a_closed_pipe_ends_it_quietly(folder: Path) -> None:
     build_shard("large.tar", [{"__key__": f"{n}", "bin": bytes(100_000)} for n in range(30)])
     line = f"{shlex.join(command('cat', 'large.tar'))} | head -c 100 | sha256sum"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
@@ -226,7 +228,7 @@ def test_a_reader_that_goes_ends_it_quietly(folder: Path) -> None:
 
 
 def in_terminal(*arguments: str) -> tuple[int, str]:
-    """Run the program in a terminal, and return its exit code and all that the terminal gets."""
+    """Run the program in a terminal, and return its exit code and all output to the terminal."""
     first, second = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     running = subprocess.Popen(
@@ -261,7 +263,7 @@ def test_a_terminal_has_a_bar_and_no_archive(folder: Path) -> None:
     )
 
 
-def test_the_bytes_are_the_same_again_and_tar_reads_them(program: Any, shards: list[str]) -> None:
+def test_the_bytes_are_reproducible_and_tar_reads_them(program: Any, shards: list[str]) -> None:
     for name in ("x.tar.gz", "y.tar.gz"):
         assert program("cat", *shards, "-o", name).code == 0
     assert Path("x.tar.gz").read_bytes() == Path("y.tar.gz").read_bytes()
@@ -282,7 +284,7 @@ def test_each_shard_has_its_index(program: Any, shards: list[str]) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["a-%d.tar", "./a-%01d.tar", "../{here}/a-%d.tar", "file:{whole}/a-%d.tar"])
-def test_shards_are_not_written_over_those_that_are_read(program: Any, shards: list[str], pattern: str) -> None:
+def test_shards_being_read_are_not_overwritten(program: Any, shards: list[str], pattern: str) -> None:
     before = {name: Path(name).read_bytes() for name in shards}
     pattern = pattern.format(here=Path.cwd().name, whole=Path.cwd())
     done = program("cat", *shards, "-o", pattern, "--maxcount", "2")

@@ -185,7 +185,7 @@ def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3
     done = program(*table, "-o", "a.tar", *given)
     assert done.err.startswith("Error: The field 'jpg' of row 4 of 's3://bucket/create/rows.csv' cannot be read: s3://")
     assert "4 samples" in program(*table, "-o", "a.tar", "--skip-bad", *given).lines[0]
-    # What concerns all files is passed over with none.
+    # Errors that concern all files are never skipped.
     Path("here.csv").write_text(f"image\n{out}/0.tar\n")
     Path("options.json").write_text(json.dumps({**options, "secret": "wrong" + options["secret"]}))
     done = program("create", "table", "here.csv", "--file", "image", "-o", "b.tar", "--skip-bad", *given)
@@ -242,7 +242,7 @@ def test_a_function_makes_other_samples_of_images(program: Any, folder: Path, mo
     }
 
 
-def test_a_sample_whose_function_fails_is_told_and_passed_over_on_request(
+def test_a_sample_whose_function_fails_is_reported_and_skipped_on_request(
     program: Any, pets: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path.cwd()))
@@ -258,7 +258,7 @@ def test_a_sample_whose_function_fails_is_told_and_passed_over_on_request(
     assert contents("a.tar") == {key: {**pets[key], "txt": b"seen"} for key in ("cat/1", "cat/2")}
 
 
-def test_what_cannot_be_written_is_told_first_and_passed_over_on_request(
+def test_unwritable_samples_are_reported_first_and_skipped_on_request(
     program: Any, pets: dict[str, dict[str, bytes]]
 ) -> None:
     Path("pets/cat/1.png").write_bytes(b"p")
@@ -291,7 +291,7 @@ def test_what_cannot_be_written_is_told_first_and_passed_over_on_request(
     assert len(contents("out.tar")) == 9
 
 
-def test_a_second_call_goes_on(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
+def test_a_second_call_resumes(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
     arguments = ["create", "images", "pets", "-o", "%d.tar", "--maxcount", "2", "--resume"]
     assert program(*arguments).code == 0
     Path("1.tar").unlink()
@@ -308,7 +308,7 @@ def test_a_second_call_goes_on(program: Any, pets: dict[str, dict[str, bytes]]) 
     assert [name for name in names() if name.endswith(".tar")] == ["0.tar", "1.tar", "2.tar"]
 
 
-def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:
+def test_ctrl_c_leaves_only_finished_shards(folder: Path) -> None:
     wait = "until [ -e 0.tar -a -e 1.tar ]; do sleep 0.05; done"
     Path("recipe").write_text(
         f"a.txt text:1\nb.txt text:2\nc.txt pipe:{wait}; echo begun >&2; sleep 60\nd.txt pipe:sleep 60"

@@ -1,4 +1,4 @@
-"""The demo does what the README promises, and it fails in one line."""
+"""The demo does what the README promises, and fails with one line."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.timeout(900)  # a whole training, with half a minute on a machine that does nothing else
+@pytest.mark.timeout(900)  # a whole training, which takes half a minute on an idle machine
 def test_the_demo_trains_on_shards_that_it_writes(folder: Path) -> None:
-    """No error and no warning comes, and the script runs again by itself, from another folder."""
+    """There is no error and no warning, and the script runs again by itself, from another folder."""
     demo = [sys.executable, "-m", "wds_datapipes.cli", "demo", "--output", "a {b} folder"]
     done = subprocess.run(demo, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -34,7 +34,7 @@ def test_the_demo_trains_on_shards_that_it_writes(folder: Path) -> None:
     found = re.fullmatch(r"Epoch 10/10   loss [\d.]+   held-out accuracy ([\d.]+)%", last)
     assert found
     assert float(found[1]) > 94
-    # 12 batches of 64 or less from each worker, whichever 6 of the 12 shards it gets.
+    # 12 batches of 64 or fewer from each worker, whichever 6 of the 12 shards it gets.
     assert report.startswith("10 epochs: 240 items, ")
     assert done.stdout.startswith("Wrote 12 + 3 shards of handwritten digits to a {b} folder\n")
     with tarfile.open("a {b} folder/train-000.tar") as archive:
@@ -49,7 +49,7 @@ def test_the_demo_trains_on_shards_that_it_writes(folder: Path) -> None:
     assert again.stdout.splitlines()[0] == re.findall(r"Epoch  1/10.*", done.stdout)[0].replace(" 1/10", " 1/1")
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(folder: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(folder: Path) -> None:
     Path("file").write_text("not a folder")
     result = CliRunner().invoke(build_program(COMMANDS), ["demo", "--output", "file"])
     assert result.exit_code == 2
@@ -60,7 +60,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(folder: Path) -> None:
 def test_a_missing_package_is_named_with_its_extra(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], package: str, extra: str
 ) -> None:
-    missing: Any = None  # what makes an import fail
+    missing: Any = None  # makes an import fail
     monkeypatch.setitem(sys.modules, package, missing)
     monkeypatch.setattr(sys, "argv", ["wds-datapipes", "demo"])
     with pytest.raises(SystemExit) as ended:

@@ -29,7 +29,7 @@ KEYS = {
     "template": "{number}{0!r}%s%d",
     "long": "k" * 4000,
 }
-#: What nothing that is printed may hold: controls but the end of a line, and what changes the direction of text.
+#: Characters that no output may contain: controls other than newlines, and those that change the direction of text.
 DANGEROUS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -63,20 +63,20 @@ def shard(folder: Path) -> str:
         "index {}",
     ],
 )
-def test_a_terminal_gets_no_control(arguments: str, shard: str, program: Any) -> None:
+def test_a_terminal_receives_no_control_characters(arguments: str, shard: str, program: Any) -> None:
     done = program(*arguments.format(shard).split())
     assert done.code in (0, 1, 2)
     assert not DANGEROUS.search(done.out + done.err), (done.out + done.err).encode("unicode_escape")
     assert not list(Path().rglob("owned"))
 
 
-def test_json_has_the_keys_as_they_are(shard: str, program: Any) -> None:
+def test_json_contains_the_keys_unchanged(shard: str, program: Any) -> None:
     done = program("ls", shard, "--json")
     assert not DANGEROUS.search(done.out)
     assert [json.loads(line)["key"] for line in done.lines] == list(KEYS.values())
 
 
-def test_a_page_has_no_element_of_a_key_or_a_text(shard: str, program: Any) -> None:
+def test_a_page_contains_no_element_from_a_key_or_a_text(shard: str, program: Any) -> None:
     assert program("show", shard, "--html", "page.html").code == 0
     page = Path("page.html").read_text(encoding="utf-8")
     assert "alert(1)" in page
@@ -95,5 +95,5 @@ def test_a_command_finds_no_file_outside_of_its_folder(shard: str, program: Any)
         assert {name.rpartition(".")[0] for name in archive.getnames()} == set(KEYS.values())
 
 
-def test_markup_of_the_screen_is_shown_as_it_is(shard: str, program: Any) -> None:
+def test_markup_of_the_terminal_is_shown_verbatim(shard: str, program: Any) -> None:
     assert KEYS["markup"] in program("show", shard, "--number", str(list(KEYS).index("markup"))).out

@@ -48,7 +48,7 @@ def test_a_manifest_and_digests(program: Any, shards: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("name", "suffix"), [("dali", ".idx"), ("energon", ".tar.idx")])
-def test_to_another_program_and_back(program: Any, shards: list[str], name: str, suffix: str) -> None:
+def test_to_the_format_of_another_program_and_back(program: Any, shards: list[str], name: str, suffix: str) -> None:
     done = program("index", *shards, "--to", name, "--workers", "2")
     assert done.out == "3 shards, 12 samples: 3 indexes written\n"
     place = f"a-0{suffix}"
@@ -57,7 +57,7 @@ def test_to_another_program_and_back(program: Any, shards: list[str], name: str,
     assert not Path("a-0.tar.wdsidx").exists()
     assert program("index", *shards, "--from", name).out == "3 shards, 12 samples: 3 indexes written\n"
     assert read_index("a-2.tar.wdsidx").has_same_layout(build_index("a-2.tar"))
-    Path(place).write_bytes(Path(f"a-1{suffix}").read_bytes())  # another shard's
+    Path(place).write_bytes(Path(f"a-1{suffix}").read_bytes())  # an index of another shard
     done = program("index", "a-0.tar", "--from", name)
     assert done.code == 1
     assert done.err.startswith("Error: ")
@@ -69,7 +69,7 @@ def test_to_wids(program: Any, shards: list[str]) -> None:
     assert read_wids_index("w.json").urls == shards
 
 
-def test_a_faulty_shard_ends_it(program: Any, shards: list[str]) -> None:
+def test_a_faulty_shard_is_an_error(program: Any, shards: list[str]) -> None:
     Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:4000])
     done = program("index", *shards, "--workers", "1")
     assert (done.code, done.out) == (1, "")

@@ -21,7 +21,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_what_a_shard_may_ask_for(program: Any, command: tuple[str, ...]) -> None:
+def test_a_limit_applies_to_each_shard(program: Any, command: tuple[str, ...]) -> None:
     build_shard("big.tar", [{"__key__": "a", "txt": "x" * 3000}])
     done = program(*command, "--limit", "member_bytes=2kB")
     assert done.code == 1
@@ -34,13 +34,13 @@ def test_what_a_shard_may_ask_for(program: Any, command: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("text", ["member_bytes", "=3", "size=3", "member_bytes=", "member_bytes=x", "expansion=0.5"])
-def test_limits_that_make_no_sense(program: Any, text: str) -> None:
+def test_invalid_limits_are_refused(program: Any, text: str) -> None:
     done = program("verify", "a.tar", "--limit", text)
     assert done.code == 2
     assert "--limit" in done.err
 
 
-def test_indexes_of_other_programs_take_none(program: Any) -> None:
+def test_indexes_of_other_programs_accept_no_limit(program: Any) -> None:
     build_shard("a.tar", [{"__key__": "a", "txt": "x"}])
     done = program("index", "a.tar", "--to", "dali", "--limit", "headers=3")
     assert (done.code, "--limit cannot be used with --to" in done.err) == (2, True)

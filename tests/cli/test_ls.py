@@ -63,7 +63,7 @@ def test_facts_of_samples_are_lines_of_json(program: Any, shards: list[str]) -> 
     assert facts[5] == {"shard": "a-1.tar", "key": "11", "offset": 2048, "fields": {"jpg": 101, "cls": 1}}
 
 
-def test_the_key_rule_is_a_choice(program: Any, folder: Path) -> None:
+def test_the_key_rule_can_be_chosen(program: Any, folder: Path) -> None:
     write_members("d.tar", ("v1.5.jpg", b"12"), ("v1.5.cls", b"1"))
     assert program("ls", "d.tar").lines == ["v1  3  5.jpg 2  5.cls 1"]
     assert program("ls", "d.tar", "--key-rule", "last-dot").lines == ["v1.5  3  jpg 2  cls 1"]
@@ -77,7 +77,7 @@ def test_names_cannot_write_to_the_terminal(program: Any, folder: Path) -> None:
     assert done.lines[0].startswith(r"\x1b[31mred\x0a  1  jpg 1")
 
 
-def test_a_broken_shard_is_listed_as_far_as_it_goes(program: Any, shards: list[str]) -> None:
+def test_a_broken_shard_is_listed_up_to_the_fault(program: Any, shards: list[str]) -> None:
     Path("a-0.tar").write_bytes(Path("a-0.tar").read_bytes()[:2600])
     done = program("ls", "a-0.tar", "a-1.tar")
     assert done.code == 1
@@ -86,7 +86,7 @@ def test_a_broken_shard_is_listed_as_far_as_it_goes(program: Any, shards: list[s
     assert done.err.count("\n") == 1
 
 
-def test_what_is_not_there_is_wrong_use(program: Any, folder: Path) -> None:
+def test_a_missing_shard_is_a_usage_error(program: Any, folder: Path) -> None:
     for arguments, message in [
         (["none.tar"], "There is no file 'none.tar'"),
         (["none*.tar"], "No file matches 'none*.tar'"),
@@ -107,7 +107,7 @@ def test_standard_input_and_commands_are_shards(process: Any, program: Any, shar
     assert program("ls", f"file:{Path('a-2.tar').resolve()}").out == done.out.decode()
 
 
-def test_a_reader_that_goes_ends_it_quietly(folder: Path) -> None:
+def test_a_closed_pipe_ends_it_quietly(folder: Path) -> None:
     build_shard("many.tar", [{"__key__": f"{number:06d}", "txt": "x"} for number in range(20_000)])
     command = f"{shlex.quote(sys.executable)} -m wds_datapipes.cli ls many.tar | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)

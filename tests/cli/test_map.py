@@ -60,7 +60,7 @@ class Maps:
 
 @pytest.fixture(autouse=True)
 def module(folder: Path) -> Iterator[None]:
-    """Write a module to the current folder, which no other test has imported."""
+    """Write a module to the current folder, under a name that no other test has imported."""
     Path("mapping.py").write_text(MODULE.replace("\\\\", "\\"))
     Path("broken.py").write_text("import nosuchpackage\n")
     path = list(sys.path)
@@ -79,7 +79,7 @@ def written(folder: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(folder).glob("*.tar")}
 
 
-def test_map_is_convert_shards_is_a_loop(program: Any, shards: list[str], nothing_left: None) -> None:
+def test_map_equals_convert_shards_and_a_loop(program: Any, shards: list[str], nothing_left: None) -> None:
     def label(sample: dict[str, Any]) -> dict[str, Any] | None:
         return None if sample["cls"] == b"2" else {**sample, "label": b"n" + sample["cls"]}
 
@@ -107,7 +107,7 @@ def test_a_command_is_the_same_in_any_number_of_processes(program: Any, shards: 
         assert written(workers) == written("wanted")
 
 
-def test_several_samples_come_of_one(program: Any, shards: list[str]) -> None:
+def test_a_function_may_return_several_samples(program: Any, shards: list[str]) -> None:
     assert program("map", "a-0.tar", "-f", "mapping:twice", "-o", "f/").code == 0
     assert [key for key, _ in read("f/a-0.tar")] == [f"0{n}-{m}" for n in range(4) for m in range(2)]
     command = "for n in 0 1; do cp sample.cls sample-$n.cls; echo $(cat sample.__key__)-$n > sample-$n.__key__; done"
@@ -130,7 +130,7 @@ def test_a_function_gets_a_whole_shard(program: Any, shards: list[str]) -> None:
     assert len(list(Path("o").iterdir())) == 7
 
 
-def test_a_second_call_does_what_is_missing(program: Any, shards: list[str]) -> None:
+def test_a_second_call_writes_the_missing_shards(program: Any, shards: list[str]) -> None:
     call = ["map", *shards, "-f", "mapping:Maps.same", "-o", "o/", "--workers", "0", "--json"]
     assert [shard["new"] for shard in json.loads(program(*call).out)["shards"]] == [True] * 3
     whole = written("o")
@@ -144,7 +144,7 @@ def test_a_second_call_does_what_is_missing(program: Any, shards: list[str]) -> 
 
 
 @pytest.mark.parametrize("other", [["-f", "mapping:label"], ["-c", ":"]])
-def test_another_function_is_told_and_redone_if_that_is_said(program: Any, shards: list[str], other: list[str]) -> None:
+def test_another_function_is_an_error_or_redoes_everything(program: Any, shards: list[str], other: list[str]) -> None:
     program("map", *shards, "-c", "echo x > sample.x", "-o", "o/", "--workers", "0")
     before = written("o")
     done = program("map", *shards, *other, "-o", "o/", "--workers", "0")
@@ -158,7 +158,7 @@ def test_another_function_is_told_and_redone_if_that_is_said(program: Any, shard
     assert written("o") != before
 
 
-def test_shards_that_fail_are_named_and_the_others_done(program: Any, shards: list[str], nothing_left: None) -> None:
+def test_failed_shards_are_named_and_the_others_written(program: Any, shards: list[str], nothing_left: None) -> None:
     done = program("map", *shards, "-f", "mapping:no_eleven", "-o", "o/", "--shard-retries", "1")
     assert done.code == 1
     assert sorted(written("o")) == ["a-0.tar", "a-2.tar"]
@@ -174,7 +174,7 @@ def test_shards_that_fail_are_named_and_the_others_done(program: Any, shards: li
     assert [(each["source"], each["kind"]) for each in facts["failed"]] == [("a-1.tar", "LookupError")]
 
 
-def test_bad_samples_are_passed_over_and_told_once(program: Any, shards: list[str], nothing_left: None) -> None:
+def test_bad_samples_are_skipped_and_reported_once(program: Any, shards: list[str], nothing_left: None) -> None:
     command = "echo no such label >&2; test $(cat sample.__key__) != 11"
     for workers in ("0", "2"):
         done = program("map", *shards, "-c", command, "-o", f"{workers}/", "--skip-bad", "--workers", workers)
@@ -187,7 +187,7 @@ def test_bad_samples_are_passed_over_and_told_once(program: Any, shards: list[st
         assert [key for key, _ in read(f"{workers}/a-1.tar")] == ["10", "12", "13"]
 
 
-def test_a_broken_shard_is_a_fault_or_passed_over(program: Any, shards: list[str]) -> None:
+def test_a_broken_shard_is_a_fault_or_skipped(program: Any, shards: list[str]) -> None:
     Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:4000])
     call = ["map", *shards, "-c", ":", "-o", "o/", "--shard-retries", "0"]
     done = program(*call)
@@ -198,7 +198,7 @@ def test_a_broken_shard_is_a_fault_or_passed_over(program: Any, shards: list[str
     assert [each["kind"] for each in json.loads(done.out)["skipped"]] == ["TruncatedShardError"]
 
 
-def test_a_full_disk_is_no_bad_sample(program: Any, shards: list[str]) -> None:
+def test_a_full_disk_is_not_a_bad_sample(program: Any, shards: list[str]) -> None:
     done = program("map", "a-0.tar", "-f", "mapping:full", "-o", "o/", "--skip-bad", "--shard-retries", "0")
     assert done.code == 1
     assert "OSError: [Errno 28] No space left on device" in done.err
@@ -247,7 +247,7 @@ def test_a_cluster_does_the_same(program: Any, shards: list[str]) -> None:
 
 def test_a_killed_process_is_replaced_and_leaves_nothing(program: Any, shards: list[str], nothing_left: None) -> None:
     """The first command kills the worker that runs it, and would keep its process group busy for a minute."""
-    # $PPID is the process that ends the shell with the worker; its own parent is the worker.
+    # $PPID is the process that ends the shell along with the worker; its own parent is the worker.
     kill = "kill -9 $(awk '/^PPid/ {print $2}' /proc/$PPID/status)"
     command = f"mkdir {Path.cwd()}/once 2>/dev/null && {{ {kill}; sleep 64.5; }}; :"
     place = Path("scratch")
@@ -333,7 +333,7 @@ def test_an_error_in_the_module_keeps_its_traceback(program: Any, shards: list[s
         program("map", "a-0.tar", "-o", "o/", "-f", "broken:f")
 
 
-def test_the_package_reads_what_it_maps_on_a_store(program: Any, folder: Path) -> None:
+def test_mapped_shards_on_a_store_are_read_back(program: Any, folder: Path) -> None:
     build_shard("m.tar", [{"__key__": "a", "txt": "x"}])
     program("cat", "m.tar", "-o", "memory://in/m.tar")
     arguments = ["memory://in/m.tar", "-c", "cp sample.txt sample.b", "-o", "memory://out/", "--journal", "j"]

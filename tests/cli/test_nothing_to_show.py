@@ -1,4 +1,4 @@
-"""Commands that find nothing say so, and names that are not those of shards are refused."""
+"""Commands that find nothing report it, and names that are not those of shards are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wds_datapipes.testing import build_shard
         ("cat a.tar -o x.tar", 0, ""),
     ],
 )
-def test_nothing_is_said_on_standard_error(arguments: str, code: int, said: str, program: Any) -> None:
+def test_an_empty_result_is_reported_on_standard_error(arguments: str, code: int, said: str, program: Any) -> None:
     for name in ("none.tar", "other.tar"):
         build_shard(name, [])
     build_shard("a.tar", [{"__key__": "a", "txt": b"x"}])

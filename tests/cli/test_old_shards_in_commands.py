@@ -1,4 +1,4 @@
-"""Commands and the shards that an earlier run with more of them has left."""
+"""Commands and the extra shards that an earlier, larger run has left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages name no option that the command does not have."""
+"""Messages name no option that the command lacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_a_message_advises_is_an_option_of_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_advise_only_options_of_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = _app.options_of_command(FUNCTIONS[name])
     monkeypatch.setattr(_app, "_available", options)
     for words, option in _app.WORDS.items():
@@ -81,7 +81,7 @@ def test_real_messages(command: str, program: Any) -> None:
 
 
 @pytest.mark.parametrize("words", _app.WORDS)
-def test_what_is_translated_is_in_a_message_of_the_package(words: str) -> None:
+def test_translated_words_occur_in_messages_of_the_package(words: str) -> None:
     root = Path(str(_app.__file__)).parents[1]
     assert any(words in texts_of(path) for path in root.rglob("*.py") if path.name != "_app.py")
 

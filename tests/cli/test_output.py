@@ -22,7 +22,7 @@ def shard(folder: Path) -> str:
 
 
 def run(arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the shell, in which WDS stands for the program."""
+    """Run a shell command in which WDS stands for the program."""
     command = arguments.replace("WDS", f"{sys.executable} -m wds_datapipes.cli")
     return subprocess.run(
         ["bash", "-c", command], env={**os.environ, **environ}, capture_output=True, text=True, check=False
@@ -38,7 +38,7 @@ def run(arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         ("WDS ls *.tar >&- 2>&-", 1, ""),
     ],
 )
-def test_an_output_that_takes_nothing_is_one_line(command: str, code: int, error: str, shard: str) -> None:
+def test_an_unwritable_output_is_an_error_of_one_line(command: str, code: int, error: str, shard: str) -> None:
     done = run(command)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", error)
 
@@ -49,7 +49,7 @@ def test_a_terminal_of_another_encoding_shows_what_it_can(shard: str) -> None:
     assert "sample 0, b\\xe4r, 1 B" in done.stdout
 
 
-def test_an_archive_goes_to_standard_output_as_it_is(shard: str, folder: Path) -> None:
+def test_an_archive_goes_to_standard_output_unchanged(shard: str, folder: Path) -> None:
     done = run("WDS cat *.tar | tar tf -")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count(".txt") == 1

@@ -1,4 +1,4 @@
-"""The table that rich makes of a loading report."""
+"""The table of a loading report, made by rich."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shown(report: LoadingReport, width: int = 140) -> list[str]:
     return console.export_text().splitlines()
 
 
-def test_the_table_tells_the_facts() -> None:
+def test_the_table_states_the_facts() -> None:
     dispatcher = worker_report(2, name="The dispatching process")
     lines = shown(LoadingReport(2, [worker_report(0), worker_report(1, skipped=Skipped())], dispatcher))
     assert lines[0].startswith("2 epochs: 24,690 items, 13.6 MB, from 2 workers")
@@ -65,7 +65,7 @@ def test_the_table_of_a_real_loader(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["[red]a.tar", "a[bold]b.tar", ":smile:.tar", "[link=x]"])
-def test_a_shard_is_no_markup(name: str) -> None:
+def test_the_name_of_a_shard_is_not_markup(name: str) -> None:
     assert any(name in line for line in shown(LoadingReport(1, [worker_report(shard=f"data/{name}")])))
 
 

@@ -41,7 +41,7 @@ def photos(folder: Path) -> list[str]:
     return ["p-0.tar", "p-1.tar"]
 
 
-def test_a_sample_in_lines(program: Any, photos: list[str]) -> None:
+def test_a_sample_as_lines(program: Any, photos: list[str]) -> None:
     done = program("show", "p-0.tar")
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(r"p-0\.tar: sample 0, 00, \d+ B", done.lines[0])
@@ -58,7 +58,7 @@ def test_a_sample_in_lines(program: Any, photos: list[str]) -> None:
     ("arguments", "key", "number"),
     [("", "00", 0), ("-n 4", "04", 4), ("-n 7", "12", 7), ("-k 13", "13", 8), ("--key 00", "00", 0)],
 )
-def test_a_sample_by_its_place_or_its_key(
+def test_a_sample_by_its_position_or_its_key(
     program: Any, photos: list[str], arguments: str, key: str, number: int
 ) -> None:
     facts = json.loads(program("show", *photos, *arguments.split(), "--json").out)
@@ -106,7 +106,7 @@ def test_nothing_in_a_sample_reaches_the_terminal_or_runs(program: Any, folder: 
 
 
 def in_terminal(*arguments: str) -> str:
-    """Run the program in a terminal that has colours, and return all that it gets."""
+    """Run the program in a terminal with colours, and return all its output."""
     first, second = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": "60"}
     command = [sys.executable, "-m", "wds_datapipes.cli", *arguments]
@@ -127,7 +127,7 @@ def in_terminal(*arguments: str) -> str:
 def test_a_terminal_with_colours_shows_pictures(photos: list[str]) -> None:
     told = in_terminal("show", "p-0.tar", "-n", "2")
     rows = [line for line in told.splitlines() if "\N{UPPER HALF BLOCK}" in line]
-    assert len(rows) == 21  # of 56 columns, as there is room for, in the shape of the picture
+    assert len(rows) == 21  # 56 columns wide, the available space, in the shape of the picture
     assert {line.count("\N{UPPER HALF BLOCK}") for line in rows} == {56}
     red, green, blue = map(int, re.findall(r"38;2;(\d+);(\d+);(\d+)", rows[9])[20])
     assert abs(red - 100) + abs(green - 100) + abs(blue - 200) < 30
@@ -175,7 +175,7 @@ def test_an_empty_shard(program: Any, folder: Path) -> None:
 
 
 class Page(HTMLParser):
-    """Gathers tags with their attributes, and texts."""
+    """Collects tags with their attributes, and texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ ATTRIBUTES = {
 
 
 def safe_page(text: str) -> Page:
-    """Return a page that can do nothing but be seen."""
+    """Return a page, checked to contain nothing active."""
     page = Page(text)
     assert {tag for tag, _ in page.tags} <= TAGS
     for tag, attributes in page.tags:
@@ -256,7 +256,7 @@ def test_another_field_may_be_the_class(program: Any, photos: list[str]) -> None
     assert page.texts[page.texts.index("Classes of these samples") + 1] == "number 0 of 0"
 
 
-def test_of_broken_shards_the_rest_is_shown_and_the_fault_told(program: Any, photos: list[str]) -> None:
+def test_broken_shards_are_shown_up_to_the_fault_which_is_reported(program: Any, photos: list[str]) -> None:
     Path("p-1.tar").write_bytes(Path("p-1.tar").read_bytes()[:7000])
     done = program("show", *photos, "--workers", "1", "--html", "s.html")
     assert done.code == 1

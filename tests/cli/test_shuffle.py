@@ -1,4 +1,4 @@
-"""The command ``shuffle``, and what ``sort`` shares with it."""
+"""The command ``shuffle``, and behaviour that ``sort`` shares with it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def many(folder: Path) -> list[str]:
     return [build_shard(f"m-{at}.tar", samples[begin:end]) for at, (begin, end) in enumerate(pairwise(ends))]
 
 
-def test_all_samples_are_there_in_the_order_that_is_drawn(program: Any, many: list[str]) -> None:
+def test_all_samples_come_in_the_drawn_order(program: Any, many: list[str]) -> None:
     before = read(*many)
     done = program("shuffle", "m-*.tar", "--seed", "5", "--maxcount", "110", "-o", "s-%d.tar")
     assert (done.code, done.err) == (0, "")
@@ -123,7 +123,7 @@ def test_shards_have_indexes_new_keys_and_facts(program: Any, shards: list[str])
     assert sorted(found) == [f"a-{number // 4}/{number:03d}" for number in range(12)] != found
 
 
-def test_what_was_shuffled_can_be_sorted_back(program: Any, many: list[str]) -> None:
+def test_shuffled_shards_can_be_sorted_back(program: Any, many: list[str]) -> None:
     assert program("shuffle", *many, "-o", "s.tar", "--rekey", "{number:06d}/{key}").code == 0
     assert program("sort", "s.tar", "-o", "back.tar").code == 0
     assert [(key.partition("/")[2], fields) for key, fields in read("back.tar")] == read(*many)
@@ -159,7 +159,7 @@ def test_an_error_is_one_line_and_leaves_nothing(
         assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
 
 
-def test_a_bad_shard_is_told_before_anything_is_written(program: Any, shards: list[str]) -> None:
+def test_a_bad_shard_is_reported_before_anything_is_written(program: Any, shards: list[str]) -> None:
     Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:4000])
     done = program("shuffle", *shards, "--maxcount", "1")
     assert (done.code, done.out) == (1, "")
@@ -172,7 +172,7 @@ def test_a_bad_shard_is_told_before_anything_is_written(program: Any, shards: li
     assert told == [*["EncodeError"] * 4, "ShardOpenError", "TruncatedShardError"]
 
 
-def test_a_key_that_cannot_be_written_is_told_before_anything_is(program: Any, folder: Path) -> None:
+def test_an_unwritable_key_is_reported_before_anything_is_written(program: Any, folder: Path) -> None:
     build_shard("x.tar", [{"__key__": f"{name}/{name}", "txt": "x"} for name in ("abcd", "efgh")])
     build_shard("y.tar", [{"__key__": "v1.0/a", "txt": "x"}])
     done = program("sort", "x.tar", "y.tar", "--rekey", "{key:.4}", "--maxcount", "1")
@@ -189,13 +189,13 @@ def test_numbers_may_be_those_of_folders(program: Any, shards: list[str]) -> Non
     assert sorted(keys("part-0/x.tar")) == keys(*shards)
 
 
-def test_an_archive_is_shuffled_in_its_place(program: Any, shards: list[str]) -> None:
+def test_an_archive_is_shuffled_in_place(program: Any, shards: list[str]) -> None:
     before = read("a-0.tar")
     assert program("shuffle", "a-0.tar", "-o", "a-0.tar", "--seed", "1").code == 0
     assert sorted(read("a-0.tar")) == before != read("a-0.tar")
 
 
-def test_a_full_disk_leaves_nothing_half(program: Any, many: list[str], nothing_left: None) -> None:
+def test_a_full_disk_leaves_nothing_incomplete(program: Any, many: list[str], nothing_left: None) -> None:
     sizes = sum(Path(name).stat().st_size for name in many)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (sizes // 2, before[1]))
@@ -210,7 +210,7 @@ def test_a_full_disk_leaves_nothing_half(program: Any, many: list[str], nothing_
 
 
 def test_memory_does_not_grow_with_the_size_of_samples(folder: Path) -> None:
-    """A process shuffles next to nothing, and then 40 MB; its peak is reported after each."""
+    """A process shuffles next to nothing, and then 40 MB; its peak memory is reported after each."""
     data = random.Random(0).randbytes(1 << 20)
     for shard in range(4):
         build_shard(
@@ -228,14 +228,14 @@ def test_memory_does_not_grow_with_the_size_of_samples(folder: Path) -> None:
 
 def test_ctrl_c_leaves_nothing(program: Any, many: list[str], nothing_left: None) -> None:
     """The signal comes from a command, to this process, while it writes."""
-    # Not $PPID, which is the process that ends the shell with this one.
+    # Not $PPID, which is the process that ends the shell along with this one.
     target = f"pipe:head -c 100000 > /dev/null; kill -INT {os.getpid()}; sleep 60"
     done = program("shuffle", *many, "-o", target)
     assert (done.code, done.out, done.err) == (130, "", "Interrupted\n")
     assert names() == many
 
 
-def test_a_terminal_tells_the_passes_apart(folder: Path) -> None:
+def test_a_terminal_shows_each_pass(folder: Path) -> None:
     for number in range(3):
         build_shard(f"b-{number}.tar", [{"__key__": f"{number}-{n}", "bin": bytes(9000)} for n in range(200)])
     target = "pipe:dd of=o.tar bs=1M count=1 iflag=fullblock status=none; sleep 0.2; cat >> o.tar"

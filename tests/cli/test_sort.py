@@ -49,7 +49,7 @@ def test_it_sorts_as_python_does(program: Any, values: list[tuple[int, int]], nu
 
 @pytest.fixture
 def values(folder: Path) -> str:
-    """Write samples a to e, of which d has no field, and e no value in it."""
+    """Write samples a to e, of which d lacks the field, and e has an empty one."""
     return build_shard(
         "v.tar",
         [
@@ -76,7 +76,7 @@ def values(folder: Path) -> str:
         ("--by json/size/w --missing first --reverse", "decab"),
     ],
 )
-def test_samples_are_sorted_by_what_is_said(program: Any, values: str, arguments: str, expected: str) -> None:
+def test_samples_are_sorted_as_requested(program: Any, values: str, arguments: str, expected: str) -> None:
     done = program("sort", values, "-o", "o.tar", *arguments.split())
     assert (done.code, done.err) == (0, "")
     assert keys("o.tar") == list(expected)
@@ -104,9 +104,7 @@ def test_a_sample_without_a_value_is_named(program: Any, values: str) -> None:
         ("--missing middle", 2, "--missing"),
     ],
 )
-def test_what_cannot_be_sorted_leaves_nothing(
-    program: Any, values: str, arguments: str, code: int, message: str
-) -> None:
+def test_unsortable_samples_leave_nothing(program: Any, values: str, arguments: str, code: int, message: str) -> None:
     if arguments == "--by txt/a":
         message = "has no 'txt/a' to sort by"
     done = program("sort", values, *arguments.split())

@@ -44,7 +44,7 @@ def test_shards_by_bytes(program: Any, shards: list[str]) -> None:
     assert set(facts) == {"shards", "skipped"}
 
 
-def test_parts_follow_from_keys(program: Any, folder: Path) -> None:
+def test_parts_depend_only_on_keys(program: Any, folder: Path) -> None:
     samples: list[dict[str, bytes | str]] = [{"__key__": f"{n:04d}", "txt": f"{n}"} for n in range(600)]
     build_shard("x.tar", samples[:400])
     build_shard("y.tar", samples[400:])
@@ -95,7 +95,7 @@ def test_wrong_use(program: Any, shards: list[str], arguments: str, message: str
     assert sorted(path.name for path in Path().iterdir()) == shards
 
 
-def test_a_part_has_indexes_and_spares_what_is_read(program: Any, shards: list[str]) -> None:
+def test_a_part_has_indexes_and_does_not_overwrite_its_source(program: Any, shards: list[str]) -> None:
     parts = ["-p", "a=1", "-p", "b=1", "--index"]
     assert program("split", *shards, *parts, "-o", "x-{part}-%d.tar").code == 0
     for part in "ab":

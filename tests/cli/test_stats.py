@@ -53,7 +53,7 @@ def test_facts_are_json(program: Any, shards: list[str]) -> None:
     assert facts["faults"] == []
 
 
-def test_what_cannot_be_read_is_told(program: Any, shards: list[str]) -> None:
+def test_unreadable_shards_are_reported(program: Any, shards: list[str]) -> None:
     Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:4000])
     done = program("stats", *shards)
     assert done.code == 1
@@ -62,7 +62,7 @@ def test_what_cannot_be_read_is_told(program: Any, shards: list[str]) -> None:
     assert json.loads(program("stats", *shards, "--json").out)["faults"][0]["kind"] == "TruncatedShardError"
 
 
-def test_what_is_not_there_is_wrong_use(program: Any, shards: list[str]) -> None:
+def test_a_missing_shard_is_a_usage_error(program: Any, shards: list[str]) -> None:
     done = program("stats", "none.tar")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("Error: There is no file 'none.tar'")

@@ -34,7 +34,7 @@ CALLS: list[tuple[str, ...]] = [
 
 
 class Silent(socketserver.BaseRequestHandler):
-    """Says nothing until the client leaves."""
+    """Sends nothing until the client disconnects."""
 
     asked: ClassVar[list[bytes]] = []
 
@@ -45,7 +45,7 @@ class Silent(socketserver.BaseRequestHandler):
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """Run a server that takes requests and answers none."""
+    """Run a server that accepts requests and never responds."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Silent) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -55,7 +55,7 @@ def silent() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
-def test_a_store_that_says_nothing_is_asked_as_often_as_the_options_say(
+def test_an_unresponsive_store_is_retried_as_often_as_requested(
     program: Any, silent: str, call: tuple[str, ...]
 ) -> None:
     url = f"{silent}/a.{'csv' if call[0] == 'create' else 'tar'}"
@@ -67,7 +67,7 @@ def test_a_store_that_says_nothing_is_asked_as_often_as_the_options_say(
         said = done.out + done.err
         assert "has not sent its headers, or the next bytes, within 0.2 s" in said
         assert ("(2 attempts)" in said) is bool(retries)
-        # Some ask for the size before, and read the shard whatever comes of that.
+        # Some request the size first, and read the shard in any case.
         assert set(Counter(data.partition(b" ")[0] for data in Silent.asked).values()) == {retries + 1}
     assert not Path("out.tar").exists()
 
@@ -81,6 +81,6 @@ def test_every_command_that_reads_stores_has_both() -> None:
 
 
 @pytest.mark.parametrize("option", [("--timeout", "0"), ("--timeout", "-1"), ("--timeout", "inf"), ("--retries", "-1")])
-def test_options_that_make_no_sense(program: Any, option: tuple[str, str]) -> None:
+def test_invalid_options_are_refused(program: Any, option: tuple[str, str]) -> None:
     done = program("ls", "a.tar", *option)
     assert (done.code, option[0] in done.err) == (2, True)

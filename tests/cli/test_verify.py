@@ -25,7 +25,7 @@ from wds_datapipes.testing import build_shard
 
 
 def kinds(done: Any) -> dict[str, int]:
-    """The faults that a report counts; the exit code tells whether there are any."""
+    """The faults that a report counts; the exit code says whether there are any."""
     counts: dict[str, int] = json.loads(done.out)["counts"]
     assert done.code == bool(counts)
     return counts
@@ -49,7 +49,7 @@ def test_good_shards_have_no_fault(program: Any, shards: list[str]) -> None:
     assert done.out == "3 shards, 12 samples, 24 files, 30.7 kB: no faults\n"
 
 
-def test_all_faults_are_found_in_one_go(program: Any, shards: list[str]) -> None:
+def test_all_faults_are_found_in_one_run(program: Any, shards: list[str]) -> None:
     build_shard("twice.tar", [{"__key__": "t", "txt": "x", "TXT": "y"}])
     write_names("parts.tar", "p.x", "q.x", "p.y", "README")
     whole = Path("a-1.tar").read_bytes()
@@ -73,13 +73,13 @@ def test_all_faults_are_found_in_one_go(program: Any, shards: list[str]) -> None
     assert lines[-1].endswith(" 7 faults in 7 shards")
 
 
-def test_the_end_marker_may_be_missing_if_that_is_said(program: Any, folder: Path) -> None:
+def test_the_end_marker_may_be_missing_on_request(program: Any, folder: Path) -> None:
     build_shard("open.tar", [{"__key__": "a", "txt": "x"}], end_marker=False)
     assert kinds(program("verify", "open.tar", "--json")) == {"TruncatedShardError": 1}
     assert kinds(program("verify", "open.tar", "--json", "--end-marker", "optional")) == {}
 
 
-def test_keys_that_shards_share_are_named(program: Any, shards: list[str]) -> None:
+def test_keys_shared_by_shards_are_named(program: Any, shards: list[str]) -> None:
     build_shard("b.tar", [{"__key__": key, "txt": "x"} for key in ("x", "02", "13", "y")])
     done = program("verify", *shards, "b.tar")
     assert done.code == 1
@@ -117,21 +117,21 @@ def test_every_field_is_decoded(program: Any, folder: Path) -> None:
     ]
 
 
-def test_a_broken_shard_is_decoded_as_far_as_it_goes(program: Any, folder: Path) -> None:
+def test_a_broken_shard_is_decoded_up_to_the_fault(program: Any, folder: Path) -> None:
     build_shard("d.tar", [{"__key__": f"{n}", "cls": "one"} for n in range(5)])
     with Path("d.tar").open("r+b") as file:
         file.truncate(3 * 1024 + 100)
     assert kinds(program("verify", "d.tar", "--json", "--decode")) == {"TruncatedShardError": 1, "DecodeError": 2}
 
 
-def test_fields_may_be_asked_for(program: Any, folder: Path) -> None:
+def test_fields_may_be_required(program: Any, folder: Path) -> None:
     build_shard("f.tar", [{"__key__": "a", "jpg": "x", "cls": "1"}, {"__key__": "b", "PNG": "x"}])
     done = program("verify", "f.tar", "-f", "jpg;png", "-f", "cls", "--json")
     assert kinds(done) == {"MissingFieldError": 1}
     assert json.loads(done.out)["faults"][0]["message"] == "f.tar has no field 'cls' in the sample 'b'"
 
 
-def test_an_index_that_tells_something_else_is_a_fault(program: Any, shards: list[str]) -> None:
+def test_an_index_that_disagrees_is_a_fault(program: Any, shards: list[str]) -> None:
     build_indexes("a-{0..2}.tar")
     assert program("verify", *shards).out == "3 shards, 12 samples, 24 files, 30.7 kB, 3 indexed: no faults\n"
     build_shard("a-1.tar", [{"__key__": "new", "txt": "x"}])
@@ -141,7 +141,7 @@ def test_an_index_that_tells_something_else_is_a_fault(program: Any, shards: lis
     assert kinds(program("verify", *shards, "--json", "--no-index")) == {}
 
 
-def test_digests_notice_what_headers_do_not(program: Any, shards: list[str]) -> None:
+def test_digests_notice_changes_that_headers_do_not(program: Any, shards: list[str]) -> None:
     write_manifest(Manifest(build_indexes("a-{0..2}.tar", digest=True)), "m.json")
     data = bytearray(Path("a-2.tar").read_bytes())
     data[4096 - 512 + 5] ^= 1  # in a field

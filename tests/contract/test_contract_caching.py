@@ -1,4 +1,4 @@
-"""What webdataset's tests pin of copies of shards on a local disk.
+"""What webdataset's tests pin of local copies of shards.
 
 The numbers in the names are explained in `test_contract_table`.
 """
@@ -35,13 +35,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fetched(*urls: str, max_bytes: int | None = None) -> list[str]:
-    """Read shards through a cache, and return the names of the copies that are there then, without their digests."""
+    """Read shards through a cache, and return the names of the copies that exist then, without their digests."""
     pipe = IterableWrapper(list(urls)).cache_wds_shards("ours", max_bytes=max_bytes, prefetch=0)
     list(pipe.load_wds_shards())
     return sorted(path.name.partition("-")[2] for path in Path("ours").glob("*-*"))
 
 
-def test_35_samples_of_a_copy_tell_its_path() -> None:
+def test_35_samples_of_a_copy_contain_its_path() -> None:
     url = "pipe:cat a/0.tar"
     dataset = webdataset.WebDataset(url, cache_dir="theirs", shardshuffle=False, empty_check=False)
     pipe = ShardList(url).cache_wds_shards("ours").load_wds_shards().group_samples()
@@ -60,7 +60,7 @@ def test_66_shards_of_one_name_do_not_share_a_copy() -> None:
     assert fetched("file:a/0.tar", "file:b/0.tar") == ["0.tar", "0.tar"]
 
 
-def test_68_files_of_this_host_are_copied_as_well() -> None:
+def test_68_local_files_are_copied_too() -> None:
     their_cache = webdataset.cache.FileCache("theirs", validator=None)
     assert their_cache.get_file("a/0.tar") == "a/0.tar"
     assert os.listdir("theirs") == []
@@ -68,7 +68,7 @@ def test_68_files_of_this_host_are_copied_as_well() -> None:
     assert fetched("a/0.tar", "pipe:cat a/0.tar") == ["0.tar", "shard"]
 
 
-def test_69_copies_leave_until_the_rest_fits() -> None:
+def test_69_copies_are_evicted_until_the_rest_fits() -> None:
     size = Path("a/0.tar").stat().st_size
     for name in "abc":
         Path("theirs", name).write_bytes(b"x" * size)
@@ -79,11 +79,11 @@ def test_69_copies_leave_until_the_rest_fits() -> None:
     kept = ShardList([urls[0]]).cache_wds_shards("ours").load_wds_shards()
     before = {path.stat().st_ino for path in Path("ours").glob("*-*")}
     list(kept)
-    # The first was fetched first and used last, and so it is the second that has left; theirs looks at the fetching.
+    # The first was fetched first and used last, so the second one is evicted; theirs goes by the time of fetching.
     assert {path.stat().st_ino for path in Path("ours").glob("*-*")} == before
 
 
-def test_79_one_download_serves_many() -> None:
+def test_79_one_download_serves_many_processes() -> None:
     count = 30
     url = "pipe:echo >> fetched; cat a/0.tar"
     barrier = threading.Barrier(count)
@@ -95,7 +95,7 @@ def test_79_one_download_serves_many() -> None:
     with ThreadPoolExecutor(count) as pool:
         assert set(pool.map(read, range(count))) == {6}
     assert len(Path("fetched").read_text()) == 1
-    # That of webdataset looks whether there is a copy, and fetches one if not, without a lock.
+    # webdataset checks for a copy, and fetches one if there is none, without a lock.
     Path("fetched").unlink()
     their_cache = webdataset.cache.FileCache("theirs", validator=None)
     assert their_cache.get_file(url) == their_cache.get_file(url)

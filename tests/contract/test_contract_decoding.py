@@ -37,7 +37,7 @@ HEIGHT, WIDTH = 6, 5
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in a folder with the shard that most of webdataset's tests read, in small."""
+    """Run in a folder with a small version of the shard that most of webdataset's tests read."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     samples: list[dict[str, str | bytes]] = []
@@ -98,7 +98,7 @@ def test_25_specs_give_arrays_or_images_and_no_decoding_bytes() -> None:
     assert_same(raw, next(iter(theirs())))
 
 
-def test_26_only_the_fields_that_are_named_are_decoded() -> None:
+def test_26_only_named_fields_are_decoded() -> None:
     for specs, only, decoded in [((), "cls", "cls"), (("l",), ["jpg", "png"], "png")]:
         got = list(ours().wds_decode(*specs, only=only))
         assert [name for name, value in got[0].items() if not isinstance(value, bytes | str)] == [decoded]
@@ -138,7 +138,7 @@ def test_27_a_gzipped_field_keeps_its_name() -> None:
 
 
 class EvenOnly:
-    """A decoder of one's own that fails on every other sample, and counts its calls."""
+    """A user's decoder that fails on every other sample, and counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -152,7 +152,7 @@ class EvenOnly:
         return int(data)
 
 
-def test_19_a_decoder_that_fails_is_an_error_or_costs_its_samples() -> None:
+def test_19_a_failing_decoder_is_an_error_or_drops_its_samples() -> None:
     with pytest.raises(webdataset.DecodingError):
         list(theirs().decode(EvenOnly()))
     with pytest.raises(DecodeError, match=r"'cls' of sample '001' in shard 'images\.tar'.*EvenOnly.*1 is odd"):
@@ -167,7 +167,7 @@ def length_of_png(field: str, data: bytes) -> int | None:
     return len(data) if field.endswith("png") else None
 
 
-def test_29_decoders_of_ones_own() -> None:
+def test_29_user_decoders() -> None:
     sizes = [len(sample["png"]) for sample in ours()]
     got = list(ours().wds_decode(length_of_png))
     assert [sample["png"] for sample in got] == sizes
@@ -229,7 +229,7 @@ def pickled() -> str:
     return build_shard("pickled.tar", [sample])
 
 
-def test_73_what_can_run_code_is_refused_unless_the_stage_allows_it(
+def test_73_fields_that_can_run_code_are_refused_unless_the_stage_allows_it(
     pickled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert next(iter(theirs(pickled).decode()))["pkl"] == {1, 2}  # allowed unless a global flag forbids it
@@ -240,7 +240,7 @@ def test_73_what_can_run_code_is_refused_unless_the_stage_allows_it(
     assert next(iter(ours(pickled).wds_decode(unsafe=True)))["pkl"] == {1, 2}
     weights = next(iter(ours(pickled).wds_decode(only="pth")))["pth"]
     assert torch.equal(weights["weights"], torch.ones(2))
-    # There is no flag for the whole process: what a pipeline may do is written in it.
+    # There is no flag for the whole process: the pipeline itself states what it may do.
     monkeypatch.setenv("WDS_SECURE", "1")
     monkeypatch.setattr(webdataset.utils, "enforce_security", True)
     assert next(iter(ours(f"file:{Path(pickled).absolute()}").wds_decode(unsafe=True)))["pkl"] == {1, 2}

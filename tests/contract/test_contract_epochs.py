@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.usefixtures("closed_garbage"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than there are cores
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
 ]
 
 COUNT = 47
@@ -47,7 +47,7 @@ Pipe = IterDataPipe[Any]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in a folder with the shard that most of webdataset's tests read, in small."""
+    """Run in a folder with a small version of the shard that most of webdataset's tests read."""
     monkeypatch.chdir(tmp_path)
     build_shard("digits.tar", [{"__key__": f"{n:03}", "cls": f"{n}"} for n in range(COUNT)])
 
@@ -116,7 +116,7 @@ def test_64_two_pipelines_of_one_seed_shuffle_alike_and_epochs_differ() -> None:
 # shards with replacement
 
 
-def test_08_ten_shards_that_are_drawn_have_as_many_samples() -> None:
+def test_08_ten_drawn_shards_have_as_many_samples() -> None:
     for n in range(3):
         build_shard(f"{n}.tar", [{"__key__": f"{k}", "cls": "1"} for k in range(COUNT)])
     pipe = ShardList("{0..2}.tar").resample_wds_shards(10).load_wds_shards().group_samples()
@@ -127,7 +127,7 @@ def test_08_ten_shards_that_are_drawn_have_as_many_samples() -> None:
         assert len(list(pipe)) == len(list(their_pipe)) == 10 * COUNT
 
 
-def test_14_shards_that_are_drawn_never_end() -> None:
+def test_14_drawn_shards_never_end() -> None:
     pipe = ShardList("digits.tar").resample_wds_shards().load_wds_shards().group_samples()
     their_pipe = theirs(resampled=True)
     got = list(islice(iter(pipe), 100))
@@ -135,7 +135,7 @@ def test_14_shards_that_are_drawn_never_end() -> None:
     assert got == list(islice(iter(their_pipe), 100))
 
 
-def test_38_every_pass_draws_others_unless_a_loader_has_a_seed() -> None:
+def test_38_every_pass_draws_differently_unless_a_loader_has_a_seed() -> None:
     def draw() -> Pipe:
         return ShardResampler(ShardList(TEN), 50)
 
@@ -185,7 +185,7 @@ def test_09_without_ranks_and_workers_a_split_changes_nothing() -> None:
     assert list(ShardList(TEN).sharding_filter()) == want == list(ShardList(TEN))
 
 
-def test_measured_n_ranks_and_workers_come_from_the_loader_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_n_ranks_and_workers_come_only_from_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "3", "WORKER": "1", "NUM_WORKERS": "2"}.items():
         monkeypatch.setenv(name, value)
     stages = (webdataset.split_by_node, webdataset.split_by_worker)
@@ -253,7 +253,7 @@ def test_43_more_workers_than_shards_are_no_error() -> None:
 # epochs and lengths
 
 
-def test_31_an_epoch_of_a_number_of_items_goes_on_where_the_last_one_ended() -> None:
+def test_31_an_epoch_of_a_number_of_items_continues_where_the_last_one_ended() -> None:
     keys = [f"{n:03}" for n in range(COUNT)]
     for n in (193, 2):
         their_pipe = theirs().with_epoch(n)
@@ -289,7 +289,7 @@ def test_72_repeating_a_number_of_times_of_batches_or_of_samples() -> None:
     assert len(list(IterableWrapper(source).unbatch_samples().with_epoch(10).batch(2))) == 5
 
 
-# shards that come while one reads
+# shards that are added during reading
 
 SHARDS = [f"file{n}.tar" for n in range(5)]
 
@@ -304,7 +304,7 @@ def fill(folder: str) -> Path:
 
 
 def taken(urls: Iterable[str], folder: Path) -> Iterator[str]:
-    """The names of the shards; after the first, one is added and another taken away."""
+    """The names of the shards; after the first, one is added and another removed."""
     for number, url in enumerate(urls):
         if number == 0:
             (folder / "late.tar").write_bytes(b"")
@@ -312,7 +312,7 @@ def taken(urls: Iterable[str], folder: Path) -> Iterator[str]:
         yield re.sub(r"\._\d+_$", "", Path(url).name)
 
 
-#: A reader that dies while it has a shard.
+#: A reader that dies while it holds a shard.
 CLAIM_AND_DIE = """
 import os, wds_datapipes
 shards = iter(wds_datapipes.DirectoryShards("lost"))
@@ -352,7 +352,7 @@ def test_63_shards_are_taken_from_a_directory_by_age_and_deleted_kept_or_returne
     folder = fill("their-lost")
     (folder / SHARDS[0]).rename(folder / f"{SHARDS[0]}._99999999_")
     listed = webdataset.shardlists.DirectoryShardList(f"{folder}/", "*.tar", poll=None, mode="unlink")
-    assert len(list(listed)) == 4  # it deletes what the other one had not read to its end
+    assert len(list(listed)) == 4  # it deletes the shard that the other reader had not finished
     assert list(folder.iterdir()) == []
 
 

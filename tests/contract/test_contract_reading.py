@@ -1,4 +1,4 @@
-"""What webdataset's tests pin of lists of shards, tar archives and grouping, and what was measured of them.
+"""What webdataset's tests pin of lists of shards, tar archives and grouping, and measurements of them.
 
 The numbers in the names are explained in `test_contract_table`.
 """
@@ -35,7 +35,7 @@ Samples = list[dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in a folder with the shard that most of webdataset's tests read, in small."""
+    """Run in a folder with a small version of the shard that most of webdataset's tests read."""
     monkeypatch.chdir(tmp_path)
     build_shard(
         "digits.tgz",
@@ -55,7 +55,7 @@ def ours(urls: str | list[str], **options: Any) -> Samples:
 
 
 def archive(path: str, members: Iterable[tuple[str, bytes] | tarfile.TarInfo], mode: str = "w") -> str:
-    """Write members as they are given, of which `build_shard` would make samples."""
+    """Write the given members, from which `build_shard` would make samples."""
     with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]  # any mode
         for member in members:
             if isinstance(member, tarfile.TarInfo):
@@ -151,7 +151,7 @@ def test_measured_a_names_are_split_at_the_first_dot_of_the_last_part() -> None:
     assert first_dot("dir/._a.jpg") is None
 
 
-def test_measured_b_files_that_tell_of_the_shard_are_in_no_sample() -> None:
+def test_measured_b_metadata_files_of_the_shard_are_in_no_sample() -> None:
     names = [
         "__meta__", "__x.y__", "__meta__/x.json", "d/__meta__", "./__m__", "__a__.txt", "d/__m__.txt", "__b.txt",
         "____.txt", "__c__/d/e.txt", "____/f.txt", "___/g.txt",
@@ -169,7 +169,7 @@ def test_measured_h_an_empty_file_is_a_field_of_no_bytes() -> None:
     assert got == theirs(url)
 
 
-def test_measured_i_links_and_folders_are_passed_over() -> None:
+def test_measured_i_links_and_folders_are_skipped() -> None:
     linked = []
     for name, kind in [("d", tarfile.DIRTYPE), ("a.sym", tarfile.SYMTYPE), ("a.hard", tarfile.LNKTYPE)]:
         info = tarfile.TarInfo(name)
@@ -182,7 +182,7 @@ def test_measured_i_links_and_folders_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
-def test_measured_j_content_tells_the_compression_and_no_name_does(kind: str) -> None:
+def test_measured_j_content_determines_the_compression_and_names_do_not(kind: str) -> None:
     samples: list[dict[str, str | bytes]] = [{"__key__": f"{n}", "cls": b"%d" % n} for n in range(3)]
     for name in ("plain.tar", "wrong.gz", "none"):
         Path(build_shard(f"x.tar.{kind}", samples)).rename(name)
@@ -191,7 +191,7 @@ def test_measured_j_content_tells_the_compression_and_no_name_does(kind: str) ->
         assert got == theirs(name)
 
 
-def test_measured_k_of_two_archives_in_one_file_none_is_lost_without_a_word() -> None:
+def test_measured_k_no_archive_of_two_in_one_file_is_lost_silently() -> None:
     parts = [Path(build_shard(f"{n}.tar", [{"__key__": f"{n}", "cls": b"1"}])).read_bytes() for n in range(2)]
     Path("both.tar").write_bytes(b"".join(parts))
     assert [sample["__key__"] for sample in theirs("both.tar")] == ["0"]
@@ -212,7 +212,7 @@ def test_measured_m_names_of_more_than_a_hundred_characters(tar_format: int) -> 
 # samples
 
 
-def test_measured_c_fields_that_differ_in_case_alone_clash() -> None:
+def test_measured_c_fields_that_differ_only_in_case_clash() -> None:
     url = archive("case.tar", [("a.txt", b"1"), ("a.TXT", b"2")])
     with pytest.raises(ValueError, match="duplicate file name in tar file txt"):
         theirs(url)
@@ -227,7 +227,7 @@ def test_measured_d_a_file_without_extension_ends_no_sample() -> None:
     assert got == theirs(url)
 
 
-def test_measured_f_a_key_that_comes_back_is_another_sample_and_is_warned_of() -> None:
+def test_measured_f_a_repeated_key_is_another_sample_and_warns() -> None:
     url = archive("back.tar", [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")])
     with pytest.warns(UserWarning, match=r"back\.tar.*'a'"):
         got = ours(url)
@@ -235,10 +235,10 @@ def test_measured_f_a_key_that_comes_back_is_another_sample_and_is_warned_of() -
     assert got == theirs(url)
 
 
-# what goes wrong
+# errors
 
 
-def test_17_a_command_that_is_cut_is_an_error_or_the_end() -> None:
+def test_17_a_truncated_command_output_is_an_error_or_the_end() -> None:
     build_shard("digits.tar", [{"__key__": f"{n:03}", "txt": b"x" * 3000} for n in range(COUNT)])
     url = "pipe:dd if=digits.tar bs=512 count=95 2> /dev/null"
     with pytest.raises(tarfile.ReadError):
@@ -247,17 +247,17 @@ def test_17_a_command_that_is_cut_is_an_error_or_the_end() -> None:
         ours(url)
     stop = webdataset.ignore_and_stop
     got = ours(url, on_error=stop)
-    # The cut file, whose name is not known, might have been a field of the sample before it.
+    # The truncated file, whose name is unknown, might have been a field of the sample before it.
     assert len(got) == 95 // 7 - 1
     assert got == theirs(url, handler=stop)[:-1]
 
 
-def test_measured_o_a_handler_that_stops_keeps_back_the_sample_that_may_lack_a_field() -> None:
+def test_measured_o_a_handler_that_stops_withholds_an_incomplete_sample() -> None:
     data = Path(build_shard("cut.tar", [{"__key__": f"{n}", "cls": b"1", "txt": b"x" * 2000} for n in range(3)]))
     data.write_bytes(data.read_bytes()[: 2 * 4096 + 1500])  # in the last file
     stop = webdataset.ignore_and_stop
     urls = ["cut.tar", build_shard("good.tar", [{"__key__": "2", "txt": b"1", "cls": b"2"}])]
-    # Theirs yields a part, and goes on with the next shard, although it was told to stop.
+    # Theirs yields a partial sample, and continues with the next shard, although it was told to stop.
     whole = {"cls", "txt"}
     assert [fields(sample) for sample in theirs(urls, handler=stop)] == [whole, whole, {"cls"}, whole]
     for handler, keys in [(stop, ["0", "1"]), (webdataset.ignore_and_continue, ["0", "1", "2"])]:
@@ -266,7 +266,7 @@ def test_measured_o_a_handler_that_stops_keeps_back_the_sample_that_may_lack_a_f
         assert all(fields(sample) == whole for sample in got)
 
 
-def test_measured_g_an_empty_archive_is_fine_and_what_is_none_is_an_error() -> None:
+def test_measured_g_an_empty_archive_is_valid_and_no_archive_is_an_error() -> None:
     good = build_shard("good.tar", [{"__key__": "a", "cls": b"1"}])
     empty = build_shard("empty.tar", [])
     assert ours([empty, good]) == theirs([empty, good]) != []
@@ -291,7 +291,7 @@ def test_18_a_command_writes_the_shard() -> None:
     assert got == theirs("pipe:cat digits.tgz")
 
 
-def test_67_samples_of_local_shards_tell_the_path() -> None:
+def test_67_samples_of_local_shards_contain_the_path() -> None:
     path = Path("digits.tgz").absolute()
     for url in ("digits.tgz", f"file:{path}"):
         local = ours(url)
@@ -318,7 +318,7 @@ def web() -> Iterator[str]:
         thread.join()
 
 
-def test_71_a_shard_that_is_not_there_is_an_os_error(web: str) -> None:
+def test_71_a_missing_shard_is_an_os_error(web: str) -> None:
     for read in (theirs, ours):
         with pytest.raises(OSError, match=r"none\.tar"):
             read("none.tar")

@@ -1,4 +1,4 @@
-"""What webdataset's tests pin of the stages that choose, change, shuffle and batch samples.
+"""What webdataset's tests pin of the stages that select, change, shuffle and batch samples.
 
 The numbers in the names are explained in `test_contract_table`.
 """
@@ -36,7 +36,7 @@ SKIP = webdataset.ignore_and_continue
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in a folder with the shard that most of webdataset's tests read, in small."""
+    """Run in a folder with a small version of the shard that most of webdataset's tests read."""
     monkeypatch.chdir(tmp_path)
     build_shard(
         "digits.tar",
@@ -57,7 +57,7 @@ def ours() -> IterDataPipe[dict[str, Any]]:
 
 
 def run(stage: Any, items: Iterable[Any]) -> list[Any]:
-    """Run a stage of webdataset over items that no shard holds."""
+    """Run a stage of webdataset over items that are not in a shard."""
     return list(stage(iter(items)))
 
 
@@ -84,7 +84,7 @@ def test_01_a_pipeline_of_anything_takes_functions_of_items_and_of_streams() -> 
     assert got == list(webdataset.DataPipeline(lambda: iter([1, 2, 3, 4]), webdataset.map(plus_one), doubled))
 
 
-def test_15_made_up_samples_have_a_length_and_a_content() -> None:
+def test_15_mock_samples_have_a_length_and_a_content() -> None:
     sample = {"__key__": "a", "cls": 3}
     assert list(MockSamples(sample, 5)) == list(webdataset.MockDataset(sample, 5)) == [sample] * 5
 
@@ -116,7 +116,7 @@ def even(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def test_50_a_handler_that_goes_on_leaves_out_what_failed() -> None:
+def test_50_a_handler_that_continues_drops_failed_samples() -> None:
     got = list(ours().map_samples(even, on_error=SKIP))
     assert [sample["cls"] for sample in got] == [b"%d" % n for n in range(0, COUNT, 2)]
     assert got == list(theirs().map(even, handler=SKIP)) == list(ours().map_samples(even, on_error="skip"))
@@ -133,7 +133,7 @@ def test_16_fields_are_named_in_one_string_or_by_patterns() -> None:
     assert got == list(theirs().extract_keys("*.png;*.jpg", "*.cls"))
 
 
-def test_20_a_field_that_is_missing_is_a_value_error() -> None:
+def test_20_a_missing_field_is_a_value_error() -> None:
     for pipe in (theirs().to_tuple("none"), theirs().rename(x="none")):
         with pytest.raises(ValueError, match="didn't find"):
             list(pipe)
@@ -161,7 +161,7 @@ def test_22_fields_that_match_a_pattern_get_new_names() -> None:
     assert got == list(theirs().rename_keys(image="png", keep_unselected=True))
 
 
-def test_48_every_pattern_has_to_match_and_a_key_stays() -> None:
+def test_48_every_pattern_must_match_and_a_key_stays() -> None:
     sample = {"__key__": "a", "old_key": 1, "other": 2}
     assert run(webdataset.rename_keys(new_key="old_key"), [sample]) == [{"new_key": 1}]
     assert list(IterableWrapper([sample]).rename_keys(new_key="old_key")) == [{"__key__": "a", "new_key": 1}]
@@ -198,10 +198,10 @@ def test_51_none_is_a_value_like_any_other() -> None:
     assert run(webdataset.to_tuple("a", "c", missing_is_error=False), samples) == [(1, None)]
 
 
-# parts of a stream, and streams that are kept
+# parts of a stream, and cached streams
 
 
-def test_36_samples_that_are_kept_come_again_without_their_shard() -> None:
+def test_36_cached_samples_come_again_without_their_shard() -> None:
     cached = theirs().mcached()
     want = list(cached)
     for options in ({}, {"path": "kept"}):

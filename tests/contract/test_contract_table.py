@@ -1,8 +1,8 @@
-"""What webdataset does, as its own tests pin it and as it was measured, and what this package does about it.
+"""What webdataset does, according to its own tests and to measurements, and what this package does instead.
 
-Rows 1 to 80 are what the tests of webdataset 0.2.86 to 1.0.2 and of its wids pin; rows a to p are what was measured of
-1.0.2. Each has one test, beside this module: `test_07_...` for row 7, `test_measured_c_...` for row c. Such a test runs
-webdataset beside this package, on shards that it builds.
+Rows 1 to 80 are behaviour that the tests of webdataset 0.2.86 to 1.0.2 and of its wids pin; rows a to p were measured
+with 1.0.2. Each has one test next to this module: `test_07_...` for row 7, `test_measured_c_...` for row c. Such a test
+runs webdataset along with this package, on shards that it builds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.data import IterDataPipe
 
 import wds_datapipes
 
-#: What is not built yet, and the public names by which one sees that it is. Its rows need tests then.
+#: Parts that are not built yet, and the public names that show that they are. Their rows need tests then.
 PARTS = {
     "index and samplers": ["IndexedSamples"],
 }
@@ -283,7 +283,7 @@ NUMBERS = [*map(str, range(1, 81)), *"abcdefghijklmnop"]
 
 
 def contract_tests() -> list[tuple[str, ast.FunctionDef]]:
-    """Return the tests beside this module that carry the number of a row, each with it."""
+    """Return the tests next to this module that carry the number of a row, by number."""
     found = []
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         for node in ast.parse(path.read_text()).body:
@@ -296,7 +296,7 @@ def contract_tests() -> list[tuple[str, ast.FunctionDef]]:
     return found
 
 
-def test_the_table_has_every_row_once_and_in_order() -> None:
+def test_the_table_contains_every_row_once_and_in_order() -> None:
     assert [row.number for row in TABLE] == NUMBERS
 
 
@@ -313,7 +313,7 @@ def test_a_row_has_one_reason_and_a_known_part() -> None:
     assert {row.part for row in TABLE} == {"", *PARTS}
 
 
-def test_every_test_runs_webdataset_as_well() -> None:
+def test_every_test_also_runs_webdataset() -> None:
     for number, node in contract_tests():
         names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
         assert names & {"theirs", "their_pipe", "webdataset"}, f"row {number}: {node.name} runs this package alone"

@@ -95,7 +95,7 @@ def test_56_a_name_that_ends_in_tgz_is_compressed() -> None:
     first = [Path("s.tgz").read_bytes()]
     ours("s.tgz", sample)
     first += [Path("s.tgz").read_bytes()]
-    time.sleep(1.1)  # gzip counts seconds
+    time.sleep(1.1)  # gzip stores seconds
     ours("s.tgz", sample)
     assert Path("s.tgz").read_bytes() == first[1]
     theirs("s.tgz", sample)
@@ -131,7 +131,7 @@ def test_59_txt_gz_is_compressed_and_read_back() -> None:
         assert read("s.tar")["txt.gz"] == read_by_them("s.tar")["txt.gz"] == text
         with tarfile.open("s.tar") as tar:
             assert tar.getmember("s.txt.gz").size < 100
-    # Bytes that are compressed already are written as they are; theirs are compressed again.
+    # Bytes that are already compressed are written as they are; theirs are compressed again.
     packed = gzip.compress(text.encode(), mtime=0)
     ours("s.tar", {"__key__": "s", "txt.gz": packed})
     assert read("s.tar")["txt.gz"] == text
@@ -148,7 +148,7 @@ def test_60_a_command_gets_the_shard() -> None:
     assert webdataset.TarWriter is not TarWriter
 
 
-def test_61_another_shard_begins_after_maxcount_and_post_is_called() -> None:
+def test_61_a_new_shard_starts_after_maxcount_and_post_is_called() -> None:
     calls: dict[str, list[str]] = {"ours": [], "theirs": []}
     with ShardWriter("ours-%02d.tar", maxcount=5, post=calls["ours"].append, encoder=False) as writer:
         for number in range(50):

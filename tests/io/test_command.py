@@ -1,4 +1,4 @@
-"""``pipe:``: what comes out, how the end is judged, and that nothing is left of a command."""
+"""``pipe:`` commands: their output, how their exit status is judged, and that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wds_datapipes.io.openers import open_url
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """Every test here leaves no process and no descriptor."""
+    """Check that every test here leaves no process and no descriptor."""
     before = set(os.listdir("/proc/self/fd"))
     others = psutil.Process().children()
     yield
@@ -39,7 +39,7 @@ def read(url: str) -> bytes:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    """Wait until all of them have ended; one whose parent has died may wait for init as a zombie."""
+    """Wait until all of them have ended; one whose parent has died may remain as a zombie until init reaps it."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if not any(map(runs, processes)):
@@ -100,19 +100,19 @@ def test_the_error_comes_with_every_read_of_the_end() -> None:
                 stream.read(1)
 
 
-def test_what_a_command_says_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_standard_error_of_a_command_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
     assert read("pipe:echo note >&2; echo data") == b"data\n"
     assert capfd.readouterr().err == "note\n"
 
 
-def test_a_command_that_says_much_does_not_hang(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command_with_much_standard_error_does_not_hang(capfd: pytest.CaptureFixture[str]) -> None:
     talk = "head -c 1000000 /dev/zero | tr '\\0' x >&2"
     with pytest.raises(ShardReadError, match=r"after 4 bytes. Its standard error ends with: x{1996}end\Z"):
         read(f"pipe:{talk}; printf data; exec >&-; {talk}; echo end >&2; exit 1")
     assert len(capfd.readouterr().err) == 2000004
 
 
-def test_a_process_that_is_left_behind_is_ended_too() -> None:
+def test_a_process_left_behind_is_ended_too() -> None:
     with open_url("pipe:sleep 600 >&2 & echo $!") as stream:
         left = psutil.Process(int(stream.read(16)))
         assert stream.read() == b""
@@ -129,7 +129,7 @@ def test_a_process_that_is_left_behind_is_ended_too() -> None:
         "echo; exec >&-; sleep 600",
     ],
 )
-def test_a_command_that_is_given_up_is_ended_with_all_its_children(shell: str) -> None:
+def test_an_abandoned_command_is_ended_with_all_its_children(shell: str) -> None:
     others = psutil.Process().children(recursive=True)  # such as multiprocessing's resource tracker
     stream = open_url(f"pipe:{shell}")
     assert stream.read(1)
@@ -141,7 +141,7 @@ def test_a_command_that_is_given_up_is_ended_with_all_its_children(shell: str) -
     assert gone(processes)
 
 
-def test_a_stream_that_is_forgotten_ends_its_command() -> None:
+def test_a_dropped_stream_ends_its_command() -> None:
     others = psutil.Process().children(recursive=True)
     stream = io.BufferedReader(cast(io.RawIOBase, open_url("pipe:yes")))
     assert stream.read(1) == b"y"
@@ -171,7 +171,7 @@ def test_the_copy_in_a_forked_process_leaves_the_command_alone() -> None:
 
 
 def commands_of_killed(run: Callable[[], object]) -> list[psutil.Process]:
-    """Call a function in a forked process, kill that by SIGKILL, and return all processes that it had started."""
+    """Call a function in a forked process, kill it by SIGKILL, and return all processes that it had started."""
     ready, tell = os.pipe()
     pid = os.fork()
     if not pid:
@@ -211,7 +211,7 @@ def test_a_command_ends_when_its_process_is_killed(shell: str) -> None:
     assert gone(commands_of_killed(lambda: begin(shell)))
 
 
-def test_a_command_ends_when_its_process_is_killed_and_a_fork_of_it_lives_on(tmp_path: Path) -> None:
+def test_a_command_ends_when_its_process_is_killed_despite_a_live_fork(tmp_path: Path) -> None:
     def begin_and_fork() -> BinaryIO:
         stream = begin("echo; sleep 1000 | cat")
         if not (fork := os.fork()):
@@ -244,14 +244,14 @@ def test_a_command_that_cannot_be_started(shell: str) -> None:
 
 @pytest.fixture
 def other_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory that is all there is in the PATH."""
+    """A directory that is the only entry of PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     shell_process.shell.cache_clear()
     yield tmp_path
     shell_process.shell.cache_clear()
 
 
-def test_another_shell_with_pipefail_will_do(other_shell: Path) -> None:
+def test_another_shell_with_pipefail_is_used(other_shell: Path) -> None:
     (other_shell / "sh").symlink_to("/bin/bash")
     assert read("pipe:echo $0") == f"{other_shell}/sh\n".encode()
     with pytest.raises(ShardReadError):
@@ -259,7 +259,7 @@ def test_another_shell_with_pipefail_will_do(other_shell: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", [None, "#!/bin/bash\nexit 2\n"])
-def test_a_shell_without_pipefail_will_not_do(other_shell: Path, shell: Any) -> None:
+def test_a_shell_without_pipefail_is_refused(other_shell: Path, shell: Any) -> None:
     if shell:
         (other_shell / "sh").write_text(shell)
         (other_shell / "sh").chmod(0o755)

@@ -1,4 +1,4 @@
-"""Compression by content: every kind, cut and damaged anywhere, over sources that return little at a time."""
+"""Compression detected by content: every kind, truncated and damaged anywhere, over sources that return little at a time."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ KINDS: dict[str, Compress] = {
     "xz": lambda data: lzma.compress(data, preset=0),
     "zstd": zstandard.ZstdCompressor(write_checksum=True).compress,
 }
-#: Something in it repeats, something does not, and it is longer than all buffers.
+#: Partly repetitive, partly random, and longer than all buffers.
 DATA = random.Random(0).randbytes(3 * BUFFER_BYTES // 2) + b"again and " * 50_000
 SMALL = random.Random(1).randbytes(100) + b"again and " * 20
 
 
 class Slow(io.RawIOBase):
-    """A source that cannot seek, and returns at most so many bytes at a time."""
+    """A source that cannot seek, and returns at most ``step`` bytes at a time."""
 
     def __init__(self, data: bytes, step: int) -> None:
         self._source = io.BytesIO(data)
@@ -61,7 +61,7 @@ def expand(data: bytes, step: int = 1 << 30) -> bytes:
 
 
 def drain(stream: BinaryIO, into: bytearray) -> None:
-    """Read to the end, byte by byte, and keep what came before an error."""
+    """Read to the end, byte by byte, and keep the bytes before an error."""
     with stream:
         while byte := stream.read(1):
             into += byte
@@ -78,7 +78,7 @@ def compress(kind: str) -> Compress:
 
 
 @pytest.mark.parametrize("data", [DATA, SMALL, b"x", b""], ids=["data", "small", "one", "empty"])
-def test_compressed_data_come_back(compress: Compress, data: bytes) -> None:
+def test_compressed_data_round_trip(compress: Compress, data: bytes) -> None:
     assert expand(compress(data)) == data
 
 
@@ -100,14 +100,14 @@ def test_many_parts_are_one_stream(parts: list[bytes], kind: str, step: int) -> 
 
 
 @given(data=st.text(max_size=40).map(str.encode), step=st.integers(1, 50))
-def test_what_is_not_compressed_comes_as_it_is(data: bytes, step: int) -> None:
+def test_uncompressed_data_are_unchanged(data: bytes, step: int) -> None:
     assert expand(data, step) == data
 
 
 @pytest.mark.parametrize(
     "head", [b"BZh9.txt" + bytes(20), b"BZhx1AY&SY", b"\x1f\x8b.jpg" + bytes(20), b"\xfd7zX" + bytes(9)]
 )
-def test_a_name_that_looks_like_a_mark_is_no_compression(head: bytes) -> None:
+def test_a_name_like_a_magic_number_is_not_compression(head: bytes) -> None:
     assert expand(head) == head
 
 
@@ -121,7 +121,7 @@ def test_any_size_of_read_gives_the_same(compress: Compress) -> None:
         assert b"".join(pieces) == DATA
 
 
-def test_a_cut_anywhere_is_noticed(kind: str, compress: Compress) -> None:
+def test_any_truncation_is_noticed(kind: str, compress: Compress) -> None:
     whole = compress(SMALL)
     for size in range(10, len(whole)):
         with pytest.raises(
@@ -135,7 +135,7 @@ def test_a_cut_anywhere_is_noticed(kind: str, compress: Compress) -> None:
             expand(whole + whole[:size])
 
 
-def test_a_cut_in_long_data_tells_how_much_was_whole(kind: str, compress: Compress) -> None:
+def test_the_error_of_truncated_data_states_how_much_was_intact(kind: str, compress: Compress) -> None:
     whole = compress(DATA)
     stream = decompress_stream(io.BytesIO(whole[: len(whole) * 2 // 3]), url="https://h/x.tar?sig=hunter2")
     got = bytearray()
@@ -154,7 +154,7 @@ def test_a_flipped_bit_is_noticed(compress: Compress) -> None:
             assert expand(bytes(damaged)) == SMALL  # such as a bit that gzip's header does not use
 
 
-def test_damage_says_what_is_wrong(kind: str, compress: Compress) -> None:
+def test_the_error_of_damaged_data_says_what_is_wrong(kind: str, compress: Compress) -> None:
     whole = bytearray(compress(DATA))
     whole[len(whole) // 2 : len(whole) // 2 + 100] = bytes(100)
     with pytest.raises(
@@ -164,7 +164,7 @@ def test_damage_says_what_is_wrong(kind: str, compress: Compress) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"garbage", b"g", bytes(5) + b"garbage garbage"])
-def test_something_else_behind_the_data(kind: str, compress: Compress, garbage: bytes) -> None:
+def test_garbage_after_the_data(kind: str, compress: Compress, garbage: bytes) -> None:
     with pytest.raises(CorruptShardError, match=rf"The {kind} data.*after 300 unc.*followed by other data.*b'g"):
         expand(compress(SMALL) + garbage)
 
@@ -209,7 +209,7 @@ def test_a_plain_stream_seeks_if_its_source_does(tmp_path: Path) -> None:
         assert not stream.seekable()
 
 
-def test_a_plain_file_comes_as_it_is(tmp_path: Path) -> None:
+def test_a_plain_file_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(SMALL)
     with decompress_stream(open_url(str(tmp_path / "x.tar")), url="x.tar") as stream:
         assert type(stream) is io.FileIO
@@ -228,7 +228,7 @@ def test_closing_closes_the_source(compressed: str | None, step: int) -> None:
     assert source.closed
 
 
-def test_the_error_of_a_command_comes_through(tmp_path: Path, compress: Compress) -> None:
+def test_the_error_of_a_command_is_raised(tmp_path: Path, compress: Compress) -> None:
     (tmp_path / "x").write_bytes(compress(DATA))
     for command in (f"cat {tmp_path}/x; exit 3", f"head -c 10000 {tmp_path}/x; exit 3", "printf ab; exit 3", "exit 3"):
         with pytest.raises(ShardReadError, match="status 3"):

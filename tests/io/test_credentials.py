@@ -1,4 +1,4 @@
-"""No message tells a credential, wherever it is given and whatever a library says when it fails."""
+"""No message contains a credential, wherever it is given and whatever a failing library says."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.loading.report import count_skipped
 
-#: Begins with what no message has.
+#: A prefix that no message contains.
 SECRETS = st.text("abcXYZ0189-._~+/=!$%&'\" \\", min_size=6).map(lambda word: f"Zq7{word}7qZ")
 
 
 class BasicAuth(NamedTuple):
-    """As aiohttp's."""
+    """Like aiohttp's."""
 
     login: str
     password: str
@@ -52,7 +52,7 @@ class Slotted:
 
 
 class Leaky(AbstractFileSystem):  # type: ignore[misc]  # it carries no types
-    """A library that tells all it knows, in each of its errors."""
+    """A library whose errors contain everything it knows."""
 
     protocol = "leaky"
     cachable = False
@@ -69,14 +69,14 @@ class Leaky(AbstractFileSystem):  # type: ignore[misc]  # it carries no types
         try:
             raise ValueError(f"{path} {found.getvalue()}")
         except ValueError as error:
-            # Passing, so that it is tried again, which is logged.
+            # Transient, so that it is retried, which is logged.
             raise ConnectionError(f"{path} with {self.storage_options!r}: {found.getvalue()}") from error
 
     open = info = ls = glob = find = exists = mkdirs = makedirs = _open = _fail
 
 
 class Half(Leaky):
-    """The same, once a part of a file was read."""
+    """The same, after a part of a file was read."""
 
     protocol = "halfleaky"
 
@@ -107,7 +107,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RetryPolicy, "sleep", lambda *_: None)
 
 
-#: Where the secret of a URL is.
+#: The positions of a secret in a URL.
 PLACES: dict[str, Callable[[str], str]] = {
     "user": lambda secret: f"me:{quote(secret, safe='')}@host/d/a.tar",
     "AWS": lambda secret: f"host/a.tar?X-Amz-Credential=k&X-Amz-Signature={quote_plus(secret)}&x=1",
@@ -120,7 +120,7 @@ PLACES: dict[str, Callable[[str], str]] = {
     ),
 }
 
-#: How options hold it.
+#: How options contain it.
 OPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
     "text": lambda secret: {"token": secret},
     "nested": lambda secret: {"client_kwargs": {"headers": {"X-Api": secret}}},
@@ -136,12 +136,12 @@ OPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 def told(secret: str) -> tuple[str, ...]:
-    """The secret, and what may stand for it."""
+    """The secret, and its encoded forms."""
     return (secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1], "Zq7", "7qZ", "7777777777")
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and all that it was raised from or because of, told or not."""
+    """An error with all its causes and contexts, displayed or not."""
     if error is not None:
         yield error
         yield from chain(error.__cause__)
@@ -154,7 +154,7 @@ def words_of(error: BaseException) -> str:
 
 
 def uses(url: str, options: dict[str, Any], folder: str) -> list[Callable[[], Any]]:
-    """All that is done with a URL."""
+    """Everything that is done with a URL."""
     asked: dict[str, Any] = {"storage_options": options}
 
     def decoded() -> Any:
@@ -199,7 +199,7 @@ def told_by(use: Callable[[], Any]) -> str:
 @given(SECRETS, st.sampled_from(["leaky", "halfleaky"]), st.sampled_from([*PLACES]), st.sampled_from([*OPTIONS]))
 @example("Zq7a'\"b\\ c7qZ", "leaky", "user", "object")
 @example("Zq7a/b%+=c7qZ", "halfleaky", "Azure", "connection")
-def test_nothing_that_is_logged_has_a_secret(
+def test_no_log_record_contains_a_secret(
     caplog: pytest.LogCaptureFixture, secret: str, scheme: str, place: str, kind: str
 ) -> None:
     url, options = f"{scheme}://{PLACES[place](secret)}", OPTIONS[kind](secret)
@@ -229,7 +229,7 @@ def test_nothing_that_is_logged_has_a_secret(
         assert not [form for form in told(secret) if form in line], line
 
 
-def test_an_error_of_a_worker_tells_no_secret() -> None:
+def test_an_error_of_a_worker_contains_no_secret() -> None:
     from torchdata.dataloader2 import DataLoader2
 
     from wds_datapipes import ShardReadingService
@@ -247,7 +247,7 @@ def test_an_error_of_a_worker_tells_no_secret() -> None:
         assert not [form for form in told(secret) if form in line], line
 
 
-def test_what_the_environment_holds_is_not_told(s3_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_of_the_environment_are_not_revealed(s3_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "access")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "Zq7/environment7qZ")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "Zq7session7qZ")
@@ -257,7 +257,7 @@ def test_what_the_environment_holds_is_not_told(s3_store: Any, monkeypatch: pyte
     assert "Zq7" not in words_of(caught.value)
 
 
-def test_options_of_commands_can_be_given_without_their_being_seen(tmp_path: Path, program: Any) -> None:
+def test_options_of_commands_can_be_given_secretly(tmp_path: Path, program: Any) -> None:
     options = tmp_path / "options.json"
     options.write_text(json.dumps({"token": "Zq7x7qZ"}))
     done = program("ls", "leaky://host/a.tar", "--storage-options", f"@{options}")

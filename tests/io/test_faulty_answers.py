@@ -1,4 +1,4 @@
-"""Answers of web servers that are not what was asked for, or never end: an error that says what came, and no sample."""
+"""Wrong or endless answers of web servers: an error that describes the answer, and no sample."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ SAMPLES: list[dict[str, Any]] = [
     {"__key__": f"{number}", "bin": random.Random(number).randbytes(3000)} for number in range(6)
 ]
 WANT = [sample["__key__"] for sample in SAMPLES]
-#: Where the third sample begins.
+#: The offset of the third sample.
 PLACE = 2 * 3584
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for nothing."""
+    """Replace a pause."""
     monkeypatch.setattr(RetryPolicy, "sleep", lambda *_: None)
 
 
@@ -76,7 +76,7 @@ def keys(url: str, folder: Path | None = None, **options: Any) -> list[str]:
 
 
 def outcome(ask: Callable[[str], object], url: str) -> object:
-    """Return what a reader returns, or the error that it raises."""
+    """Return the result of a reader, or the error that it raises."""
     try:
         return ask(url)
     except (ShardError, SidecarError, SpecError) as error:
@@ -87,7 +87,7 @@ def outcome(ask: Callable[[str], object], url: str) -> object:
 
 
 def parts(shard: bytes) -> dict[str, Fault]:
-    """Answers with status 206, of which none is the whole file; the body begins at a sample, as one that is lost."""
+    """Answers with status 206 that are not the whole file; the body begins at a sample, so that a lost one is not noticed."""
     size, rest = len(shard), shard[PLACE:]
 
     def fault(told: str | None, body: bytes = rest, **headers: str) -> Fault:
@@ -115,7 +115,7 @@ NAMES = list(parts(bytes(PLACE + 1)))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_part_is_never_taken_for_the_file(proxy: FaultProxy, shard: bytes, name: str, tmp_path: Path) -> None:
+def test_a_part_is_never_mistaken_for_the_file(proxy: FaultProxy, shard: bytes, name: str, tmp_path: Path) -> None:
     fault = parts(shard)[name]
     for on_error in ("raise", "skip"):
         proxy.faults[:] = [fault] * 20
@@ -135,7 +135,7 @@ def test_a_part_is_never_taken_for_the_file(proxy: FaultProxy, shard: bytes, nam
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_part_than_the_next_is_never_read_on(proxy: FaultProxy, shard: bytes, name: str) -> None:
+def test_a_wrong_part_is_never_appended(proxy: FaultProxy, shard: bytes, name: str) -> None:
     proxy.faults[:] = [Fault(at=PLACE + 700, how="reset"), *[parts(shard)[name]] * 20]
     if name in ("all of it", "another begin"):  # which is before the next byte, and skipped up to there
         assert keys(address(proxy)) == WANT
@@ -146,7 +146,7 @@ def test_another_part_than_the_next_is_never_read_on(proxy: FaultProxy, shard: b
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_headers_are_not_those_of_another_part(proxy: FaultProxy, shard: bytes, name: str) -> None:
+def test_headers_of_a_wrong_part_are_noticed(proxy: FaultProxy, shard: bytes, name: str) -> None:
     good = build_index(address(proxy))
     for before in range(3):
         proxy.faults[:] = [*[None] * before, *[parts(shard)[name]] * 30]
@@ -154,7 +154,7 @@ def test_headers_are_not_those_of_another_part(proxy: FaultProxy, shard: bytes, 
         assert found.has_same_layout(good) if isinstance(found, ShardIndex) else "/answers/a.tar" in str(found)
 
 
-def test_a_part_whose_end_is_not_the_end_is_read_on(proxy: FaultProxy, shard: bytes) -> None:
+def test_a_part_that_ends_early_is_continued(proxy: FaultProxy, shard: bytes) -> None:
     size = len(shard)
     for cut in (1, 511, 3000):
         at = 700
@@ -164,20 +164,20 @@ def test_a_part_whose_end_is_not_the_end_is_read_on(proxy: FaultProxy, shard: by
 
 
 @pytest.mark.parametrize("status", [201, 202, 204, 205, 207, 226, 299, 300, 304])
-def test_a_status_without_the_file_is_no_empty_file(proxy: FaultProxy, status: int) -> None:
+def test_a_status_without_the_file_is_not_an_empty_file(proxy: FaultProxy, status: int) -> None:
     proxy.faults[:] = [Fault(status=status)] * 9
     with pytest.raises(ShardOpenError, match=rf"a\.tar cannot be opened: HTTP status {status}"):
         keys(address(proxy))
 
 
-# Compressed for the way
+# Content codings
 
 
 def deflated(data: bytes) -> bytes:
     return zlib.compress(data)
 
 
-def test_what_was_compressed_for_the_way_is_read(proxy: FaultProxy, shard: bytes) -> None:
+def test_a_content_coding_is_decoded(proxy: FaultProxy, shard: bytes) -> None:
     for name in ("gzip", "x-gzip", "GZIP"):
         half = len(shard) // 2
         for body in (gzip.compress(shard), gzip.compress(shard[:half]) + gzip.compress(shard[half:])):
@@ -186,7 +186,7 @@ def test_what_was_compressed_for_the_way_is_read(proxy: FaultProxy, shard: bytes
 
 
 @pytest.mark.parametrize("name", ["br", "zstd", "deflate", "gzip, gzip", "nonsense"])
-def test_what_nobody_can_undo_is_an_error(proxy: FaultProxy, shard: bytes, name: str) -> None:
+def test_an_undecodable_content_coding_is_an_error(proxy: FaultProxy, shard: bytes, name: str) -> None:
     proxy.faults[:] = [Fault(body=deflated(shard), headers={"Content-Encoding": name})] * 9
     with pytest.raises(
         ShardOpenError, match=f"sends the file with the content encoding '{name}', which was not requested"
@@ -194,7 +194,7 @@ def test_what_nobody_can_undo_is_an_error(proxy: FaultProxy, shard: bytes, name:
         keys(address(proxy))
 
 
-def test_compressed_data_that_end_too_early_are_an_error(proxy: FaultProxy, shard: bytes) -> None:
+def test_truncated_compressed_data_are_an_error(proxy: FaultProxy, shard: bytes) -> None:
     body = gzip.compress(shard)
     for cut in (0, 1, 10, len(body) // 2, len(body) - 9, len(body) - 1):
         proxy.faults[:] = [Fault(body=body[:cut], headers={"Content-Encoding": "gzip"})] * 9
@@ -205,7 +205,7 @@ def test_compressed_data_that_end_too_early_are_an_error(proxy: FaultProxy, shar
         keys(address(proxy), retries=1)
 
 
-# What never ends
+# Endless answers
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -234,7 +234,7 @@ ENDLESS: dict[str, tuple[Callable[[], Iterable[bytes]], float]] = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_an_answer_that_never_ends_is_left(proxy: FaultProxy, name: str, tmp_path: Path) -> None:
+def test_an_endless_answer_is_abandoned(proxy: FaultProxy, name: str, tmp_path: Path) -> None:
     pieces, pause_s = ENDLESS[name]
     asks: list[Callable[[str], object]] = [
         lambda url: keys(url, retries=1, timeout_s=0.3),
@@ -246,14 +246,14 @@ def test_an_answer_that_never_ends_is_left(proxy: FaultProxy, name: str, tmp_pat
     for ask in asks:
         proxy.faults[:] = [Fault(wire=pieces, pause_s=pause_s)] * 9
         found = outcome(ask, address(proxy))
-        # The size is asked for by HEAD, whose answers are in order here, and a body may be empty.
+        # The size is requested by HEAD, whose answers are correct here, and a body may be empty.
         assert not isinstance(found, Exception) or "/answers/a.tar" in str(found)
-    if "body" not in name and "trailers" not in name:  # nothing was read, and the next answer is in order
+    if "body" not in name and "trailers" not in name:  # nothing was read, and the next answer is correct
         proxy.faults[:] = [Fault(wire=pieces, pause_s=pause_s)]
         assert keys(address(proxy), timeout_s=0.3) == WANT
 
 
-# Without any extra
+# Without extras
 
 
 WITHOUT = """
@@ -281,7 +281,7 @@ def test_http_needs_no_package(proxy: FaultProxy, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [str(WANT)] * 3 + ["6", "[6, 6]"], done.stderr
 
 
-def test_unreachable_is_an_error_that_says_how_often_it_was_tried(unused_port: int) -> None:
+def test_the_error_of_an_unreachable_server_states_the_attempts(unused_port: int) -> None:
     with pytest.raises(ShardOpenError, match=r"cannot be opened: ConnectionRefusedError: .*\(3 attempts\)"):
         open_url(f"http://127.0.0.1:{unused_port}/a.tar", retries=2)
 

@@ -1,4 +1,4 @@
-"""Stores whose answers go wrong: the samples are those of an undisturbed run, or an error tells the shard and place."""
+"""Stores with faulty answers: the samples are those of an undisturbed run, or an error names the shard and offset."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLES: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Keep a record of the pauses, and make none."""
+    """Record pauses instead of making them."""
     found: list[float] = []
     monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: found.append(pause_s))
     return found
@@ -115,7 +115,7 @@ def url_of(site: FaultProxy, name: str = "a.tar") -> str:
     name=st.sampled_from(["a.tar", "a.tar.gz"]),
     faults=st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["reset", "close"])), max_size=6),
 )
-def test_a_connection_that_breaks_anywhere_changes_nothing(
+def test_a_broken_connection_changes_no_sample(
     root: Path, site: FaultProxy, name: str, faults: list[tuple[float, str]]
 ) -> None:
     size = (root / name).stat().st_size
@@ -123,10 +123,10 @@ def test_a_connection_that_breaks_anywhere_changes_nothing(
     site.faults[:] = [Fault(at=round(part * size), how=how) for part, how in faults]
     assert keys(url_of(site, name)) == WANT
     begins = [int((asked or "bytes=0-").removeprefix("bytes=").removesuffix("-")) for _, asked in site.asked]
-    assert begins == sorted(begins)  # nothing is asked for that has come already
+    assert begins == sorted(begins)  # nothing is requested again that has arrived
 
 
-def test_reading_goes_on_from_the_byte_that_is_next(root: Path, site: FaultProxy) -> None:
+def test_reading_resumes_at_the_next_byte(root: Path, site: FaultProxy) -> None:
     with open_url(url_of(site)) as stream:
         begin = stream.read(8192)
     site.asked.clear()
@@ -135,12 +135,12 @@ def test_reading_goes_on_from_the_byte_that_is_next(root: Path, site: FaultProxy
         assert b"".join(iter(lambda: stream.read(1000), b"")) == (root / "a.tar").read_bytes()
     assert site.asked[0][1] is None
     first, second = (int((asked or "bytes=0-").removeprefix("bytes=").removesuffix("-")) for _, asked in site.asked[1:])
-    # What has arrived of a connection that broke, and was not read yet, is asked for again.
+    # Bytes that have arrived over a broken connection, but were not read yet, are requested again.
     assert 0 <= first == second <= len(begin) + 50_000
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_a_busy_server_is_asked_again(site: FaultProxy, pauses: list[float], status: int) -> None:
+def test_requests_to_a_busy_server_are_retried(site: FaultProxy, pauses: list[float], status: int) -> None:
     site.faults[:] = [Fault(status=status), Fault(at=20_000, how="close"), Fault(status=status)]
     assert keys(url_of(site)) == WANT
     assert len(pauses) == 3
@@ -161,7 +161,7 @@ def test_a_server_may_say_how_long_to_wait(site: FaultProxy, pauses: list[float]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
-def test_what_no_waiting_cures_is_logged_at_once(site: FaultProxy, pauses: list[float], status: int) -> None:
+def test_permanent_errors_are_logged_at_once(site: FaultProxy, pauses: list[float], status: int) -> None:
     site.faults[:] = [Fault(status=status)]
     with pytest.raises(ShardOpenError, match=rf"a\.tar cannot be opened: HTTP status {status}"):
         keys(url_of(site))
@@ -169,7 +169,7 @@ def test_what_no_waiting_cures_is_logged_at_once(site: FaultProxy, pauses: list[
     assert len(site.asked) == 1
 
 
-def test_patience_ends(site: FaultProxy, pauses: list[float]) -> None:
+def test_retries_are_limited(site: FaultProxy, pauses: list[float]) -> None:
     site.faults[:] = [Fault(at=1000, how="stall"), *[Fault(status=503)] * 20]
     with pytest.raises(
         ShardReadError, match=r"Reading \S+a\.tar failed after 1000 bytes: HTTP status 503, .* \(4 attempts\)"
@@ -187,7 +187,7 @@ def test_patience_ends(site: FaultProxy, pauses: list[float]) -> None:
         keys(url_of(site), retries=0)
 
 
-def test_a_server_that_stalls_is_left_and_asked_again(site: FaultProxy) -> None:
+def test_a_stalled_request_is_abandoned_and_retried(site: FaultProxy) -> None:
     site.faults[:] = [Fault(at=30_000, how="stall")]
     assert keys(url_of(site), timeout_s=0.3) == WANT
     assert [asked for _, asked in site.asked] == [None, "bytes=30000-"]
@@ -196,9 +196,7 @@ def test_a_server_that_stalls_is_left_and_asked_again(site: FaultProxy) -> None:
 @pytest.mark.parametrize(
     "headers", [{"ETag": '"other"'}, {"Content-Range": "bytes 40000-40001/40002"}, {"Last-Modified": formatdate(0)}]
 )
-def test_a_shard_that_was_replaced_is_an_error_and_never_a_splice(
-    site: FaultProxy, headers: dict[str, str | None]
-) -> None:
+def test_a_replaced_shard_is_an_error_and_never_spliced(site: FaultProxy, headers: dict[str, str | None]) -> None:
     for on_error in ("raise", "skip"):
         body = b"ab" if "Content-Range" in headers else None
         site.faults[:] = [Fault(at=40_000, how="stall"), Fault(headers=headers, body=body)]
@@ -206,7 +204,7 @@ def test_a_shard_that_was_replaced_is_an_error_and_never_a_splice(
             keys(url_of(site), on_error=on_error, timeout_s=0.3)
 
 
-def test_a_server_without_ranges_sends_all_again(site: FaultProxy, root: Path) -> None:
+def test_a_server_without_ranges_sends_everything_again(site: FaultProxy, root: Path) -> None:
     whole = (root / "a.tar").read_bytes()
     site.faults[:] = [
         Fault(at=40_000, how="stall", headers={"ETag": '"one"'}),
@@ -217,26 +215,26 @@ def test_a_server_without_ranges_sends_all_again(site: FaultProxy, root: Path) -
     assert data == whole
 
 
-def test_a_server_that_tells_no_version_is_not_read_on(site: FaultProxy) -> None:
+def test_reading_does_not_resume_without_a_version(site: FaultProxy) -> None:
     site.faults[:] = [Fault(at=40_000, how="stall", headers={"ETag": None})]
     with pytest.raises(ShardReadError, match=r"failed after 40000 bytes: .*the store reports neither ETag nor date"):
         keys(url_of(site), timeout_s=0.3)
 
 
-def test_a_body_that_is_shorter_than_the_server_says_is_no_end(site: FaultProxy, root: Path) -> None:
+def test_a_body_shorter_than_its_declared_length_is_not_the_end(site: FaultProxy, root: Path) -> None:
     whole = (root / "a.tar").read_bytes()
     site.faults[:] = [Fault(body=whole[:30_000], how="close", at=30_000, headers={"Content-Length": str(len(whole))})]
     assert keys(url_of(site)) == WANT
 
 
-def test_a_server_that_says_too_little_is_a_truncated_shard(site: FaultProxy, root: Path) -> None:
+def test_a_declared_length_that_is_too_small_is_a_truncated_shard(site: FaultProxy, root: Path) -> None:
     whole = (root / "a.tar").read_bytes()
     site.faults[:] = [Fault(body=whole[:30_000])]
     with pytest.raises(TruncatedShardError, match=r"a\.tar"):
         keys(url_of(site))
 
 
-def test_a_policy_counts_a_shard_that_broke_for_good(site: FaultProxy) -> None:
+def test_a_policy_counts_a_shard_that_failed_permanently(site: FaultProxy) -> None:
     site.faults[:] = [Fault(at=40_000, how="stall"), *[Fault(status=410)] * 2]
     found = keys(url_of(site), on_error="skip", timeout_s=0.3)
     assert 0 < len(found) < len(WANT)
@@ -245,23 +243,21 @@ def test_a_policy_counts_a_shard_that_broke_for_good(site: FaultProxy) -> None:
 
 @pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.parametrize("begin", [[], [Fault(at=40_000, how="stall")]])
-def test_credentials_that_are_not_accepted_stop_whatever_the_policy_is(
-    site: FaultProxy, status: int, begin: list[Fault]
-) -> None:
+def test_refused_credentials_end_the_run_under_any_policy(site: FaultProxy, status: int, begin: list[Fault]) -> None:
     for on_error in ("skip", ErrorBudget(max_errors=100, warn=False)):
         site.faults[:] = [*begin, Fault(status=status)]
         with pytest.raises(ShardError, match=f"HTTP status {status}"):
             keys(url_of(site), on_error=on_error, timeout_s=0.3)
 
 
-def test_a_store_that_refuses_a_key_stops_whatever_the_policy_is(s3_store: Any) -> None:
+def test_a_store_that_refuses_a_key_ends_the_run_under_any_policy(s3_store: Any) -> None:
     options = {**s3_store.options(), "secret": "wrong", "skip_instance_cache": True}
     with pytest.raises(ShardOpenError, match=r"s3://bucket/a\.tar cannot be opened: permission denied"):
         keys("s3://bucket/a.tar", storage_options=options, on_error="skip")
 
 
 @pytest.mark.parametrize("how", ["reset", "close", "stall"])
-def test_s3_is_read_on(s3_store: Any, root: Path, how: str) -> None:
+def test_reading_from_s3_resumes(s3_store: Any, root: Path, how: str) -> None:
     with fault_proxy(("127.0.0.1", s3_store.port)) as proxy:
         options = {
             **s3_store.options(proxy.port),
@@ -274,7 +270,7 @@ def test_s3_is_read_on(s3_store: Any, root: Path, how: str) -> None:
         assert keys(f"s3://bucket/{how}/a.tar", storage_options=options) == WANT
 
 
-def test_pauses_grow_and_are_drawn(pauses: list[float]) -> None:
+def test_pauses_grow_and_are_randomized(pauses: list[float]) -> None:
     for _ in range(200):
         retry = RetryPolicy(8, 1e9)
         while retry.wait(ConnectionResetError(), "x", retry.clock()):
@@ -285,7 +281,7 @@ def test_pauses_grow_and_are_drawn(pauses: list[float]) -> None:
     assert all(max(some) > limit / 2 > min(some) for some, limit in zip(by_try, most, strict=False))
 
 
-def test_a_worker_gives_back_all_that_it_has_opened(site: FaultProxy, root: Path) -> None:
+def test_a_worker_closes_everything_it_has_opened(site: FaultProxy, root: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
         site.faults[:] = [Fault(at=40_000, how="reset"), Fault(at=100, how="close"), Fault(status=404)]

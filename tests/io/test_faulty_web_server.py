@@ -1,4 +1,4 @@
-"""Every fault of a web server in every region of a shard: the same samples, or an error that names shard and place."""
+"""Every fault of a web server in every region of a shard: the same samples, or an error that names shard and offset."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def whole_shard() -> bytes:
 
 
 def regions_of(shard: bytes) -> dict[str, int]:
-    """Where a shard may be cut, by what is there."""
+    """The offsets at which a shard may be cut, by region."""
     with tarfile.open(fileobj=io.BytesIO(shard)) as archive:
         member = [found for found in archive if found.name.endswith(".bin")][3]
         last = archive.getmembers()[-1]
@@ -75,7 +75,7 @@ REGIONS = regions_of(SHARD)
 
 
 class Case(NamedTuple):
-    """What goes wrong, and what is to come of that.
+    """A fault and its expected result.
 
     Attributes:
         faults: of the answers, one after the other, if the first one breaks at a byte.
@@ -89,22 +89,22 @@ class Case(NamedTuple):
 
 
 def held(*then: Fault | None) -> Callable[[int], list[Fault | None]]:
-    """The connection is reset once all that came was read, and these are the answers to what is asked for then."""
+    """The connection is reset once all that came was read, and these answer the requests that follow."""
     return lambda at: [Fault(at=at, how="held"), *then]
 
 
 def once_read(error: type[ShardError]) -> Callable[[int], type[ShardError] | None]:
-    """An error, if something was read, and something is left."""
+    """An error if something was read and something remains."""
     return lambda at: error if 0 < at < SIZE else None
 
 
 def if_left(at: int) -> type[ShardError] | None:
-    """An error, if there is anything left to read."""
+    """An error if there is anything left to read."""
     return ShardReadError if at < SIZE else None
 
 
 def if_short(at: int) -> type[ShardError] | None:
-    """An error, if something is missing: the store itself says that there is no more."""
+    """An error if something is missing: the store itself reports the end."""
     return TruncatedShardError if at < REGIONS["behind the end marker"] else None
 
 
@@ -151,7 +151,7 @@ CASES = {
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Keep a record of the pauses, and make none."""
+    """Record pauses instead of making them."""
     found: list[float] = []
     monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: found.append(pause_s))
     return found
@@ -169,7 +169,7 @@ def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Return what lets the proxy reset a connection that is held, once so many bytes of the shard were read."""
+    """Return a function that lets the proxy reset a held connection once ``count`` bytes of the shard were read."""
     places = [0]
     read_once = ResumingStream.read_once
 
@@ -201,7 +201,7 @@ def read(proxy: FaultProxy, *stages: Path, **options: Any) -> list[tuple[str, by
 
 @leaves_nothing
 @pytest.mark.parametrize("name", CASES)
-def test_a_fault_changes_no_sample_or_is_told(proxy: FaultProxy, reached: Callable[[int], None], name: str) -> None:
+def test_a_fault_changes_no_sample_or_is_an_error(proxy: FaultProxy, reached: Callable[[int], None], name: str) -> None:
     case = CASES[name]
     for region, at in REGIONS.items():
         proxy.faults[:] = case.faults(at)
@@ -218,7 +218,7 @@ def test_a_fault_changes_no_sample_or_is_told(proxy: FaultProxy, reached: Callab
 
 @leaves_nothing
 @pytest.mark.parametrize("region", ["in the first header", "in data", "at padding", "in the end marker"])
-def test_a_server_that_stalls_anywhere_is_left(proxy: FaultProxy, reached: Callable[[int], None], region: str) -> None:
+def test_a_stalled_answer_is_abandoned(proxy: FaultProxy, reached: Callable[[int], None], region: str) -> None:
     proxy.stalled.clear()
     proxy.faults[:] = [Fault(at=REGIONS[region], how="stall")]
     assert read(proxy, timeout_s=0.3) == WANT
@@ -227,7 +227,7 @@ def test_a_server_that_stalls_anywhere_is_left(proxy: FaultProxy, reached: Calla
 
 
 @leaves_nothing
-def test_a_range_that_begins_behind_the_next_byte_is_no_splice(
+def test_a_range_that_starts_after_the_next_byte_is_not_spliced(
     proxy: FaultProxy, reached: Callable[[int], None]
 ) -> None:
     for region, at in REGIONS.items():
@@ -243,7 +243,7 @@ def test_a_range_that_begins_behind_the_next_byte_is_no_splice(
 
 
 @leaves_nothing
-def test_more_bytes_than_the_server_has_are_waited_for_in_vain(
+def test_declaring_more_bytes_than_the_server_has_is_an_error(
     proxy: FaultProxy, reached: Callable[[int], None]
 ) -> None:
     proxy.faults[:] = [Fault(at=SIZE, how="close", headers={"Content-Length": str(SIZE + 512)})]
@@ -263,9 +263,7 @@ RESTORED = [
 
 @leaves_nothing
 @pytest.mark.parametrize("name", RESTORED)
-def test_a_pass_that_is_resumed_reads_on_through_faults(
-    proxy: FaultProxy, reached: Callable[[int], None], name: str
-) -> None:
+def test_a_resumed_pass_continues_despite_faults(proxy: FaultProxy, reached: Callable[[int], None], name: str) -> None:
     def pipeline() -> Any:
         url = f"http://127.0.0.1:{proxy.port}/fault/a.tar"
         pipe = ShardList(url).load_wds_shards(retries=9).group_samples().shuffle_samples(3)
@@ -281,7 +279,7 @@ def test_a_pass_that_is_resumed_reads_on_through_faults(
         state = json.loads(json.dumps(save_state(broken_off)))
         items.close()
         for at in REGIONS.values():
-            # The head of the shard is asked for first, and then each part by itself.
+            # The head of the shard is requested first, and then each part separately.
             proxy.faults[:] = [*CASES[name].faults(min(at, 512)), *CASES[name].faults(at), *CASES[name].faults(at)]
             reached(0)
             load_state(resumed := pipeline(), state)
@@ -289,7 +287,7 @@ def test_a_pass_that_is_resumed_reads_on_through_faults(
 
 
 @leaves_nothing
-def test_a_part_of_another_file_is_no_splice(proxy: FaultProxy, reached: Callable[[int], None]) -> None:
+def test_a_part_of_another_file_is_not_spliced(proxy: FaultProxy, reached: Callable[[int], None]) -> None:
     def pipeline(on_error: str) -> Any:
         url = f"http://127.0.0.1:{proxy.port}/fault/a.tar"
         pipe = ShardList(url).load_wds_shards(on_error=on_error).group_samples().shuffle_samples(3)
@@ -306,18 +304,20 @@ def test_a_part_of_another_file_is_no_splice(proxy: FaultProxy, reached: Callabl
             for headers in ({"ETag": '"other"'}, {"Content-Range": "bytes 0-9/10"}, {"Content-Range": None}):
                 proxy.faults[:] = [*[None] * after, *[Fault(headers=dict(headers))] * 3]
                 if not after and "ETag" not in headers:
-                    continue  # a server that knows no ranges: all is read again
+                    continue  # a server without ranges: everything is read again
                 load_state(resumed := pipeline(on_error), state)
                 with pytest.raises(ChangedShardError, match=r"/fault/a\.tar was replaced while it was read"):
                     list(resumed)
 
 
 @pytest.mark.parametrize("name", [*RESTORED, "no ranges by then", "another ETag", "503 for good", "too small a length"])
-def test_a_copy_is_whole_or_none(proxy: FaultProxy, reached: Callable[[int], None], name: str, tmp_path: Path) -> None:
+def test_a_copy_is_complete_or_absent(
+    proxy: FaultProxy, reached: Callable[[int], None], name: str, tmp_path: Path
+) -> None:
     case = CASES[name]
     for region, at in REGIONS.items():
         folder = tmp_path / str(at)
-        # What is shorter than the server says when it is asked for the size is fetched once more.
+        # A file shorter than the size that the server reports is fetched once more.
         proxy.faults[:] = case.faults(at) * (1 + (name == "too small a length"))
         reached(at)
         is_short = name == "too small a length" and at < SIZE

@@ -1,4 +1,4 @@
-"""Errors of the host, which end a run whatever ``on_error`` is: else it would go on without its data."""
+"""Errors of the host, which end a run under any ``on_error``: otherwise it would continue without its data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def on_error(request: pytest.FixtureRequest) -> OnError:
 
 @contextlib.contextmanager
 def no_more_files() -> Iterator[None]:
-    """Let this process open no file more."""
+    """Prevent this process from opening any more files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
@@ -111,12 +111,12 @@ def open_all_files(_: bytes) -> None:
     ("decode", "text"),
     [(fill_the_disk, "No space left"), (take_all_memory, "MemoryError"), (open_all_files, "Too many open files")],
 )
-def test_a_host_that_is_at_its_end_ends_decoding(decode: Callable[[bytes], None], text: str, on_error: OnError) -> None:
+def test_an_exhausted_host_ends_decoding(decode: Callable[[bytes], None], text: str, on_error: OnError) -> None:
     samples = [{"__key__": str(n), "x": b"1"} for n in range(3)]
     ended_by(IterableWrapper(samples).wds_decode(x=decode, on_error=on_error), DecodeError, text)
 
 
-def test_a_list_that_cannot_be_written_ends_what_would_be_passed_over() -> None:
+def test_an_unwritable_quarantine_list_ends_skipping() -> None:
     budget = ErrorBudget(quarantine="/dev/full", warn=False)
     samples = [{"__key__": str(n), "cls": b"x"} for n in range(3)]
     ended_by(IterableWrapper(samples).wds_decode(on_error=budget), MissingSidecarError, "No space left")
@@ -129,7 +129,7 @@ def raised(error: Exception, cause: BaseException | None) -> Exception:
         return found
 
 
-def test_what_is_an_error_of_the_host() -> None:
+def test_errors_of_the_host_are_recognized() -> None:
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         error = OSError(number, os.strerror(number))
         outer = raised(DecodeError("x"), raised(ValueError("y"), error))
@@ -140,9 +140,9 @@ def test_what_is_an_error_of_the_host() -> None:
     for number in (errno.ENOENT, errno.EIO, errno.ECONNRESET, errno.EPIPE):
         assert not is_systemic(raised(WdsError("x"), OSError(number, "")))
     assert is_systemic(MemoryError())
-    # What a damaged header asks for is no fault of the host.
+    # A damaged header's request is not a fault of the host.
     assert not is_systemic(raised(CorruptShardError("x"), MemoryError()))
-    # An error that holds itself, and one without an end.
+    # An error that refers to itself, and one with an endless chain.
     circle = ValueError("x")
     circle.__context__ = circle
     assert not is_systemic(circle)

@@ -1,4 +1,4 @@
-"""nginx: ranges and none, compressed on the way, passwords, TLS, another host, and a server that is started again."""
+"""nginx: with and without ranges, content codings, passwords, TLS, redirects to another host, and restarted servers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SAMPLES: list[dict[str, Any]] = [
 ]
 WANT = [(sample["__key__"], sample["bin"]) for sample in SAMPLES]
 HEADER = {"Authorization": f"Basic {base64.b64encode(f'{USER}:{PASSWORD}'.encode()).decode()}"}
-#: The locations that send what is in the files, and whether they know ranges.
+#: The locations that send the files unchanged, and whether they support ranges.
 LOCATIONS = {"": True, "whole/": False, "gzip/": True, "gzip-for-all/": False, "elsewhere/": True}
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Keep a record of the pauses, and make none."""
+    """Record pauses instead of making them."""
     found: list[float] = []
     monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: found.append(pause_s))
     return found
@@ -42,7 +42,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def server(nginx: Nginx) -> Nginx:
-    """Serve a.tar as it should be, and forget what was asked for."""
+    """Serve a.tar correctly, and forget earlier requests."""
     if not nginx.is_running:
         nginx.start()
     build_shard(nginx.files / "a.tar", SAMPLES)
@@ -62,16 +62,14 @@ def read(url: str, **options: Any) -> list[tuple[str, bytes]]:
 
 
 def asked(server: Nginx) -> list[tuple[int, str, str]]:
-    """What was asked for: the status, the location and the range."""
+    """The requests: the status, the location and the range of each."""
     found = [re.fullmatch(r"\d+ (\d+) GET (\S+)a\.tar \[(.*)\] \[.*\]", line) for line in server.asked()]
     return [(int(match[1]), match[2].removeprefix("/"), match[3]) for match in found if match is not None]
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
 @pytest.mark.parametrize("cut", [1, 4, 7])
-def test_the_rest_of_a_pass_is_read_by_ranges_where_the_server_knows_them(
-    server: Nginx, location: str, cut: int
-) -> None:
+def test_the_rest_of_a_pass_is_read_by_ranges_if_supported(server: Nginx, location: str, cut: int) -> None:
     url = f"http://127.0.0.1:{server.http}/{location}a.tar"
     assert read(url) == WANT
     whole = [sample["__key__"] for sample in pipeline(url)]
@@ -93,14 +91,14 @@ def test_the_rest_of_a_pass_is_read_by_ranges_where_the_server_knows_them(
         assert found == [(200, "bytes=0-511"), (200, "-")]
 
 
-def test_the_password_opens_what_is_closed(server: Nginx) -> None:
+def test_the_password_gives_access(server: Nginx) -> None:
     assert read(f"http://{USER}:{PASSWORD}@127.0.0.1:{server.http}/closed/a.tar") == WANT
     url = f"http://127.0.0.1:{server.http}/closed/a.tar"
     assert read(url, storage_options={"headers": HEADER}) == WANT
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_wrong_password_names_the_shard_and_stops_whatever_the_policy_is(
+def test_a_wrong_password_names_the_shard_and_ends_the_run_under_any_policy(
     server: Nginx, pauses: list[float], on_error: str
 ) -> None:
     url = f"http://{USER}:wrong-and-secret@127.0.0.1:{server.http}/closed/a.tar"
@@ -117,7 +115,7 @@ def test_a_wrong_password_names_the_shard_and_stops_whatever_the_policy_is(
 
 
 @pytest.mark.parametrize("how", ["in the URL", "as a header"])
-def test_another_host_is_not_told_the_password(server: Nginx, how: str) -> None:
+def test_another_host_does_not_receive_the_password(server: Nginx, how: str) -> None:
     place = f"127.0.0.1:{server.http}/elsewhere/a.tar"
     options: dict[str, Any] = {}
     url = f"http://{place}"
@@ -131,7 +129,7 @@ def test_another_host_is_not_told_the_password(server: Nginx, how: str) -> None:
     assert second == f"{server.other} 200 GET /a.tar [-] [-]"
 
 
-def test_an_unknown_authority_is_an_error_that_says_what_to_do(server: Nginx, pauses: list[float]) -> None:
+def test_the_error_of_an_unknown_authority_says_what_to_do(server: Nginx, pauses: list[float]) -> None:
     url = f"https://127.0.0.1:{server.https}/a.tar"
     for on_error in ("raise", "skip"):
         with pytest.raises(
@@ -144,16 +142,16 @@ def test_an_unknown_authority_is_an_error_that_says_what_to_do(server: Nginx, pa
     assert pauses == []
 
 
-def test_an_authority_of_ones_own_is_named_by_its_file(server: Nginx, tmp_path: Path) -> None:
+def test_a_private_authority_is_given_by_its_file(server: Nginx, tmp_path: Path) -> None:
     url = f"https://127.0.0.1:{server.https}/a.tar"
     options = {"storage_options": {"ca_file": str(server.authority)}}
     assert read(url, **options) == WANT
-    # What is loaded in a worker, or from a state of DataLoader2, was pickled.
+    # An opener in a worker, or loaded from a state of DataLoader2, was pickled.
     again = pickle.loads(pickle.dumps(pipeline(url, **options)))
     assert len(list(again)) == len(WANT)
     cached = ShardList(url).cache_wds_shards(tmp_path / "copies").load_wds_shards(**options).group_samples()
     assert len(list(cached)) == len(WANT)
-    # It vouches for no other name.
+    # It is not valid for other names.
     with pytest.raises(ShardOpenError, match="the certificate of the server is not trusted"):
         read(f"https://localhost:{server.https}/a.tar", **options)
 
@@ -167,8 +165,8 @@ def test_a_file_without_certificates_is_an_error(server: Nginx, tmp_path: Path, 
         read(f"https://127.0.0.1:{server.https}/a.tar", storage_options={"ca_file": str(path)})
 
 
-def test_a_server_that_is_ended_and_started_again_is_read_on(server: Nginx, pauses: list[float]) -> None:
-    # The first connection is slow, so that most of the body was not sent when it breaks.
+def test_reading_resumes_after_a_server_restarts(server: Nginx, pauses: list[float]) -> None:
+    # The first connection is slow, so that most of the body is unsent when it breaks.
     with open_url(f"http://127.0.0.1:{server.http}/slow/a.tar") as stream:
         data = stream.read(10_000)
         server.stop()
@@ -180,7 +178,7 @@ def test_a_server_that_is_ended_and_started_again_is_read_on(server: Nginx, paus
     assert 10_000 <= int(begin.removeprefix("bytes=").removesuffix("-")) < len(data)
 
 
-def test_a_server_is_waited_for_until_it_is_up(server: Nginx, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_waits_for_a_server_to_start(server: Nginx, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -197,7 +195,7 @@ def test_a_server_is_waited_for_until_it_is_up(server: Nginx, monkeypatch: pytes
     assert len(waited) == 4
 
 
-def test_a_server_that_stays_away_is_an_error_with_the_place(server: Nginx, pauses: list[float]) -> None:
+def test_a_server_that_stays_down_is_an_error_with_the_offset(server: Nginx, pauses: list[float]) -> None:
     with open_url(f"http://127.0.0.1:{server.http}/slow/a.tar", retries=3) as stream:
         pieces = [stream.read(10_000)]
         server.stop()
@@ -210,7 +208,7 @@ def test_a_server_that_stays_away_is_an_error_with_the_place(server: Nginx, paus
 
 @pytest.mark.parametrize("location", ["", "whole/"])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_shard_that_is_replaced_in_the_middle_is_no_splice(
+def test_a_shard_replaced_while_reading_is_not_spliced(
     server: Nginx, pauses: list[float], location: str, on_error: str
 ) -> None:
     with fault_proxy(("127.0.0.1", server.http)) as proxy:
@@ -223,7 +221,7 @@ def test_a_shard_that_is_replaced_in_the_middle_is_no_splice(
             list(members)
 
 
-def test_what_is_compressed_on_the_way_is_not_read_on(server: Nginx, pauses: list[float]) -> None:
+def test_a_broken_content_coding_is_not_resumed(server: Nginx, pauses: list[float]) -> None:
     with fault_proxy(("127.0.0.1", server.http)) as proxy:
         url = f"http://127.0.0.1:{proxy.port}/gzip-for-all/a.tar"
         proxy.faults[:] = [Fault(at=0, how="reset"), Fault(status=503)]
@@ -236,14 +234,14 @@ def test_what_is_compressed_on_the_way_is_not_read_on(server: Nginx, pauses: lis
 
 
 def replace(server: Nginx, name: str, samples: list[dict[str, Any]]) -> None:
-    """Put another file in the place of one, with a date of its own: nginx tells seconds alone."""
+    """Replace a file by another with its own date, in whole seconds, which is the resolution of nginx."""
     other = server.files / f"{name}.new"
     build_shard(other, samples)
     os.utime(other, (1, 1))
     other.replace(server.files / name)
 
 
-def test_copies_are_made_of_what_the_server_has(server: Nginx, pauses: list[float], tmp_path: Path) -> None:
+def test_copies_equal_the_files_of_the_server(server: Nginx, pauses: list[float], tmp_path: Path) -> None:
     with fault_proxy(("127.0.0.1", server.http)) as proxy:
         url = f"http://127.0.0.1:{proxy.port}/a.tar"
 
@@ -259,7 +257,7 @@ def test_copies_are_made_of_what_the_server_has(server: Nginx, pauses: list[floa
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_no_copy_is_made_where_the_password_is_wrong(
+def test_no_copy_is_made_with_a_wrong_password(
     server: Nginx, pauses: list[float], tmp_path: Path, on_error: str
 ) -> None:
     url = f"http://127.0.0.1:{server.http}/closed/a.tar"
@@ -272,9 +270,7 @@ def test_no_copy_is_made_where_the_password_is_wrong(
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 1000] == []
 
 
-def test_a_copy_waits_for_a_server_until_it_is_up(
-    server: Nginx, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_copying_waits_for_a_server_to_start(server: Nginx, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def wait(_: float) -> None:
         if not server.is_running:
             server.start()

@@ -1,4 +1,4 @@
-"""Shards that are listed by the pages of web servers."""
+"""Shards listed from index pages of web servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = ["a-0.tar", "a-1.tar", "b 0.tar", "ü.tar.gz", "notes.txt", "d/0/x.tar",
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(params=["nginx", "python"])
@@ -57,11 +57,11 @@ def site(request: pytest.FixtureRequest, nginx: Nginx) -> Iterator[str]:
         ("/*/e/f/*", ["d/e/f/z.tar"]),
     ],
 )
-def test_shards_are_what_the_pages_link_to(site: str, pattern: str, expected: list[str]) -> None:
+def test_linked_files_are_shards(site: str, pattern: str, expected: list[str]) -> None:
     assert list(ShardList(site + pattern)) == sorted(f"{site}/{name}" for name in expected)
 
 
-def test_what_cannot_be_listed_is_an_error(site: str) -> None:
+def test_an_unlistable_page_is_an_error(site: str) -> None:
     with pytest.raises(SpecError, match=r"missing/ cannot be listed: HTTP status 404, not found"):
         list(ShardList(f"{site}/missing/"))
     with pytest.raises(SpecError, match="No file matches"):
@@ -70,7 +70,7 @@ def test_what_cannot_be_listed_is_an_error(site: str) -> None:
         list(ShardList(f"{site}/d/0/*.zip"))
 
 
-def test_only_what_is_right_below_a_folder_on_its_host_counts() -> None:
+def test_only_links_directly_below_the_folder_on_its_host_count() -> None:
     page = b"""<a href="x.tar">1</a><A HREF='/d/y.tar'>2</A><a class="z" href="http://h/d/z.tar">3</a><a href="e/">4</a>
     <a href="../up.tar"><a href="/other/a.tar"><a href="http://else/d/b.tar"><a href="?C=N;O=D"><a href="e/deep.tar">
     <a href="#top"><a href="x.tar"><a href="http://[broken/"><a><a href="javascript:a()"><a href="file:///d/q.tar">"""
@@ -79,5 +79,5 @@ def test_only_what_is_right_below_a_folder_on_its_host_counts() -> None:
     assert names == [("x.tar", "file"), ("y.tar", "file"), ("z.tar", "file"), ("e/", "directory")]
 
 
-def test_bytes_that_are_no_page_link_to_nothing() -> None:
+def test_bytes_that_are_not_a_page_contain_no_links() -> None:
     assert entries_of(Path(__file__).read_bytes()[:0] + bytes(range(256)) * 10, "http://h/d/") == []

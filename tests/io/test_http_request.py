@@ -1,4 +1,4 @@
-"""Plain requests to web servers: where they go, what they carry along, and that they can be broken off."""
+"""Plain requests to web servers: their targets, their headers, and how they are interrupted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.server.left.wait(LIMIT_S)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -80,19 +80,19 @@ def read(url: str, **options: Any) -> bytes:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_place_that_a_server_names_is_gone_to(site: Site, status: int) -> None:
+def test_redirects_are_followed(site: Site, status: int) -> None:
     site.answers = {"/a/b.tar": (status, "../c.tar?x=1"), "/c.tar?x=1": (status, site.url("/d.tar"))}
     assert read(site.url("/a/b.tar")) == b"/d.tar"
 
 
-def test_a_circle_ends(site: Site) -> None:
+def test_a_redirect_loop_ends(site: Site) -> None:
     site.answers = {"/a.tar": (302, "/b.tar"), "/b.tar": (302, "/a.tar")}
     with pytest.raises(ShardOpenError, match=r"/a\.tar cannot be opened: HTTP status 302, it redirects 10"):
         read(site.url("/a.tar"))
 
 
 @pytest.mark.parametrize("place", ["file:///etc/passwd", "ftp://host/a.tar", "pipe:echo a"])
-def test_no_server_leads_to_a_file_or_a_command(site: Site, place: str) -> None:
+def test_redirects_never_lead_to_a_file_or_a_command(site: Site, place: str) -> None:
     site.answers = {"/a.tar": (302, place)}
     with pytest.raises(ShardOpenError, match=f"the scheme '{place.partition(':')[0]}' or no host"):
         read(site.url("/a.tar"))
@@ -125,7 +125,7 @@ def test_a_secret_stays_on_its_host(site: Site) -> None:
     assert "secret" not in found.values()
 
 
-def test_headers_are_those_of_the_options_or_of_the_configuration_of_fsspec(
+def test_headers_come_from_the_options_or_the_configuration_of_fsspec(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read(site.url("/a.tar"))
@@ -222,7 +222,7 @@ def test_a_proxy_that_refuses_is_logged(tunnel: str, monkeypatch: pytest.MonkeyP
     assert found.value.concerns_all
 
 
-def test_a_proxy_that_never_ends_its_headers_is_left(tunnel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_with_endless_headers_is_abandoned(tunnel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tunnel, "answer", b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100)
     monkeypatch.setenv("https_proxy", tunnel)
     monkeypatch.setattr(Tunnel, "handle", lambda self: self.wfile.write(self.answer) and self.rfile.read())
@@ -230,7 +230,7 @@ def test_a_proxy_that_never_ends_its_headers_is_left(tunnel: str, monkeypatch: p
         read("https://far.invalid/a.tar", timeout_s=0.3, retries=0)
 
 
-def test_what_a_thread_waits_for_can_be_broken_off(site: Site) -> None:
+def test_a_request_of_a_thread_can_be_interrupted(site: Site) -> None:
     site.answers = {"/a.tar": (200, "stall")}
     stream = open_url(site.url("/a.tar"), retries=0, timeout_s=LIMIT_S)
     errors = []

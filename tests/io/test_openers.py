@@ -1,4 +1,4 @@
-"""Openers other than commands: each kind, its errors, and that nothing stays open and no secret is told."""
+"""Openers other than commands: each kind, its errors, and that nothing stays open and no secret is revealed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def descriptors() -> set[str]:
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    """Wait for what another thread does soon."""
+    """Wait for something that another thread does soon."""
     deadline = time.monotonic() + 20
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -88,7 +88,7 @@ def until(condition: Callable[[], bool]) -> bool:
         ("a+b.c-d://x", "a+b.c-d", "//x"),
     ],
 )
-def test_what_is_a_scheme(url: str, scheme: str, rest: str) -> None:
+def test_schemes_are_recognized(url: str, scheme: str, rest: str) -> None:
     assert split_scheme(url) == (scheme, rest)
 
 
@@ -132,13 +132,13 @@ def test_an_opener_is_replaced_only_on_request() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["", "-", "s", "3s", "s3:", "s3://", "a b", "a_b"])
-def test_what_cannot_be_a_scheme_is_refused(scheme: str) -> None:
+def test_an_invalid_scheme_is_refused(scheme: str) -> None:
     with pytest.raises(ValueError, match="cannot be the scheme of a URL"):
         register_opener(scheme, lambda url, /, **options: io.BytesIO())
 
 
 @pytest.mark.usefixtures("registry")
-def test_an_opener_may_return_anything_that_reads() -> None:
+def test_an_opener_may_return_any_readable_object() -> None:
     class Body:
         closed = False
 
@@ -157,7 +157,7 @@ def test_an_opener_may_return_anything_that_reads() -> None:
     assert body.closed
 
 
-def test_an_unknown_scheme_says_what_is_known() -> None:
+def test_the_error_of_an_unknown_scheme_lists_the_known_ones() -> None:
     with pytest.raises(UnknownSchemeError, match=r"'nope' of nope://x.*file, .*pipe.*memory.*register_opener\('nope'"):
         open_url("nope://x")
 
@@ -168,7 +168,7 @@ def test_an_unknown_scheme_says_what_is_known() -> None:
 @pytest.mark.parametrize(
     "name", ["a.tar", "a#b?c;d.tar", "%41.tar", "a b.tar", "a:b.tar", "run:1.tar", "ü\n.tar", "*.tar"]
 )
-def test_a_local_name_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_local_name_is_used_verbatim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / name).write_bytes(BODY)
     monkeypatch.chdir(tmp_path)
     assert read(name) == read(str(tmp_path / name)) == BODY
@@ -187,7 +187,7 @@ def test_a_file_url_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert Path(local_path(url) or "").resolve() == (tmp_path / "a b%.tar").resolve()
 
 
-def test_what_is_not_local_has_no_local_path() -> None:
+def test_a_remote_url_has_no_local_path() -> None:
     assert [local_path(url) for url in ("-", "pipe:cat x", "s3://b/x")] == [None] * 3
 
 
@@ -355,9 +355,7 @@ def test_http_is_read_to_its_end(web: str) -> None:
         ("/stalls", {"timeout_s": 0.2}, r"/stalls\?sig=\*\*\* failed after 100 bytes: \w*Timeout"),
     ],
 )
-def test_what_goes_wrong_with_http_is_told_without_secrets(
-    web: str, path: str, options: dict[str, Any], message: str
-) -> None:
+def test_errors_of_http_contain_no_secrets(web: str, path: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ShardError, match=message) as caught:
         read(f"{web}{path}?sig={SECRET}", **options)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
@@ -371,7 +369,7 @@ def test_a_host_that_does_not_answer(web: str) -> None:
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_shard_over_http_that_is_given_up_leaves_nothing_open(web: str) -> None:
+def test_an_abandoned_shard_over_http_leaves_nothing_open(web: str) -> None:
     read(f"{web}/warm")  # fsspec keeps one event loop
     before = descriptors()
     for _ in range(5):
@@ -392,7 +390,7 @@ def s3(s3_store: Any) -> dict[str, Any]:
     return options
 
 
-def test_s3_is_read_and_its_errors_tell_no_secret(s3: dict[str, Any]) -> None:
+def test_s3_is_read_and_its_errors_contain_no_secret(s3: dict[str, Any]) -> None:
     assert read("s3://bucket/d/a.tar", storage_options=s3) == BODY
     with pytest.raises(ShardOpenError, match=r"s3://bucket/d/no.tar cannot be opened: there is no such file"):
         open_url("s3://bucket/d/no.tar", storage_options=s3)
@@ -410,7 +408,7 @@ def test_s3_is_listed(s3: dict[str, Any]) -> None:
 
 
 def test_shards_on_s3_are_indexed_there(s3: dict[str, Any]) -> None:
-    # rclone sends the checksum of a whole object with parts of it too, which S3 does not.
+    # rclone also sends the checksum of a whole object with parts of it, which S3 does not.
     s3 = {**s3, "config_kwargs": {"response_checksum_validation": "when_required"}}
     url = "s3://bucket/i/x.tar"
     with TarWriter(url, storage_options=s3) as shard:
@@ -477,5 +475,5 @@ def test_no_secret_survives(word: str) -> None:
         "abfs://container@account.dfs.core.windows.net/a.tar",
     ],
 )
-def test_what_is_no_secret_stays(url: str) -> None:
+def test_other_parts_of_urls_are_not_redacted(url: str) -> None:
     assert redact(url) == url

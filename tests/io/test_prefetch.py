@@ -1,4 +1,4 @@
-"""Shards that are read ahead: what comes, and where errors come, is as if nothing was; and it is bounded, and ends."""
+"""Shards read ahead: items and errors come as without reading ahead; the memory is bounded, and threads end."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SIZES = {"a": 40, "b": 1, "c": 300, "d": 0, "e": 120}
 
 
 class Watched(fsspec.AbstractFileSystem):  # type: ignore[misc]  # it carries no types
-    """A store in memory that tells what is read of it."""
+    """A store in memory that records what is read from it."""
 
     protocol = "watched"
-    #: What it has.
+    #: The files.
     files: dict[str, bytes] = {}  # noqa: RUF012  all instances are one store
-    #: How many bytes were read of each file.
+    #: How many bytes of each file were read.
     read: dict[str, int] = {}  # noqa: RUF012  the same
-    #: Files of which nothing is read before their event is set.
+    #: Files that cannot be read before their event is set.
     gates: dict[str, threading.Event] = {}  # noqa: RUF012  the same
 
     def _open(self, path: str, *_args: Any, **_options: Any) -> WatchedFile:
@@ -71,7 +71,7 @@ fsspec.register_implementation("watched", Watched, clobber=True)
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Make shards in the store and on the disk, and return their URLs; "x" is cut, and "y" is not there."""
+    """Create shards in the store and on disk, and return their URLs; "x" is truncated, and "y" does not exist."""
     folder = tmp_path_factory.mktemp("shards")
     urls = {"y": "watched://y.tar"}
     for name, count in SIZES.items():
@@ -102,7 +102,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def told(urls: list[str], read_ahead: int, **options: Any) -> list[str]:
-    """Return the names of the files, and the error that ended it."""
+    """Return the names of the files, and the error that ended reading."""
     names = []
     try:
         for _, name, data, _ in load_wds_shards(urls, ReadOptions(read_ahead=read_ahead, **options)):
@@ -118,7 +118,9 @@ def told(urls: list[str], read_ahead: int, **options: Any) -> list[str]:
     read_ahead=st.sampled_from([1, 150_000, 400_000, 1 << 20, 32 << 20]),
     on_error=st.sampled_from(["raise", "skip"]),
 )
-def test_what_comes_is_the_same(shards: dict[str, str], names: list[str], read_ahead: int, on_error: str) -> None:
+def test_reading_ahead_changes_no_item(
+    shards: dict[str, str], names: list[str], read_ahead: int, on_error: str
+) -> None:
     urls = [shards[name] for name in names]
     assert told(urls, read_ahead, on_error=on_error) == told(urls, 0, on_error=on_error)
 
@@ -129,7 +131,9 @@ def test_what_comes_is_the_same(shards: dict[str, str], names: list[str], read_a
     read_ahead=st.sampled_from([1, 300_000, 1 << 20]),
     count=st.integers(0, 400),
 )
-def test_nobody_goes_on_after_a_break(shards: dict[str, str], names: list[str], read_ahead: int, count: int) -> None:
+def test_all_threads_end_after_an_interruption(
+    shards: dict[str, str], names: list[str], read_ahead: int, count: int
+) -> None:
     members = load_wds_shards([shards[name] for name in names], ReadOptions(read_ahead=read_ahead))
     for _ in zip(range(count), members, strict=False):
         pass
@@ -147,7 +151,7 @@ def test_the_next_shard_is_read_while_one_is_used(shards: dict[str, str]) -> Non
     assert [member[1] for member in members] == ["b0.bin"] * 2
 
 
-def test_no_more_is_held_than_was_asked_for(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_buffered_than_requested(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     block = 1 << 14
     monkeypatch.setattr(prefetch, "BLOCK_BYTES", block)
     monkeypatch.setattr(fsspec_file, "BLOCK_BYTES", block)
@@ -162,11 +166,11 @@ def test_no_more_is_held_than_was_asked_for(shards: dict[str, str], monkeypatch:
                     time.sleep(0.01)
                 most = max(most, sum(Watched.read.values()) - taken)
     assert taken == sum(Watched.read.values())
-    # Beside what is held, each of two shards has two blocks on their way, and the reader has one.
+    # Besides the buffered blocks, each of two shards has two blocks in flight, and the reader has one.
     assert limit / 2 <= most <= limit + 5 * block
 
 
-def test_a_source_of_local_files_is_asked_when_it_is_time(shards: dict[str, str]) -> None:
+def test_a_source_of_local_files_is_not_read_ahead(shards: dict[str, str]) -> None:
     asked = []
 
     def source() -> Iterator[str]:
@@ -197,7 +201,7 @@ def test_an_error_of_the_source_comes_after_the_shards_before_it(shards: dict[st
         next(members)
 
 
-def test_errors_come_in_their_place(shards: dict[str, str]) -> None:
+def test_errors_come_in_their_position(shards: dict[str, str]) -> None:
     members = load_wds_shards([shards["a"], shards["y"]], ReadOptions(read_ahead=32 << 20))
     assert len([next(members) for _ in range(SIZES["a"])]) == SIZES["a"]
     with pytest.raises(ShardOpenError, match=r"watched://y\.tar cannot be opened: there is no such file"):
@@ -207,7 +211,7 @@ def test_errors_come_in_their_place(shards: dict[str, str]) -> None:
         list(members)
 
 
-def test_an_endless_source_is_read_as_far_as_anybody_wants(shards: dict[str, str]) -> None:
+def test_an_endless_source_is_read_only_as_far_as_needed(shards: dict[str, str]) -> None:
     def source() -> Iterator[str]:
         while True:
             yield shards["b"]
@@ -217,7 +221,7 @@ def test_an_endless_source_is_read_as_far_as_anybody_wants(shards: dict[str, str
     members.close()  # type: ignore[attr-defined]  # it is a generator
 
 
-def test_a_store_that_gives_nothing_holds_nobody_up_at_the_end(shards: dict[str, str]) -> None:
+def test_an_unresponsive_store_does_not_delay_the_end(shards: dict[str, str]) -> None:
     Watched.gates["c.tar"] = threading.Event()
     members = load_wds_shards([shards["a"], shards["c"]], ReadOptions(read_ahead=1 << 20))
     next(members)
@@ -240,7 +244,7 @@ def test_a_fork_leaves_the_threads_to_the_parent(shards: dict[str, str]) -> None
     assert len(list(members)) == SIZES["c"] + SIZES["e"] - 1
 
 
-def test_the_stage_reads_ahead_unless_it_is_logged_not_to(shards: dict[str, str]) -> None:
+def test_the_stage_reads_ahead_unless_it_is_disabled(shards: dict[str, str]) -> None:
     urls = [shards["a"], shards["c"]]
     for read_ahead, is_read in ((32 << 20, True), (0, False)):
         Watched.read.clear()

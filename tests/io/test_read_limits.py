@@ -1,4 +1,4 @@
-"""ReadLimits: what a shard may ask for. More is refused, and before it is read."""
+"""ReadLimits: how much a shard may request. Anything larger is refused before it is read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NONE = ReadLimits(**dict.fromkeys(field.name for field in dataclasses.fields(Rea
 
 
 def header(name: str = "a.bin", size: int = 0, kind: bytes = b"0") -> bytes:
-    """One header, with any size: one from 8 GiB on is written in base 256."""
+    """One header, with any size: a size of 8 GiB or more is written in base 256."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.type = size, kind
     return entry.tobuf(tarfile.GNU_FORMAT)[-512:]
@@ -50,16 +50,16 @@ def with_data(kind: bytes, data: bytes, name: str = "././@LongLink") -> bytes:
     return header(name, len(data), kind) + data + bytes(-len(data) % 512)
 
 
-#: PAX records that say nothing of how to read a member, and those that stand for all members behind them.
+#: PAX records that do not affect how a member is read, and those that apply to all members after them.
 PAX, GLOBAL_PAX = with_data(b"x", b"13 mtime=1.5\n"), with_data(b"g", b"15 comment=one\n")
 
 
 class Planned(NamedTuple):
-    """A member of an archive that a test makes."""
+    """A planned member of an archive."""
 
     name: str
     size: int
-    #: How many PAX headers stand before it.
+    #: The number of PAX headers before it.
     before: int
     is_file: bool
 
@@ -82,7 +82,7 @@ class Planned(NamedTuple):
 
 
 def read(archive: bytes, given: ReadLimits = DEFAULT_LIMITS, **options: Any) -> tuple[list[str], str]:
-    """The names of what is read, and the limit that ended it, if one did."""
+    """The names of the members read, and the limit that ended reading, if one did."""
     names: list[str] = []
     try:
         for _, name, _, _ in read_members(io.BytesIO(archive), shard="x.tar", limits=given, **options):
@@ -93,7 +93,7 @@ def read(archive: bytes, given: ReadLimits = DEFAULT_LIMITS, **options: Any) -> 
 
 
 def limit_in(error: Exception) -> str:
-    """The limit that a message names, each time the same."""
+    """The limit that a message names, in a fixed form."""
     found = re.search(r"and the limit is (\w+)=\S+\. .* pass limits=ReadLimits\((\w+)=\.\.\.\)", str(error))
     assert found is not None, str(error)
     assert found[1] == found[2]
@@ -101,7 +101,7 @@ def limit_in(error: Exception) -> str:
 
 
 def scanned(path: Path, archive: bytes, given: ReadLimits) -> tuple[list[str], str]:
-    """What `read` tells, of what reads the headers alone."""
+    """The expected result of `read`, from reading only the headers."""
     path.write_bytes(archive)
     names: list[str] = []
     try:
@@ -148,7 +148,7 @@ LIMITS = st.builds(
 @example([Planned("a" * 99, 0, 0, False)], ReadLimits(name_bytes=99))
 @example([Planned("a" * 100, 0, 0, False)], ReadLimits(name_bytes=100))
 @example([Planned("a" * 149, 0, 0, False)], ReadLimits(name_bytes=149))
-def test_reading_ends_at_the_first_that_is_beyond_a_limit(
+def test_reading_ends_at_the_first_member_beyond_a_limit(
     tmp_path_factory: pytest.TempPathFactory, plan: list[Planned], given_limits: ReadLimits
 ) -> None:
     archive = b"".join(member.written() for member in plan) + END
@@ -158,7 +158,7 @@ def test_reading_ends_at_the_first_that_is_beyond_a_limit(
 
 
 class Guarded(io.RawIOBase):
-    """A stream that goes on for ever, of which only so many bytes may be read."""
+    """An endless stream, of which only ``allowed`` bytes may be read."""
 
     def __init__(self, pieces: Iterator[bytes], most: int) -> None:
         self._pieces, self._most, self._rest = pieces, most, b""
@@ -185,7 +185,7 @@ def endless(*pieces: bytes, most: int) -> BinaryIO:
 
 
 @pytest.mark.parametrize("size", [(8 << 30) + 1, 1 << 40, 1 << 62])
-def test_a_member_that_is_too_large_is_told_before_its_data_are_read(size: int) -> None:
+def test_a_too_large_member_is_refused_before_its_data_are_read(size: int) -> None:
     stream = endless(header("a.bin", size), bytes(MIB), most=4 * MIB)
     tracemalloc.start()
     with pytest.raises(ReadLimitError) as caught:
@@ -199,12 +199,12 @@ def test_a_member_that_is_too_large_is_told_before_its_data_are_read(size: int) 
     )
 
 
-def test_without_a_limit_what_memory_cannot_hold_is_damage() -> None:
+def test_without_a_limit_a_member_larger_than_memory_is_damage() -> None:
     with pytest.raises(CorruptShardError, match="more than fit into memory"):
         read(header("a.bin", 1 << 80), NONE)
 
 
-def test_what_is_not_selected_may_be_large() -> None:
+def test_unselected_members_may_be_large() -> None:
     archive = with_data(b"0", b"x" * 5000, "a.big") + with_data(b"0", b"1", "a.cls") + END
     given = ReadLimits(member_bytes=10)
     assert read(archive, given) == ([], "member_bytes")
@@ -226,7 +226,7 @@ def test_the_name_of_the_header_and_its_prefix_count_together() -> None:
     assert read(archive, ReadLimits(name_bytes=180)) == ([], "name_bytes")
 
 
-# What is no file
+# Members that are not files
 
 
 def folder(name: str = "d") -> bytes:
@@ -238,7 +238,7 @@ def test_the_gap_is_that_between_two_files(gaps: list[int], most: int) -> None:
     archive = b"".join(with_data(b"0", b"x", "a") + folder() * gap for gap in gaps) + END
     found, limit = read(archive, ReadLimits(gap_bytes=most * 512), end_marker="optional")
     enough = next((number for number, gap in enumerate(gaps) if gap > most), None)
-    # The end marker is a gap as well, together with what is before it.
+    # The end marker is a gap as well, together with the bytes before it.
     is_last = enough is None and gaps[-1] + 1 > most
     assert (len(found), limit) == (
         (len(gaps), "gap_bytes" if is_last else "") if enough is None else (enough + 1, "gap_bytes")
@@ -258,7 +258,7 @@ def test_the_gap_is_that_between_two_files(gaps: list[int], most: int) -> None:
     ids=["folders", "links", "long names of folders", "headers for all", "zeros", "data of an unknown kind"],
 )
 @pytest.mark.parametrize("ignore_zeros", [False, True])
-def test_what_never_comes_to_a_file_ends(pieces: list[bytes], ignore_zeros: bool) -> None:
+def test_archives_that_never_reach_a_file_end(pieces: list[bytes], ignore_zeros: bool) -> None:
     stream = endless(with_data(b"0", b"1", "a"), *pieces, most=3 * MIB)
     limits = ReadLimits(gap_bytes=MIB, tail_bytes=None)
     members = read_members(stream, shard="x.tar", ignore_zeros=ignore_zeros, limits=limits)
@@ -270,7 +270,7 @@ def test_what_never_comes_to_a_file_ends(pieces: list[bytes], ignore_zeros: bool
 
 
 @pytest.mark.parametrize("piece", [PAX, GLOBAL_PAX, with_data(b"L", b"n" * 90), with_data(b"K", b"n" * 90)])
-def test_headers_that_never_come_to_a_member_end(piece: bytes) -> None:
+def test_headers_that_never_reach_a_member_end(piece: bytes) -> None:
     with pytest.raises(ReadLimitError, match="has 257 headers for one member, the last one at byte 262144, and"):
         list(read_members(endless(piece, most=3 * MIB), shard="x.tar"))
 
@@ -290,7 +290,7 @@ def shard_of(*members: bytes) -> bytes:
 
 
 def read_compressed(data: bytes, given: ReadLimits = DEFAULT_LIMITS) -> tuple[int, str]:
-    """How many members are read, and the limit that ended it."""
+    """The number of members read, and the limit that ended reading."""
     count = 0
     with decompress_stream(cast(BinaryIO, io.BytesIO(data)), url="x.tar", limits=given) as stream:
         try:
@@ -302,7 +302,7 @@ def read_compressed(data: bytes, given: ReadLimits = DEFAULT_LIMITS) -> tuple[in
 
 
 @pytest.mark.parametrize("kind", COMPRESSED)
-def test_a_bomb_is_told_where_it_has_expanded_too_far(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_bomb_is_refused_where_it_expands_too_far(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(read_limits, "EXPANSION_FROM_BYTES", MIB)
     bomb = COMPRESSED[kind](shard_of(*[bytes(MIB // 2)] * 10))
     most = 5 * MIB / len(bomb) / 2
@@ -323,7 +323,7 @@ def test_the_message_of_a_bomb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", COMPRESSED)
-def test_small_bombs_and_large_noise_are_none(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_small_bombs_and_large_noise_are_accepted(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     assert read_compressed(COMPRESSED[kind](shard_of(bytes(4 * MIB)))) == (1, "")
     monkeypatch.setattr(read_limits, "EXPANSION_FROM_BYTES", 0)
     noise = Random(0).randbytes(MIB // 4)
@@ -344,7 +344,7 @@ def test_zstd_expands_in_bounded_steps() -> None:
     [b"\x50\x2a\x4d\x18" + (MIB - 8).to_bytes(4, "little") + bytes(MIB - 8), bytes(MIB)],
     ids=["frames to be skipped", "zeros behind the end"],
 )
-def test_compressed_data_that_come_to_nothing_end(nothing: bytes) -> None:
+def test_compressed_data_that_expand_to_nothing_end(nothing: bytes) -> None:
     begin = COMPRESSED["zstd"](shard_of(b"1"))
     given = ReadLimits(gap_bytes=5 * MIB)
     with decompress_stream(endless(begin, nothing, most=8 * MIB), url="x.tar", limits=given) as stream:
@@ -378,7 +378,7 @@ def test_a_field_expands_as_far_as_its_limit(parts: list[bytes], most: int) -> N
     cut=st.integers(0, 40),
     change=st.none() | st.tuples(st.integers(0, 60), st.integers(1, 255)),
 )
-def test_with_a_limit_damage_is_damage_as_well(data: bytes, cut: int, change: tuple[int, int] | None) -> None:
+def test_damage_is_also_damage_with_a_limit(data: bytes, cut: int, change: tuple[int, int] | None) -> None:
     packed = bytearray(to_gzip(data))
     if change is not None:
         packed[change[0] % len(packed)] ^= change[1]
@@ -432,7 +432,7 @@ def test_decoding_is_bounded(field: str, data: bytes, what: str) -> None:
 # The stage
 
 
-def test_shards_beyond_their_limits_are_passed_over_like_bad_ones(tmp_path: Path) -> None:
+def test_shards_beyond_their_limits_are_skipped_like_bad_ones(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.tar", tmp_path / "bad.tar"
     build_shard(good, [{"__key__": "g", "txt": "1"}])
     build_shard(bad, [{"__key__": "a", "txt": "1"}, {"__key__": "b", "txt": "1", "video": "x" * 2000}])
@@ -443,7 +443,7 @@ def test_shards_beyond_their_limits_are_passed_over_like_bad_ones(tmp_path: Path
     ):
         list(pipe.load_wds_shards(limits=given))
     samples = list(pipe.load_wds_shards(limits=given, on_error="skip").group_samples())
-    assert [sample["__key__"] for sample in samples] == ["a", "g"]  # b may lack a field, and is never handed on
+    assert [sample["__key__"] for sample in samples] == ["a", "g"]  # b may lack a field, and is never yielded
     with pytest.raises(ErrorBudgetError, match="1 x ReadLimitError"):
         list(pipe.load_wds_shards(limits=given, on_error=ErrorBudget(max_errors=0, warn=False)))
 
@@ -459,7 +459,7 @@ def test_shards_beyond_their_limits_are_passed_over_like_bad_ones(tmp_path: Path
         ("expansion", "2"),
     ],
 )
-def test_limits_that_make_no_sense(name: str, value: Any) -> None:
+def test_invalid_limits_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name} must be a .*None, not "):
         ReadLimits(**{name: value})
     with pytest.raises(TypeError, match="limits must be a ReadLimits, such as"):

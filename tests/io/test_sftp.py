@@ -1,4 +1,4 @@
-"""Shards on an SFTP server: resumed, read on when connections break anywhere, and who is trusted."""
+"""Shards on an SFTP server: resumed passes, connections that break anywhere, and trusted host keys."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ URL = "sftp://127.0.0.1/a.tar"
 
 @pytest.fixture(autouse=True)
 def no_connection_left(sftp_server: SftpServer) -> Iterator[None]:
-    """Forget file systems, whose connections stay for the next shard: as if this was the first one."""
+    """Discard file systems, whose connections persist for the next shard."""
     forget()
     threads = {*threading.enumerate()}
     yield
     forget()
-    # The timers are paramiko's, which ends none where a handshake breaks; each ends by itself after some seconds.
+    # The timers are paramiko's, which does not stop them if a handshake breaks; each ends by itself after some seconds.
     mine = {sftp_server.reader, *(thread for thread in threading.enumerate() if isinstance(thread, threading.Timer))}
     left = {*threading.enumerate()} - threads - mine
     for thread in left:
@@ -56,7 +56,7 @@ def forget() -> None:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Keep a record of the pauses, and make none."""
+    """Record pauses instead of making them."""
     found: list[float] = []
     monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: found.append(pause_s))
     return found
@@ -64,7 +64,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def server(sftp_server: SftpServer) -> SftpServer:
-    """Serve a.tar as it should be."""
+    """Serve a.tar correctly."""
     if not sftp_server.is_running:
         sftp_server.start()
     build_shard(sftp_server.files / "a.tar", SAMPLES)
@@ -117,15 +117,15 @@ def test_the_rest_of_a_pass_is_read_by_seeking(server: SftpServer, line: Wire, c
     state = state_at(pipeline(options), cut)
     load_state(resumed := pipeline(options), state)
     forget()
-    before = len(line.sent)  # connections: what those still have on their way does not count
+    before = len(line.sent)  # connections: bytes still in flight do not count
     assert keys(resumed) == whole[cut:]
     size = (server.files / "a.tar").stat().st_size
     waiting = sum((size if end < 0 else end) - start for _, start, end in state[1]["waiting"])
-    # Some thousand bytes are those of the connection itself.
+    # Some thousand bytes belong to the connection itself.
     assert sum(line.sent[before:]) < waiting + size - int(state[0]["next"][1]) + 60_000
 
 
-def test_a_resumed_pass_reads_on_where_the_connection_breaks(server: SftpServer, line: Wire) -> None:
+def test_a_resumed_pass_continues_where_the_connection_breaks(server: SftpServer, line: Wire) -> None:
     options = server.options(line.port)
     whole = keys(pipeline(options))
     state = state_at(pipeline(options), 2)
@@ -137,11 +137,11 @@ def test_a_resumed_pass_reads_on_where_the_connection_breaks(server: SftpServer,
         assert not line.cuts
 
 
-#: Where a connection breaks, among all that it would carry: in the handshake, in the answers to opening, in the body.
+#: Where a connection breaks, among all its bytes: in the handshake, in the answers to opening, in the body.
 PLACES = [0, 20, 500, 1_800, 2_200, 2_600, 3_000, 10_000, 250_000]
 
 
-def test_a_connection_that_breaks_anywhere_changes_nothing(server: SftpServer, line: Wire) -> None:
+def test_a_broken_connection_changes_no_sample(server: SftpServer, line: Wire) -> None:
     assert read(server.options(line.port)) == WANT
     (whole,) = line.sent
     places = [*PLACES, whole - 200, whole - 1]
@@ -153,13 +153,13 @@ def test_a_connection_that_breaks_anywhere_changes_nothing(server: SftpServer, l
 
 
 @pytest.mark.parametrize("at", [20, 2_200, 250_000])
-def test_a_server_that_stalls_is_left_and_asked_again(server: SftpServer, line: Wire, at: int) -> None:
+def test_a_stalled_request_is_abandoned_and_retried(server: SftpServer, line: Wire, at: int) -> None:
     line.cuts[:] = [Cut(at, "stall")]
     assert read(server.options(line.port), timeout_s=0.5) == WANT
     assert len(line.sent) > 1
 
 
-def test_breaking_again_and_again_is_an_error_with_the_place(server: SftpServer, line: Wire) -> None:
+def test_breaking_repeatedly_is_an_error_with_the_offset(server: SftpServer, line: Wire) -> None:
     line.cuts[:] = [Cut(100_000, "stall")] + [Cut(20, "close")] * 9
     with pytest.raises(
         ShardReadError, match=r"Reading sftp://127\.0\.0\.1/a\.tar failed after \d{5} bytes: .*\(4 attempts\)"
@@ -171,9 +171,7 @@ def test_breaking_again_and_again_is_an_error_with_the_place(server: SftpServer,
         read(server.options(line.port), retries=3)
 
 
-def test_a_server_that_is_ended_in_the_middle_is_waited_for(
-    server: SftpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_waits_for_a_server_that_restarts(server: SftpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -182,7 +180,7 @@ def test_a_server_that_is_ended_in_the_middle_is_waited_for(
             server.start()
 
     monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: wait(pause_s))
-    large = server.files / "large.bin"  # more than is asked for at a time
+    large = server.files / "large.bin"  # more than is requested at a time
     large.write_bytes(random.Random(1).randbytes(4_000_000))
     with open_url("sftp://127.0.0.1/large.bin", storage_options=server.options()) as stream:
         data = stream.read(10_000)
@@ -190,14 +188,14 @@ def test_a_server_that_is_ended_in_the_middle_is_waited_for(
         data += b"".join(iter(lambda: stream.read(100_000), b""))
     assert data == large.read_bytes()
     assert len(waited) == 3
-    # What stays of it is a connection that is broken, in a file system that fsspec keeps.
+    # A broken connection remains, in a file system that fsspec caches.
     server.stop()
     server.start()
     assert read(server.options()) == WANT
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_shard_that_is_replaced_in_the_middle_is_no_splice(server: SftpServer, line: Wire, on_error: str) -> None:
+def test_a_shard_replaced_while_reading_is_not_spliced(server: SftpServer, line: Wire, on_error: str) -> None:
     options = server.options(line.port)
     state = state_at(pipeline(options), 2)
     forget()
@@ -216,7 +214,7 @@ def test_a_shard_that_is_replaced_in_the_middle_is_no_splice(server: SftpServer,
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_wrong_password_stops_whatever_the_policy_is(server: SftpServer, pauses: list[float], on_error: str) -> None:
+def test_a_wrong_password_ends_the_run_under_any_policy(server: SftpServer, pauses: list[float], on_error: str) -> None:
     with pytest.raises(ShardOpenError, match=r"a\.tar cannot be opened: permission denied") as found:
         read(server.options(password="wrong-and-secret"), on_error=on_error)
     assert found.value.concerns_all
@@ -226,7 +224,7 @@ def test_a_wrong_password_stops_whatever_the_policy_is(server: SftpServer, pause
         list(ShardList("sftp://127.0.0.1/b.tar").load_wds_shards(storage_options=server.options()))
 
 
-def test_only_servers_whose_keys_are_known_are_trusted_if_a_file_has_them(
+def test_only_known_host_keys_are_trusted_if_a_file_lists_them(
     server: SftpServer, pauses: list[float], tmp_path: Path
 ) -> None:
     keys = server.files.parent / "cache" / "serve-sftp"
@@ -248,7 +246,7 @@ def test_only_servers_whose_keys_are_known_are_trusted_if_a_file_has_them(
 
 
 def test_two_shards_are_read_at_a_time_by_two_threads(server: SftpServer) -> None:
-    """paramiko's channels mix up answers if two threads wait for some."""
+    """paramiko's channels mix up answers if two threads wait for one."""
     streams = [open_url(URL, storage_options=server.options()) for _ in range(2)]
     found: list[bytes] = []
 
@@ -273,7 +271,7 @@ def test_a_copy_is_made(server: SftpServer, line: Wire, tmp_path: Path) -> None:
     server.start()
 
 
-def test_nothing_is_left_of_streams_that_broke(server: SftpServer, line: Wire) -> None:
+def test_broken_streams_leave_nothing(server: SftpServer, line: Wire) -> None:
     assert read(server.options(line.port)) == WANT
     forget()
     before = len(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""Stores that are slow: who is slow is told, and who gives next to nothing is left and asked again."""
+"""Slow stores: a slow one is logged, and one that sends next to nothing is abandoned and retried."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Drips(http.server.BaseHTTPRequestHandler):
-    """Gives some bytes of a file, and then one each time that a moment has passed."""
+    """Sends some bytes of a file, and then one byte per interval."""
 
     protocol_version = "HTTP/1.1"
     body = b""
-    #: How many of the next answers drip, and behind how many bytes.
+    #: How many of the next answers drip, and after how many bytes.
     dripping, good = 0, 0
     begins: list[int] = []  # noqa: RUF012  of the server, which is one in a test
     stop = threading.Event()
@@ -80,8 +80,8 @@ def drips(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_a_server_that_drips_is_left_and_another_connection_goes_on(drips: str) -> None:
-    # Each byte comes well within the time in which one has to.
+def test_a_dripping_answer_is_abandoned_and_resumed_by_another_connection(drips: str) -> None:
+    # Each byte arrives well within the time-out of a read.
     Drips.dripping, Drips.good = 2, 20_000
     samples = list(ShardList([drips]).load_wds_shards(timeout_s=1, read_ahead=0).group_samples())
     assert [(sample["__key__"], sample["bin"][:1]) for sample in samples] == [(str(n), bytes([n])) for n in range(3)]
@@ -100,7 +100,7 @@ def test_a_server_that_only_drips_ends_in_an_error(drips: str, read_ahead: int) 
     assert len(Drips.begins) == 3
 
 
-# Pace, by a clock of its own --------------------------------------------------------------------------------------
+# Pace, by a simulated clock -----------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -110,7 +110,7 @@ class Clock:
         return self.now
 
 
-def test_a_slow_store_is_logged_once_for_a_shard_and_not_of_each(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_store_is_logged_once_and_not_for_each_shard(caplog: pytest.LogCaptureFixture) -> None:
     counters, clock = Counters(), Clock()
     shards = [ThroughputMonitor(f"s3://bucket/{n}.tar", 60, counters, clock) for n in range(3)]
     with caplog.at_level(logging.WARNING, "wds_datapipes"):
@@ -137,12 +137,12 @@ def test_a_store_that_is_far_slower_than_before_is_slow(caplog: pytest.LogCaptur
     assert caplog.messages == ["Reading a fiftieth is slow: received 24000000 bytes in 12 s"]
 
 
-def test_time_in_which_nobody_reads_does_not_count() -> None:
+def test_time_without_a_reader_does_not_count() -> None:
     steady = ThroughputMonitor("x", 60)
     for _ in range(100_000):
         steady.record(1 << 20, 0.0005)
     for _ in range(20):
-        steady.record(10 << 10, 10.0)  # 1 KB/s: slow, and not next to nothing
+        steady.record(10 << 10, 10.0)  # 1 KB/s: slow, but not next to nothing
     steady.record(0, 100.0)  # the end may take its time
     for _ in range(5):
         steady.record(1, 10.0)
@@ -151,7 +151,7 @@ def test_time_in_which_nobody_reads_does_not_count() -> None:
     assert is_transient(TooSlowError())
 
 
-def test_what_came_from_stores_is_counted(drips: str) -> None:
+def test_bytes_from_stores_are_counted(drips: str) -> None:
     counters = Counters()
 
     def count() -> None:
@@ -170,7 +170,7 @@ def test_what_came_from_stores_is_counted(drips: str) -> None:
     assert counters.fetched()[0] == len(Drips.body)
 
 
-def test_a_report_tells_who_waited_for_stores(drips: str) -> None:
+def test_a_report_states_which_worker_waited_for_stores(drips: str) -> None:
     from torchdata.dataloader2 import DataLoader2
 
     from wds_datapipes import ShardReadingService
@@ -187,16 +187,16 @@ def test_a_report_tells_who_waited_for_stores(drips: str) -> None:
     assert " came from stores, in " in str(report)
 
 
-# Stores that are read by blocks -----------------------------------------------------------------------------------
+# Stores read by blocks ----------------------------------------------------------------------------------------------
 
 
 class Blocks(fsspec.AbstractFileSystem):  # type: ignore[misc]  # it carries no types
-    """A library that has no time-outs, and asks for what it reads by name alone."""
+    """A library without time-outs, which requests files only by name."""
 
     protocol = "blocks"
     body = bytes(range(256)) * (3 * BLOCK_BYTES // 256)
     version = 1
-    #: Is called with the number of each block that is read.
+    #: Called with the number of each block that is read.
     on_block: Callable[[int], object]
     closed = 0
 
@@ -232,7 +232,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Blocks]]:
     del _registry["blocks"]
 
 
-def test_a_library_without_time_outs_is_left_behind(blocks: type[Blocks]) -> None:
+def test_a_stalled_library_without_time_outs_is_abandoned(blocks: type[Blocks]) -> None:
     hangs, asked = threading.Event(), []
 
     def hang_once(block: int) -> None:
@@ -245,7 +245,7 @@ def test_a_library_without_time_outs_is_left_behind(blocks: type[Blocks]) -> Non
         assert b"".join(iter(lambda: stream.read(1 << 20), b"")) == blocks.body
     assert asked == [0, 1, 1, 2, 3]
     assert blocks.closed == 1
-    hangs.set()  # the thread that was left closes what it has
+    hangs.set()  # the abandoned thread closes its files
     for _ in range(1000):
         if blocks.closed == 2:
             break
@@ -253,7 +253,7 @@ def test_a_library_without_time_outs_is_left_behind(blocks: type[Blocks]) -> Non
     assert blocks.closed == 2
 
 
-def test_a_library_that_never_answers_is_an_error(blocks: type[Blocks]) -> None:
+def test_a_library_that_never_responds_is_an_error(blocks: type[Blocks]) -> None:
     hangs = threading.Event()
     blocks.on_block = lambda _: hangs.wait(60)
     seconds = rf"{0.02 * BLOCK_TIMEOUTS:g} s"
@@ -267,7 +267,7 @@ def test_a_library_that_never_answers_is_an_error(blocks: type[Blocks]) -> None:
     hangs.set()
 
 
-def test_blocks_are_all_of_one_version(blocks: type[Blocks], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_blocks_are_of_one_version(blocks: type[Blocks], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wds_datapipes.io.remote.fsspec_file.UNGUARDED", UNGUARDED | {"blocks"})
 
     def replace(block: int) -> None:
@@ -282,7 +282,7 @@ def test_blocks_are_all_of_one_version(blocks: type[Blocks], monkeypatch: pytest
     assert {"gs", "az", "abfs", "hf"} <= UNGUARDED
 
 
-def test_an_attempt_that_is_abandoned_is_waited_for_no_longer() -> None:
+def test_an_abandoned_attempt_is_not_waited_for() -> None:
     hangs = threading.Event()
     attempt = Attempt(lambda: hangs.wait(60))
     threading.Timer(0.05, attempt.abandon).start()

@@ -1,4 +1,4 @@
-"""After how many seconds stores are given up: each library is told so in its own way, unless the user has told it."""
+"""Time-outs of stores: each library gets them through its own options, unless the user has set them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_client_of_s3_has_the_time_outs(s3_store: Any) -> None:
 
 
 @pytest.mark.parametrize(("timeout_s", "expected"), [(None, TIMEOUT_S), (7.5, 7.5)])
-def test_a_library_that_would_wait_for_ever_has_time_outs_in_any_case(timeout_s: float | None, expected: float) -> None:
+def test_a_library_that_would_wait_forever_always_has_time_outs(timeout_s: float | None, expected: float) -> None:
     google = with_timeouts("gs", {"token": "anon"}, timeout_s)
     limits = google.pop("requests_timeout")
     assert isinstance(limits, ClientTimeout)
@@ -49,17 +49,17 @@ def test_a_library_that_would_wait_for_ever_has_time_outs_in_any_case(timeout_s:
         ("az", {"connection_timeout": 7, "read_timeout": 7}),
         ("abfs", {"connection_timeout": 7, "read_timeout": 7}),
         ("ftp", {"timeout": 7}),
-        ("https", {}),  # by each request
+        ("https", {}),  # for each request
         ("memory", {}),
     ],
 )
-def test_a_library_with_time_outs_keeps_them_unless_others_are_asked_for(scheme: str, expected: dict[str, Any]) -> None:
+def test_a_library_with_time_outs_keeps_them_unless_others_are_requested(scheme: str, expected: dict[str, Any]) -> None:
     assert with_timeouts(scheme, {}, 7) == expected
     assert with_timeouts(scheme, {}, None) == {}
     own = dict.fromkeys(expected, 3)
     assert with_timeouts(scheme, own, 7) == own
 
 
-def test_what_users_ask_of_googles_store_stays() -> None:
+def test_options_of_users_for_googles_store_are_kept() -> None:
     for own in ({"requests_timeout": 5}, {"session_kwargs": {"timeout": 5}}):
         assert with_timeouts("gs", own, 7) == own

@@ -1,4 +1,4 @@
-"""``safe=True`` and ``allow_commands``: what is opened of URLs that somebody else has given."""
+"""``safe=True`` and ``allow_commands``: which URLs of untrusted origin are opened."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FOLDER = "memory://test-safe-urls"
 
 @pytest.fixture
 def touched(tmp_path: Path) -> Iterator[Callable[[], bool]]:
-    """A file that a command makes: `COMMAND` in the texts of these tests."""
+    """A file that a command creates: `COMMAND` in the texts of these tests."""
     place = tmp_path / "touched"
     yield place.exists
     assert not place.exists(), "a command was run"
@@ -49,7 +49,7 @@ def touched(tmp_path: Path) -> Iterator[Callable[[], bool]]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """A web server that sends a shard, lists two names with one that leads to a file, and sends away to a file."""
+    """A web server that sends a shard, lists two names and one that leads to a file, and redirects to a file."""
     shard = Path(build_shard(tmp_path / "served.tar", [{"__key__": "a", "txt": "1"}])).read_bytes()
 
     class Handler(BaseHTTPRequestHandler):
@@ -82,7 +82,7 @@ def server(tmp_path: Path) -> Iterator[str]:
             thread.join()
 
 
-#: What the server sends beside its shards, by its paths.
+#: The responses of the server besides its shards, by path.
 PAGES: dict[str, str] = {}
 
 
@@ -97,7 +97,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     register_opener("s3", opened_zeros)
 
 
-#: What ``safe`` refuses, and what the message says of it.
+#: URLs that ``safe`` refuses, and the message of each.
 REFUSED = {
     "/etc/hostname": "a local path",
     "a.tar": "a local path",
@@ -132,7 +132,7 @@ REFUSED = {
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("url", REFUSED)
-def test_what_is_refused_wherever_it_comes_from(url: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
+def test_refused_urls_from_any_origin(url: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
     told = f"was refused: it is {REFUSED[url]}"
     url = url.replace("COMMAND", str(tmp_path / "touched"))
     ways: list[Callable[[], object]] = [
@@ -154,7 +154,7 @@ def test_what_is_refused_wherever_it_comes_from(url: str, tmp_path: Path, touche
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("url", [url for url in REFUSED if url])
-def test_what_is_refused_in_lists_of_shards(url: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
+def test_refused_urls_in_lists_of_shards(url: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
     url = url.replace("COMMAND", str(tmp_path / "touched"))
     ways: list[Callable[[], object]] = [
         lambda: ShardList(url, safe=True),
@@ -173,7 +173,7 @@ def test_what_is_refused_in_lists_of_shards(url: str, tmp_path: Path, touched: C
     scheme=st.sampled_from(sorted({*known_implementations, *map(str.upper, known_implementations), "pipe", "-", "x"})),
     rest=st.text(max_size=20),
 )
-def test_only_the_schemes_of_networks_pass(scheme: str, rest: str) -> None:
+def test_only_schemes_of_networks_pass(scheme: str, rest: str) -> None:
     url = f"{scheme}://{rest}"
     if scheme.lower() in NETWORK_SCHEMES and "::" not in url:
         refuse_unsafe(url)
@@ -183,14 +183,14 @@ def test_only_the_schemes_of_networks_pass(scheme: str, rest: str) -> None:
 
 
 @given(st.text(max_size=30))
-def test_a_text_without_the_mark_of_a_network_is_refused(text: str) -> None:
+def test_a_url_without_a_network_scheme_is_refused(text: str) -> None:
     if not re.match(rf"(?i)({'|'.join(NETWORK_SCHEMES)})://", text):
         with pytest.raises(UnsafeInputError):
             refuse_unsafe(text)
 
 
 def test_schemes_of_networks_do_not_read_this_host() -> None:
-    """fsspec's own classes for them: none of these is one of those that wrap another, or the host's files."""
+    """fsspec's own classes for them: none of them wraps another file system, or reads the host's files."""
     for scheme in NETWORK_SCHEMES & known_implementations.keys():
         name = known_implementations[scheme]["class"]
         assert not re.search(r"\.implementations\.(?!http|sftp|ftp)", name), name
@@ -200,7 +200,7 @@ def test_schemes_of_networks_do_not_read_this_host() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["https://host/${NAME}.tar", "${NAME}", "https://host/{a,${NAME}}.tar"])
-def test_variables_of_the_environment_are_not_put_in(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_not_expanded(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDS_NAME", "https://host/secret.tar")
     with pytest.raises(UnsafeInputError, match=r"environment variables such as \$\{NAME\} are not substituted"):
         ShardList(pattern, safe=True)
@@ -208,8 +208,8 @@ def test_variables_of_the_environment_are_not_put_in(pattern: str, monkeypatch: 
         DatasetSpec({"datasets": [{"shards": pattern}]}, safe=True)
 
 
-def test_what_is_refused_is_not_looked_for(tmp_path: Path) -> None:
-    """Whether a file is there would be told by the kind of error."""
+def test_refused_files_are_not_looked_up(tmp_path: Path) -> None:
+    """The kind of error would reveal whether a file exists."""
     (tmp_path / "there.tar").touch()
     for name in ("there.tar", "absent.tar", "*.tar", "none-*.tar", "", "absent/"):
         with pytest.raises(UnsafeInputError):
@@ -220,7 +220,7 @@ def test_what_is_refused_is_not_looked_for(tmp_path: Path) -> None:
         next(iter(DirectoryShards(tmp_path, timeout_s=0).load_wds_shards(safe=True)))
 
 
-def test_what_a_rule_makes_of_a_url_counts() -> None:
+def test_urls_rewritten_by_a_rule_are_checked() -> None:
     rules = [("mirror:", "https://mirror/"), ("https://host/", "/data/"), ("https://pipe/", "pipe:cat ")]
     assert list(ShardList("mirror:{a,b}.tar", rewrite=rules, safe=True)) == [
         "https://mirror/a.tar",
@@ -231,7 +231,7 @@ def test_what_a_rule_makes_of_a_url_counts() -> None:
             ShardList(url, rewrite=rules, safe=True)
 
 
-def test_what_a_listing_tells_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urls_of_a_listing_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "wds_datapipes.shards.patterns.list_urls", lambda _url, _options: ["https://host/a.tar", "/etc/hostname"]
     )
@@ -239,17 +239,17 @@ def test_what_a_listing_tells_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         ShardList("https://host/*.tar", safe=True)
 
 
-def test_what_passes_is_read(server: str, tmp_path: Path) -> None:
+def test_accepted_urls_are_read(server: str, tmp_path: Path) -> None:
     pipe = ShardList(f"{server}/{{a,a}}.tar", safe=True)
     assert [sample["txt"] for sample in pipe.load_wds_shards(safe=True).group_samples()] == [b"1", b"1"]
     copied = pipe.cache_wds_shards(tmp_path / "copies").load_wds_shards(safe=True)
     assert len(list(copied)) == 2
 
 
-def test_the_next_shard_is_not_fetched_before_it_was_looked_at(
+def test_the_next_shard_is_not_fetched_before_it_is_checked(
     server: str, tmp_path: Path, touched: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copies are fetched while the shard before them is read."""
+    """Copies are fetched while the previous shard is read."""
     asked: list[str] = []
 
     def asked_for(url: str, **_: object) -> FileFacts:
@@ -261,7 +261,7 @@ def test_the_next_shard_is_not_fetched_before_it_was_looked_at(
     source = IterableWrapper([f"{server}/a.tar", command, path, f"{server}/b.tar"])
     members = iter(source.cache_wds_shards(tmp_path / "copies", prefetch=3).load_wds_shards(safe=True))
     assert next(members).name == "a.txt"
-    while f"{server}/b.tar" not in asked:  # the last one of those that are fetched meanwhile
+    while f"{server}/b.tar" not in asked:  # the last of those that are fetched meanwhile
         time.sleep(0.01)
     with pytest.raises(UnsafeInputError, match="it is a command"):
         next(members)
@@ -269,7 +269,7 @@ def test_the_next_shard_is_not_fetched_before_it_was_looked_at(
     assert not touched()
 
 
-def test_a_server_cannot_send_to_a_file_of_this_host(server: str) -> None:
+def test_a_server_cannot_redirect_to_a_file_of_this_host(server: str) -> None:
     with pytest.raises(ShardOpenError):
         list(ShardList(f"{server}/away.tar", safe=True).load_wds_shards(safe=True, retries=0))
 
@@ -281,7 +281,7 @@ def test_a_refusal_hides_credentials_and_is_short() -> None:
     assert len(str(caught.value)) < 500
 
 
-# Files that came over a network
+# Files read over a network
 
 
 def manifest_of(tmp_path: Path, place: str, *urls: str) -> str:
@@ -312,7 +312,7 @@ def test_commands_in_a_manifest_from_a_network(command: str, tmp_path: Path, tou
     assert not touched()
 
 
-def test_a_manifest_for_a_service_names_files_on_a_network_alone(server: str, tmp_path: Path) -> None:
+def test_a_manifest_for_a_service_names_only_files_on_a_network(server: str, tmp_path: Path) -> None:
     def text(*urls: str) -> str:
         place = manifest_of(tmp_path, str(tmp_path / "manifest.json"), "https://host/a.tar", *urls)
         return Path(place).read_text()

@@ -1,4 +1,4 @@
-"""Shards that are written to a real S3 server: what it shows of them when writing breaks off at any request."""
+"""Shards written to a real S3 server: what the store contains after writing is interrupted at any request."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from wds_datapipes.index import check_index, read_index
 from wds_datapipes.io.sinks import remote_sink, size_of
 from wds_datapipes.testing import build_shard
 
-#: The smallest part that S3 takes; a larger shard is uploaded in several.
+#: The smallest part that S3 accepts; a larger shard is uploaded in several.
 PART = 5 << 20
 
-#: Is called with what is asked for, right before and right after the store does it, and may refuse it before.
+#: Called with each request, right before and right after the store executes it; it may refuse the request beforehand.
 Act = Callable[[str, str], "bool | None"]
 
 
 class Gate(http.server.ThreadingHTTPServer):
-    """Stands before the store, and acts when it is asked to change something."""
+    """Stands in front of the store, and acts on requests that change something."""
 
     daemon_threads = True
 
@@ -45,12 +45,12 @@ class Gate(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Passage)
         self.store = store
         self.act: Act = lambda kind, moment: None
-        #: What the store was asked to change, and has done; and how it was asked, for anything.
+        #: The changes that were requested and executed; and the headers of all requests.
         self.done: list[str] = []
         self.methods: list[str] = []
 
     def asked(self, kind: str) -> bool:
-        """Whether the store may do it."""
+        """Whether the store may execute it."""
         return not (kind and self.act(kind, "before"))
 
     def answered(self, kind: str) -> None:
@@ -60,7 +60,7 @@ class Gate(http.server.ThreadingHTTPServer):
 
 
 class Passage(http.server.BaseHTTPRequestHandler):
-    """Hands a request on to the store, and its answer back."""
+    """Passes a request on to the store, and returns its answer."""
 
     protocol_version = "HTTP/1.1"
 
@@ -74,7 +74,7 @@ class Passage(http.server.BaseHTTPRequestHandler):
             return
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("expect", "connection")}
         self.close_connection = True
-        # The store may not want all of a part whose upload was aborted.
+        # The store may not read all of a part whose upload was aborted.
         with (
             contextlib.closing(http.client.HTTPConnection("127.0.0.1", gate.store)) as store,
             suppress(ConnectionError),
@@ -89,7 +89,7 @@ class Passage(http.server.BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = hand_on
 
     def answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
-        sized = self.command == "HEAD"  # which tells the size of what it does not send
+        sized = self.command == "HEAD"  # which states the size of the body that it does not send
         with suppress(ConnectionError):  # of a process that was killed
             self.send_response(status)
             for name, value in headers:
@@ -101,11 +101,11 @@ class Passage(http.server.BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, *arguments: object) -> None:
-        """Tell nobody."""
+        """Log nothing."""
 
 
 def change(method: str, path: str) -> str:
-    """Tell what a request changes, if it does."""
+    """Describe what a request changes, if anything."""
     words = parse_qs(urlsplit(path).query, keep_blank_values=True).keys()
     for verb, word, kind in (
         ("POST", "uploads", "create"),
@@ -146,7 +146,7 @@ def options(s3_store: Any, gate: Gate) -> dict[str, Any]:
 
 @pytest.fixture
 def bucket(s3_store: Any) -> Iterator[Any]:
-    """The file system of the store without the gate, with nothing in the bucket and no upload begun."""
+    """The file system of the store without the gate, with an empty bucket and no unfinished upload."""
     filesystem = fsspec.filesystem("s3", **s3_store.options(), skip_instance_cache=True, use_listings_cache=False)
     assert uploads(filesystem) == []
     yield filesystem
@@ -163,14 +163,14 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
 
 def uploads(bucket: Any) -> list[str]:
-    """The uploads that were begun, and neither finished nor aborted."""
+    """The uploads that were started, and neither finished nor aborted."""
     with suppress(FileNotFoundError):  # this server's answer before the first one
         return sorted(upload["Key"] for upload in bucket.list_multipart_uploads("bucket"))
     return []
 
 
 def shards(bucket: Any) -> dict[str, bytes]:
-    """All that the store shows."""
+    """All objects and uploads of the store."""
     found = bucket.find("bucket/w")
     return {name.removeprefix("bucket/w/"): bucket.cat_file(name) for name in found}
 
@@ -191,7 +191,7 @@ def write(url: str, options: dict[str, Any], megabytes: float, error: type[BaseE
 
 
 def forked(function: Callable[[], object], begun: Callable[[int], object] = bool) -> int | None:
-    """Run a function in a process that leads a group of its own, and return how it has ended."""
+    """Run a function in a process that leads its own group, and return how it has ended."""
     process = multiprocessing.get_context("fork").Process(target=led, args=(function,))
     process.start()
     begun(process.pid or 0)
@@ -244,7 +244,7 @@ def test_an_error_leaves_nothing_in_the_store(
     ("megabytes", "refused", "number"),
     [(0.1, "put", 1), (12, "create", 1), (12, "part", 2), (12, "part", 3), (12, "complete", 1)],
 )
-def test_what_the_store_refuses_leaves_nothing(
+def test_a_refused_request_leaves_nothing(
     bucket: Any, gate: Gate, options: dict[str, Any], megabytes: float, refused: str, number: int
 ) -> None:
     gate.act = lambda kind, moment: moment == "before" and kind == refused and gate.done.count(kind) >= number - 1
@@ -256,7 +256,7 @@ def test_what_the_store_refuses_leaves_nothing(
     assert uploads(bucket) == []
 
 
-def test_writing_with_wrong_credentials_tells_no_secret(bucket: Any, options: dict[str, Any]) -> None:
+def test_writing_with_wrong_credentials_reveals_no_secret(bucket: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ShardWriteError, match=r"s3://bucket/w/x\.tar cannot be written: permission denied") as caught:
         write("s3://bucket/w/x.tar", {**options, "secret": f"wrong{options['secret']}"}, 0.1)
     assert options["secret"] not in "".join(traceback.format_exception(caught.value))
@@ -275,7 +275,7 @@ def turned(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def wanted() -> dict[str, bytes]:
-    """What an undisturbed conversion writes, to local files."""
+    """The output of an undisturbed conversion to local files."""
     infos = [result.info for result in convert_shards(turned, inputs(), "wanted/", max_workers=0)]
     found = {}
     for info in infos:
@@ -313,7 +313,7 @@ def test_shards_are_converted_to_the_store(bucket: Any, gate: Gate, options: dic
     assert options["secret"] not in "".join(traceback.format_exception(caught.value))
 
 
-def test_what_the_store_refuses_is_tried_again_and_told(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
+def test_refused_requests_are_retried_and_reported(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
     expected = wanted()
     refused: list[str] = []
 
@@ -336,7 +336,7 @@ def test_what_the_store_refuses_is_tried_again_and_told(bucket: Any, gate: Gate,
 
 
 def at(number: int, moment: str, action: Callable[[], object]) -> Act:
-    """Do something when the store is asked for one of its changes, and do not let it do that before."""
+    """Do something when a certain change is requested, before the store executes it."""
     count = {"before": 0, "after": 0}
 
     def act(kind: str, now: str) -> bool:
@@ -373,7 +373,7 @@ def broken_off(
     return forked(function, begun) or 0
 
 
-def test_a_conversion_that_is_killed_with_any_request_goes_on(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
+def test_a_conversion_killed_at_any_request_resumes(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
     expected = wanted()
     ends = []
     for number, moment in [(1, "before"), *((number, "after") for number in range(1, 20))]:
@@ -382,7 +382,7 @@ def test_a_conversion_that_is_killed_with_any_request_goes_on(bucket: Any, gate:
         Path("s.journal").unlink(missing_ok=True)
         ends.append(broken_off(gate, number, moment, signal.SIGKILL, partial(convert, options, max_workers=1)))
         there = shards(bucket)
-        assert there == {name: expected[name] for name in there}  # each of them is whole
+        assert there == {name: expected[name] for name in there}  # each of them is complete
         gate.act = lambda kind, moment: None
         assert len(convert(options, max_workers=0)) == 2
         assert shards(bucket) == expected
@@ -391,7 +391,7 @@ def test_a_conversion_that_is_killed_with_any_request_goes_on(bucket: Any, gate:
     assert ends == [-signal.SIGKILL] * 7 + [0]  # create, three parts and complete, one put, and one before them
 
 
-def test_who_converts_aborts_its_upload_when_its_parent_is_killed(
+def test_a_converting_process_aborts_its_upload_when_its_parent_is_killed(
     bucket: Any, gate: Gate, options: dict[str, Any]
 ) -> None:
     inputs()
@@ -409,18 +409,16 @@ def collect_and_write(options: dict[str, Any]) -> None:
     async def collect() -> None:
         gc.collect()
 
-    fsspec.asyn.sync(fsspec.asyn.get_loop(), collect)  # which closes there what was not held
+    fsspec.asyn.sync(fsspec.asyn.get_loop(), collect)  # it closes everything there that was not held
     write("s3://bucket/w/b.tar", options, 0.1)
 
 
-def test_a_process_that_is_forked_closes_no_connection_of_its_parent(
-    bucket: Any, gate: Gate, options: dict[str, Any]
-) -> None:
+def test_a_forked_process_closes_no_connection_of_its_parent(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
     write("s3://bucket/w/a.tar", options, 0.1)
     assert forked(partial(collect_and_write, options)) == 0
     gate.methods.clear()
     assert size_of("s3://bucket/w/a.tar", options) == size_of("s3://bucket/w/b.tar", options)
-    assert gate.methods == ["HEAD", "HEAD"]  # none of which was sent again, as its answer was not seen
+    assert gate.methods == ["HEAD", "HEAD"]  # no request was sent again, because its answer was not seen
 
 
 def write_many(options: dict[str, Any]) -> None:
@@ -440,7 +438,7 @@ def interrupted(options: dict[str, Any]) -> None:
         os._exit(7)
 
 
-def test_ctrl_c_with_any_request_leaves_whole_shards_alone(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
+def test_ctrl_c_at_any_request_leaves_only_whole_shards(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
     write_many(options)
     expected = shards(bucket)
     assert expected.keys() == {"0.tar", "1.tar"}

@@ -1,4 +1,4 @@
-"""What other processes do to a cache of samples: run with ``killed``, or with ``rank`` and its number."""
+"""Processes that use a cache of samples: run with ``killed``, or with ``rank`` and its number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wds_datapipes.pipes import SampleCacher
 
 
 class Deadly(IterDataPipe[int]):
-    """Kills its process after so many items that some of them are in the file."""
+    """Kills its process after a number of items, some of which are already in the file."""
 
     def __iter__(self) -> Iterator[int]:
         yield from range(200_000)

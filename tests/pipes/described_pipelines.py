@@ -1,4 +1,4 @@
-"""Pipelines that differ, and what describes them: run as a script, this prints the descriptions as JSON."""
+"""Pipelines that differ, and their descriptions: run as a script, this prints the descriptions as JSON."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def some(items: Iterator[Any]) -> Iterable[Any]:
 
 
 class Resize:
-    """What a transform is: an object that is called. The generator and the count change while it is used."""
+    """A typical transform: a callable object. The generator and the count change while it is used."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -90,7 +90,7 @@ class Resize:
 
 
 class Words:
-    """An object that does not keep its argument under its name."""
+    """An object that does not store its argument under its name."""
 
     def __init__(self, text: str) -> None:
         self.words = set(text.split())
@@ -101,14 +101,14 @@ class Words:
 
 
 class Table(Words):
-    """One of the same arguments and other code."""
+    """A class with the same arguments and different code."""
 
     def __call__(self, value: Any) -> Any:
         return value not in self.words
 
 
 class Repeating(IterDataPipe[Any]):
-    """A user's stage, which keeps its argument under another name."""
+    """A user's stage that stores its argument under a different name."""
 
     def __init__(self, source: Pipe, count: int) -> None:
         self.source = source
@@ -120,7 +120,7 @@ class Repeating(IterDataPipe[Any]):
 
 
 class LaterShuffler(Shuffler[Any]):
-    """A user's subclass, which hands all on."""
+    """A user's subclass that passes everything on."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -132,7 +132,7 @@ def source() -> Pipe:
 
 
 def calls(name: str, *all_arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Callable[[], Pipe]]:
-    """Return what makes a stage with each of some arguments."""
+    """Return a function that builds a stage with each of several arguments."""
 
     def call(arguments: tuple[Any, ...], options: dict[str, Any]) -> Pipe:
         pipe: Pipe = getattr(source(), name)(*arguments, **options)
@@ -165,7 +165,7 @@ FUNCTIONS = [
     given(frozenset(map(str, range(1, 3001))).__contains__),
 ]
 
-#: Each stage with arguments of which no two are the same: those of this package, and some of torch and of users.
+#: Each stage with arguments that all differ: stages of this package, and some of torch and of users.
 PIPELINES: dict[str, list[Callable[[], Pipe]]] = {
     "ShardList": [
         lambda: ShardList("{0..9}.tar"),

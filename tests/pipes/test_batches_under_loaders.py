@@ -1,4 +1,4 @@
-"""Batches of workers, taken apart and mixed again in the main process."""
+"""Batches of workers that are unbatched and shuffled again in the main process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchdata.dataloader2 import DataLoader2
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.testing import build_shard
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine with few cores
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,4 +1,4 @@
-"""Samples kept from one epoch to the next: what comes, from where, what is left when something goes wrong."""
+"""Samples cached across epochs: which items come, from where, and what remains after an error."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from wds_datapipes.errors import CacheError
 from wds_datapipes.samples.sample_file import FRAME
 from wds_datapipes.testing import build_shard
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
-#: Not for torch's DataLoader, and not for torchdata's service, which close some pipes later.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine with few cores
+#: Not for torch's DataLoader or torchdata's service, which close some pipes later.
 leaves_nothing = pytest.mark.usefixtures("nothing_left")
 PLACES = [None, "kept"]
 SCENARIOS = Path(__file__).with_name("cache_scenarios.py")
-#: Shards hold uneven numbers of samples, as real ones do.
+#: Shards contain uneven numbers of samples, like real ones.
 SAMPLES_PER_SHARD = [7, 1, 12, 3, 9, 5, 2]
 KEYS = sorted(f"{shard}-{index:02d}" for shard, count in enumerate(SAMPLES_PER_SHARD) for index in range(count))
 
@@ -57,7 +57,7 @@ def shards() -> None:
 
 
 def pipeline(place: str | None) -> IterDataPipe[Any]:
-    """The pipeline that a cache is for. It names its shards without looking for them."""
+    """The typical pipeline with a cache. It names its shards without accessing them."""
     samples = ShardList("{0..6}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
     pipe: IterDataPipe[Any] = samples.cache_samples(place).to_tuple("__key__").map(first)
     return pipe
@@ -90,7 +90,7 @@ class Counted(IterDataPipe[Any]):
 
 
 class Splitter(IterDataPipe[int]):
-    """Splits, and does not tell how."""
+    """Splits, and does not report its part."""
 
     def __iter__(self) -> Iterator[int]:
         yield 1
@@ -113,7 +113,7 @@ def seeded(pipe: IterDataPipe[Any], seed: int) -> IterDataPipe[Any]:
 @leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 @given(items=st.lists(st.integers(0, 3)), stops=st.lists(st.integers(0, 12), max_size=6))
-def test_every_pass_is_the_source_and_a_complete_one_is_the_last_to_read_it(
+def test_every_pass_equals_the_source_until_one_is_complete(
     place: str | None, items: list[int], stops: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     source = Counted(items)
@@ -130,7 +130,7 @@ def test_every_pass_is_the_source_and_a_complete_one_is_the_last_to_read_it(
 
 @leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
-def test_changes_in_place_show_in_no_later_pass(place: str | None) -> None:
+def test_changes_in_place_do_not_affect_later_passes(place: str | None) -> None:
     def spoil(sample: dict[str, Any]) -> dict[str, Any]:
         sample["array"] += 1
         sample["list"].append(1)
@@ -150,7 +150,7 @@ def test_changes_in_place_show_in_no_later_pass(place: str | None) -> None:
 
 
 @leaves_nothing
-def test_what_is_kept_is_not_pickled_with_the_pipe() -> None:
+def test_cached_samples_are_not_pickled_with_the_pipe() -> None:
     pipe = Counted([]).cache_samples()
     empty = len(pickle.dumps(pipe))
     pipe.source.items = [bytes(100_000)]
@@ -165,7 +165,7 @@ def test_what_is_kept_is_not_pickled_with_the_pipe() -> None:
 @leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_later_epochs_need_no_shard_under_the_reading_service(workers: int, place: str | None, shards: None) -> None:
+def test_later_epochs_read_no_shard_under_the_reading_service(workers: int, place: str | None, shards: None) -> None:
     loader = DataLoader2(pipeline(place), reading_service=ShardReadingService(workers))
     loader.seed(1)
     epochs = [list(loader)]
@@ -178,7 +178,7 @@ def test_later_epochs_need_no_shard_under_the_reading_service(workers: int, plac
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_later_epochs_need_no_shard_in_persistent_workers(workers: int, place: str | None, shards: None) -> None:
+def test_later_epochs_read_no_shard_in_persistent_workers(workers: int, place: str | None, shards: None) -> None:
     loader = DataLoader(pipeline(place), batch_size=None, num_workers=workers, persistent_workers=True)
     epochs = [list(loader)]
     remove_shards()
@@ -195,7 +195,7 @@ def test_workers_that_end_with_the_epoch_read_again(shards: None) -> None:
 @leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("complete", [0, 1, 2])
-def test_one_part_complete_and_others_broken_off_make_one_epoch(place: str | None, complete: int, shards: None) -> None:
+def test_a_complete_part_and_interrupted_ones_form_one_epoch(place: str | None, complete: int, shards: None) -> None:
     parts = [part_of(pipeline(place), 3, instance) for instance in range(3)]
     for instance, part in enumerate(parts):
         iterator = iter(seeded(part, 1))
@@ -207,7 +207,7 @@ def test_one_part_complete_and_others_broken_off_make_one_epoch(place: str | Non
 
 
 @leaves_nothing
-def test_a_part_on_disk_serves_with_parts_of_another_run_and_seed(shards: None) -> None:
+def test_a_part_on_disk_combines_with_parts_of_another_run_and_seed(shards: None) -> None:
     list(seeded(part_of(pipeline("kept"), 2, 1), 1))
     assert os.listdir("kept") == ["part-00001-of-00002.samples"]
     later = [list(seeded(part_of(pipeline("kept"), 2, instance), 99)) for instance in range(2)]
@@ -217,9 +217,7 @@ def test_a_part_on_disk_serves_with_parts_of_another_run_and_seed(shards: None) 
 @leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("workers", [2, 3])
-def test_epochs_that_are_broken_off_anywhere_are_followed_by_whole_ones(
-    workers: int, place: str | None, shards: None
-) -> None:
+def test_interrupted_epochs_are_followed_by_whole_ones(workers: int, place: str | None, shards: None) -> None:
     for stop in (0, 1, 5, 20, 36):
         where = None if place is None else f"{place}-{stop}"
         loader = DataLoader2(pipeline(where), reading_service=ShardReadingService(workers))
@@ -231,7 +229,7 @@ def test_epochs_that_are_broken_off_anywhere_are_followed_by_whole_ones(
         loader.shutdown()
 
 
-def test_what_a_process_keeps_is_not_taken_for_a_part_in_its_workers(shards: None) -> None:
+def test_samples_cached_in_a_process_are_no_part_in_its_workers(shards: None) -> None:
     pipe = pipeline(None)
     assert sorted(pipe) == KEYS
     assert sorted(DataLoader(pipe, batch_size=None, num_workers=2)) == KEYS
@@ -252,7 +250,7 @@ def test_the_seed_chooses_the_order_and_the_split(shards: None) -> None:
 
 
 @leaves_nothing
-def test_ranks_and_workers_have_a_file_each(shards: None) -> None:
+def test_each_rank_and_worker_has_its_own_file(shards: None) -> None:
     command = [sys.executable, str(SCENARIOS), "rank"]
     ranks = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in range(2)]
     both = [json.loads(process.communicate(timeout=600)[0]) for process in ranks]
@@ -262,20 +260,20 @@ def test_ranks_and_workers_have_a_file_each(shards: None) -> None:
     assert sorted(os.listdir("kept")) == [f"part-0000{instance}-of-00004.samples" for instance in range(4)]
 
 
-def test_workers_that_nothing_splits_have_a_file_each() -> None:
+def test_each_worker_without_a_split_has_its_own_file() -> None:
     loader = DataLoader(Counted([0, 1, 2]).cache_samples("kept"), batch_size=None, num_workers=2)
     assert sorted(loader) == sorted(loader) == [0, 0, 1, 1, 2, 2]
     assert sorted(os.listdir("kept")) == [f"part-0000{instance}-of-00002.samples" for instance in range(2)]
 
 
-def test_another_number_of_workers_makes_another_set_of_files(shards: None) -> None:
+def test_another_number_of_workers_uses_another_set_of_files(shards: None) -> None:
     for workers in (1, 2):
         assert sorted(DataLoader(pipeline("kept"), batch_size=None, num_workers=workers)) == KEYS
     assert len(os.listdir("kept")) == 3
 
 
 @leaves_nothing
-def test_another_pipeline_is_refused_and_told_apart(shards: None) -> None:
+def test_another_pipeline_is_recognized_and_refused(shards: None) -> None:
     list(pipeline("kept"))
 
     def refused(pipe: IterDataPipe[Any], message: str) -> None:
@@ -310,7 +308,7 @@ def test_another_pipeline_is_refused_and_told_apart(shards: None) -> None:
 
 
 @leaves_nothing
-def test_another_mixture_is_another_pipeline() -> None:
+def test_a_different_mixture_is_a_different_pipeline() -> None:
     def choose(count: int) -> IterDataPipe[str]:
         pipe: IterDataPipe[str] = DatasetSpec({"datasets": [{"shards": "{0..9}.tar", "choose": count}]})
         cached: IterDataPipe[str] = pipe.cache_samples("kept")
@@ -326,7 +324,7 @@ SAMPLES = [{"__key__": "a", "cls": 1}, {"cls": 2}, {"__key__": "a", "cls": 1}, 5
 
 
 @leaves_nothing
-def test_a_file_cut_anywhere_is_noticed_and_made_again() -> None:
+def test_a_truncated_file_is_noticed_and_rebuilt() -> None:
     list(IterableWrapper(SAMPLES).cache_samples("kept"))
     path = Path("kept/part-00000-of-00001.samples")
     whole = path.read_bytes()
@@ -341,7 +339,7 @@ def test_a_file_cut_anywhere_is_noticed_and_made_again() -> None:
 
 
 @leaves_nothing
-def test_a_changed_byte_is_noticed_wherever_it_is() -> None:
+def test_any_changed_byte_is_noticed() -> None:
     list(IterableWrapper(SAMPLES).cache_samples("kept"))
     path = Path("kept/part-00000-of-00001.samples")
     whole = path.read_bytes()
@@ -385,7 +383,7 @@ def test_samples_in_another_order_are_noticed() -> None:
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond ``size`` bytes: writing more fails as on a full disk."""
+    """Let no file of this process grow beyond ``size`` bytes: further writes fail as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -406,7 +404,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(room: int) -> None:
 
 
 @leaves_nothing
-def test_a_directory_that_cannot_be_made_is_an_error() -> None:
+def test_a_directory_that_cannot_be_created_is_an_error() -> None:
     Path("file").touch()
     with pytest.raises(CacheError, match=r"file/kept/part-.* cannot be written: Not a directory"):
         list(IterableWrapper([1]).cache_samples("file/kept"))
@@ -426,7 +424,7 @@ def test_an_error_of_the_source_keeps_nothing(place: str | None) -> None:
     assert pipe.source.datapipe.reads == 6
 
 
-def test_a_killed_process_leaves_nothing_that_is_taken_for_a_cache() -> None:
+def test_a_killed_process_leaves_no_valid_cache() -> None:
     finished = subprocess.run([sys.executable, str(SCENARIOS), "killed"], check=False, capture_output=True)
     assert finished.returncode == -9, finished.stderr
     (left,) = os.listdir("kept")
@@ -439,7 +437,7 @@ def test_a_killed_process_leaves_nothing_that_is_taken_for_a_cache() -> None:
 
 
 @leaves_nothing
-def test_two_may_write_one_part_at_a_time() -> None:
+def test_two_processes_may_write_one_part_at_the_same_time() -> None:
     one, other = (iter(Counted([1, 2, 3]).cache_samples("kept")) for _ in range(2))
     assert [next(one), next(other)] == [1, 1]
     assert len(os.listdir("kept")) == 2
@@ -452,7 +450,7 @@ def test_two_may_write_one_part_at_a_time() -> None:
 
 @leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
-def test_more_than_max_bytes_is_not_kept_and_says_so_once(place: str | None) -> None:
+def test_more_than_max_bytes_is_not_cached_and_warns_once(place: str | None) -> None:
     pipe = Counted([bytes(1000)] * 10).cache_samples(place, max_bytes=5000)
     with pytest.warns(UserWarning, match=r"its first 5 samples already take 5\d+ bytes, .* max_bytes=5000") as warned:
         assert list(pipe) == pipe.source.items
@@ -467,7 +465,7 @@ def test_more_than_max_bytes_is_not_kept_and_says_so_once(place: str | None) -> 
 
 @leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
-def test_what_cannot_be_pickled_is_named(place: str | None) -> None:
+def test_an_unpicklable_sample_is_named(place: str | None) -> None:
     pipe = Counted([{"__key__": "a/b", "lock": threading.Lock()}]).cache_samples(place)
     with pytest.raises(CacheError, match=r"cannot cache the sample 'a/b', as it cannot be pickled: TypeError: .*lock"):
         list(pipe)
@@ -475,7 +473,7 @@ def test_what_cannot_be_pickled_is_named(place: str | None) -> None:
 
 
 @pytest.mark.parametrize("service", [ShardReadingService, MultiProcessingReadingService])
-def test_what_another_process_deals_out_is_refused(service: Callable[..., Any]) -> None:
+def test_dispatched_items_are_refused(service: Callable[..., Any]) -> None:
     from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
     pipe = IterableWrapper(range(10)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
@@ -487,7 +485,7 @@ def test_what_another_process_deals_out_is_refused(service: Callable[..., Any]) 
 
 
 @leaves_nothing
-def test_a_split_that_does_not_tell_its_part_is_refused() -> None:
+def test_a_split_that_does_not_report_its_part_is_refused() -> None:
     with pytest.raises(CacheError, match="since Splitter, which splits it, has no attribute"):
         list(Splitter().cache_samples())
 
@@ -500,7 +498,7 @@ def test_sources_that_are_split_in_different_ways_are_refused() -> None:
 
 
 @leaves_nothing
-def test_the_length_is_the_sources() -> None:
+def test_the_length_is_that_of_the_source() -> None:
     assert len(IterableWrapper(range(3)).cache_samples()) == 3
     with pytest.raises(TypeError, match="Counted"):
         len(Counted([1]).cache_samples())

@@ -1,4 +1,4 @@
-"""Fields from elsewhere under real loaders: each sample with its own, whichever worker reads its shard."""
+"""Joined columns under real loaders: each sample gets its own, whichever worker reads its shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wds_datapipes.testing import build_shard
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine of few cores
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine with few cores
 ]
 
 
@@ -24,7 +24,7 @@ def labels_of(url: str) -> str:
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
-def test_each_sample_has_its_own_columns_in_each_epoch(tmp_path: Path, workers: int, kind: str) -> None:
+def test_each_sample_gets_its_own_columns_in_each_epoch(tmp_path: Path, workers: int, kind: str) -> None:
     keys = [[f"{shard}-{number}" for number in range(count)] for shard, count in enumerate([7, 1, 12, 3, 9])]
     for shard, names in enumerate(keys):
         build_shard(tmp_path / f"images-{shard}.tar", [{"__key__": key, "jpg": f"image {key}"} for key in names])

@@ -51,7 +51,7 @@ def test_functions_run_in_a_worker_of_torch() -> None:
     assert list(DataLoader(pipe, batch_size=None, num_workers=1)) == [2 * number for number in range(10)]
 
 
-def test_what_is_broken_off_is_closed() -> None:
+def test_an_interrupted_iterator_is_closed() -> None:
     closed: list[str] = []
 
     def watched(name: str, numbers: Iterator[int]) -> Iterator[int]:
@@ -68,7 +68,7 @@ def test_what_is_broken_off_is_closed() -> None:
 
 
 @pytest.mark.parametrize("returned", [None, 3])
-def test_a_function_that_returns_no_iterable_is_named(returned: Any) -> None:
+def test_a_function_that_does_not_return_an_iterable_is_named(returned: Any) -> None:
     def wrong(numbers: Iterator[int]) -> Any:
         return returned
 
@@ -76,7 +76,7 @@ def test_a_function_that_returns_no_iterable_is_named(returned: Any) -> None:
         list(IterableWrapper([1]).compose(wrong))
 
 
-def test_a_type_error_within_a_function_stays_what_it_is() -> None:
+def test_a_type_error_within_a_function_is_unchanged() -> None:
     def broken(numbers: Iterator[Any]) -> Iterator[Any]:
         for number in numbers:
             yield number + "a"

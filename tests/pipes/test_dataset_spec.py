@@ -1,4 +1,4 @@
-"""Mixtures of shard collections, read from files and dealt out by real loaders."""
+"""Mixtures of shard collections, read from files and split by real loaders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MIXTURE = {
 BOOKS = [f"s3://main/{name}.tar" for name in ("a-0", "a-1", "b", "c")]
 
 
-#: Word for word as webdataset's README has it.
+#: Verbatim from webdataset's README.
 README_SPEC = """\
 dataset:
   - shards: gs://nvdata-ocropus-tess/ia1-{000000..000033}.tar
@@ -57,14 +57,14 @@ def epoch(pipe: DatasetSpec, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
-def test_a_file_means_what_the_same_dict_means(suffix: str, tmp_path: Path) -> None:
+def test_a_file_is_equivalent_to_the_same_dict(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"spec.{suffix}"
     path.write_text(json.dumps(MIXTURE) if suffix == "json" else yaml.safe_dump(MIXTURE))
     for spec in (path, str(path)):
         assert epoch(DatasetSpec(spec), 3) == epoch(DatasetSpec(MIXTURE), 3)
 
 
-def test_an_epoch_has_the_asked_numbers_in_the_order_of_the_file() -> None:
+def test_an_epoch_has_the_requested_numbers_in_the_order_of_the_file() -> None:
     found = epoch(DatasetSpec(MIXTURE), 0)
     assert len(found) == len(DatasetSpec(MIXTURE)) == 4 + 5 + 6 + 3
     assert found[:4] == BOOKS
@@ -79,7 +79,7 @@ def test_an_epoch_has_the_asked_numbers_in_the_order_of_the_file() -> None:
     assert len(set(found[15:])) == 3
 
 
-def test_each_seed_draws_anew_and_every_shard_gets_its_turn() -> None:
+def test_each_seed_draws_differently_and_every_shard_is_drawn() -> None:
     pipe = DatasetSpec(MIXTURE)
     assert epoch(pipe, 1) == epoch(pipe, 1) == epoch(pickle.loads(pickle.dumps(pipe)), 1)
     drawn = Counter(url for seed in range(100) for url in epoch(pipe, seed))
@@ -96,7 +96,7 @@ def test_without_a_loader_the_seed_is_torchs() -> None:
     assert first[0] != first[1]
 
 
-def test_what_draws_nothing_leaves_torchs_generator_alone() -> None:
+def test_a_dataset_without_draws_leaves_torchs_generator_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     assert list(DatasetSpec({"datasets": [{"shards": "{a,b}.tar"}]})) == ["a.tar", "b.tar"]
@@ -104,7 +104,7 @@ def test_what_draws_nothing_leaves_torchs_generator_alone() -> None:
 
 
 @given(st.integers(1, 60), st.sampled_from(["choose", "resample", "scaleprob"]), st.floats(0.001, 1))
-def test_a_share_is_rounded_and_never_nothing(shards: int, key: str, share: float) -> None:
+def test_a_share_is_rounded_and_never_zero(shards: int, key: str, share: float) -> None:
     pipe = DatasetSpec({"datasets": [{"shards": f"{{1..{shards}}}.tar", key: share}]})
     found = list(pipe)
     assert len(found) == len(pipe)
@@ -135,7 +135,7 @@ def test_home_variables_commands_and_globs(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_workers_deal_out_one_draw_and_the_next_epoch_has_another(workers: int) -> None:
+def test_workers_share_one_draw_and_the_next_epoch_has_another(workers: int) -> None:
     spec = {"datasets": [{"shards": "a-{00..39}.tar", "choose": 15}, {"shards": "b-{0..4}.tar"}]}
     loader = DataLoader2(DatasetSpec(spec).shuffle().sharding_filter(), reading_service=ShardReadingService(workers))
     loader.seed(1)
@@ -147,7 +147,7 @@ def test_workers_deal_out_one_draw_and_the_next_epoch_has_another(workers: int) 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_persistent_workers_of_torch_deal_out_one_draw(workers: int) -> None:
+def test_persistent_workers_of_torch_share_one_draw(workers: int) -> None:
     pipe = DatasetSpec({"datasets": [{"shards": "a-{00..39}.tar", "choose": 15}]}).sharding_filter()
     loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     epochs = [sorted(loader) for _ in range(3)]
@@ -209,7 +209,7 @@ def test_a_wrong_file_is_named(name: str, text: str, message: str, tmp_path: Pat
         DatasetSpec(path)
 
 
-def test_what_is_no_file_is_said() -> None:
+def test_a_missing_file_is_reported() -> None:
     with pytest.raises(SpecError, match=r"none\.yaml cannot be read: No such file"):
         DatasetSpec("none.yaml")
     with pytest.raises(SpecError, match=r"the path of a .* file or a dict, not 3"):
@@ -278,7 +278,7 @@ def test_settings_reach_the_samples(tmp_path: Path) -> None:
         ({"scales": [1, 2]}, "unknown keys 'scales'; known are .* Put custom keys under 'settings'"),
     ],
 )
-def test_settings_that_make_no_sense(said: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(said: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         DatasetSpec({"datasets": [{"shards": "a.tar", **said}]})
 
@@ -291,7 +291,7 @@ def test_one_shard_has_one_set_of_settings() -> None:
             DatasetSpec({"datasets": [same[0], {"shards": "a-2.tar", **other}]})
 
 
-def test_settings_do_not_change_which_shards_there_are() -> None:
+def test_settings_do_not_change_the_set_of_shards() -> None:
     prints = {
         DatasetSpec({"datasets": [{"shards": "a-{0..2}.tar", **said}]})._mixture.fingerprint()
         for said in ({}, {"scale": 2}, {"settings": {"domain": "web"}})

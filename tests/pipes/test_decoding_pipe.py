@@ -1,4 +1,4 @@
-"""``wds_decode`` as a stage, registered decoders, and decoders that are classes: in process and in workers."""
+"""``wds_decode`` as a stage, registered decoders, and decoders that are classes: in this process and in workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wds_datapipes.pipes.decoding import RegisteredDecoder, SampleDecoder, regis
 
 @register_decoder("points", "pts path.pts2")
 def points(data: bytes) -> list[int]:
-    """Numbers with commas between them."""
+    """Comma-separated numbers."""
     return [int(number) for number in data.split(b",")]
 
 
@@ -151,14 +151,14 @@ def test_the_decorator_returns_the_function() -> None:
     assert points(b"4,5") == [4, 5]
 
 
-def test_a_registered_stage_touches_its_own_fields_alone() -> None:
+def test_a_registered_stage_changes_only_its_own_fields() -> None:
     sample = {"__key__": "a", "json.gz": b"not gzip", "done": 5, "left.PTS": b"7", "pts2": b"1", "path.pts2": b"2"}
     assert list(source(sample).points()) == [{**sample, "left.PTS": [7], "path.pts2": [2]}]
     assert list(source(sample).points(only="path.pts2")) == [{**sample, "path.pts2": [2]}]
 
 
 @pytest.mark.parametrize("extension", ["cls", "source", "source_dp", "self", "enable_df_api_tracing"])
-def test_no_extension_is_lost_to_a_parameter_of_that_name(extension: str) -> None:
+def test_an_extension_may_have_the_name_of_a_parameter(extension: str) -> None:
     decoders = {extension: lambda data: "decoded"}
     assert list(source({extension: b"1"}).wds_decode(**decoders)) == [{extension: "decoded"}]
 
@@ -179,7 +179,7 @@ def test_a_subclass_keeps_its_state() -> None:
     assert stage.seen == 2
 
 
-def test_a_subclass_that_cannot_work_is_refused_when_it_is_defined() -> None:
+def test_an_invalid_subclass_is_refused_when_it_is_defined() -> None:
     with pytest.raises(TypeError, match=r"Forgetful sets extensions, so it must define decode\(self, data\)"):
         type("Forgetful", (SampleDecoder,), {"extensions": "x"})
     with pytest.raises(ValueError, match="extensions must be"):
@@ -198,7 +198,7 @@ def forgets_names() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("forgets_names")
-def test_the_same_code_again_replaces_a_decoder() -> None:
+def test_registering_the_same_code_again_replaces_a_decoder() -> None:
     cell = "@register_decoder('counted', 'n')\ndef counted(data):\n    return len(data) + {}"
     names: dict[str, Any] = {"register_decoder": register_decoder, "__name__": "notebook"}
     exec(cell.format(0), names)
@@ -222,7 +222,7 @@ def test_the_same_code_again_replaces_a_decoder() -> None:
         ("_hidden", "valid method name"),
     ],
 )
-def test_names_that_are_taken_or_unfit_are_refused(name: str, text: str) -> None:
+def test_taken_or_invalid_names_are_refused(name: str, text: str) -> None:
     before = dict(IterDataPipe.functions)
     with pytest.raises(ValueError, match=text):
         register_decoder(name, "x")(sum)

@@ -1,4 +1,4 @@
-"""Descriptions of pipelines: other code and other arguments show, and nothing else does."""
+"""Descriptions of pipelines: they change with code and arguments, and with nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPT = Path(__file__).with_name("described_pipelines.py")
 
 
 def load_as(name: str) -> Any:
-    """Import the script under a name of its own."""
+    """Import the script under a different name."""
     spec = importlib.util.spec_from_file_location(name, SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -43,13 +43,13 @@ def pipelines(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:(Lambda|Local) function:UserWarning")
-def test_other_arguments_are_another_description(pipelines: Any) -> None:
+def test_different_arguments_have_different_descriptions(pipelines: Any) -> None:
     for name, found in pipelines.described().items():
         for left, right in itertools.combinations(found, 2):
             assert left != right, name
 
 
-def test_every_stage_is_among_them(pipelines: Any) -> None:
+def test_every_stage_is_described(pipelines: Any) -> None:
     own = {
         name
         for name, function in IterDataPipe.functions.items()
@@ -72,7 +72,7 @@ def test_a_description_is_the_same_in_every_process_and_under_every_name(pipelin
         assert json.loads(done.stdout) == here
 
 
-def test_neither_lines_nor_comments_nor_docstrings_count() -> None:
+def test_line_numbers_comments_and_docstrings_do_not_count() -> None:
     def described(text: str) -> list[str]:
         names: dict[str, Any] = {"__name__": "script"}
         exec(text, names)
@@ -112,14 +112,14 @@ def test_how_shards_are_read_does_not_count(options: dict[str, Any]) -> None:
     assert descriptions(read_with(**options)) == descriptions(read_with())
 
 
-def test_limits_of_decoders_and_places_of_caches_do_not_count() -> None:
+def test_limits_of_decoders_and_folders_of_caches_do_not_count() -> None:
     plain = read_with().wds_decode().cache_samples()
     other = read_with().wds_decode(limits=ReadLimits(expansion=7)).cache_samples("folder", max_bytes=3)
     assert descriptions(plain) == descriptions(other)
     assert descriptions(ShardList("a.tar").cache_wds_shards("copies")) == descriptions(ShardList("a.tar"))
 
 
-def test_credentials_neither_count_nor_show() -> None:
+def test_credentials_neither_count_nor_appear() -> None:
     def signed(signature: str) -> list[str]:
         urls = [f"https://me:{signature}@host/{number}.tar?X-Amz-Signature={signature}" for number in range(3)]
 
@@ -145,7 +145,7 @@ class Fetcher:
         return data
 
 
-def test_an_object_can_tell_its_fingerprint() -> None:
+def test_an_object_can_provide_its_fingerprint() -> None:
     class Model:
         def __init__(self, weights: object) -> None:
             self.weights = weights
@@ -168,7 +168,7 @@ class CallableModel:
         return item
 
 
-def test_what_contains_itself_has_an_end() -> None:
+def test_a_recursive_object_has_a_finite_description() -> None:
     table: dict[str, Any] = {}
     table["self"] = table
     assert fingerprint(table) == fingerprint(table)
@@ -197,7 +197,7 @@ def test_large_data_is_digested_once() -> None:
     assert len(looked_at) == begun
 
 
-def test_a_difference_is_told_in_words() -> None:
+def test_a_difference_is_described() -> None:
     stages = [IterableWrapper([1]).slice_samples(count) for count in (100, 110)]
     assert difference(description(stages[0]), description(stages[1])) == (
         "was SampleSlicer(start=0, stop=100, step=1), and is SampleSlicer(start=0, stop=110, step=1)"

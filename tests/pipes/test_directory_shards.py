@@ -1,4 +1,4 @@
-"""Shards that are taken from a directory while others put them there and take them too."""
+"""Shards that are taken from a directory while other processes add and take them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from wds_datapipes.errors import CacheError, SpecError, TruncatedShardError
 from wds_datapipes.shards import directory_queue
 from wds_datapipes.testing import build_shard
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
-#: Not for torch's DataLoader, and not for torchdata's service, which close some pipes later.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine with few cores
+#: Not for torch's DataLoader or torchdata's service, which close some pipes later.
 leaves_nothing = pytest.mark.usefixtures("nothing_left")
 
 
@@ -36,7 +36,7 @@ def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(*names: str) -> None:
-    """Put files there as a program has to that writes them; each is younger than the one before."""
+    """Add files as a writing program must; each is newer than the previous one."""
     for name in names:
         number = len(list(Path("inbox").rglob("*.*")))
         Path("inbox/.new").write_text(name)
@@ -49,7 +49,7 @@ def there(folder: str = "inbox") -> list[str]:
 
 
 def take(**options: Any) -> Iterator[str]:
-    """An iteration that ends when nothing is left."""
+    """An iteration that ends when no shard remains."""
     return iter(DirectoryShards("inbox", **{"timeout_s": 0, **options}))
 
 
@@ -62,7 +62,7 @@ def no_claims() -> bool:
 
 
 @leaves_nothing
-def test_all_kinds_of_shards_are_taken_and_nothing_else() -> None:
+def test_only_shards_of_all_kinds_are_taken() -> None:
     kinds = ["a.tar", "b.tgz", "c.tar.gz", "d.tar.zst", "e.tar.xz", "f.tar.bz2", "g.tzst"]
     put(*kinds, "readme.txt", ".hidden.tar", "h.tar.part")
     os.mkdir("inbox/folder.tar")
@@ -97,7 +97,7 @@ def test_random_order_changes() -> None:
 
 
 @leaves_nothing
-def test_what_was_read_is_deleted_if_that_is_asked() -> None:
+def test_a_read_shard_is_deleted_on_request() -> None:
     put("a.tar", "b.tar")
     taken = take(after="delete")
     first = next(taken)
@@ -110,7 +110,7 @@ def test_what_was_read_is_deleted_if_that_is_asked() -> None:
 
 
 @leaves_nothing
-def test_what_was_read_comes_again_behind_the_others_if_that_is_asked() -> None:
+def test_a_read_shard_is_requeued_on_request() -> None:
     put("a.tar", "b.tar", "c.tar")
     taken = take(after="return", poll_s=1e-9)
     assert names(islice(taken, 7)) == ["a.tar", "b.tar", "c.tar"] * 2 + ["a.tar"]
@@ -122,9 +122,9 @@ def test_what_was_read_comes_again_behind_the_others_if_that_is_asked() -> None:
 @leaves_nothing
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("after", ["keep", "return"])
-def test_no_file_is_written_over(after: str, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_overwritten(after: str, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, target: Path) -> None:
-        raise PermissionError(1, "Operation not permitted")  # as a file system without hard links says
+        raise PermissionError(1, "Operation not permitted")  # as a file system without hard links reports
 
     if not links:
         monkeypatch.setattr(Path, "hardlink_to", refuse)
@@ -151,7 +151,7 @@ def test_no_file_is_written_over(after: str, links: bool, monkeypatch: pytest.Mo
 
 @leaves_nothing
 @pytest.mark.parametrize("after", ["keep", "delete", "return"])
-def test_a_broken_off_iteration_gives_its_shard_back(after: str) -> None:
+def test_an_interrupted_iteration_returns_its_shard(after: str) -> None:
     put("a.tar", "b.tar")
     taken = take(after=after)
     next(taken)
@@ -163,8 +163,8 @@ def test_a_broken_off_iteration_gives_its_shard_back(after: str) -> None:
 
 
 @leaves_nothing
-def test_an_error_downstream_gives_the_shard_back() -> None:
-    put("a.tar")  # which is no archive
+def test_an_error_downstream_returns_the_shard() -> None:
+    put("a.tar")  # which is not an archive
     pipe = DirectoryShards("inbox", timeout_s=0).load_wds_shards()
     with pytest.raises(TruncatedShardError, match=r"\.claims/.*/a\.tar") as caught:
         list(pipe)
@@ -212,7 +212,7 @@ def test_persistent_workers_share_the_shards(workers: int) -> None:
 
 
 @leaves_nothing
-def test_an_epoch_that_is_broken_off_in_workers_gives_shards_back() -> None:
+def test_an_interrupted_epoch_of_workers_returns_shards() -> None:
     expected = [key for number in range(10) for key in samples(f"{number:02d}")]
     pipe = DirectoryShards("inbox", timeout_s=0).load_wds_shards().group_samples().to_tuple("__key__")
     loader = DataLoader2(pipe, reading_service=ShardReadingService(2, worker_prefetch_cnt=1, main_prefetch_cnt=1))
@@ -233,7 +233,7 @@ def hold_and_die(claimed: Any) -> None:
 
 
 @leaves_nothing
-def test_a_shard_of_a_killed_process_comes_again() -> None:
+def test_a_shard_of_a_killed_process_is_read_again() -> None:
     put("a.tar", "b.tar")
     context = multiprocessing.get_context("fork")
     claimed = context.SimpleQueue()
@@ -249,7 +249,7 @@ def test_a_shard_of_a_killed_process_comes_again() -> None:
 
 
 @leaves_nothing
-def test_a_shard_of_a_living_iteration_does_not_come_again() -> None:
+def test_a_shard_of_a_live_iteration_is_not_read_again() -> None:
     put("a.tar", "b.tar")
     holder = take()
     held = next(holder)
@@ -260,14 +260,14 @@ def test_a_shard_of_a_living_iteration_does_not_come_again() -> None:
 
 
 @leaves_nothing
-def test_claims_without_a_lock_are_given_back() -> None:
+def test_claims_without_a_lock_are_released() -> None:
     os.makedirs("inbox/.claims/host-1-aa")
     put(".claims/host-1-aa/a.tar")
     assert names(take()) == ["a.tar"]
 
 
 @leaves_nothing
-def test_files_that_come_meanwhile_are_taken() -> None:
+def test_files_added_meanwhile_are_taken() -> None:
     taken = take()
     put("a.tar")
     assert names([next(taken)]) == ["a.tar"]
@@ -277,7 +277,7 @@ def test_files_that_come_meanwhile_are_taken() -> None:
 
 
 @leaves_nothing
-def test_files_that_go_meanwhile_are_passed_over() -> None:
+def test_files_removed_meanwhile_are_skipped() -> None:
     put("a.tar", "b.tar", "c.tar")
     taken = take()
     os.remove(next(taken))
@@ -296,7 +296,7 @@ def test_it_waits_for_a_file() -> None:
 
 
 class Clock:
-    """Time that passes only while one sleeps."""
+    """Time that passes only during sleep."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -313,7 +313,7 @@ class Clock:
 
 
 @leaves_nothing
-def test_it_rests_between_two_looks_and_ends_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_sleeps_between_two_polls_and_ends_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(directory_queue, "time", clock)
     assert names(take(poll_s=1.0, timeout_s=4.5)) == ["late.tar"]
@@ -321,7 +321,7 @@ def test_it_rests_between_two_looks_and_ends_after_the_timeout(monkeypatch: pyte
 
 
 @leaves_nothing
-def test_a_lost_shard_comes_although_new_ones_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_shard_is_read_despite_an_endless_supply(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(directory_queue, "time", clock)
     put("0.tar")
@@ -338,7 +338,7 @@ def test_a_lost_shard_comes_although_new_ones_do_not_end(monkeypatch: pytest.Mon
 
 
 @leaves_nothing
-def test_a_sharding_filter_is_refused_which_would_lose_shards() -> None:
+def test_a_sharding_filter_is_refused_because_it_would_lose_shards() -> None:
     with pytest.raises(RuntimeError, match="Sharding twice"):
         apply_sharding(DirectoryShards("inbox").sharding_filter(), 2, 0)
 

@@ -1,4 +1,4 @@
-"""Epochs that go on where the last one stopped, declared lengths, and shards drawn with replacement, under loaders."""
+"""Epochs that continue where the last one stopped, declared lengths, and resampled shards, under loaders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.loading.splitting import WorkerIdentity, split_by_worker
 from wds_datapipes.testing import build_shard
 
-#: torch warns of more workers than processors.
+#: torch warns of more workers than CPUs.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 Pipe = IterDataPipe[Any]
@@ -72,7 +72,7 @@ def reader(request: pytest.FixtureRequest) -> Reader:
 
 
 class Noted(IterDataPipe[int]):
-    """Yields numbers, and tells what becomes of its iterators."""
+    """Yields numbers, and records the fate of its iterators."""
 
     def __init__(self, count: int, noted: list[str]) -> None:
         self.count = count
@@ -103,7 +103,7 @@ class Failing(IterDataPipe[int]):
 
 
 @given(st.integers(1, 7), st.integers(1, 20), st.integers(1, 5))
-def test_epochs_are_a_stream_that_is_cut(size: int, n: int, epochs: int) -> None:
+def test_epochs_are_segments_of_a_stream(size: int, n: int, epochs: int) -> None:
     pipe = numbers(size).with_epoch(n)
     stream = itertools.cycle(range(size))
     for _ in range(epochs):
@@ -111,7 +111,7 @@ def test_epochs_are_a_stream_that_is_cut(size: int, n: int, epochs: int) -> None
 
 
 @given(st.integers(1, 7), st.lists(st.integers(0, 10), max_size=5))
-def test_an_epoch_that_is_broken_off_goes_on_in_the_next(size: int, taken: list[int]) -> None:
+def test_an_interrupted_epoch_continues_in_the_next(size: int, taken: list[int]) -> None:
     pipe = numbers(size).with_epoch(10)
     stream = itertools.cycle(range(size))
     for count in taken:
@@ -121,7 +121,7 @@ def test_an_epoch_that_is_broken_off_goes_on_in_the_next(size: int, taken: list[
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 12))
 def test_the_workers_of_a_rank_share_an_epoch(n: int, workers: int, size: int) -> None:
-    """The part of a worker moves on by one with each pass, so that those without a part in one have some in another."""
+    """A worker's part advances by one with each pass, so that workers without a part in one have some in another."""
     parts = []
     for worker in range(workers):
         pipe = numbers(size).sharding_filter().with_epoch(n)
@@ -136,19 +136,19 @@ def test_the_workers_of_a_rank_share_an_epoch(n: int, workers: int, size: int) -
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_the_stream_goes_on_under_a_loader(reader: Reader, workers: int) -> None:
+def test_the_stream_continues_under_a_loader(reader: Reader, workers: int) -> None:
     epochs = reader(numbers(12).sharding_filter().with_epoch(6), workers, 4)
     assert [len(epoch) for epoch in epochs] == [6] * 4
     assert Counter(itertools.chain(*epochs)) == dict.fromkeys(range(12), 2)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_passes_have_one_order_for_all_workers_and_each_another(reader: Reader, workers: int) -> None:
-    """Workers come to a pass in different epochs, or to several in one; torch would shuffle it for each on its own."""
+def test_each_pass_has_its_own_order_shared_by_all_workers(reader: Reader, workers: int) -> None:
+    """Workers reach a pass in different epochs, or several in one; torch would shuffle it separately for each."""
     pipe = numbers(12).shuffle().enumerate().sharding_filter().with_epoch(30)
     items = list(itertools.chain(*reader(pipe, workers, 6)))
     assert len(items) == 180
-    # The numbers of a pass are told by which of its places they had: each worker has the same places in each pass.
+    # The positions of numbers identify their pass: each worker has the same positions in each pass.
     seen: dict[int, list[int]] = {}
     for place, number in items:
         seen.setdefault(place, []).append(number)
@@ -159,7 +159,7 @@ def test_passes_have_one_order_for_all_workers_and_each_another(reader: Reader, 
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_stream_follows_from_the_seed(reader: Reader, workers: int) -> None:
+def test_a_stream_depends_only_on_the_seed(reader: Reader, workers: int) -> None:
     def run(seed: int | None) -> list[list[Any]]:
         pipe = numbers(8).shuffle().sharding_filter().shuffle_samples(4).with_epoch(11)
         return reader(pipe, workers, 4, seed)
@@ -169,7 +169,7 @@ def test_a_stream_follows_from_the_seed(reader: Reader, workers: int) -> None:
     assert len({str(each) for each in runs}) == 3
 
 
-def test_the_seeds_of_later_epochs_do_not_disturb_a_pass() -> None:
+def test_the_seeds_of_later_epochs_do_not_affect_a_pass() -> None:
     pipe = numbers(100).shuffle().with_epoch(10)
     seen = []
     for epoch in range(10):
@@ -217,7 +217,7 @@ def is_below_2(number: int) -> bool:
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_worker_whose_share_is_empty_delivers_from_another_pass(reader: Reader, workers: int, shuffled: bool) -> None:
-    """All but 2 of 12 shards are empty. Which worker has one of these follows from the order, and is no error."""
+    """All but 2 of 12 shards are empty. Which worker gets one of these depends on the order, and is not an error."""
     shards = numbers(12).shuffle() if shuffled else numbers(12)
     pipe = shards.sharding_filter().filter(is_below_2).with_epoch(9)
     epochs = reader(pipe, workers, 5)
@@ -227,7 +227,7 @@ def test_a_worker_whose_share_is_empty_delivers_from_another_pass(reader: Reader
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.sets(st.integers(0, 9), min_size=1), st.booleans(), st.integers(0, 99))
-def test_each_pass_is_dealt_whole_however_shares_move_on(
+def test_each_pass_is_read_completely_as_shares_rotate(
     ranks: int, workers: int, full: set[int], shuffled: bool, seed: int
 ) -> None:
     passes: list[list[int]] = [[] for _ in range(4)]
@@ -246,7 +246,7 @@ def test_each_pass_is_dealt_whole_however_shares_move_on(
 
 
 class Marked(IterDataPipe[tuple[int, int]]):
-    """Marks what is yielded with the number of the pass."""
+    """Marks each item with the number of the pass."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -262,21 +262,21 @@ def split_among(pipe: Pipe, workers: int, worker: int) -> None:
     split_by_worker(pipe, WorkerIdentity(workers, worker))
 
 
-def test_a_sample_that_is_drawn_now_and_then_is_no_error() -> None:
-    """A pass without an item is not the end: chance has it so."""
+def test_a_rarely_drawn_sample_is_no_error() -> None:
+    """A pass without an item is not the end, because it can happen by chance."""
     torch.manual_seed(0)
     pipe = numbers(20).rsample(0.05).with_epoch(5)
     assert len(list(pipe)) == 5
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_mixture_without_end_gets_to_the_data_of_all_workers(workers: int) -> None:
+def test_an_endless_mixture_reaches_the_data_of_all_workers(workers: int) -> None:
     one, other = numbers(1).sharding_filter(), numbers(7).sharding_filter().filter(is_below_2)
     pipe = one.mix_samples(other, stop="never").with_epoch(12)
     assert [len(epoch) for epoch in read2(pipe, workers, 3)] == [12] * 3
 
 
-def test_a_state_has_the_share_of_its_pass(tmp_path: Path) -> None:
+def test_a_state_contains_the_share_of_its_pass(tmp_path: Path) -> None:
     for shard, size in enumerate([5, 0, 3]):
         build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(size)])
     samples = ShardList(str(tmp_path / "{0..2}.tar")).sharding_filter().load_wds_shards().group_samples()
@@ -298,39 +298,39 @@ def test_a_state_has_the_share_of_its_pass(tmp_path: Path) -> None:
     assert [len(epoch) for epoch in epochs] == [11] * 4
 
 
-def test_each_worker_counts_for_itself_where_nothing_is_split() -> None:
+def test_each_worker_counts_separately_without_a_split() -> None:
     assert [sorted(epoch) for epoch in read2(numbers(4).with_epoch(3), 2, 2)] == [
         [0, 0, 1, 1, 2, 2],
         [0, 0, 1, 1, 3, 3],
     ]
 
 
-def test_workers_that_end_with_each_epoch_begin_again() -> None:
+def test_workers_that_end_with_each_epoch_restart() -> None:
     pipe = numbers(12).sharding_filter().with_epoch(4)
     assert read(pipe, 2, 3, persistent=False) == [[0, 1, 2, 3]] * 3
     assert read(pipe, 2, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def test_torchdatas_own_service_goes_on_too() -> None:
+def test_torchdatas_own_service_continues_too() -> None:
     pipe = numbers(12).sharding_filter().with_epoch(4)
     epochs = read2(pipe, 2, 3, service=MultiProcessingReadingService)
     assert epochs == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_that_is_broken_off_under_a_loader(workers: int) -> None:
+def test_an_interrupted_epoch_under_a_loader(workers: int) -> None:
     pipe = numbers(10_000).sharding_filter().with_epoch(1000)
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
         first = list(itertools.islice(loader, 10))
         second = list(loader)
     assert first == list(range(10))
     assert len(second) == 1000
-    assert min(second) > 9  # nothing comes twice
+    assert min(second) > 9  # no item repeats
     assert workers or second == list(range(10, 1010))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_source_that_is_empty_is_an_error(workers: int) -> None:
+def test_an_empty_source_is_an_error(workers: int) -> None:
     for pipe in (numbers(0), numbers(0).shuffle().sharding_filter(), numbers(3).filter(is_none).sharding_filter()):
         with pytest.raises(EmptySourceError, match=r"with_epoch needs \d more items, but its source yielded none"):
             read2(pipe.with_epoch(5), workers, 1)
@@ -361,8 +361,8 @@ class InMain(IterDataPipe[int]):
 
 @pytest.mark.filterwarnings("ignore:The operation of `round_robin_demux`")
 @pytest.mark.parametrize("service", [ShardReadingService, MultiProcessingReadingService])
-def test_what_other_processes_send_is_no_stream(service: Any) -> None:
-    """It begins again with an epoch of the loader only, so a second pass would wait for ever."""
+def test_dispatched_items_are_no_stream(service: Any) -> None:
+    """Its source restarts only with an epoch of the loader, so a second pass would wait forever."""
     dispatched = numbers(4).sharding_round_robin_dispatch(OF_A_RANK)
     for pipe in (dispatched, InMain(numbers(4).sharding_filter())):
         with pytest.raises(RuntimeError, match=r"(?s)with_epoch must be able to restart.*before the one that is"):
@@ -374,7 +374,7 @@ def test_what_other_processes_send_is_no_stream(service: Any) -> None:
         assert [len(epoch) for epoch in read2(pipe, 2, 2, service=service)] == [3, 3]
 
 
-def test_an_error_ends_the_pass_and_the_next_epoch_begins_another() -> None:
+def test_an_error_ends_the_pass_and_the_next_epoch_starts_another() -> None:
     pipe = Failing().with_epoch(2)
     with pytest.raises(OSError, match="no such disk"):
         list(pipe)
@@ -382,7 +382,7 @@ def test_an_error_ends_the_pass_and_the_next_epoch_begins_another() -> None:
 
 
 class Listed(IterDataPipe[int]):
-    """Its iterator is no generator, so torch refuses it again and again once there is another."""
+    """Its iterator is not a generator, so torch refuses it repeatedly once there is another."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([0, 1, 2])
@@ -411,7 +411,7 @@ def test_a_stream_is_closed_with_its_pipeline() -> None:
         gc.enable()
 
 
-def test_a_copy_of_a_stream_begins_at_the_beginning() -> None:
+def test_a_copy_of_a_stream_starts_at_the_beginning() -> None:
     pipe = numbers(10).with_epoch(3)
     list(pipe)
     assert list(pickle.loads(pickle.dumps(pipe))) == [0, 1, 2]
@@ -419,7 +419,7 @@ def test_a_copy_of_a_stream_begins_at_the_beginning() -> None:
 
 
 def test_forked_workers_leave_the_stream_of_the_main_process_alone(tmp_path: Path) -> None:
-    """They would read on from the same place in the same open file."""
+    """Otherwise they would read on at the same offset of the same open file."""
     build_shard(tmp_path / "a.tar", [{"__key__": str(number), "bin": bytes(5000)} for number in range(100)])
     pipe = ShardList(str(tmp_path / "a.tar")).sharding_filter().load_wds_shards().group_samples().to_tuple("__key__")
     pipe = pipe.with_epoch(10)
@@ -507,7 +507,7 @@ def drawn(
     return list(itertools.islice(pipe, count))
 
 
-def test_what_is_drawn_follows_from_seeds_rank_and_worker() -> None:
+def test_draws_depend_only_on_seed_rank_and_worker() -> None:
     variants: list[dict[str, Any]] = [
         {},
         {"seed": 1},
@@ -523,7 +523,7 @@ def test_what_is_drawn_follows_from_seeds_rank_and_worker() -> None:
     assert len(set(map(tuple, lists))) == len(variants)
 
 
-def test_what_is_drawn_stays_the_same_in_later_releases() -> None:
+def test_draws_stay_the_same_in_later_releases() -> None:
     assert drawn(10, 12) == [8, 0, 7, 2, 2, 7, 4, 1, 0, 5, 3, 7]
 
 
@@ -538,7 +538,7 @@ def test_draws_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_workers_draw_their_own_in_each_epoch(reader: Reader, workers: int) -> None:
+def test_workers_draw_separately_in_each_epoch(reader: Reader, workers: int) -> None:
     pipe = numbers(1000).resample_wds_shards(30)
     runs = [reader(pipe, workers, 3, seed) for seed in (7, 7, None, None)]
     assert runs[0] == runs[1]
@@ -585,7 +585,7 @@ def test_sharding_groups_are_kept_as_torch_keeps_them() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_there_has_to_be_a_shard_to_draw(workers: int) -> None:
+def test_there_must_be_a_shard_to_draw(workers: int) -> None:
     with pytest.raises(EmptySourceError, match="resample_wds_shards has no shards to draw from"):
         read2(numbers(0).resample_wds_shards(), workers, 1)
 

@@ -1,4 +1,4 @@
-"""`IndexedSamples`: the same global batches on any ranks and workers, exact lengths, and arguments that are refused."""
+"""`IndexedSamples`: the same global batches on any ranks and workers, exact lengths, and refused arguments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def keys(samples: Any) -> list[str]:
 def global_batches(
     manifest: Manifest, ranks: int, workers: int, batch: int, seed: int = 5, **options: Any
 ) -> list[list[str]]:
-    """Return the global batches of an epoch: each rank's batches, put together."""
+    """Return the global batches of an epoch, merged from each rank's batches."""
     by_rank = []
     for rank in range(ranks):
         by_worker = []
@@ -97,7 +97,7 @@ def test_padding_is_marked_and_repeats_the_first_samples(manifest: Manifest) -> 
     assert keys(samples) == (keys(samples)[:COUNT] * 3)[:120]
 
 
-def test_orders_follow_from_the_seed(manifest: Manifest) -> None:
+def test_orders_depend_only_on_the_seed(manifest: Manifest) -> None:
     def epoch(seed: int, **options: Any) -> list[str]:
         return keys(IndexedSamples(manifest, **options).set_seed(seed))
 
@@ -113,7 +113,7 @@ def test_orders_follow_from_the_seed(manifest: Manifest) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_each_sample_comes_once_an_epoch(manifest: Manifest, ranks: int, workers: int) -> None:
+def test_each_sample_comes_once_per_epoch(manifest: Manifest, ranks: int, workers: int) -> None:
     check_coverage(lambda: IndexedSamples(manifest, remainder="keep"), ranks=ranks, workers=workers)
 
 

@@ -19,13 +19,13 @@ from wds_datapipes import ShardList
 from wds_datapipes.errors import DecodeError, MissingFieldError, ShardOpenError, TruncatedShardError
 from wds_datapipes.testing import build_shard
 
-#: Shards hold uneven numbers of samples, as real ones do.
+#: Shards contain uneven numbers of samples, like real ones.
 SAMPLES_PER_SHARD = [7, 1, 12, 3, 9]
 ALL_KEYS = sorted(f"{shard}-{index:02d}" for shard, count in enumerate(SAMPLES_PER_SHARD) for index in range(count))
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # by StatefulDataLoader, of torch
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine of few cores
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine with few cores
 ]
 
 Loader = Callable[[IterDataPipe[Any]], Any]
@@ -53,7 +53,7 @@ LOADERS: dict[str, Loader] = {
     **{f"DataLoader, {workers} workers": _torch(DataLoader, workers) for workers in (0, 1, 2, 3, 7)},
     **{f"StatefulDataLoader, {workers} workers": _torch(StatefulDataLoader, workers) for workers in (0, 2)},
 }
-#: One of each kind, for what does not depend on the number of workers.
+#: One loader of each kind, for tests that do not depend on the number of workers.
 KINDS = ["DataLoader2", "DataLoader2, 2 workers", "DataLoader, 0 workers", "DataLoader, 2 workers"]
 
 
@@ -99,7 +99,7 @@ def pipeline(urls: str) -> IterDataPipe[Any]:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_each_sample_comes_exactly_once_in_every_epoch(load: Open, name: str, pattern: str) -> None:
+def test_each_sample_comes_exactly_once_per_epoch(load: Open, name: str, pattern: str) -> None:
     loader = load(name, pipeline(pattern))
     for _ in range(2):
         received = list(loader)
@@ -108,7 +108,7 @@ def test_each_sample_comes_exactly_once_in_every_epoch(load: Open, name: str, pa
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_batches_made_in_the_workers_hold_each_sample_exactly_once(load: Open, name: str, pattern: str) -> None:
+def test_batches_made_in_workers_contain_each_sample_exactly_once(load: Open, name: str, pattern: str) -> None:
     received = [key for keys, _, _ in load(name, pipeline(pattern).batch(4).collate()) for key in keys]
     assert sorted(received) == ALL_KEYS
 
@@ -144,7 +144,7 @@ def test_an_error_arrives_with_its_type_and_text(
 ) -> None:
     with pytest.raises(error, match=text) as caught:
         list(load(name, pipeline(damage(pattern))))
-    # One of torch's frames holds the error and the workers; left to the garbage collection, they take 5 seconds to end.
+    # A frame of torch holds the error and the workers; garbage collection would take 5 seconds to end them.
     traceback.clear_frames(caught.tb)
 
 
@@ -165,7 +165,7 @@ def test_one_seed_gives_new_epochs_and_the_same_run_again(pattern: str, workers:
 
 @pytest.mark.filterwarnings("ignore:Local function is not supported by pickle")
 def test_lambdas_reach_forked_workers_of_torch() -> None:
-    """torch pickles the collections in a stage's attributes, and would fail on those that hold a lambda."""
+    """torch pickles the collections in a stage's attributes, and would fail on those that contain a lambda."""
     pipe = IterableWrapper([{"n": 1}, {"n": 2}]).sharding_filter().compose(lambda samples: list(samples))
     pipe = pipe.map_dict(n=lambda n: 10 * n).map_samples(lambda sample: sample).to_tuple("n").map_tuple(lambda n: n + 1)
     loader = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context="fork")

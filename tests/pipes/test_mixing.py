@@ -1,4 +1,4 @@
-"""Several sources as one: in turn, by weight, by size, and what happens where one ends."""
+"""Several sources as one: in turn, by weight, by size, and what happens when one ends."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from wds_datapipes import ShardReadingService
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes import SampleMixer
 
-#: torch warns of more workers than processors.
+#: torch warns of more workers than CPUs.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 Pipe = IterDataPipe[Any]
 WORKERS = (0, 1, 2, 3)
-#: Sources by their sizes; each item tells its source and its place.
+#: Sources by their sizes; each item contains its source and its position.
 SIZES = st.lists(st.integers(0, 8), min_size=1, max_size=4)
 
 
@@ -61,14 +61,14 @@ def test_all_is_every_item_once_in_the_order_of_its_source(sizes: list[int], see
 
 
 @given(SIZES, st.integers(0, 100))
-def test_first_ends_with_a_source_that_has_no_more(sizes: list[int], seed: int) -> None:
+def test_first_ends_with_the_first_exhausted_source(sizes: list[int], seed: int) -> None:
     counts = Counter(source for source, _ in seeded(mixed(*sources(*sizes), weights=[1] * len(sizes)), seed))
     assert any(counts[source] == size for source, size in enumerate(sizes))
     assert all(counts[source] <= size for source, size in enumerate(sizes))
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.integers(0, 100))
-def test_never_begins_each_source_again(sizes: list[int], seed: int) -> None:
+def test_never_restarts_each_source(sizes: list[int], seed: int) -> None:
     pipe = seeded(mixed(*sources(*sizes), weights=[1] * len(sizes), stop="never"), seed)
     items = list(itertools.islice(pipe, 100))
     assert len(items) == 100
@@ -116,13 +116,13 @@ class Unreadable(IterDataPipe[Any]):
 @pytest.mark.parametrize(
     "weights", [[-1, 2], [0, 0], [math.nan, 1], [1, math.inf], [1], [1, 2, 3], ["1", "2"], [True, 1], "size"]
 )
-def test_weights_that_make_no_sense(weights: Any) -> None:
+def test_invalid_weights_are_refused(weights: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"weight"):
         mixed(*sources(1, 1), weights=weights)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_empty_source_cannot_begin_again(workers: int) -> None:
+def test_an_empty_source_cannot_restart(workers: int) -> None:
     for empty in (sources(0)[0], sources(0)[0].sharding_filter(), sources(9)[0].sharding_filter().filter(is_none)):
         pipe = mixed(sources(9)[0].sharding_filter(), empty, stop="never").with_epoch(5)
         with pytest.raises(
@@ -145,7 +145,7 @@ def load(pipe: Pipe, workers: int, epochs: int = 1, seed: int | None = 7) -> lis
 def load_by_torch(pipe: Pipe, workers: int, epochs: int = 1, seed: int | None = 7) -> list[list[Any]]:
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=workers > 0, generator=generator)
-    return [[tuple(item) for item in loader] for _ in range(epochs)]  # torch makes lists of tuples
+    return [[tuple(item) for item in loader] for _ in range(epochs)]  # torch turns tuples into lists
 
 
 Loader = Callable[..., list[list[Any]]]
@@ -171,10 +171,10 @@ def test_all_sources_are_split_and_seeded(loader: Loader, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_source_that_begins_again_is_shuffled_alike_in_all_workers(loader: Loader, workers: int) -> None:
+def test_a_restarted_source_is_shuffled_alike_in_all_workers(loader: Loader, workers: int) -> None:
     one, other = (source.shuffle().enumerate().sharding_filter() for source in sources(6, 12))
     for items in loader(mixed(one, other, stop="never").with_epoch(48), workers, 2):
-        # 24 items of each source: 4 passes over the one, 2 over the other
+        # 24 items of each source: 4 passes over one, 2 over the other
         for source, size in enumerate((6, 12)):
             seen: dict[int, list[int]] = {}
             for index, (number, place) in items:
@@ -187,7 +187,7 @@ def test_a_source_that_begins_again_is_shuffled_alike_in_all_workers(loader: Loa
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_a_source_of_which_a_worker_has_nothing_is_left_out_unless_it_begins_again(workers: int) -> None:
+def test_a_source_without_items_for_a_worker_is_skipped_unless_it_restarts(workers: int) -> None:
     def pipe(stop: str) -> Pipe:
         return mixed(*(source.sharding_filter() for source in sources(1, 12)), stop=stop)
 
@@ -206,15 +206,15 @@ def test_torch_finds_all_sources() -> None:
     assert found.keys() == {id(each) for each in pipes}
 
 
-def test_a_source_that_is_dispatched_is_put_in_its_place() -> None:
-    """torchdata replaces it in the tuple of the others."""
+def test_a_dispatched_source_keeps_its_position() -> None:
+    """torchdata replaces it in the tuple with the others."""
     one, other = sources(4, 4)
     dispatched = other.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
     (items,) = load(mixed(one.sharding_filter(), dispatched, stop="all"), 2)
     assert sorted(items) == [(source, place) for source in range(2) for place in range(4)]
 
 
-def test_what_other_processes_send_cannot_begin_again() -> None:
+def test_dispatched_items_cannot_restart() -> None:
     one, other = sources(4, 8)
     dispatched = one.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
     with pytest.raises(RuntimeError, match=r"(?s)mix_samples.*must be able to restart its source"):

@@ -1,4 +1,4 @@
-"""Made-up samples: their number, and that none shows what was done to another."""
+"""Mock samples: their number, and that no sample is affected by changes to another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def numbered(number: int) -> int:
     return number * 10
 
 
-def test_changes_in_place_show_in_no_other_sample_or_epoch() -> None:
+def test_changes_in_place_affect_no_other_sample_or_epoch() -> None:
     given = {"array": np.zeros(3), "nested": {"list": [0]}, "tensor": torch.ones(2)}
     source = MockSamples(given, 3)
     pipe = source.map(spoil)
@@ -36,15 +36,15 @@ def test_changes_in_place_show_in_no_other_sample_or_epoch() -> None:
     assert all(sample["tensor"].tolist() == [1, 1] for sample in source)
 
 
-def test_the_length_is_told_before_and_behind_a_split() -> None:
+def test_the_length_is_known_before_and_after_a_split() -> None:
     assert len(MockSamples("a", 0)) == len(list(MockSamples("a", 0))) == 0
     assert len(MockSamples("a", 7)) == len(list(MockSamples("a", 7))) == 7
     assert len(MockSamples("a", 7).sharding_filter()) == 7
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine with few cores
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_workers_deal_the_samples_out(workers: int) -> None:
+def test_workers_share_the_samples(workers: int) -> None:
     loader = DataLoader2(MockSamples(numbered, 7).sharding_filter(), reading_service=ShardReadingService(workers))
     assert [list(loader), list(loader)] == [[0, 10, 20, 30, 40, 50, 60]] * 2
     loader.shutdown()
@@ -59,7 +59,7 @@ def test_wrong_lengths_are_refused() -> None:
         MockSamples("a", -1)
 
 
-def test_an_error_of_the_function_says_where() -> None:
+def test_an_error_of_the_function_names_the_sample() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         list(MockSamples(lambda number: 1 // (number - 2), 5))
     assert getattr(caught.value, "__notes__", []) == ["MockSamples called its function for the sample 2"]

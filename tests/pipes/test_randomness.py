@@ -1,4 +1,4 @@
-"""Functions that draw, and draw the same again for the same sample."""
+"""Functions with a generator that draw the same numbers for the same sample."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def epochs(pipe: Pipe, workers: int, seed: int = 3) -> list[list[Any]]:
         loader.shutdown()
 
 
-def test_a_sample_draws_the_same_in_any_worker_and_order_and_other_numbers_in_each_epoch() -> None:
+def test_a_sample_draws_the_same_in_any_worker_and_differently_in_each_epoch() -> None:
     alone = epochs(samples().map_samples_with_rng(draw), 0)
     assert len({item[1:] for epoch in alone for item in epoch}) == 120
     for workers in (1, 2, 3):
@@ -70,7 +70,7 @@ def test_two_stages_draw_different_numbers() -> None:
     assert not {one["first"] for one, _ in both} & {other["drawn"] for _, other in both}
 
 
-def test_other_stages_have_the_seeds_that_they_have_without_it() -> None:
+def test_other_stages_keep_their_seeds() -> None:
     def keys(pipe: Pipe) -> list[Any]:
         return [
             [(item[0] if isinstance(item, tuple) else item["__key__"]) for item in each] for each in epochs(pipe, 2)
@@ -87,7 +87,7 @@ def test_other_stages_have_the_seeds_that_they_have_without_it() -> None:
         lambda: ShardList("0.tar").cycle(40).sharding_filter(),
     ],
 )
-def test_each_copy_of_a_sample_that_comes_several_times_draws_for_itself(drawn: Any) -> None:
+def test_each_copy_of_a_repeated_sample_draws_separately(drawn: Any) -> None:
     for workers in (0, 2):
         first, second = epochs(samples(drawn()).map_samples_with_rng(draw), workers)
         assert len(first) == 400
@@ -95,7 +95,7 @@ def test_each_copy_of_a_sample_that_comes_several_times_draws_for_itself(drawn: 
         assert [first, second] == epochs(samples(drawn()).map_samples_with_rng(draw), workers)
 
 
-def test_what_is_no_sample_or_comes_from_one_draws_for_itself() -> None:
+def test_items_that_are_no_samples_draw_separately() -> None:
     for pipe in (
         IterableWrapper([1] * 50).map_samples_with_rng(draw),
         samples().to_tuple("cls").map_samples_with_rng(draw),
@@ -106,7 +106,7 @@ def test_what_is_no_sample_or_comes_from_one_draws_for_itself() -> None:
         assert len({item[1] for item in first + second}) == 2 * len(first)
 
 
-def test_without_a_loader_each_epoch_draws_others_unless_it_is_seeded() -> None:
+def test_without_a_loader_each_epoch_draws_differently_unless_seeded() -> None:
     pipe = samples().map_samples_with_rng(draw)
     runs = []
     for seed in (1, 2, 1):
@@ -116,7 +116,7 @@ def test_without_a_loader_each_epoch_draws_others_unless_it_is_seeded() -> None:
     assert not {item[1] for item in pipe} & {item[1] for item in pipe}
 
 
-def test_a_sample_that_is_none_is_left_out_and_an_error_is_passed_over_and_told_otherwise() -> None:
+def test_none_drops_a_sample_and_errors_are_skipped_or_raised() -> None:
     def odd(sample: dict[str, Any], rng: Random) -> Any:
         if sample["cls"] == b"4":
             raise ValueError("four")
@@ -129,7 +129,7 @@ def test_a_sample_that_is_none_is_left_out_and_an_error_is_passed_over_and_told_
     assert "raised in map_samples_with_rng for the sample '4' of 0.tar" in getattr(caught.value, "__notes__", [""])[0]
 
 
-def test_what_is_drawn_stays_the_same_in_all_releases() -> None:
+def test_draws_stay_the_same_in_all_releases() -> None:
     pipe = samples(ShardList("0.tar")).map_samples_with_rng(draw)
     pipe.set_seed(1)
     assert next(iter(pipe))[:2] == (("0.tar", "0"), 0.4484855871973399)

@@ -13,7 +13,7 @@ from wds_datapipes.pipes.stage import register_stage
 
 
 class Noted(IterDataPipe[Any]):
-    """Yields its keywords."""
+    """Yields its keyword arguments."""
 
     def __init__(self, source: IterDataPipe[Any], /, *words: str, **names: Any) -> None:
         self.source = source
@@ -34,6 +34,6 @@ def test_every_keyword_reaches_the_class() -> None:
     assert source.noted_keywords.__doc__ == "Yields its keywords."
 
 
-def test_a_name_is_given_once() -> None:
+def test_a_name_is_registered_once() -> None:
     with pytest.raises(ValueError, match="cannot register Noted: another stage has the name 'batch'"):
         register_stage("batch")(Noted)

@@ -26,7 +26,7 @@ KEYS = [f"{shard}-{n}" for shard, size in enumerate(SIZES) for n in range(size)]
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves the files of a folder, and counts who asks for them."""
+    """Serves the files of a folder, and counts the requests for them."""
 
     asked: Counter[str]
 
@@ -40,7 +40,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def http_is_ready() -> None:
-    """Have fsspec start the thread that it keeps."""
+    """Let fsspec start the thread that it keeps."""
     fsspec.filesystem("http")
 
 
@@ -70,7 +70,7 @@ def pipeline(pattern: str, folder: Path, **options: Any) -> IterDataPipe[Any]:
 
 @pytest.mark.usefixtures("http_is_ready", "nothing_left")
 @pytest.mark.parametrize("workers", range(4))
-def test_each_shard_is_asked_for_once_in_all_epochs(
+def test_each_shard_is_requested_once_in_all_epochs(
     pattern: str, tmp_path: Path, asked: Counter[str], workers: int
 ) -> None:
     plain = pipeline(pattern, tmp_path / "other")
@@ -93,11 +93,11 @@ def test_torchs_loader_reads_copies(pattern: str, tmp_path: Path, asked: Counter
     assert asked == {f"/{number}.tar": 1 for number in range(5)}
 
 
-def test_a_pipeline_with_copies_goes_on_exactly(pattern: str, tmp_path: Path) -> None:
+def test_a_pipeline_with_copies_resumes_exactly(pattern: str, tmp_path: Path) -> None:
     check_resume(partial(pipeline, pattern, tmp_path / "copies"), cuts=4)
 
 
-def test_what_a_state_is_behind_is_not_fetched(pattern: str, tmp_path: Path, asked: Counter[str]) -> None:
+def test_shards_before_a_state_are_not_fetched(pattern: str, tmp_path: Path, asked: Counter[str]) -> None:
     def loader(*folder: Path) -> Any:
         shards: Any = ShardList(pattern)
         for each in folder:
@@ -117,7 +117,7 @@ def test_what_a_state_is_behind_is_not_fetched(pattern: str, tmp_path: Path, ask
         assert asked["/4.tar"] == 1
 
 
-def test_a_manifest_tells_what_has_to_come(pattern: str, tmp_path: Path, asked: Counter[str]) -> None:
+def test_copies_are_verified_by_a_manifest(pattern: str, tmp_path: Path, asked: Counter[str]) -> None:
     manifest = Manifest(build_indexes(pattern, digest=True, folder=tmp_path))
     write_manifest(manifest, tmp_path / "manifest.json")
     pipe = pipeline(pattern, tmp_path / "copies", manifest=tmp_path / "manifest.json")
@@ -126,10 +126,10 @@ def test_a_manifest_tells_what_has_to_come(pattern: str, tmp_path: Path, asked: 
     with pytest.raises(CorruptShardError, match=r"2\.tar was downloaded, but its SHA-256 is"):
         list(pipeline(pattern, tmp_path / "more", manifest=manifest))
     bad = pipeline(pattern, tmp_path / "copies", manifest=manifest)
-    assert sorted(bad) == KEYS  # the copies are there already
+    assert sorted(bad) == KEYS  # the copies already exist
 
 
-def test_a_policy_passes_over_a_shard_that_cannot_be_fetched(pattern: str, tmp_path: Path) -> None:
+def test_a_policy_skips_a_shard_that_cannot_be_fetched(pattern: str, tmp_path: Path) -> None:
     (tmp_path / "1.tar").unlink()
     shards = ShardList(pattern).cache_wds_shards(tmp_path / "copies")
     pipe = shards.load_wds_shards(on_error="skip").group_samples()

@@ -1,4 +1,4 @@
-"""Every stage, held to what torch and the loaders expect of one."""
+"""Every stage, checked against what torch and the loaders expect of one."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from wds_datapipes.errors import (
 from wds_datapipes.testing import build_shard, check_stage
 
 SAMPLES = [{"__key__": str(key), "__url__": "a.tar", "cls": b"%d" % key, "txt": "text"} for key in range(5)]
-#: Stages that have no functional name, since they begin a pipeline.
+#: Stages without a functional name, because they start a pipeline.
 SOURCES = [ShardList, DatasetSpec, DirectoryShards, MockSamples]
 ROWS = [{"__key__": str(key), "__url__": "a.tar"} for key in range(3)]
 MEMBERS = [Member("a.tar", f"{key}.cls", b"1", key * 1024) for key in range(3)]
 
 
 class Stage(NamedTuple):
-    """A stage's arguments, items that it takes, and items that it fails on with an error."""
+    """A stage's arguments, items that it accepts, and items that it fails on with an error."""
 
     items: list[Any]
     arguments: tuple[Any, ...]
@@ -72,7 +72,7 @@ def halve_and_draw(sample: dict[str, int], rng: Random) -> dict[str, float]:
     return {"n": halve(sample["n"]), "drawn": rng.random()}
 
 
-#: Every stage that has a functional name. A new one gets its row here.
+#: Every stage with a functional name. A new one gets its row here.
 TABLE = {
     "add_columns": Stage(
         ROWS,
@@ -151,7 +151,7 @@ TABLE = {
         EncodeError,
         r"key 'x\.y' cannot be written",
     ),
-    # It goes on where it stopped, so another iteration has the same items only if all are alike.
+    # It continues where it stopped, so another iteration has the same items only if all are alike.
     "with_epoch": Stage([1, 1, 1, 1], (3,), {}, [], ValueError, "3 is odd"),
     "with_length": Stage(SAMPLES, (5,), {}, [], ValueError, "3 is odd"),
 }
@@ -166,10 +166,10 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def error_of(loader: DataLoader[Any]) -> Exception:
-    """The error that a loader ends with."""
+    """The error with which a loader ends."""
     with pytest.raises(Exception) as caught:  # noqa: PT011  the callers look at it
         list(loader)
-    # One of torch's frames holds the error and the workers; left to the garbage collection, they take 5 seconds to end.
+    # A frame of torch holds the error and the workers; garbage collection would take 5 seconds to end them.
     traceback.clear_frames(caught.tb)
     return caught.value
 
@@ -194,7 +194,7 @@ def functional(name: str) -> IterDataPipe[Any]:
 
 
 def failing(name: str) -> IterDataPipe[Any]:
-    # Where a stage takes any item, the error is one of its source, which has to pass through it.
+    # If a stage accepts any item, the error comes from its source, and must pass through it.
     source = wrap(TABLE[name].bad_items) if TABLE[name].bad_items else wrap([2, 4, 3]).map(halve)
     pipe: IterDataPipe[Any] = getattr(source, name)(*TABLE[name].arguments, **TABLE[name].options)
     return pipe
@@ -205,7 +205,7 @@ def items_of(pipe: IterDataPipe[Any]) -> list[Any]:
     return list(pipe)
 
 
-def test_the_table_has_every_stage() -> None:
+def test_the_table_contains_every_stage() -> None:
     assert set(TABLE) == set(registered())
 
 
@@ -238,7 +238,7 @@ def test_an_error_arrives_with_its_type_and_text(name: str, workers: int) -> Non
 
 
 @pytest.mark.parametrize("kind", [*SOURCES, *registered().values()])
-def test_no_parameter_is_called_like_an_attribute_of_every_datapipe(kind: type[IterDataPipe[Any]]) -> None:
+def test_no_parameter_is_named_like_an_attribute_of_every_datapipe(kind: type[IterDataPipe[Any]]) -> None:
     """torch prints such attributes in the text of every error; ``functions`` would be its list of all stages."""
     assert not set(inspect.signature(kind).parameters) & set(dir(IterDataPipe))
 
@@ -249,7 +249,7 @@ def test_a_stage_derives_from_the_base_class(kind: type[IterDataPipe[Any]]) -> N
     assert vars(wds_datapipes.Stage)["_is_child_datapipe"] is False
 
 
-def test_torch_still_asks_whether_a_stage_is_a_child() -> None:
+def test_torch_still_checks_whether_a_stage_is_a_child() -> None:
     """Without the attribute, torch's hook fails to find it twice for each item; that is why `Stage` has it."""
     asked = []
 
@@ -267,7 +267,7 @@ def test_torch_still_asks_whether_a_stage_is_a_child() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_credentials_are_in_no_error(workers: int) -> None:
+def test_no_error_contains_credentials(workers: int) -> None:
     secret = "hunter2-hunter2"
     stage = wrap(["memory://nowhere/a.tar"]).load_wds_shards(storage_options={"token": secret})
     assert "storage_options" not in vars(stage)
@@ -277,7 +277,7 @@ def test_credentials_are_in_no_error(workers: int) -> None:
     assert secret not in str(error)
 
 
-def test_credentials_are_in_no_error_of_a_list() -> None:
+def test_no_error_of_a_list_contains_credentials() -> None:
     secret = "hunter2-hunter2"
     with pytest.raises(WdsError) as caught:
         ShardList("memory://nowhere/*.tar", storage_options={"token": secret})

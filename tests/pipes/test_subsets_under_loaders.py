@@ -1,4 +1,4 @@
-"""Parts of a stream under real loaders."""
+"""Subsets of a stream under real loaders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.testing import build_shard
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine with few cores
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def keys(samples: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_another_part_is_drawn_in_each_epoch_and_the_same_by_the_same_seed(folder: Path, workers: int) -> None:
+def test_each_epoch_draws_another_subset_that_the_seed_repeats(folder: Path, workers: int) -> None:
     def epochs(seed: int) -> list[list[str]]:
         loader = DataLoader2(samples(folder).rsample(0.3), reading_service=ShardReadingService(workers))
         loader.seed(seed)
@@ -55,7 +55,7 @@ def test_another_part_is_drawn_in_each_epoch_and_the_same_by_the_same_seed(folde
     assert len(set(first)) == len(first)
 
 
-def test_workers_draw_for_themselves(folder: Path) -> None:
+def test_workers_draw_separately(folder: Path) -> None:
     loader = DataLoader(samples(folder).rsample(0.5), batch_size=None, num_workers=2)
     torch.manual_seed(0)
     drawn = keys(loader)

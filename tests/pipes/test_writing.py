@@ -44,7 +44,7 @@ def keys(pattern: str = "out-*.tar") -> list[str]:
 
 
 def written(infos: list[ShardInfo]) -> list[str]:
-    """The names of the shards, each of which is as its line says."""
+    """The names of the shards, each checked against its index."""
     for info in infos:
         assert (info.bytes, info.samples) == (os.path.getsize(info.url), len(keys(info.url)))
     return sorted(info.url for info in infos)
@@ -59,15 +59,15 @@ def load(pipe: IterDataPipe[Any], kind: str, workers: int) -> list[ShardInfo]:
 
 @pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than there are cores
-def test_workers_take_turns_with_the_numbers(kind: str, workers: int) -> None:
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+def test_workers_alternate_shard_numbers(kind: str, workers: int) -> None:
     infos = load(samples().write_wds_shards("out-%02d.tar", maxcount=5), kind, workers)
     assert all(type(info) is ShardInfo for info in infos)
     names = written(infos)
     assert len(set(names)) == len(names)
     assert sorted(keys()) == KEYS
     count = max(workers, 1)
-    # 42 samples in all: each worker has the samples of whole shards, and a last shard of its own that is not full.
+    # 42 samples in all: each worker has the samples of full shards, and its own last shard, which is not full.
     shares = [len(KEYS[7 * worker :: 7 * count]) for worker in range(count)]
     expected = []
     for worker, share in enumerate(shares):
@@ -77,7 +77,7 @@ def test_workers_take_turns_with_the_numbers(kind: str, workers: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
-def test_workers_have_names_of_their_own_where_the_pattern_has_a_field_for_them(kind: str) -> None:
+def test_workers_have_separate_names_if_the_pattern_has_a_field_for_them(kind: str) -> None:
     infos = load(samples().write_wds_shards("out-{rank}-{worker}-%d.tar", maxcount=100), kind, 2)
     assert written(infos) == ["out-0-0-0.tar", "out-0-1-0.tar"]
     assert sorted(keys()) == KEYS
@@ -91,7 +91,7 @@ def test_workers_have_names_of_their_own_where_the_pattern_has_a_field_for_them(
         ("out-{worker}-%d.tar", ["out-0-0.tar", "out-0-1.tar", "out-1-0.tar", "out-1-1.tar"]),
     ],
 )
-def test_ranks_and_their_workers_write_shards_of_their_own(pattern: str, names: list[str]) -> None:
+def test_ranks_and_their_workers_write_separate_shards(pattern: str, names: list[str]) -> None:
     infos: list[ShardInfo] = []
     for rank, worker in itertools.product(range(2), range(2)):
         pipe = samples().write_wds_shards(pattern)
@@ -111,7 +111,7 @@ def test_a_pipeline_without_loader_is_the_writer() -> None:
     assert keys() == KEYS
 
 
-def test_a_shard_is_yielded_when_it_is_finished_and_breaking_off_leaves_whole_ones() -> None:
+def test_finished_shards_are_yielded_and_an_interruption_leaves_whole_ones() -> None:
     iterator = iter(samples().write_wds_shards("out-%02d.tar", maxcount=5))
     assert next(iterator).url == "out-00.tar"
     assert [name for name in os.listdir() if name.startswith("out-0")] == ["out-00.tar"]
@@ -121,7 +121,7 @@ def test_a_shard_is_yielded_when_it_is_finished_and_breaking_off_leaves_whole_on
 
 
 @pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
-def test_a_loader_that_is_broken_off_leaves_whole_shards(kind: str) -> None:
+def test_an_interrupted_loader_leaves_whole_shards(kind: str) -> None:
     pipe = samples().write_wds_shards("out-%02d.tar", maxcount=2)
     if kind == "DataLoader":
         iterator = iter(DataLoader(pipe, batch_size=None, num_workers=2))
@@ -135,7 +135,7 @@ def test_a_loader_that_is_broken_off_leaves_whole_shards(kind: str) -> None:
             assert len(keys(name)) <= 2
 
 
-def test_values_are_encoded_and_what_cannot_be_is_passed_over() -> None:
+def test_values_are_encoded_and_unencodable_ones_skipped() -> None:
     source = IterableWrapper([{"__key__": str(n), "cls": n if n != 2 else None} for n in range(5)])
     with pytest.raises(EncodeError):
         list(source.write_wds_shards("out-%d.tar"))
@@ -148,7 +148,7 @@ def test_values_are_encoded_and_what_cannot_be_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_conversion_goes_on_in_each_worker(workers: int) -> None:
+def test_a_conversion_resumes_in_each_worker(workers: int) -> None:
     pipe = samples().write_wds_shards("out-%02d.tar", maxcount=2, resume=True)
     first = load(pipe, "DataLoader2", workers)
     names, before = written(first), {info.url: Path(info.url).stat().st_mtime_ns for info in first}
@@ -163,7 +163,7 @@ def test_a_conversion_goes_on_in_each_worker(workers: int) -> None:
 
 
 @pytest.mark.parametrize(("pattern", "journal"), [("out-%02d.tar", "j"), ("out-{worker}-%d.tar", "j-{worker}")])
-def test_each_worker_has_a_journal_of_its_own(pattern: str, journal: str) -> None:
+def test_each_worker_has_its_own_journal(pattern: str, journal: str) -> None:
     pipe = samples().write_wds_shards(pattern, maxcount=4, resume=True, journal=journal)
     first = load(pipe, "DataLoader2", 2)
     assert len([name for name in os.listdir() if name.startswith("j")]) == 2
@@ -172,7 +172,7 @@ def test_each_worker_has_a_journal_of_its_own(pattern: str, journal: str) -> Non
 
 @pytest.mark.parametrize("pattern", ["out-%02d.tar", "out-{worker}-%d.tar", "out-{rank}-{worker}-%d.tar"])
 @pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 2), (0, 2), (2, 0)])
-def test_going_on_with_another_number_of_workers_is_an_error(pattern: str, before: int, now: int) -> None:
+def test_resuming_with_another_number_of_workers_is_an_error(pattern: str, before: int, now: int) -> None:
     pipe = samples().write_wds_shards(pattern, maxcount=2, resume=True)
     first = load(pipe, "DataLoader2", before)
     content = {info.url: Path(info.url).read_bytes() for info in first}
@@ -181,11 +181,11 @@ def test_going_on_with_another_number_of_workers_is_an_error(pattern: str, befor
     assert {
         name: Path(name).read_bytes() for name in os.listdir() if name.startswith("out") and "journal" not in name
     } == content
-    # The one process without workers is what a single worker is.
+    # A process without workers is equivalent to a single worker.
     assert sorted(load(pipe, "DataLoader2", before or 1)) == sorted(first)
 
 
-def test_going_on_with_another_number_of_ranks_is_an_error() -> None:
+def test_resuming_with_another_number_of_ranks_is_an_error() -> None:
     def written_by(ranks: int, workers: int) -> list[ShardInfo]:
         infos: list[ShardInfo] = []
         for rank, worker in itertools.product(range(ranks), range(workers)):
@@ -211,6 +211,6 @@ def test_it_has_no_state() -> None:
         save_state(pipe)
 
 
-def test_a_step_is_not_for_the_user() -> None:
+def test_users_cannot_set_the_step() -> None:
     with pytest.raises(TypeError, match="except step, but got step"):
         samples().write_wds_shards("out-%d.tar", step=2)

@@ -1,4 +1,4 @@
-"""Arguments that make no sense are refused when a stage is built, and the message says which would."""
+"""Invalid arguments are refused when a stage is built, and the message says which are valid."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Pipe = Any
 
 
 class Tagging(Stage[Any]):
-    """A user's stage that keeps nothing, and says so."""
+    """A user's stage that keeps nothing, and declares that."""
 
     is_stateless = True
 
@@ -50,7 +50,7 @@ class Twice(IterDataPipe[Any]):
 
 
 class OwnShuffler(IterDataPipe[Any]):
-    """A user's stage that shuffles, written as torch's."""
+    """A user's stage that shuffles, written like torch's."""
 
     def __init__(self, source: Pipe) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class OwnShuffler(IterDataPipe[Any]):
 
 
 class Hoarding(IterDataPipe[Any]):
-    """A user's stage that delays items, and says nothing of them."""
+    """A user's stage that delays items, and declares nothing."""
 
     def __init__(self, source: Pipe, count: int) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def listing(kind: str, name: str, sizes: tuple[int, ...]) -> Pipe:
     return ShardList(f"{name}-{{0..{len(sizes) - 1}}}.tar" if kind == "pattern" else urls)
 
 
-#: What makes the stage of a step.
+#: Functions that build the stage of a step.
 STAGES: dict[str, Any] = {
     "shuffle": lambda pipe: pipe.shuffle(),
     "split": lambda pipe: pipe.sharding_filter(),

@@ -1,4 +1,4 @@
-"""The loaders of drawn pipelines, and the files that their states pass through."""
+"""The loaders of random pipelines, and the file formats of their states."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # isort: skip
 
 __all__ = ["LIMIT_S", "Loader", "Run", "opened", "packed", "unpacked"]
 
-#: How long a run may take, in seconds.
+#: The time limit of a run, in seconds.
 LIMIT_S = 300
 
 
 @dataclass
 class Run:
-    """What each rank does: so many epochs with a loader, which saves its state at the cuts.
+    """The work of each rank: several epochs with a loader, which saves its state at the cuts.
 
     Attributes:
-        broken: after how many items the first epoch is broken off, if it is.
-        format: of the states that are saved.
+        broken: after how many items the first epoch is interrupted, if at all.
+        format: the format of the saved states.
         files: the states to load, one for each rank, or none.
-        loaded: the format of these.
-        is_resharded: whether they are those of other ranks or workers.
+        loaded: the format of the loaded states.
+        is_resharded: whether the loaded states are those of other ranks or workers.
     """
 
     steps: Steps
@@ -66,7 +66,7 @@ class Loader(NamedTuple):
 
 
 def packed(state: Any, form: str) -> bytes:
-    """Return a state as the bytes of a file, or the name of what holds it."""
+    """Return a state as the bytes of a file, or the name of its folder."""
     if form.endswith("json"):
         return json.dumps(state).encode()
     if form.endswith("dcp"):
@@ -84,8 +84,8 @@ def unpacked(file: bytes, form: str, fresh: Any = None) -> Any:
     """Return a state that was packed.
 
     Args:
-        file: what `packed` has returned.
-        form: of it.
+        file: the result of `packed`.
+        form: its format.
         fresh: the state of a loader that has not begun, which a distributed checkpoint fills.
     """
     if form.endswith("json"):
@@ -103,7 +103,7 @@ def unpacked(file: bytes, form: str, fresh: Any = None) -> Any:
 
 @contextmanager
 def opened(run: Run, file: bytes | None) -> Iterator[Loader]:
-    """Make a loader, and load a state in it."""
+    """Create a loader, and load a state into it."""
     yield from OPENING[run.loader](run, file)
 
 
@@ -116,7 +116,7 @@ def open_pipeline(run: Run, file: bytes | None) -> Iterator[Loader]:
 def open_torchs(run: Run, file: bytes | None) -> Iterator[Loader]:
     generator = torch.Generator().manual_seed(run.seed)
     workers = run.topology.workers
-    # Only workers that stay keep the place in a stream.
+    # Only persistent workers keep the position in a stream.
     options: Any = {"persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
     loader: Any = DataLoader(
         build(run.steps), batch_size=None, num_workers=workers, collate_fn=unchanged, generator=generator, **options
@@ -125,7 +125,7 @@ def open_torchs(run: Run, file: bytes | None) -> Iterator[Loader]:
 
 
 def unchanged(item: Any) -> Any:
-    """Leave tuples as they are, of which torch would make lists."""
+    """Keep tuples, which torch would turn into lists."""
     return item
 
 
@@ -173,11 +173,11 @@ def open_data_set(run: Run, file: bytes | None) -> Iterator[Loader]:
         multiprocessing_context="fork" if workers else None,
         **more,
     )
-    # The loop over a stream is tracked in both, since the workers do not know where its epochs end.
+    # The loop over a stream is tracked in both, because the workers do not know where its epochs end.
     asks_itself = run.loader == "StatefulDataLoader" and all(step[0] != "with_epoch" for step in run.steps)
     if file is not None:
         state = unpacked(file, run.loaded, data.state_dict())
-        # Its own method takes its own states, for as many workers.
+        # Its own method accepts its own states, for the same number of workers.
         is_own = asks_itself and not run.is_resharded and bool({"_snapshot", "dataset_state"} & state.keys())
         (loader if is_own else data).load_state_dict(state)
     if asks_itself:

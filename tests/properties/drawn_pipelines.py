@@ -1,4 +1,4 @@
-"""Pipelines, loaders, cuts and formats that a number draws."""
+"""Pipelines, loaders, cuts and formats drawn from a number."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["Case", "Options", "Topology", "draw_case", "must_reshard", "must_res
 
 
 class Topology(NamedTuple):
-    """The processes that read: so many ranks, with so many workers each; 0 workers are none but the rank itself."""
+    """The processes that read: the number of ranks, and of workers of each; without workers, the rank itself reads."""
 
     ranks: int
     workers: int
 
 
-#: How the states of a loader are saved. Those of its reading service are states of their own.
+#: How the states of a loader are saved. Its reading service has its own states.
 FORMATS = {
     "DataLoader2": ["pickle", "torch", "service", "service json", "service dcp"],
     "StatefulShards": ["pickle", "torch", "json", "dcp"],
@@ -26,7 +26,7 @@ FORMATS = {
 
 
 class Options(NamedTuple):
-    """What a loader does ahead, and how long its workers and snapshots last."""
+    """How far a loader prefetches, and how long its workers and snapshots last."""
 
     prefetch: int = 2
     is_persistent: bool = False
@@ -34,7 +34,7 @@ class Options(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What is tried: a pipeline in a loader, where it is interrupted, and how it is resumed."""
+    """One case: a pipeline in a loader, where it is interrupted, and how it is resumed."""
 
     seed: int
     steps: Steps
@@ -54,18 +54,18 @@ class Case(NamedTuple):
 
 
 def names_of(steps: Steps) -> list[str]:
-    """Return the names of all steps, those of mixed pipelines too."""
+    """Return the names of all steps, including those of mixed pipelines."""
     return [
         name for step in steps for name in (step[0], *(each for other in others_of(step) for each in names_of(other)))
     ]
 
 
 def holds(steps: Steps) -> bool:
-    """Whether a stage holds items back that no state knows of, so that a pipeline resumes by replay, if at all."""
+    """Whether a stage buffers items without a state, so that a pipeline resumes by replay, if at all."""
     return bool({"hoarding", "torch_shuffle", "twice", "compose", "collated", "unbatch"} & {*names_of(steps)})
 
 
-#: Stages of others that may be refused where a state is asked for.
+#: Stages of other packages that may be refused when a state is requested.
 UNKNOWN = ("torch_unbatch", "cycle", "flatmap", "concat", "own_shuffle")
 
 
@@ -77,14 +77,14 @@ def must_resume(steps: Steps) -> bool:
     if "split" in names and "load" in names and names.index("split") > names.index("load"):
         return False
     for at, name in enumerate(names):
-        # The samples that wait there would pass a stage with a state of its own twice.
+        # The buffered samples would pass a stage with its own state twice.
         if name == "lagging" and {"shuffle_samples", "with_epoch", "mix"} & {*names[at:]}:
             return False
     mixed = [other for step in steps for other in others_of(step)]
     return all(must_resume(other) and "with_epoch" not in names_of(other) for other in mixed)
 
 
-#: Steps of pipelines of which other ranks and workers can resume.
+#: Steps of pipelines that other ranks and workers can resume.
 RESHARDED = (
     *("list", "shuffle", "split", "url_map", "load", "shuffle_samples", "tag", "tagging", "keep", "draw", "decode"),
     *("select", "to_tuple", "key", "batch", "mix", "with_length"),
@@ -112,23 +112,23 @@ def draw_case(seed: int) -> Case:
     others = ["StatefulShards", "StatefulDataLoader"] if batch else ["DataLoader2", "StatefulShards"]
     resuming = rng.choice([loader, loader, *others])
     if resuming == "StatefulDataLoader" and loader != resuming:
-        resuming = "StatefulShards"  # a StatefulDataLoader takes its own states alone
+        resuming = "StatefulShards"  # a StatefulDataLoader accepts only its own states
     resumed = topology
     if rng.random() < 0.35:
         resumed = Topology(rng.choice([1, ranks, 3 - ranks] if ranks > 1 else [1, 1, 1, 2]), rng.choice([0, 1, 2, 3]))
     form = rng.choice(FORMATS.get(loader, ["pickle"]))
-    # What a DataLoader2 has loaded it saves in the same way.
+    # A DataLoader2 saves in the same way what it has loaded.
     is_whole = loader == "DataLoader2" and not form.startswith("service")
     second = FORMATS.get(resuming, ["pickle"])
     if resuming == "DataLoader2":
         second = [each for each in second if each.startswith("service") != is_whole]
     cuts = {draw_cut(rng) for _ in range(rng.randint(1, 2))}
-    if ranks > 1:  # states before the first step are of no rank
+    if ranks > 1:  # states before the first step belong to no rank
         cuts = {(epoch, count or 1) for epoch, count in cuts}
     last = resumed
     if resuming != "StatefulDataLoader" and rng.random() < 0.2:
         last = Topology(1, rng.choice([0, 1, 2, 3]))
-    # Only a StatefulDataLoader makes the steps since a snapshot again.
+    # Only a StatefulDataLoader replays the steps since a snapshot.
     is_whole = resuming == loader == "StatefulDataLoader" and resumed == topology == last and ranks == 1
     options = Options(rng.choice([1, 2, 10]), rng.random() < 0.3, rng.choice([1, 3]) if is_whole else 1)
     return Case(
@@ -151,7 +151,7 @@ def draw_case(seed: int) -> Case:
 
 
 def draw_cut(rng: Random) -> tuple[int, int]:
-    """Draw after how many items of which epoch; 1000 are all of them, and the end."""
+    """Draw an epoch and a number of items; 1000 stands for all items and the end."""
     return rng.randrange(2), rng.choice([0, 1, rng.randint(2, 40), rng.randint(2, 15), 1000])
 
 
@@ -160,7 +160,7 @@ def draw_steps(rng: Random) -> Steps:
     if rng.random() < 0.25:
         is_endless = rng.random() < 0.3
         others = [draw_source(rng, name) for name in "bc"[: rng.randint(1, 2)]]
-        # What is split in one source is split in all: parts that come once and parts that come to each worker are odd.
+        # A split in one source applies to all: parts that come once, mixed with parts that come to each worker, are uneven.
         others = [other for other in others if is_split(other) == is_split(steps)]
         weights = tuple(rng.randint(1, 5) for _ in range(1 + len(others))) if rng.random() < 0.4 else None
         if others and all(has_each_pass(each) for each in (steps, *others)):
@@ -178,13 +178,13 @@ def is_split(steps: Steps) -> bool:
 
 
 def has_each_pass(steps: Steps) -> bool:
-    """Whether all passes over a source yield something, so that what begins it again gets on."""
+    """Whether all passes over a source yield something, so that a stage that restarts it makes progress."""
     drops = any(step[0] in ("slice", "hoarding", "rsample") or step[::2] == ("batch", True) for step in steps)
     return bool(population(steps)) and not drops
 
 
 def draw_source(rng: Random, name: str) -> Steps:
-    """Draw shards and the stages up to samples; one may be mixed of two others."""
+    """Draw shards and the stages up to samples; one source may be mixed from two others."""
     if len(name) == 1 and rng.random() < 0.05:
         one, other = draw_source(rng, f"{name}x"), draw_source(rng, f"{name}y")
         if is_split(one) == is_split(other) and not has_no_end(other) and not has_no_end(one):
@@ -232,7 +232,7 @@ def draw_step(rng: Random, name: str) -> Steps:
 
 
 def draw_later(rng: Random, steps: Steps) -> Steps:
-    """Draw the stages behind the source."""
+    """Draw the stages after the source."""
     later: Steps = ()
     for name, probability in (
         ("tag", 0.2),
@@ -265,7 +265,7 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
         if rng.random() < 0.2:
             later += ((rng.choice(["unbatch", "unbatch", "torch_unbatch"]),),)
     is_endless = has_no_end((*steps, *later))
-    if is_endless:  # nothing is left out by its position there, which could be all that a process has
+    if is_endless:  # drop no items by position here, because they could be all that a process has
         later = tuple((*step[:2], False) if step[0] == "batch" else step for step in later)
         later = tuple(step for step in later if step[0] not in ("slice", "hoarding"))
     if is_endless or (rng.random() < 0.15 and has_each_pass((*steps, *later))):
@@ -278,7 +278,7 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
 
 
 def has_no_end(steps: Steps) -> bool:
-    """Whether a pass over a pipeline has no end."""
+    """Whether a pass over a pipeline is endless."""
     return any(
         step[:2] == ("resample", None) or (step[0] == "mix" and (step[2] == "never" or any(map(has_no_end, step[3:]))))
         for step in steps

@@ -1,4 +1,4 @@
-"""Runs of drawn loaders, each of their ranks a process of its own."""
+"""Runs of random loaders, with each rank in a separate process."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ END = object()
 
 @dataclass
 class Answer:
-    """What came of it on a rank.
+    """The result of a rank.
 
     Attributes:
-        epochs: the items of each.
-        states: what was saved at the cuts, or why nothing was.
-        ended: at which cuts the loop had met the end of the epoch.
-        refusal: why the pipeline or its state was not loaded.
+        epochs: the items of each epoch.
+        states: the states saved at the cuts, or why there is none.
+        ended: the cuts at which the loop had reached the end of the epoch.
+        refusal: why the pipeline or its state was refused.
     """
 
     epochs: list[list[Any]] = field(default_factory=list)
@@ -47,13 +47,13 @@ class Answer:
 
 
 class Refused(NamedTuple):
-    """The message of a `StateError`, where a state was asked for."""
+    """The message of a `StateError`, in place of a state."""
 
     message: str
 
 
 def run_on_ranks(run: Run, folder: Path) -> list[Answer]:
-    """Return what comes of a run on each rank.
+    """Return the result of a run on each rank.
 
     Raises:
         RuntimeError: a rank has raised an error, or left a process behind, or did not end.
@@ -90,7 +90,7 @@ def run_on_ranks(run: Run, folder: Path) -> list[Answer]:
 
 
 def left_in_group(group: int) -> list[str]:
-    """Return the processes of a group that go on for seconds."""
+    """Return the processes of a group that keep running for seconds."""
     deadline = time.monotonic() + 5
     while True:
         found = []
@@ -104,7 +104,7 @@ def left_in_group(group: int) -> list[str]:
 
 
 def be_rank(answers: Any, rank: int, run: Run, folder: Path, meeting: Path) -> None:
-    """Be one rank of a run, in a process of its own."""
+    """Be one rank of a run, in a separate process."""
     os.setpgid(0, 0)
     os.chdir(folder)
     warnings.simplefilter("ignore")
@@ -162,7 +162,7 @@ def note_epoch(answer: Answer, run: Run, epoch: int, loader: Loader) -> None:
 
 
 def plain(item: Any) -> Any:
-    """Return an item without what says where it was read, which a listing may write in another way."""
+    """Return an item without its origin, which a listing may write differently."""
     if isinstance(item, dict):
         return {name: value for name, value in item.items() if name not in ("__url__", "__local_path__")}
     return [plain(each) for each in item] if isinstance(item, list) else item

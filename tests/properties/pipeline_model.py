@@ -1,4 +1,4 @@
-"""A plain model of what pipelines yield: lists, generators and itertools, and nothing of the package.
+"""A plain model of the items of pipelines: lists, generators and itertools, and nothing of the package.
 
 A pipeline is a tuple of steps, each a tuple of a name and its arguments; ``drawn_pipelines.py`` builds the stages that
 they stand for. The model knows the order of what no stage draws, and otherwise which samples come.
@@ -29,9 +29,9 @@ __all__ = [
 Step = tuple[Any, ...]
 Steps = tuple[Step, ...]
 
-#: Steps after which the order is drawn.
+#: Steps after which the order is random.
 SHUFFLING = ("shuffle", "own_shuffle", "shuffle_samples", "torch_shuffle")
-#: What is known of the order, from all to next to nothing: see `known`.
+#: What is known of the order, from most to least: see `known`.
 DEGREES = ["order", "bag", "within", "drawn"]
 END = object()
 
@@ -51,12 +51,12 @@ class Place(NamedTuple):
 
 
 def shards_of(name: str, sizes: tuple[int, ...]) -> list[list[dict[str, Any]]]:
-    """Return the samples of each shard of a data set."""
+    """Return the samples of each shard of a dataset."""
     return [[sample(name, shard, number) for number in range(size)] for shard, size in enumerate(sizes)]
 
 
 def sample(name: str, shard: int, number: int) -> dict[str, Any]:
-    """Return a sample, as it is written; some have metadata, and the sizes of fields differ."""
+    """Return a sample as it is written; some have metadata, and the sizes of fields differ."""
     fields: dict[str, Any] = {"__key__": f"{name}{shard}-{number}", "cls": str(number).encode()}
     fields["txt"] = b"text " * (7 * number * (shard + 1) % 5)
     if number % 3 == 0:
@@ -65,7 +65,7 @@ def sample(name: str, shard: int, number: int) -> dict[str, Any]:
 
 
 def epochs_of(steps: Steps, place: Place, count: int) -> list[list[Any]]:
-    """Return what one process yields in each of some epochs, if nothing is drawn."""
+    """Return the items of one process in each of some epochs, if nothing is random."""
     names = [step[0] for step in steps]
     if "with_epoch" not in names:
         return [list(one_pass(steps, place, 0)) for _ in range(count)]
@@ -79,12 +79,12 @@ def epochs_of(steps: Steps, place: Place, count: int) -> list[list[Any]]:
 
 
 def endless(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
-    """Yield pass after pass; with each, the shares of the processes move on by one."""
+    """Yield pass after pass; with each, the shares of the processes advance by one."""
     return itertools.chain.from_iterable(one_pass(steps, place, turn + number) for number in itertools.count())
 
 
 def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
-    """Yield what one process has of a pass."""
+    """Yield the items of one process in a pass."""
     (*before, (name, *arguments)), source = steps, tuple(steps[:-1])
     if not before:
         dataset, sizes = arguments[1:]
@@ -119,7 +119,7 @@ def in_turn(sources: Iterable[Iterable[Any]], stop: str = "all") -> Iterator[Any
 
 
 def applied(steps: Steps, items: Iterable[Any]) -> Iterator[Any]:
-    """Return what some steps make of the items of one process."""
+    """Apply steps to the items of one process."""
     for name, *arguments in steps:
         items = MAKING[name](items, *arguments) if name in MAKING else items
     return iter(items)
@@ -143,12 +143,12 @@ def batched(items: Iterable[Any], size: int, drop_last: bool) -> Iterator[list[A
 
 
 def number_of(item: Any) -> int:
-    """Return the number of a sample in its shard, whatever it was made into."""
+    """Return the number of a sample in its shard, after any steps."""
     key = item["__key__"] if isinstance(item, dict) else item[0] if isinstance(item, tuple) else item
     return int(key.rpartition("-")[2])
 
 
-#: What the steps do that a process does for itself. Others leave the items as they are, in some order.
+#: The steps that each process applies to its own items. Others keep the items, in some order.
 MAKING: dict[str, Any] = {
     "load": loaded,
     "tag": lambda items: ({**each, "tag": number_of(each)} for each in items),
@@ -168,7 +168,7 @@ MAKING: dict[str, Any] = {
 
 
 def splits(steps: Steps) -> bool:
-    """Whether a pipeline splits the data between the processes, or draws what each reads."""
+    """Whether a pipeline splits the data between the processes, or draws the items of each."""
     return any(step[0] in ("split", "resample") or any(map(splits, others_of(step))) for step in steps)
 
 
@@ -205,12 +205,12 @@ def known(steps: Steps) -> str:
 
 
 def population(steps: Steps) -> Counter[Hashable]:
-    """Return all that an epoch could have if nothing was cut off or drawn more than once."""
+    """Return all items that an epoch could contain if nothing was cut off or drawn more than once."""
     return Counter(flat(one_pass(uncut(steps), Place(), 0)))
 
 
 def uncut(steps: Steps) -> Steps:
-    """Return a pipeline without the steps that leave something out by its position."""
+    """Return a pipeline without the steps that drop items by position."""
     left: list[Step] = []
     for name, *arguments in steps:
         if name == "mix":
@@ -225,7 +225,7 @@ def uncut(steps: Steps) -> Steps:
 
 
 def flat(items: Iterable[Any]) -> Iterator[Hashable]:
-    """Yield samples for comparison, out of the batches that they may be in."""
+    """Yield samples for comparison, taken out of their batches."""
     for item in items:
         if isinstance(item, list):
             yield from flat(item)
@@ -234,7 +234,7 @@ def flat(items: Iterable[Any]) -> Iterator[Hashable]:
 
 
 def frozen(item: Any) -> Hashable:
-    """Return an item for comparison, without numbers that were drawn."""
+    """Return an item for comparison, without random numbers."""
     if isinstance(item, dict):
         names = sorted(item.keys() - {"drawn"})
         return tuple((name, frozen(item[name])) for name in names)

@@ -1,4 +1,4 @@
-"""What an index says of any archive is what reading it gives, and what is written is what is read."""
+"""An index of any archive agrees with reading it, and written indexes are read back."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NAMES = st.one_of(
 )
 KINDS = st.sampled_from([tarfile.REGTYPE] * 10 + [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 SIZES = st.sampled_from([0, 1, 3, 511, 512, 513, 5000, 66_000])
-#: What an archive is made of: its format, and the name, kind and size of each member, and whether its time has a
+#: The parts of an archive: its format, and the name, kind and size of each member, and whether its time has a
 #: fraction, for which PAX needs a header.
 RECIPES = st.tuples(
     st.sampled_from(list(FORMATS)), st.lists(st.tuples(NAMES, KINDS, SIZES, st.booleans()), max_size=16)
@@ -74,7 +74,7 @@ def written(recipe: tuple[str, list[tuple[str, bytes, int, bool]]]) -> bytes:
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same file for all examples of a property."""
+    """One file for all examples of a property."""
     return tmp_path_factory.mktemp("shards") / "x.tar"
 
 
@@ -105,7 +105,7 @@ def by_index(index: ShardIndex, archive: bytes) -> Iterator[tuple[str, Fields]]:
     digest=st.booleans(),
 )
 @settings(deadline=None, max_examples=150)
-def test_an_index_says_what_reading_gives(
+def test_an_index_agrees_with_reading(
     shard: Path, recipe: Any, key_rule: KeyRule, lowercase: bool, on_duplicate: OnDuplicate, digest: bool
 ) -> None:
     archive = written(recipe)
@@ -123,7 +123,7 @@ def test_an_index_says_what_reading_gives(
     assert index.keys == [key for key, _ in expected]
     assert [index.find(key) for key in index.keys] == [index.keys.index(key) for key in index.keys]
     for number, sample in enumerate(index):
-        # What is between a sample's begin and its end is an archive that holds it.
+        # The bytes between a sample's start and its end are an archive that contains it.
         part = archive[sample.offset : sample.end] + bytes(1024)
         with tarfile.open(fileobj=io.BytesIO(part), encoding="utf-8") as tar:
             inside = {member.offset_data + sample.offset: (member.name, member.size) for member in tar}
@@ -142,7 +142,7 @@ def test_an_index_says_what_reading_gives(
 @example(recipe=("ustar", [("a.txt", tarfile.REGTYPE, 60_000, False)]), cut=1100, end_marker="optional")
 @given(recipe=RECIPES, cut=st.integers(0, 80_000), end_marker=st.sampled_from(["required", "optional"]))
 @settings(deadline=None, max_examples=120)
-def test_what_is_cut_is_refused_as_in_reading(shard: Path, recipe: Any, cut: int, end_marker: EndMarker) -> None:
+def test_a_truncated_shard_is_refused_as_in_reading(shard: Path, recipe: Any, cut: int, end_marker: EndMarker) -> None:
     archive = written(recipe)
     archive = archive[: max(0, len(archive.rstrip(b"\0")) - cut % 3000 + 1200)]
     shard.write_bytes(archive)
@@ -198,7 +198,7 @@ def test_a_compressed_shard_has_the_same_index(shard: Path, recipe: Any) -> None
     suffix=st.sampled_from(["", ".gz"]),
 )
 @settings(deadline=None, max_examples=60)
-def test_who_writes_a_shard_knows_its_index(shard: Path, samples: list[tuple[str, Fields]], suffix: str) -> None:
+def test_a_writer_knows_the_index_of_its_shard(shard: Path, samples: list[tuple[str, Fields]], suffix: str) -> None:
     place = f"{shard}{suffix}"
     with TarWriter(place, encoder=False, digest=True) as writer:
         for key, fields in samples:
@@ -211,7 +211,7 @@ def test_who_writes_a_shard_knows_its_index(shard: Path, samples: list[tuple[str
     check_index(index, place, depth="bytes")
 
 
-# What a file of an index may hold
+# The contents of an index file
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ def test_a_change_of_any_byte_is_noticed(index: ShardIndex) -> None:
                 parse_index(bytes(damaged), name="x.wdsidx")
 
 
-def test_a_cut_at_any_byte_and_more_bytes_are_noticed(index: ShardIndex, tmp_path: Path) -> None:
+def test_truncation_and_extra_bytes_are_noticed(index: ShardIndex, tmp_path: Path) -> None:
     content = index_bytes(index)
     place = tmp_path / "x.wdsidx"
     for size in [*range(40), *range(40, len(content), 7), len(content) - 1]:
@@ -255,10 +255,10 @@ NUMBERS = st.one_of(
     length=st.one_of(st.none(), st.integers(0, 8)),
 )
 @settings(deadline=None, max_examples=120)
-def test_numbers_that_do_not_go_together_are_refused(
+def test_inconsistent_numbers_are_refused(
     index: ShardIndex, name: str, at: int, number: int, length: int | None
 ) -> None:
-    """Whatever its columns are, an index leads to no place outside of its sample."""
+    """Whatever its columns are, an index never leads outside of its sample."""
     columns = {each: np.array(column) for each, column in index.columns.items()}
     columns[name][at % len(columns[name])] = number if name != "member_fields" else number % 2**32
     columns[name] = columns[name][:length]
@@ -292,7 +292,7 @@ JSON = st.recursive(
     told=JSON,
 )
 @settings(deadline=None, max_examples=120)
-def test_a_header_with_right_checksums_and_wrong_facts_is_refused_or_harmless(
+def test_a_false_header_with_valid_checksums_is_refused_or_harmless(
     index: ShardIndex, keys: list[str], value: Any, column: str, place: Any, fact: str, told: Any
 ) -> None:
     import json
@@ -330,10 +330,10 @@ def test_a_header_that_claims_much_takes_no_memory(index: ShardIndex) -> None:
     tracemalloc.stop()
 
 
-def test_an_index_that_was_written_is_read(index: ShardIndex, tmp_path: Path) -> None:
+def test_a_written_index_is_read_back(index: ShardIndex, tmp_path: Path) -> None:
     place = str(tmp_path / "x.tar.wdsidx")
     write_index(index, place)
-    write_index(index, place)  # over the one that is there
+    write_index(index, place)  # over the existing one
     assert [path.name for path in tmp_path.iterdir()] == ["x.tar.wdsidx"]
     found = read_index(place)
     assert found == index
@@ -343,7 +343,7 @@ def test_an_index_that_was_written_is_read(index: ShardIndex, tmp_path: Path) ->
     del found
 
 
-def test_what_is_cut_between_two_members_is_truncated(shard: Path) -> None:
+def test_a_cut_between_two_members_is_a_truncation(shard: Path) -> None:
     archive = written(("ustar", [("a.txt", tarfile.REGTYPE, 3, False), ("b.txt", tarfile.REGTYPE, 3, False)]))
     shard.write_bytes(archive[:2048])
     with pytest.raises(TruncatedShardError, match=r"x\.tar ends at byte 2048 without the two blocks of zeros"):

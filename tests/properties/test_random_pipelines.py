@@ -1,6 +1,6 @@
-"""Pipelines, loaders, ranks, cuts and formats that are drawn, against a plain model and against an undisturbed run.
+"""Random pipelines, loaders, ranks, cuts and formats, compared with a plain model and with an undisturbed run.
 
-Each number draws one case. A failure prints the command that repeats it.
+Each number determines one case. A failure prints the command that repeats it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def write_in(folder: Path, steps: Steps) -> None:
 
 
 def check_case(case: Case, folder: Path) -> str:
-    """Check all that a case should be; return what was tried."""
+    """Check everything about a case; return a summary of it."""
     is_stateful = case.loader in STATEFUL
     undisturbed = case.resuming if is_stateful and must_resume(case.steps) else case.loader
     run = Run(case.steps, undisturbed, case.topology, case.batch, case.seed, case.options, EPOCHS)
@@ -91,7 +91,7 @@ def check_case(case: Case, folder: Path) -> str:
 
 
 def check_broken(case: Case, run: Run, whole: list[Answer], folder: Path) -> None:
-    """Check the epoch after one that is broken off: it is the next one, or goes on in the stream."""
+    """Check the epoch after an interrupted one: it is the next one, or continues the stream."""
     is_stream = "with_epoch" in names_of(case.steps)
     keeps_place = case.topology.workers == 0 or (case.loader == "StatefulShards" and case.topology.workers == 1)
     if is_stream and not (keeps_place and case.batch is None):
@@ -135,14 +135,14 @@ def check_cut(
 
 
 def check_second(case: Case, run: Run, resumed: list[Answer], folder: Path) -> None:
-    """Check the state that a run has saved which has itself resumed."""
+    """Check the state saved by a run that has itself resumed."""
     then, form = run.cuts[0], run.format
     files = [answer.states[then] for answer in resumed]
     if refused := [file.message for file in files if isinstance(file, Refused)]:
         check(not must_resume(case.steps), f"no state after a resume: {refused[0]}")
         return
     is_resharded = case.last != case.resumed
-    if (case.is_merged and case.then > 0) or is_resharded:  # one that was only loaded is of all ranks already
+    if (case.is_merged and case.then > 0) or is_resharded:  # a state that was only loaded already covers all ranks
         merged = merge_states([unpacked(file, form) for file in files])
         files, form = [packed(merged, "pickle")] * case.last.ranks, "pickle"
     run = replace(run, topology=case.last, files=files, loaded=form, is_resharded=is_resharded, cuts=())
@@ -160,7 +160,7 @@ def check_second(case: Case, run: Run, resumed: list[Answer], folder: Path) -> N
 
 
 def rests(whole: list[Answer], saving: list[Answer], cut: tuple[int, int]) -> list[list[Any]]:
-    """Return what each rank has yet to yield behind a cut; an epoch is over when it is over on all ranks."""
+    """Return the items that each rank has yet to yield after a cut; an epoch ends when it has ended on all ranks."""
     epoch, count = cut
     if all(cut in answer.ended for answer in saving):
         return [answer.epochs[epoch + 1 :] for answer in whole]
@@ -190,7 +190,7 @@ def check_epochs(case: Case, topology: Topology, ranks: list[list[list[Any]]], w
 
 
 def check_drawn(case: Case, topology: Topology, ranks: list[list[list[Any]]], what: str) -> None:
-    """Check epochs of which the number of items is known, and not which these are."""
+    """Check epochs whose number of items is known, but not the items."""
     steps, allowed = case.steps, population(case.steps)
     for rank, found in enumerate(ranks):
         for epoch, items in enumerate(found):
@@ -210,8 +210,8 @@ def check_drawn(case: Case, topology: Topology, ranks: list[list[list[Any]]], wh
 
 
 def check_resharded(case: Case, topology: Topology, rest: list[list[Any]], ranks: list[list[list[Any]]]) -> None:
-    """Check that other ranks and workers have what was left between them, and then a whole epoch."""
-    if not splits(case.steps):  # a state of the beginning or the end; all of them read all
+    """Check that other ranks and workers together yield the rest, and then a whole epoch."""
+    if not splits(case.steps):  # a state of the beginning or the end; all ranks read everything
         check_epochs(case, topology, [found[1:] for found in ranks], f"the epochs after {topology} resumed")
         return
     degree = known_of(case)
@@ -226,7 +226,7 @@ def check_resharded(case: Case, topology: Topology, rest: list[list[Any]], ranks
 
 
 def drops(case: Case) -> bool:
-    """Whether what comes depends on how the data is split."""
+    """Whether the items depend on how the data is split."""
     is_cut = any(step[0] == "slice" or (step[0] == "batch" and step[2]) for step in case.steps)
     return is_cut or (case.batch is not None and case.batch[1])
 
@@ -237,7 +237,7 @@ def known_of(case: Case) -> str:
 
 
 def model_epochs(case: Case, topology: Topology, count: int) -> list[list[list[Any]]]:
-    """Return what each rank yields in some epochs, by the model."""
+    """Return the items of each rank in some epochs, according to the model."""
     workers = max(topology.workers, 1)
     ranks = []
     for rank in range(topology.ranks):

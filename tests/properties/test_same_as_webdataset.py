@@ -24,7 +24,7 @@ from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.testing import build_shard
 
-#: How many chains there are without workers, and with each number of them.
+#: How many chains there are without workers, and with each number of workers.
 CHAINS = 3000
 WITH_WORKERS = 15
 
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.usefixtures("closed_garbage"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than there are cores
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
 ]
 
 Items = IterDataPipe[Any]
@@ -64,7 +64,7 @@ class Step(NamedTuple):
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """Sets of shards: many small ones, an empty one, one without any sample, and single ones."""
+    """Sets of shards: many small ones, an empty one, one without samples, and single ones."""
     folder = tmp_path_factory.mktemp("shards")
     rng = random.Random(7)
     made = []
@@ -92,7 +92,7 @@ def shard(path: Path, count: int, rng: random.Random) -> str:
     return build_shard(path, samples)
 
 
-# what users write
+# typical user code
 
 
 def length(value: Any) -> int:
@@ -142,7 +142,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 FIELDS = ["cls", "txt", "meta.json", "npy", "seg.txt", "json"]
 
-#: The words of this package, and the handlers of webdataset that do the same.
+#: The policies of this package, and the equivalent handlers of webdataset.
 POLICIES = [("raise", webdataset.reraise_exception), ("skip", webdataset.ignore_and_continue)]
 
 
@@ -165,7 +165,7 @@ def map_samples(rng: random.Random) -> Step:
         lambda pipe: pipe.map(function, handler=handler),
         lambda pipe: pipe.map_samples(function, on_error=word),
         "same",
-        keeps_origin=function is not only_class,  # webdataset keeps the key only
+        keeps_origin=function is not only_class,  # webdataset keeps only the key
     )
 
 
@@ -189,7 +189,7 @@ def rename(rng: random.Random) -> Step:
         lambda pipe: pipe.rename(handler=handler, keep=keep, **new),
         lambda pipe: pipe.rename(on_error=word, keep=keep, **new),
         "same",
-        keeps_origin=keep,  # on purpose: without it, later errors could not say which sample it was
+        keeps_origin=keep,  # on purpose: without it, later errors could not name the sample
     )
 
 
@@ -252,7 +252,7 @@ PATTERNS = ["*.json", "cls", "txt", "t*t", "*.txt", "npy", "a.b.cls", "seg*"]
 
 def rename_keys(rng: random.Random) -> Step:
     # On purpose, "*.txt" is also the field "txt" here, as it is for extract_keys in both; and no pattern comes twice.
-    # Nor has a field the new name already, which webdataset would write over.
+    # Nor does a field have the new name already, because webdataset would overwrite it.
     names = [f"new{rng.randrange(10**9)}" for _ in range(rng.randrange(1, 3))]
     pairs = list(zip(names, rng.sample([each for each in PATTERNS if each[:2] != "*."], len(names)), strict=True))
     options = {
@@ -291,18 +291,18 @@ def slice_samples(rng: random.Random) -> Step:
 
 
 def rsample(rng: random.Random) -> Step:
-    share = rng.choice([0.0, 1.0])  # between them, chance decides
+    share = rng.choice([0.0, 1.0])  # the choice between them is random
     return Step(f"rsample({share})", lambda pipe: pipe.rsample(share), lambda pipe: pipe.rsample(share), "same")
 
 
 def simple(item: Any) -> tuple[str, int]:
-    """Make of an item what both packages can collate."""
+    """Turn an item into one that both packages can collate."""
     told = plain(item, origin=False)
     return repr(told), len(told)
 
 
 def columns(batch: Sequence[Any]) -> tuple[Any, ...]:
-    """Make of torch's list of columns, where texts are in a tuple, what webdataset has."""
+    """Turn torch's list of columns, where texts are in a tuple, into webdataset's form."""
     return tuple(list(column) if isinstance(column, tuple) else column for column in batch)
 
 
@@ -322,7 +322,7 @@ def unbatched(rng: random.Random) -> Step:
 
 
 def with_epoch(rng: random.Random) -> Step:
-    """webdataset cuts the whole pipeline, wherever this is written; so it comes last here."""
+    """webdataset cuts the whole pipeline, wherever this is written, so it comes last here."""
     count = rng.randrange(1, 9)
     return Step(
         f"with_epoch({count})",
@@ -334,7 +334,7 @@ def with_epoch(rng: random.Random) -> Step:
 
 
 def repeat(rng: random.Random) -> Step:
-    """webdataset repeats the whole pipeline, wherever this is written; so it comes last here."""
+    """webdataset repeats the whole pipeline, wherever this is written, so it comes last here."""
     count = rng.randrange(1, 4)
     return Step(f"repeat({count})", lambda pipe: pipe.repeat(count), lambda pipe: pipe.cycle(count), "same")
 
@@ -355,7 +355,7 @@ MENU: dict[Kind, list[Callable[[random.Random], Step]]] = {
 
 
 class Chain(NamedTuple):
-    """A source, and the stages behind it."""
+    """A source, and the stages after it."""
 
     source: dict[str, Any]
     steps: list[Step]
@@ -408,7 +408,7 @@ def ours(chain: Chain, urls: Sequence[str]) -> Items:
 
 
 class Outcome(NamedTuple):
-    """What came of a chain: its items, and whether an error ended it."""
+    """The result of a chain: its items, and whether an error ended it."""
 
     items: list[Any]
     failed: bool
@@ -425,7 +425,7 @@ def outcome(items: Iterable[Any], chain: Chain) -> tuple[Outcome, Exception | No
 
 
 def plain(item: Any, origin: bool) -> Any:
-    """Return an item as something that can be compared, with or without what says where a sample is from."""
+    """Return an item as a comparable value, with or without its origin."""
     if isinstance(item, dict):
         return {name: plain(item[name], origin) for name in sorted(item) if origin or not name.startswith("__")}
     if isinstance(item, tuple):
@@ -444,20 +444,20 @@ def in_any_order(items: Iterable[Any]) -> list[str]:
 def assert_same(chain: Chain, urls: Sequence[str], their_items: Iterable[Any], our_items: Iterable[Any]) -> None:
     (their, their_error), (our, our_error) = outcome(their_items, chain), outcome(our_items, chain)
     told = f"{chain} on {[Path(url).name for url in urls]}: theirs {their_error!r}, ours {our_error!r}"
-    if isinstance(our_error, EmptySourceError):  # on purpose: webdataset's epoch is shorter then, in silence
+    if isinstance(our_error, EmptySourceError):  # on purpose: webdataset's epoch is silently shorter then
         assert their == Outcome([], failed=False), told
         return
     if their.failed and not our.failed and any(step.told.startswith("slice") for step in chain.steps):
-        # It reads on to the end of the slice, where no item is wanted any more.
+        # It reads on to the end of the slice, after the last wanted item.
         assert their.items == our.items[: len(their.items)], told
         return
     assert their.failed == our.failed, told
     if chain.ordered and their.failed:
-        # Its batches leave when the item after them is there; so an error may overtake one.
+        # Its batches are yielded once the next item is there, so an error may overtake one.
         assert their.items == our.items[: len(their.items)], told
     elif chain.ordered:
         assert their.items == our.items, told
-    elif not their.failed:  # else chance decides what came before the error
+    elif not their.failed:  # otherwise the items before the error are random
         assert in_any_order(their.items) == in_any_order(our.items), told
 
 
@@ -491,11 +491,11 @@ def test_a_chain_yields_the_same_in_workers(
 ) -> None:
     rng = random.Random(workers)
     for chain in chains(100 + workers, WITH_WORKERS):
-        # torch's DataLoader goes on with the other workers after the error of one, and webdataset's order with it.
+        # torch's DataLoader continues with the other workers after the error of one, and so does webdataset's order.
         urls = rng.choice(sets)
         if outcome(theirs(chain, urls), chain)[0].failed:
             continue
-        # On purpose, an epoch's length is that of all workers together here.
+        # On purpose, an epoch's length counts all workers together here.
         if any(step.told.startswith("with_epoch") for step in chain.steps):
             continue
         assert_same(chain, urls, loaded(theirs(chain, urls), workers), load(ours(chain, urls), workers))

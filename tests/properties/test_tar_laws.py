@@ -1,4 +1,4 @@
-"""Archives that Python's tarfile, GNU tar or a careful hand wrote read as tarfile reads them."""
+"""Archives of Python's tarfile, of GNU tar or with crafted headers are read as tarfile reads them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarf
 
 
 class Trickle(io.RawIOBase):
-    """A stream that only reads forward, and returns at most so many bytes at a time."""
+    """A stream that only reads forward, and returns at most ``step`` bytes at a time."""
 
     def __init__(self, data: bytes, step: int) -> None:
         self._source = io.BytesIO(data)
@@ -99,7 +99,7 @@ STREAMS = st.one_of(
 )
 
 
-#: What an archive is made of: its format, and the name, kind and size of each member.
+#: The parts of an archive: its format, and the name, kind and size of each member.
 Recipe = tuple[str, list[tuple[str, bytes, int]]]
 RECIPES = st.tuples(st.sampled_from(list(FORMATS)), st.lists(st.tuples(NAMES, KINDS, SIZES), max_size=24))
 
@@ -132,7 +132,7 @@ def test_an_archive_of_tarfile_reads_as_tarfile_reads_it(
 
 @given(recipe=RECIPES, open_stream=STREAMS, wanted=st.sets(st.integers(0, 23)))
 @settings(deadline=None, max_examples=100)
-def test_what_is_passed_over_does_not_change_the_rest(
+def test_skipped_members_do_not_change_the_rest(
     recipe: Recipe, open_stream: Callable[[bytes], BinaryIO], wanted: set[int]
 ) -> None:
     archive = written(recipe)
@@ -151,7 +151,7 @@ def test_what_is_passed_over_does_not_change_the_rest(
 
 @given(recipes=st.lists(RECIPES, min_size=1, max_size=3), open_stream=STREAMS)
 @settings(deadline=None, max_examples=40)
-def test_archives_that_were_concatenated(recipes: list[Recipe], open_stream: Callable[[bytes], BinaryIO]) -> None:
+def test_concatenated_archives(recipes: list[Recipe], open_stream: Callable[[bytes], BinaryIO]) -> None:
     parts = [written(recipe) for recipe in recipes]
     archive = b"".join(parts)
     limits = ReadLimits(tail_bytes=None)  # archives without a member are zeros
@@ -170,7 +170,7 @@ def test_archives_that_were_concatenated(recipes: list[Recipe], open_stream: Cal
 SHORT = ["a.txt", "dir/b.0.txt", "dir/empty.bin", "with blank.txt", "é漢.txt"]
 IN_PREFIX = ["d" * 90 + "/" + "e" * 60 + "/" + "f" * 100, "g" * 96 + "/h.txt"]
 LONG = ["l" * 180 + "/" + "m" * 180 + ".txt", "n" * 101]
-#: Which of the names a format can hold.
+#: The names that a format can hold.
 GNU_TAR_FORMATS = {
     "v7": SHORT,
     "oldgnu": SHORT + IN_PREFIX + LONG,
@@ -181,14 +181,14 @@ GNU_TAR_FORMATS = {
 
 
 def gnu_tar(folder: Path, *arguments: str) -> bytes:
-    """What GNU tar writes of the paths that are the last of the arguments."""
+    """The archive that GNU tar writes of the paths at the end of the arguments."""
     command = ["tar", "--create", "--file=-", f"--directory={folder}", "--sort=name", *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C.UTF-8"}).stdout
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Callable[[list[str]], dict[str, bytes]]:
-    """Writes files of all sizes under names, and beside them what is no file."""
+    """Write files of all sizes, and also members that are not files."""
 
     def write(names: list[str]) -> dict[str, bytes]:
         contents = {}
@@ -199,7 +199,7 @@ def tree(tmp_path: Path) -> Callable[[list[str]], dict[str, bytes]]:
             path.write_bytes(contents[f"./{name}"])
             os.utime(path, ns=(1, 1_000_000_001 * (number + 1)))
         (tmp_path / "tree/link").symlink_to("a.txt")
-        if names != SHORT:  # which are those of v7, and that knows no named pipes
+        if names != SHORT:  # the names of v7, which has no named pipes
             os.mkfifo(tmp_path / "tree/queue")
         return contents
 
@@ -215,7 +215,7 @@ def test_the_five_formats_of_gnu_tar(
     open_stream: Callable[[bytes], BinaryIO],
 ) -> None:
     contents = tree(GNU_TAR_FORMATS[tar_format])
-    if "n" * 101 in contents:  # the target of a link has a long name of its own
+    if "n" * 101 in contents:  # the target of a link has its own long name
         (tmp_path / "tree/to_long").symlink_to("n" * 101)
     archive = gnu_tar(tmp_path / "tree", f"--format={tar_format}", ".")
     assert {name: data for name, data, _ in ours(archive, open_stream)} == contents
@@ -223,7 +223,7 @@ def test_the_five_formats_of_gnu_tar(
 
 
 @pytest.mark.parametrize("tar_format", GNU_TAR_FORMATS)
-def test_a_hard_link_is_passed_over_and_its_target_read(tmp_path: Path, tar_format: str) -> None:
+def test_a_hard_link_is_skipped_and_its_target_read(tmp_path: Path, tar_format: str) -> None:
     (tmp_path / "a.txt").write_bytes(b"one")
     os.link(tmp_path / "a.txt", tmp_path / "b.txt")
     archive = gnu_tar(tmp_path, f"--format={tar_format}", "a.txt", "b.txt")
@@ -297,7 +297,7 @@ def test_the_volumes_of_a_multi_volume_archive_are_refused(tmp_path: Path, tar_f
             ours(volume.read_bytes())
 
 
-# Headers by hand
+# Crafted headers
 
 
 def header(name: str = "a.txt", size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:
@@ -323,7 +323,7 @@ def record(keyword: str, value: str | bytes) -> bytes:
 
 
 def patched(block: bytes, fields: dict[int, bytes], *, signed: bool = False) -> bytes:
-    """A header with other bytes at some places, and the checksum that goes with them."""
+    """A header with changed bytes at some offsets, and the matching checksum."""
     changed = bytearray(block)
     for at, value in fields.items():
         changed[at : at + len(value)] = value
@@ -406,7 +406,7 @@ HAND_MADE: dict[str, tuple[bytes, list[tuple[str, bytes]]]] = {
 
 
 @pytest.mark.parametrize("case", HAND_MADE)
-def test_headers_by_hand(case: str) -> None:
+def test_crafted_headers(case: str) -> None:
     archive, expected = HAND_MADE[case]
     contents = ours(archive + END)
     assert [content[:2] for content in contents] == expected
@@ -414,21 +414,21 @@ def test_headers_by_hand(case: str) -> None:
     assert contents == by_tarfile(archive + END)
 
 
-def test_a_long_name_whose_cut_form_looks_like_a_directory() -> None:
-    """The v7 mark of a directory is a slash at the end of its whole name; tarfile looks at the cut one."""
+def test_a_long_name_whose_truncation_looks_like_a_directory() -> None:
+    """The v7 mark of a directory is a slash at the end of its whole name; tarfile checks the truncated one."""
     name = "d" * 99 + "/f.txt"
     cut = patched(header("d" * 99 + "/", 4, tarfile.AREGTYPE), {})
     assert ours(file("L", name.encode(), kind=L) + cut + file()[512:] + END) == [(name, b"data", 0)]
 
 
 def test_a_long_name_ends_where_its_header_says() -> None:
-    """tarfile takes all of the block."""
+    """tarfile takes the whole block."""
     name = header("L", 5, L) + b"b.txt and more".ljust(512, b"\0")
     assert ours(name + file() + END) == [("b.txt", b"data", 0)]
 
 
 def test_the_times_of_old_gnu_headers_are_no_prefix() -> None:
-    """tarfile joins them to the name; GNU tar and this reader look at the magic."""
+    """tarfile joins them to the name; GNU tar and this reader check the magic."""
     block = patched(file()[:512], {257: b"ustar  \0", 345: b"14712345670\0" + b"14712345671\0"})
     assert ours(block + file()[512:] + END) == [("a.txt", b"data", 0)]
 
@@ -469,7 +469,7 @@ def test_the_times_of_old_gnu_headers_are_no_prefix() -> None:
         (pax(record("path", "b.txt")), "member is missing"),
     ],
 )
-def test_headers_that_are_refused(archive: bytes, message: str) -> None:
+def test_refused_headers(archive: bytes, message: str) -> None:
     with pytest.raises(CorruptShardError, match=message):
         ours(archive + END)
 
@@ -483,7 +483,7 @@ def test_a_member_over_eight_gigabytes(tmp_path: Path, headers: bytes) -> None:
     shard = tmp_path / "x.tar"
     with shard.open("wb") as stream:
         stream.write(file("a.txt") + headers)
-        stream.seek(9 << 30, os.SEEK_CUR)  # a hole, which takes no room
+        stream.seek(9 << 30, os.SEEK_CUR)  # a hole, which takes no space
         stream.write(file("b.txt") + END)
     members = list(load_wds_shards([shard], ReadOptions(select_files=lambda name: name != "huge.bin")))
     assert [member[1:] for member in members] == [
@@ -511,10 +511,10 @@ def test_a_size_beyond_all_memory(tmp_path: Path, power: int, source: str, selec
             next(members)
 
 
-# Which members are read
+# Selection of members
 
 
-def test_names_are_changed_before_they_are_chosen() -> None:
+def test_names_are_changed_before_they_are_selected() -> None:
     archive = file("a.cls") + file("dir/", b"", kind=tarfile.DIRTYPE) + file("a.txt") + END
     chosen: list[str] = []
 
@@ -529,7 +529,7 @@ def test_names_are_changed_before_they_are_chosen() -> None:
 
 
 class Counting(io.FileIO):
-    """A file that knows how much of it was read."""
+    """A file that counts how much of it was read."""
 
     count = 0
 
@@ -544,7 +544,7 @@ class Counting(io.FileIO):
         return size
 
 
-def test_large_files_that_are_not_chosen_are_not_read(tmp_path: Path) -> None:
+def test_large_unselected_files_are_not_read(tmp_path: Path) -> None:
     shard = tmp_path / "x.tar"
     shard.write_bytes(b"".join(file(f"{number}.bin", bytes(1 << 20)) for number in range(20)) + END)
     with Counting(str(shard)) as raw:
@@ -553,7 +553,7 @@ def test_large_files_that_are_not_chosen_are_not_read(tmp_path: Path) -> None:
         assert 0 < raw.count < 1 << 20
 
 
-def test_large_files_between_the_chosen_ones_are_not_read(tmp_path: Path) -> None:
+def test_large_files_between_selected_ones_are_not_read(tmp_path: Path) -> None:
     shard = tmp_path / "x.tar"
     pairs, wanted = 50, 20_000
     shard.write_bytes((file("a.jpg", bytes(wanted)) + file("a.raw", bytes(1 << 18))) * pairs + END)
@@ -563,8 +563,8 @@ def test_large_files_between_the_chosen_ones_are_not_read(tmp_path: Path) -> Non
         assert raw.count < pairs * (wanted + 4 * tarfile.BLOCKSIZE)
 
 
-def test_what_is_not_chosen_is_not_kept() -> None:
-    """20,000 members that are passed over cost no more memory than a few."""
+def test_unselected_members_are_not_kept() -> None:
+    """20,000 skipped members cost no more memory than a few."""
     archive = file("a.txt", b"x" * 1000) * 20_000 + END
     tracemalloc.start()
     try:
@@ -574,4 +574,4 @@ def test_what_is_not_chosen_is_not_kept() -> None:
     finally:
         tracemalloc.stop()
     assert after - before < 100_000
-    assert peak - before < len(archive) + 1_000_000  # the stream's own copy is one of them
+    assert peak - before < len(archive) + 1_000_000  # one of them is the stream's own copy

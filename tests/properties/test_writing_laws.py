@@ -1,4 +1,4 @@
-"""What is written is read back by every reader, and the same samples are the same bytes."""
+"""Written shards are read back by every reader, and the same samples are written as the same bytes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_reading_is_the_reverse_of_writing(samples: Samples) -> None:
             assert (member.mtime, member.mode, member.uid, member.gid) == (0, 0o644, 0, 0)
             fits = member.name.isascii() and (len(member.name) <= 100 or "/" in member.name)
             assert bool(member.pax_headers) <= (not fits or len(member.name) > 100)
-    # The layout says where all of it is.
+    # The layout contains the offset of each part.
     assert len(archive) == shard.size + 1024
     placed = shard.layout
     offsets = iter([offset for *_, offset in members])
@@ -100,10 +100,10 @@ def test_the_same_samples_are_the_same_bytes_compressed_or_not(samples: Samples)
         assert (archive == plain) == (compress is None)
 
 
-def test_no_time_is_in_a_compressed_shard() -> None:
+def test_a_compressed_shard_contains_no_time() -> None:
     samples = [{"__key__": "a", "txt": b"text"}]
     before = {compress: written(samples, compress=compress)[0] for compress in MAKERS}
-    time.sleep(1.1)  # gzip counts seconds
+    time.sleep(1.1)  # gzip stores seconds
     assert {compress: written(samples, compress=compress)[0] for compress in MAKERS} == before
 
 
@@ -155,7 +155,7 @@ def test_libarchive_lists_and_unpacks_it(shard: tuple[str, Samples], tmp_path: P
         assert (tmp_path / "out" / f"{sample['__key__']}.txt").read_bytes() == sample["txt"]
 
 
-# webdataset leaves files to the garbage collection.
+# webdataset leaves closing files to the garbage collection.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("closed_garbage")
@@ -180,7 +180,7 @@ def test_we_read_it(shard: tuple[str, Samples]) -> None:
 
 
 @pytest.mark.parametrize("ending", ["tar", "tar.gz", "tgz", "tar.bz2", "tar.xz", "tar.zst"])
-def test_the_name_tells_the_compression(ending: str, tmp_path: Path) -> None:
+def test_the_name_determines_the_compression(ending: str, tmp_path: Path) -> None:
     path = str(tmp_path / f"s.{ending}")
     with TarWriter(path) as writer:
         for sample in SHORT:
@@ -197,7 +197,7 @@ def test_a_file_of_more_than_eight_gib(tmp_path: Path) -> None:
     path = tmp_path / "big.tar"
     with path.open("wb") as file:
         file.write(header)
-        file.seek(size + -size % 512, io.SEEK_CUR)  # a hole, which takes no room
+        file.seek(size + -size % 512, io.SEEK_CUR)  # a hole, which takes no space
         file.write(HeaderWriter(user="", group="", mode=0o644, mtime=0).header("a.txt", 1) + b"x".ljust(512, b"\0"))
         file.write(bytes(1024))
     with tarfile.open(path) as tar:
@@ -208,7 +208,7 @@ def test_a_file_of_more_than_eight_gib(tmp_path: Path) -> None:
     assert [line.split()[2] for line in listed("tar", "-tvf", str(path))] == [str(size), "1"]
 
 
-def test_headers_say_what_was_asked_for(tmp_path: Path) -> None:
+def test_headers_contain_the_requested_values(tmp_path: Path) -> None:
     path = tmp_path / "s.tar"
     with TarWriter(path, user="anna", group="team", mode=0o444, mtime=1234567890.75) as writer:
         writer.write(SHORT[0])
