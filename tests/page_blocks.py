@@ -1,4 +1,4 @@
-"""The fenced blocks of code of the pages of the documentation."""
+"""The fenced blocks of code in the pages of the documentation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-#: What the blocks of a page may be: run in Python, run by bash, compared, and two that are only shown.
+#: The kinds of blocks in a page: run in Python, run by bash, compared, and two that are only shown.
 KINDS = {"python", "console", "text", "shell", ""}
 FENCE = re.compile(r"^ *(`{3,})(.*)$")
 #: The kind of a block that is a file.
@@ -15,7 +15,7 @@ FILE = re.compile(r'{ \.python title="([\w.]+)" }')
 
 
 class Block(NamedTuple):
-    """A block of code: its kind, the line where it begins, and what it holds."""
+    """A block of code: its kind, the line where it begins, and its content."""
 
     kind: str
     line: int

@@ -1,7 +1,7 @@
-"""Runs scripts, and the command line, in processes that need not import torch: each is forked from one that has.
+"""Runs scripts, and the command line, in processes that need not import torch: each is a fork of one that has.
 
-A script, whose argument is the path of a socket. It serves until its standard input ends. Whoever asks gives the three
-standard streams, and in JSON what is to run, its arguments, folder and environment; and gets the exit code.
+A script, whose argument is the path of a socket. It serves until its standard input ends. A client sends its three
+standard streams, and as JSON the program, its arguments, folder and environment; it receives the exit code.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-#: What most scripts need, and takes long to import.
+#: Modules that most scripts need, and that are slow to import.
 IMPORTED = ("torchdata.datapipes.iter", "wds_datapipes.loading.service.service")
 
 
 def serve(address: str) -> dict[str, Any] | None:
-    """Fork for each program that asks; return what it has asked for in the new process, and None at the end."""
+    """Fork for each request; return the request in the new process, and None at the end."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(100)
@@ -57,7 +57,7 @@ def serve(address: str) -> dict[str, Any] | None:
 
 
 def taken_over(channel: socket.socket) -> dict[str, Any]:
-    """Become the process that is asked for, but for what it runs."""
+    """Set up the process that was requested, except for the code that it runs."""
     with channel:
         _, streams, *_ = socket.recv_fds(channel, 1, 3)
         asked: dict[str, Any] = json.loads(b"".join(iter(lambda: channel.recv(1 << 16), b"")))
@@ -72,14 +72,14 @@ def taken_over(channel: socket.socket) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve, or be the script or the command that was asked for."""
+    """Serve, or run the requested script or command."""
     sys.path.pop(0)  # the folder of this script
     for name in IMPORTED:
         importlib.import_module(name)
     from wds_datapipes.cli._app import build_program
 
     build_program(importlib.import_module("wds_datapipes.cli").COMMANDS)
-    gc.freeze()  # what is imported stays; each process would look through all of it at its end
+    gc.freeze()  # imported modules stay; otherwise each process would collect all of them at exit
     asked = serve(sys.argv[1])
     if asked is None:
         return

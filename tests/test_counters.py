@@ -57,7 +57,7 @@ def test_only_the_latest_errors_are_kept_whole() -> None:
     assert [each.reason for each in skipped.latest] == [str(number) for number in range(10_000 - LATEST, 10_000)]
 
 
-def test_what_was_read_from_the_book_does_not_change() -> None:
+def test_a_snapshot_of_the_book_does_not_change() -> None:
     counters = Counters()
     counters.count_skipped(item("decode", "ValueError", "a"))
     before = counters.skipped()
@@ -65,7 +65,7 @@ def test_what_was_read_from_the_book_does_not_change() -> None:
     assert before == Skipped({"decode: ValueError": 1}, (item("decode", "ValueError", "a"),))
 
 
-def test_each_shard_is_told_to_whoever_asks() -> None:
+def test_each_shard_is_passed_to_listeners() -> None:
     counters, told = Counters(), list[str]()
     counters.record_shard("a.tar")
     assert counters.shard == "a.tar"
@@ -91,7 +91,7 @@ def test_a_copy_starts_at_zero() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:a_stage skipped")
-def test_every_policy_that_goes_on_is_in_the_book() -> None:
+def test_every_policy_that_continues_is_in_the_book() -> None:
     counters = Counters()
     answers = iter([True, False])
     for on_error in ("skip", "warn", lambda _: next(answers)):
@@ -105,7 +105,7 @@ def test_every_policy_that_goes_on_is_in_the_book() -> None:
     assert counters.entries == 4
 
 
-def test_an_entry_tells_the_shard_the_key_and_the_field() -> None:
+def test_an_entry_contains_the_shard_the_key_and_the_field() -> None:
     counters = Counters()
     policy = ErrorPolicy(CountedErrors("skip", counters), "a_stage")
     policy.handle(DecodeError("bad"), {"__url__": "s3://me:secret@host/a.tar", "__key__": "k", "cls": b""}, field="cls")
@@ -118,7 +118,7 @@ def test_an_entry_tells_the_shard_the_key_and_the_field() -> None:
     )
 
 
-def test_the_book_knows_the_shard_that_is_read(tmp_path: Path) -> None:
+def test_the_book_knows_the_current_shard(tmp_path: Path) -> None:
     counters = Counters()
     names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "txt": name}]) for name in "abc"]
     os.truncate(names[1], 512)
@@ -138,7 +138,7 @@ def test_the_book_knows_the_shard_that_is_read(tmp_path: Path) -> None:
     }
 
 
-def test_the_book_holds_no_credentials() -> None:
+def test_the_book_contains_no_credentials() -> None:
     counters = Counters()
     address = "unknown://ada:secret@host/a.tar?token=secret"
     with pytest.raises(Exception, match="unknown"):
@@ -146,7 +146,7 @@ def test_the_book_holds_no_credentials() -> None:
     assert counters.shard == "unknown://***@host/a.tar?token=***"
 
 
-def test_each_pipeline_counts_for_itself() -> None:
+def test_each_pipeline_counts_separately() -> None:
     def numbers(*texts: str) -> Any:
         samples = [{"__key__": text, "cls": text.encode()} for text in texts]
         return IterableWrapper(samples).wds_decode(on_error="skip").to_tuple("cls", on_error="skip")

@@ -1,6 +1,6 @@
-"""Every page of the documentation is a script: its blocks of code are run, and what they print is compared.
+"""Every page of the documentation is a script: its blocks of code are run, and their output is compared.
 
-CONTRIBUTING.md tells what may stand in a page.
+CONTRIBUTING.md describes what a page may contain.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from wds_datapipes.testing import build_shard
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: A line in the block of a file that is replaced by a file of the repository.
 INCLUDED = re.compile(r'^--8<-- "([\w./]+)"\n', re.MULTILINE)
-#: Runs what programs ask for in processes that need not import torch anew, which takes seconds.
+#: Runs programs in processes that need not import torch again, which takes seconds.
 SERVER = Path(__file__).with_name("prepared_python.py")
-#: Asks the script `SERVER` to run a command, and ends as that ends. It imports next to nothing.
+#: Asks the script `SERVER` to run a command, and ends with its exit code. It imports next to nothing.
 PROGRAM = """\
 #!{python} -ISE
 import json, os, signal, socket, sys
@@ -44,14 +44,14 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
-#: The page whose commands are started as users do.
+#: The page whose commands are started as users start them.
 STARTED_ANEW = "docs/how-to/cache-shards.md"
 #: Printed at the end of each block, to find out which block has printed what.
 MARK = "\x1e"
 
 
 def script_of(blocks: list[Block]) -> str:
-    """A script that runs the blocks in their order. Its lines have the numbers that they have in the page."""
+    """A script that runs the blocks in their order. Its line numbers are those of the page."""
     lines: list[str] = []
     for block in blocks:
         lines += [""] * (block.line - len(lines))
@@ -69,7 +69,7 @@ def script_of(blocks: list[Block]) -> str:
 
 
 def expected_of(blocks: list[Block]) -> dict[int, str]:
-    """What is compared, by the number of the block that prints it, counted among those that are run."""
+    """The expected output, by the number of the block that prints it, counted among those that are run."""
     expected: dict[int, str] = {}
     number = -1
     for block in blocks:
@@ -84,7 +84,7 @@ def expected_of(blocks: list[Block]) -> dict[int, str]:
 
 
 def environment() -> dict[str, str]:
-    """The commands of this environment are found, and torchrun does not speak of the variable that it would set."""
+    """The commands of this environment are found, and torchrun does not mention the variable that it would set."""
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
@@ -107,7 +107,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def run_page(text: str, folder: Path, programs: Path | None = None) -> None:
-    """Run a page in a folder, and compare what it prints."""
+    """Run a page in a folder, and compare its output."""
     blocks = blocks_of(text)
     for block in blocks:
         if file := FILE.fullmatch(block.kind):
@@ -135,7 +135,7 @@ def run_page(text: str, folder: Path, programs: Path | None = None) -> None:
 
 
 def write_training_shards(folder: Path) -> None:
-    """Make the shards that most pages read."""
+    """Create the shards that most pages read."""
     (folder / "data").mkdir()
     for shard in range(4):
         samples: list[dict[str, bytes | str]] = []
@@ -150,7 +150,7 @@ def write_training_shards(folder: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_runs(page: Path, programs: Path, tmp_path: Path) -> None:
     write_training_shards(tmp_path)
-    if page == ROOT / "README.md":  # whose block reads what the command above it writes
+    if page == ROOT / "README.md":  # whose block reads the output of the command above it
         demo_folder = tmp_path / inspect.signature(demo).parameters["output"].default
         demo_folder.mkdir()
         write_digits(demo_folder)
@@ -158,7 +158,7 @@ def test_a_page_runs(page: Path, programs: Path, tmp_path: Path) -> None:
     run_page(page.read_text(encoding="utf-8"), tmp_path, None if is_started_anew else programs)
 
 
-def test_the_readme_has_the_commands_that_are_tested() -> None:
+def test_the_readme_contains_the_tested_commands() -> None:
     commands = [block.text for block in blocks_of((ROOT / "README.md").read_text("utf-8")) if block.kind == "shell"]
     assert commands == [
         'python -m pip install ".[demo]" -c constraints.txt && wds-datapipes demo\n',
@@ -196,7 +196,7 @@ def test_a_good_page_passes(tmp_path: Path) -> None:
     run_page(GOOD, tmp_path)
 
 
-def test_a_prepared_program_is_as_one_that_is_started(programs: Path, tmp_path: Path) -> None:
+def test_a_prepared_program_behaves_like_a_started_one(programs: Path, tmp_path: Path) -> None:
     run_page(GOOD, tmp_path, programs)
     (tmp_path / "prints.py").write_text(
         "import os, sys\nprint(__name__, sys.argv, os.getcwd(), sys.path[0], os.environ['SET'], sys.stdin.read())\n"

@@ -1,4 +1,4 @@
-"""Every error of the package: where it stands in the tree, what raises it, and how it crosses to another process."""
+"""Every error of the package: its place in the tree, what raises it, and how it crosses to another process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from wds_datapipes.testing import build_shard
 
 
 class Deadly(IterDataPipe[int]):
-    """Its worker is killed, as by a host that has run out of memory."""
+    """Its worker is killed, as on a host that has run out of memory."""
 
     def __iter__(self) -> Iterator[int]:
         yield 1
@@ -51,7 +51,7 @@ class Deadly(IterDataPipe[int]):
 
 
 class Stuck(IterDataPipe[int]):
-    """Its worker waits for something that does not come."""
+    """Its worker waits for something that never comes."""
 
     def __iter__(self) -> Iterator[int]:
         yield 1
@@ -76,7 +76,7 @@ def leave_as_rank_1(folder: Path) -> None:
 
 
 def left_alone(folder: Path) -> None:
-    """Begin an epoch after the other rank has left."""
+    """Start an epoch after the other rank has left."""
     other = multiprocessing.get_context("fork").Process(target=leave_as_rank_1, args=(folder,))
     other.start()
     with rank(folder, 0) as ranks:
@@ -110,7 +110,7 @@ def written(folder: Path, content: bytes) -> str:
 
 
 def changed(folder: Path) -> None:
-    """Use the index of what a shard was before it was written again."""
+    """Use the index of a shard that was rewritten since."""
     url = shard(folder)
     index = build_index(url)
     Path(url).write_bytes(Path(url).read_bytes() + bytes(512))
@@ -143,13 +143,13 @@ def samples(url: str, **options: Any) -> IterDataPipe[Any]:
 
 
 def read_failing(folder: Path) -> None:
-    """Address 0 of this process' memory is a file that opens, and fails when it is read."""
+    """Address 0 of this process's memory is a file that opens, and fails when it is read."""
     members("/proc/self/mem")
 
 
-#: A situation that raises each error, and what its text says.
+#: A situation that raises each error, and its text.
 def resumed_elsewhere(folder: Path) -> list[Any]:
-    """Load a state with a shard that holds other samples by now."""
+    """Load a state with a shard that contains other samples by now."""
     kept: list[dict[str, bytes | str]] = [{"__key__": str(number), "cls": "1"} for number in range(5)]
     pipe = samples(shard(folder, *kept)).shuffle_samples(3)
     next(iter(pipe))
@@ -316,16 +316,18 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
     ),
     ("RankLostError", left_alone, r"rank 1 has ended its service after LookupError: no such label"),
 ]
-#: What groups the others, and is raised by nothing.
+#: Base classes that nothing raises.
 GROUPS = {"WdsError", "ShardError", "SampleError", "SidecarError"}
 
 
-def test_the_table_has_every_error() -> None:
+def test_the_table_contains_every_error() -> None:
     assert {name for name, *_ in TABLE} | GROUPS == set(errors.__all__)
 
 
 @pytest.mark.parametrize(("name", "situation", "text"), TABLE)
-def test_what_raises_an_error(name: str, situation: Callable[[Path], object], text: str, tmp_path: Path) -> None:
+def test_each_error_is_raised_by_its_situation(
+    name: str, situation: Callable[[Path], object], text: str, tmp_path: Path
+) -> None:
     with pytest.raises(getattr(errors, name), match=text) as caught:
         situation(tmp_path)
     assert type(caught.value) is getattr(errors, name)
@@ -348,7 +350,7 @@ class Raising(IterDataPipe[int]):
 def test_an_error_crosses_from_a_worker_with_its_type_and_text(name: str) -> None:
     with pytest.raises(errors.WdsError, match=r"x\.tar holds 'a', at byte 512: \{x\} %s") as caught:
         list(DataLoader(Raising(name), batch_size=None, num_workers=1))
-    traceback.clear_frames(caught.tb)  # one of torch's frames holds the worker, which would take 5 seconds to end
+    traceback.clear_frames(caught.tb)  # a frame of torch holds the worker, which would take 5 seconds to end
     assert type(caught.value) is getattr(errors, name)
 
 
@@ -359,7 +361,7 @@ def test_an_error_can_be_made_without_its_constructor(name: str) -> None:
     assert type(kind.__new__(kind, "x")) is kind
 
 
-def test_the_tree_is_as_it_is_drawn() -> None:
+def test_the_documented_tree_is_accurate() -> None:
     parents = ["WdsError"]
     drawn = {"WdsError": (Exception,)}
     for line in str(errors.__doc__).splitlines():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "wds_datapipes"
-#: Low to high: a module imports from its own package and from those before it. ``__init__`` has the public names.
+#: From low to high: a module imports from its own package and from those before it. ``__init__`` has the public names.
 ORDER = [
     "errors",
     "types",
@@ -51,7 +51,7 @@ def level(module: str) -> int:
     return ORDER.index(name if name in ORDER else "__init__")
 
 
-#: What works without torch.
+#: Modules that work without torch.
 TORCH_FREE = [name for name in MODULES if level(name) <= ORDER.index("prepare")]
 LOWER = [*TORCH_FREE, *(name for name in MODULES if package_of(name) == "pipes")]
 
@@ -61,7 +61,7 @@ def parse(name: str) -> ast.Module:
 
 
 def imported(statements: ast.AST) -> Iterator[str]:
-    """The full names of all that is imported anywhere in some code."""
+    """The full names of everything imported anywhere in some code."""
     for node in ast.walk(statements):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -72,7 +72,7 @@ def imported(statements: ast.AST) -> Iterator[str]:
 
 
 def imported_at_import(module: ast.Module) -> Iterator[str]:
-    """The full names of what is imported when the module itself is."""
+    """The full names of everything imported when the module itself is."""
     for statement in module.body:
         if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
             continue
@@ -94,23 +94,23 @@ def test_imports_point_down(name: str) -> None:
     assert not above, f"{name} stands below what it imports: {sorted(above)}"
 
 
-def test_each_package_has_its_place() -> None:
+def test_each_package_has_a_layer() -> None:
     assert {package_of(name) for name in MODULES} == set(ORDER)
 
 
 @pytest.mark.parametrize("name", TORCH_FREE)
-def test_torch_is_imported_in_functions_alone(name: str) -> None:
+def test_torch_is_imported_only_in_functions(name: str) -> None:
     assert not packages(imported_at_import(parse(name))) & {"torch", "torchdata"}
 
 
 @pytest.mark.parametrize("name", LOWER)
-def test_torchdata_is_not_needed_for_the_stages(name: str) -> None:
+def test_stages_do_not_need_torchdata(name: str) -> None:
     assert "torchdata" not in packages(imported(parse(name)))
 
 
 @pytest.mark.parametrize("name", LOWER)
-def test_lower_packages_do_not_print_sleep_or_look_at_the_environment(name: str) -> None:
-    # ShardList and DatasetSpec put variables in; DirectoryShards waits for files, and what was refused for a store.
+def test_lower_packages_do_not_print_sleep_or_read_the_environment(name: str) -> None:
+    # ShardList and DatasetSpec expand variables; DirectoryShards waits for files, and refused requests wait.
     exceptions = {
         "wds_datapipes/pipes/shard_list.py": {"os.environ"},
         "wds_datapipes/pipes/shard_cache.py": {"os.environ"},

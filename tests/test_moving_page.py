@@ -1,4 +1,4 @@
-"""The page on moving from webdataset: it has every public name, and names nothing that is not there."""
+"""The page on moving from webdataset: it contains every public name, and names nothing that does not exist."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from wds_datapipes import index
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/move-from-webdataset.md"
 TEXT = PAGE.read_text("utf-8")
-#: All words that stand in code.
+#: All words in code.
 WORDS = {word for code in re.findall(r"`([^`\n]+)`", TEXT) for word in re.findall(r"\w+", code)}
 
-#: What webdataset 0.2.86 had and 1.0.2 has no more.
+#: Names of webdataset 0.2.86 that 1.0.2 no longer has.
 OLD = {
     "cached_tarfile_samples", "cached_tarfile_to_samples", "cbors2_to_samples", "cbors_to_samples", "lru_cleanup",
     "maybe_cached_tarfile_to_samples",

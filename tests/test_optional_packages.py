@@ -1,4 +1,4 @@
-"""Every package that only some pipelines need: what is said where it is missing, and that its extra installs it."""
+"""Every package that only some pipelines need: the error if it is missing, and that its extra installs it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def resume(_: Path) -> None:
     check_resume(lambda: ShardList("a.tar"))
 
 
-#: What needs a package: the package, the extra that installs it, and something that needs it.
+#: Users of each package: the package, the extra that installs it, and something that needs it.
 NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("av", "media", decode("mp4", "torch_video")),
     ("av", "media", decode("wav", "torch_audio")),
@@ -99,13 +99,13 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("zstandard", "zst", write_zst),
 ]
 
-#: Where a package is not installed by its own name.
+#: Distributions whose name differs from that of the package.
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def required() -> set[tuple[str, str]]:
     """The packages and extras in all calls of ``require``."""
-    found = set(EXTRAS.values())  # the one call whose arguments are no constants
+    found = set(EXTRAS.values())  # the one call whose arguments are not constants
     for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "require":
@@ -130,7 +130,7 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
 
 
 def installed_by(extra: str) -> set[str]:
-    """The distributions that an extra installs, those of the extras that it names included."""
+    """The distributions that an extra installs, including those of the extras that it names."""
     found = set()
     for text in metadata("wds-datapipes").get_all("Requires-Dist") or []:
         if re.search(rf"""extra == ['"]{extra}['"]""", text):
@@ -139,14 +139,14 @@ def installed_by(extra: str) -> set[str]:
     return found
 
 
-def test_the_table_has_all_that_is_required_anywhere() -> None:
+def test_the_table_contains_every_required_package() -> None:
     commands = {"cli", "demo"}  # their tests are those of the commands
     assert {(package, extra) for package, extra, _ in NEEDS} == {
         (package, extra) for package, extra in required() if extra not in commands
     }
 
 
-def test_each_extra_installs_what_it_is_named_for() -> None:
+def test_each_extra_installs_its_package() -> None:
     for package, extra in required():
         top = package.partition(".")[0]
         assert DISTRIBUTIONS.get(top, top) in installed_by(extra), f"the extra {extra!r} does not install {package!r}"
@@ -154,10 +154,10 @@ def test_each_extra_installs_what_it_is_named_for() -> None:
 
 def test_every_scheme_that_needs_a_package_is_in_the_table() -> None:
     assert {"s3", "gs", "az", "hf", "sftp"} <= set(EXTRAS)
-    assert set(EXTRAS) <= {*known_implementations, "abfss"}  # which adlfs makes known where it is installed
+    assert set(EXTRAS) <= {*known_implementations, "abfss"}  # adlfs registers it if it is installed
 
 
-def test_the_extra_all_has_every_other_one_but_those_of_single_clouds() -> None:
+def test_the_extra_all_contains_every_other_one_but_those_of_single_clouds() -> None:
     extras = metadata("wds-datapipes").get_all("Provides-Extra") or []
     assert {"all", "az", "gs", "hf", "media", "s3", "sftp"} <= set(extras)
     assert installed_by("all") == set().union(*map(installed_by, {*extras} - {"az", "gs", "hf"}))

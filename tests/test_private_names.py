@@ -1,4 +1,4 @@
-"""Private names of other libraries: used in the module that adapts the library alone, and there with every release."""
+"""Private names of other libraries: used only in the module that adapts the library, and present in every release."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "wds_datapipes"
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
-#: What is documented in spite of the underscore, or kept by a library as long as it has the class.
+#: Names that are documented in spite of the underscore, or stable as long as their class exists.
 DOCUMENTED = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}
 
 
@@ -22,10 +22,10 @@ class Adapted(NamedTuple):
     """Private names of a library.
 
     Attributes:
-        names: the names, each with where it is found; "" if an object has it that is not made
-            here, or that an adapting module puts there.
+        names: the names, each with its location; "" if it belongs to an object that is not created
+            here, or that an adapting module adds.
         modules: the modules that use them, or folders of modules.
-        why: what there is no public name for.
+        why: the purpose that no public name serves.
     """
 
     names: dict[str, str]
@@ -133,7 +133,7 @@ def resolve(path: str, name: str) -> Any:
     ("name", "path", "modules"),
     [(name, path, each.modules) for each in TABLE for name, path in each.names.items() if path],
 )
-def test_a_private_name_is_there(name: str, path: str, modules: tuple[str, ...]) -> None:
+def test_a_private_name_exists(name: str, path: str, modules: tuple[str, ...]) -> None:
     message = f"{path} has no {name} in this release: adapt {', '.join(modules)}"
     try:
         found = resolve(path, name)
@@ -176,7 +176,7 @@ OWN = set().union(*DEFINED.values())
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_private_names_are_used_where_they_are_adapted(module: str) -> None:
+def test_private_names_are_used_only_where_they_are_adapted(module: str) -> None:
     allowed = {name for each in TABLE if module.startswith(each.modules) for name in each.names}
     used = {name for name in names_used(TREES[module]) if PRIVATE.fullmatch(name)} - DOCUMENTED - DEFINED[module]
     foreign = {name for name in used if name in TABLED or name not in OWN}

@@ -1,4 +1,4 @@
-"""What the package shows, and how it describes it."""
+"""The public names of the package, and their documentation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def public_objects() -> Iterator[tuple[str, Any]]:
                         yield f"{module.__name__}.{name}.{attribute}", member
 
 
-def test_all_is_sorted_and_what_is_visible() -> None:
+def test_all_is_sorted_and_complete() -> None:
     visible = {
         name
         for name, value in vars(wds_datapipes).items()
@@ -51,12 +51,12 @@ def test_all_is_sorted_and_what_is_visible() -> None:
     assert wds_datapipes.__all__ == sorted(visible)
 
 
-def test_the_top_has_what_most_programs_need() -> None:
+def test_the_package_exports_what_most_programs_need() -> None:
     assert len(wds_datapipes.__all__) <= 40
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_all_names_what_is_there(name: str) -> None:
+def test_all_names_exist(name: str) -> None:
     module = importlib.import_module(name)
     names = getattr(module, "__all__", [])
     assert len(names) == len(set(names))
@@ -73,7 +73,7 @@ def test_every_error_is_public() -> None:
 
 @pytest.mark.parametrize(("name", "value"), list(public_objects()))
 def test_everything_public_has_a_docstring(name: str, value: Any) -> None:
-    # Of the class itself: an inherited text describes something else.
+    # Of the class itself: an inherited docstring describes something else.
     assert (value.__doc__ or "").strip(), name
 
 
@@ -95,7 +95,7 @@ def test_a_stage_is_public_and_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_the_docstring_tells_every_argument(name: str) -> None:
+def test_the_docstring_describes_every_argument(name: str) -> None:
     stage = STAGES[name]
     arguments = (inspect.getdoc(stage) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     told = {

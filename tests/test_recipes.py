@@ -1,4 +1,4 @@
-"""The pipelines of the pages: whatever the number of workers and ranks, every sample comes exactly once."""
+"""The pipelines of the pages: with any number of workers and ranks, every sample comes exactly once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKERS = (0, 1, 2, 3)
 
 
 class Recipe(NamedTuple):
-    """A pipeline of a page: what makes it there, and how often each sample comes."""
+    """A pipeline of a page: the expression that builds it there, and how often each sample comes."""
 
     page: str
     made_by: str
@@ -42,12 +42,12 @@ RECIPES = [
     Recipe("how-to/train-on-several-ranks.md", "pipeline().unbatch_samples()"),
     Recipe("how-to/cache-samples.md", "decoded()"),
     Recipe("explanation/data-loading.md", "pipeline()"),
-    # What the page for users of webdataset has in the place of `repeat`.
+    # The page for users of webdataset has this instead of `repeat`.
     Recipe("how-to/questions.md", "samples().cycle(2)", times=2),
     Recipe("how-to/questions.md", "samples(urls[0::2]).mix_samples(samples(urls[1::2]), stop='all').cycle(3)", times=3),
 ]
 
-#: Pages whose pipelines read from servers, need the data of a command, or time something: they are run as they stand.
+#: Pages whose pipelines read from servers, need the data of a command, or time something: they are run unchanged.
 ELSEWHERE = {
     "how-to/cache-shards.md",
     "how-to/find-the-bottleneck.md",
@@ -62,7 +62,7 @@ ELSEWHERE = {
 
 
 def made(recipe: Recipe) -> Any:
-    """Define what a page defines, with the shards that it writes, and return a function that makes the pipeline."""
+    """Execute the definitions of a page, with the shards that it writes, and return a function that builds it."""
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks_of((ROOT / "docs" / recipe.page).read_text()):
         if block.kind != "python":
@@ -94,7 +94,7 @@ def test_every_sample_comes_once(recipe: Recipe, tmp_path: Path, monkeypatch: py
         assert Counter(str(item) for item in loader) == once
 
 
-def test_every_page_with_a_split_is_among_them() -> None:
+def test_every_page_with_a_split_is_covered() -> None:
     pages = {
         os.fspath(page.relative_to(ROOT / "docs"))
         for page in (ROOT / "docs").rglob("*.md")

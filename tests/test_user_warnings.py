@@ -1,4 +1,4 @@
-"""Warnings name the line of the user's code, whatever runs the pipeline."""
+"""Warnings name the line of the user's code, however the pipeline is run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wds_datapipes.user_warnings import warn_user
 
 
 def damaged() -> IterDataPipe[Any]:
-    """A pipeline that skips two samples, and so warns twice, with stages behind the one that does."""
+    """A pipeline that skips two samples, and so warns twice, with stages after the one that does."""
     samples = IterableWrapper([{"__key__": str(number), "cls": b"x" if number > 2 else b"1"} for number in range(5)])
     pipe: IterDataPipe[Any] = samples.wds_decode(on_error="warn").shuffle_samples(10).to_tuple("__key__", "cls")
     return pipe.batch(2)
@@ -71,14 +71,14 @@ def test_functions_point_at_their_caller(tmp_path: Path) -> None:
     assert {warning.filename for warning in [*caught, *also]} == {__file__}
 
 
-def test_a_writer_that_is_dropped_points_at_the_line_that_drops_it(tmp_path: Path) -> None:
+def test_a_dropped_writer_points_at_the_line_that_drops_it(tmp_path: Path) -> None:
     writer = TarWriter(tmp_path / "a.tar")
     with pytest.warns(ResourceWarning, match="was not closed") as caught:
         del writer  # no reference is left
     assert [warning.filename for warning in caught] == [__file__]
 
 
-def test_where_all_code_is_the_machinerys_the_caller_is_named() -> None:
+def test_the_caller_is_named_if_all_code_is_the_packages() -> None:
     names = {"__name__": "wds_datapipes.made_up", "warn_user": warn_user}
     outermost = FunctionType(compile("warn_user('odd')", "made_up.py", "exec"), names)
     with warnings.catch_warnings(record=True) as caught:

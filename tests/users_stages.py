@@ -1,4 +1,4 @@
-"""Stages as users write them, for tests of states."""
+"""User-defined stages, for tests of states."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class InMain(IterDataPipe[Any]):
 
 
 class Buckets(Stage[Any]):
-    """Sorts the samples of each group of ``size``: holds samples back, and knows their positions."""
+    """Sorts the samples of each group of ``size``: buffers samples, and knows their positions."""
 
     rereads_samples = True
     can_reshard = True

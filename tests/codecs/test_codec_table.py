@@ -1,4 +1,4 @@
-"""The basic table: one good field and bad bytes for every extension, and what the table promises as data."""
+"""The basic table: one good field and bad bytes for every extension, and the properties of the table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MSGPACK = (msgpack.packb({1: "x", "k": b"y"}), {1: "x", "k": b"y"}, b"\x92\x01",
 PICKLE = (pickle.dumps({"a": 1}), {"a": 1}, b"\x80", "EOFError|UnpicklingError")
 TENBIN = (bytes(tenbin.encode_buffer([ARRAY])), [ARRAY], b"~TenBin~short", "truncated")
 
-#: Extension -> good bytes, their value, bad bytes, and what the error says.
+#: Extension -> good bytes, their value, bad bytes, and the text of the error.
 CASES: dict[str, tuple[bytes, Any, bytes, str]] = {
     "cbor": (cbor2.dumps({"a": [1, 2]}), {"a": [1, 2]}, b"\x82\x01", "premature end"),
     **dict.fromkeys(("class", "cls", "cls2", "count", "id", "index", "inx"), INTEGER),
@@ -70,7 +70,7 @@ def decode(field: str, data: object, **options: Any) -> Any:
 
 
 def same(left: object, right: object) -> bool:
-    """Arrays and tensors have no equality that nests, but these small ones print all that they are."""
+    """Nested arrays and tensors cannot be compared, but the repr of these small ones contains all values."""
     return repr(left) == repr(right)
 
 
@@ -109,7 +109,7 @@ def test_other_objects_of_bytes_decode_alike(extension: str) -> None:
 
 
 @pytest.mark.parametrize("extension", CASES)
-def test_bad_bytes_are_a_decode_error_that_says_all(extension: str) -> None:
+def test_bad_bytes_are_a_complete_decode_error(extension: str) -> None:
     _, _, bad, text = CASES[extension]
     with pytest.raises(DecodeError, match=text) as caught:
         decode(extension, bad, unsafe=extension in UNSAFE)
@@ -142,7 +142,7 @@ def plant() -> str:
     return "planted"
 
 
-def test_pth_loads_weights_alone_unless_allowed() -> None:
+def test_pth_loads_only_weights_unless_allowed() -> None:
     data = torch_saved({"w": torch.ones(2), "x": Planted()})
     with pytest.raises(UnsafeInputError, match=r"holds more than tensors.*plant.*unsafe=True"):
         decode("pth", data, on_error="skip")

@@ -1,4 +1,4 @@
-"""Decoders that are functions of a name and bytes, also those that were written for webdataset."""
+"""Decoders that are functions of a name and bytes, including those written for webdataset."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLE = {"__key__": "a", "png": b"p", "seg.png": b"s", "JPG": b"j", "cls": b"7"
 
 
 def ends_in_png(key: str, data: bytes) -> Any:
-    """As webdataset's README has it."""
+    """As in webdataset's README."""
     if not key.endswith(".png"):
         return None
     return "image", data
@@ -62,7 +62,7 @@ def decode(sample: dict[str, Any], *decoders: Any, **options: Any) -> dict[str, 
     "function",
     [ends_in_png, ends_in_one_of, has_extension, is_mask, last_part, all_but_text, autodecode.basichandlers],
 )
-def test_functions_written_for_webdataset_decode_as_there(function: Callable[[str, bytes], Any]) -> None:
+def test_functions_written_for_webdataset_decode_alike(function: Callable[[str, bytes], Any]) -> None:
     assert decode(SAMPLE, function) == webdataset.autodecode.Decoder([function])(SAMPLE)
 
 
@@ -108,7 +108,7 @@ def inflate(make: Callable[[str, bytes], Any], key: str, data: bytes) -> Any:
         ("txt.gz.zz", gzip.compress(b"twice", mtime=0), "twice"),
     ],
 )
-def test_what_continues_goes_to_the_decoders_that_follow(
+def test_continued_fields_go_to_the_following_decoders(
     make: Callable[[str, bytes], Any], field: str, data: bytes, value: Any
 ) -> None:
     sample = {"__key__": "a", field: zlib.compress(data), "png": b"x"}
@@ -117,7 +117,7 @@ def test_what_continues_goes_to_the_decoders_that_follow(
     assert list(decoded) == list(sample)
 
 
-def test_what_continues_does_not_go_to_the_decoders_before() -> None:
+def test_continued_fields_do_not_go_to_previous_decoders() -> None:
     with pytest.warns(UserWarning, match="ends_in_png decoded none of the fields 'png.zz'"):
         assert decode({"png.zz": zlib.compress(b"p")}, ends_in_png, partial(inflate, Continue)) == {"png.zz": b"p"}
 
@@ -127,7 +127,7 @@ def test_a_function_for_an_extension_may_continue() -> None:
     assert decoded == {"zz": 7}
 
 
-def test_what_continues_is_bytes() -> None:
+def test_continued_fields_are_bytes() -> None:
     with pytest.raises(DecodeError, match=r"Continue\('cls', \.\.\.\) must hold the bytes to decode next, not a str"):
         decode({"zz": b""}, zz=lambda data: Continue("cls", "7"))  # type: ignore[arg-type]
 
@@ -137,7 +137,7 @@ def test_a_value_of_a_class_of_that_name_is_a_value() -> None:
     assert decode({"zz": b""}, zz=lambda data: value)["zz"] is value
 
 
-def test_what_fails_after_continuing_is_named() -> None:
+def test_a_decoder_that_fails_after_continuing_is_named() -> None:
     with pytest.raises(DecodeError, match=r"field 'cls\.zz' .* cannot be decoded by the cls codec"):
         decode({"__key__": "a", "cls.zz": zlib.compress(b"seven")}, partial(inflate, Continue))
 
@@ -151,7 +151,7 @@ def matches_dotted(key: str, data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("function", [is_dotted_png, matches_dotted])
-def test_a_function_that_decodes_nothing_is_warned_of_once(function: Callable[[str, bytes], Any]) -> None:
+def test_a_function_that_decodes_nothing_warns_once(function: Callable[[str, bytes], Any]) -> None:
     with pytest.warns(UserWarning, match="decoded none") as caught:
         samples = list(IterableWrapper([{"png": b"p", "cls": b"1"}] * 3).wds_decode(function, all_but_text))
     assert len(samples) == 3
@@ -189,14 +189,14 @@ def test_words_and_webdatasets_own_handlers_are_for_any_data() -> None:
     list(IterableWrapper([{"cls": b"1"}]).wds_decode("rgb8", autodecode.torch_audio, autodecode.imagehandler("rgb8")))
 
 
-def test_nothing_to_decode_is_no_reason_to_warn() -> None:
+def test_an_empty_stream_does_not_warn() -> None:
     list(IterableWrapper([]).wds_decode(is_dotted_png))
     list(IterableWrapper([{"__key__": "a"}]).wds_decode(is_dotted_png))
     list(IterableWrapper([{"png": b"p"}]).wds_decode(is_dotted_png, only="cls"))
-    next(iter(IterableWrapper([{"png": b"p"}] * 2).wds_decode(is_dotted_png)))  # broken off
+    next(iter(IterableWrapper([{"png": b"p"}] * 2).wds_decode(is_dotted_png)))  # interrupted
 
 
-def test_who_decodes_single_samples_is_not_warned() -> None:
+def test_decoding_single_samples_does_not_warn() -> None:
     with warnings.catch_warnings(record=True) as caught:
         list(decode_samples([{"png": b"p"}], DecoderChain([is_dotted_png], {})))
     assert not caught

@@ -1,4 +1,4 @@
-"""Which decoder a field goes to, and what is said and done when one fails."""
+"""The choice of a decoder for each field, and the errors of decoders."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_any_value_but_none_is_a_value(value: Any) -> None:
     assert decode({"cls": b"7"}, lambda field, data: value) == {"cls": value}
 
 
-def test_functions_get_the_name_as_it_is_and_without_gz() -> None:
+def test_functions_get_the_name_unchanged_but_without_gz() -> None:
     seen = []
     sample = {"Left.TXT": b"", "a.b.bin": b"", "x.gz.GZ": gzip.compress(gzip.compress(b""))}
     decode(sample, lambda field, data: seen.append(field))
     assert seen == ["Left.TXT", "a.b.bin", "x"]
 
 
-def test_the_keyword_that_says_more_comes_first() -> None:
+def test_the_longer_keyword_comes_first() -> None:
     both = {"png": lambda data: "image", "seg.png": lambda data: "mask"}
     for keywords in (both, dict(reversed(both.items()))):
         assert decode({"png": b"", "seg.png": b"", "a.seg.png": b"", "oldseg.png": b""}, **keywords) == {
@@ -111,7 +111,7 @@ def test_only_names_whole_fields() -> None:
         assert decode(sample, only=only) == {**sample, "cls": 1}
 
 
-def test_values_that_are_not_bytes_pass_with_partial_alone() -> None:
+def test_values_that_are_not_bytes_pass_only_with_partial() -> None:
     sample = {"__key__": "a", "cls": 7, "txt": b"t", "x": None}
     assert decode(sample, partial=True) == {**sample, "txt": "t"}
     with pytest.raises(DecodeError, match=r"'cls' of sample 'a' is of type int, .*partial=True"):
@@ -139,7 +139,7 @@ def good_and_bad() -> Iterator[dict[str, Any]]:
         yield {"__key__": str(index), "txt": b"t", "cls": b"x" if index % 2 else b"1", "json": b"1"}
 
 
-def test_a_sample_that_fails_is_passed_over_whole() -> None:
+def test_a_failed_sample_is_skipped_whole() -> None:
     good = [{"__key__": str(index), "txt": "t", "cls": 1, "json": 1} for index in (0, 2, 4)]
     assert list(wds_decode(good_and_bad(), on_error="skip")) == good
     with pytest.warns(UserWarning, match="wds_decode skipped") as warned:
@@ -175,7 +175,7 @@ def test_items_that_are_no_samples_are_refused() -> None:
         ([], {"on_error": "ignore"}, "on_error must be"),
     ],
 )
-def test_wrong_use_is_told_at_once(arguments: list[Any], options: dict[str, Any], text: str) -> None:
+def test_invalid_arguments_are_refused_at_once(arguments: list[Any], options: dict[str, Any], text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         wds_decode([], *arguments, **options)
 
@@ -190,7 +190,7 @@ def test_a_word_is_its_decoder() -> None:
     ]
 
 
-def test_names_are_given_once() -> None:
+def test_names_are_registered_once() -> None:
     with pytest.raises(ValueError, match="'rgb8' is built in"):
         add_decoder("rgb8", handle_extension("x", len))
     add_decoder("measured", handle_extension("len", len))

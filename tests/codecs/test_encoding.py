@@ -1,4 +1,4 @@
-"""Encoding: the whole table, there and back, and what is refused."""
+"""Encoding: round trips of the whole table, and refused values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TENBIN = st.lists(
     max_size=3,
 )
 
-#: Extension -> values that have to come back as they are.
+#: Extension -> values that must survive a round trip unchanged.
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("class", "cls", "cls2", "count", "id", "index", "inx"), st.integers()),
     **dict.fromkeys(("htm", "html", "text", "transcript", "txt"), st.text()),
@@ -93,7 +93,7 @@ def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def test_the_table_has_every_extension() -> None:
+def test_the_table_contains_every_extension() -> None:
     assert sorted(VALUES) == list(CODECS)
     theirs = set(webdataset.writer.default_handlers)
     assert theirs <= {*CODECS, *IMAGE_FORMATS}
@@ -101,7 +101,7 @@ def test_the_table_has_every_extension() -> None:
 
 
 @pytest.mark.parametrize("extension", VALUES)
-def test_what_is_encoded_is_decoded(extension: str) -> None:
+def test_encoded_values_are_decoded(extension: str) -> None:
     unsafe = extension in UNSAFE
 
     @settings(max_examples=25, deadline=None)
@@ -133,7 +133,7 @@ def test_bytes_that_are_not_compressed_are_refused_in_a_gz_field() -> None:
         encode("txt.gz", b"a cat")
 
 
-#: Field, value that has to be refused, and what the message says of it.
+#: Field, a value that must be refused, and the text of the message.
 REFUSED: list[tuple[str, Any, str]] = [
     ("cls", None, r"holds None.*by the cls codec.*It takes an int"),
     ("cls", 3.5, r"the float 3\.5"),
@@ -192,7 +192,7 @@ def test_a_value_that_cannot_be_written_faithfully_is_refused(field: str, value:
     assert str(caught.value).endswith("ytes are written unchanged")
 
 
-def test_a_refused_sample_is_passed_over_on_request() -> None:
+def test_a_refused_sample_is_skipped_on_request() -> None:
     samples: list[dict[str, Any]] = [
         {"__key__": "a", "cls": 1},
         {"__key__": "b", "cls": None},
@@ -211,19 +211,19 @@ def test_pickles_are_refused_unless_allowed(field: str) -> None:
 
 
 class Model:
-    """What torch saves as a pickle that can run code."""
+    """An object that torch saves as a pickle that can run code."""
 
     def __init__(self) -> None:
         self.weights = torch.ones(2)
 
 
-def test_pth_holds_tensors_alone_unless_allowed() -> None:
+def test_pth_contains_only_tensors_unless_allowed() -> None:
     with pytest.raises(UnsafeInputError, match=r"field 'pth' of sample 'k'.*holds more than tensors"):
         encode("pth", Model())
     assert decode("pth", encode("pth", Model(), unsafe=True), unsafe=True).weights.sum() == 2
 
 
-def test_a_part_of_a_tensor_is_saved_alone() -> None:
+def test_only_the_viewed_part_of_a_tensor_is_saved() -> None:
     batch = torch.zeros(1000, 10)
     assert len(encode("pth", batch[3])) < 2000
     assert torch.equal(decode("pth", encode("pth", batch[3])), batch[3])
@@ -253,12 +253,12 @@ def test_keywords_come_first_and_the_longer_one_before() -> None:
         encode("pts", [1], pts=str)
 
 
-def test_only_names_what_is_encoded() -> None:
+def test_only_selects_the_encoded_fields() -> None:
     [sample] = wds_encode([{"cls": 1, "json": {}, "pts": [1]}], only="cls json")
     assert sample == {"cls": b"1", "json": b"{}", "pts": [1]}
 
 
-def test_what_comes_in_stays_as_it_is() -> None:
+def test_input_samples_are_unchanged() -> None:
     sample = {"__key__": "a", "cls": 1}
     list(wds_encode([sample]))
     assert sample == {"__key__": "a", "cls": 1}
@@ -283,7 +283,7 @@ EXACT = ["png", "tif", "tiff", "webp", "ppm", "pnm"]
 
 
 @pytest.mark.parametrize("extension", EXACT)
-def test_images_come_back_from_every_form(extension: str) -> None:
+def test_images_round_trip_from_every_form(extension: str) -> None:
     @settings(max_examples=20, deadline=None)
     @given(PIXELS, GRAY)
     def law(pixels: np.ndarray, gray: np.ndarray) -> None:
@@ -306,20 +306,20 @@ def test_images_come_back_from_every_form(extension: str) -> None:
 
 
 @pytest.mark.parametrize("extension", ["png", "webp", "tif"])
-def test_alpha_comes_back(extension: str) -> None:
+def test_alpha_round_trips(extension: str) -> None:
     pixels = np.random.default_rng(0).integers(1, 256, (5, 7, 4), np.uint8)
     np.testing.assert_array_equal(decode(extension, encode(extension, pixels), "rgba8"), pixels)
 
 
 @pytest.mark.parametrize("extension", ["png", "tif", "pgm", "pnm"])
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_sixteen_bits_come_back(extension: str, order: str) -> None:
+def test_sixteen_bits_round_trip(extension: str, order: str) -> None:
     gray = np.array([[0, 1, 257], [65535, 4096, 30000]], f"{order}u2")
     found = decode(extension, encode(extension, gray), "l")
     np.testing.assert_array_equal(np.rint(found * 65535).astype("u2"), gray)
 
 
-def test_a_bitmap_comes_back() -> None:
+def test_a_bitmap_round_trips() -> None:
     bits = np.array([[True, False, True], [False, False, True]])
     np.testing.assert_array_equal(decode("pbm", encode("pbm", bits), "l8"), bits * np.uint8(255))
 
@@ -332,7 +332,7 @@ def test_jpeg_is_written_as_webdataset_does(extension: str) -> None:
     assert Image.open(io.BytesIO(data)).format == "JPEG"
 
 
-def test_floats_are_rounded_where_webdataset_cuts_them() -> None:
+def test_floats_are_rounded_where_webdataset_truncates_them() -> None:
     levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
     floats = levels.astype(np.float32) / np.float32(255)
     np.testing.assert_array_equal(decode("png", encode("png", floats), "l8"), levels)

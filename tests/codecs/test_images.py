@@ -1,4 +1,4 @@
-"""Images: the seventeen specs against webdataset's own decoder, and where we differ on purpose."""
+"""Images: the seventeen specs compared with webdataset's own decoder, and the intended differences."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_eight_bit_images_are_webdatasets_bit_for_bit(spec: str, kind: str) -> N
         assert found.flags.owndata
 
 
-def test_there_are_the_specs_of_webdataset() -> None:
+def test_the_specs_are_those_of_webdataset() -> None:
     assert set(IMAGE_SPECS) == set(autodecode.imagespecs)
     assert list(IMAGE_SPECS) == sorted(IMAGE_SPECS)
 
@@ -91,7 +91,7 @@ def test_image_extensions_are_those_that_pillow_reads() -> None:
     assert list(IMAGE_EXTENSIONS) == sorted(IMAGE_EXTENSIONS)
 
 
-def test_specs_act_on_image_extensions_alone() -> None:
+def test_specs_apply_only_to_image_extensions() -> None:
     jpeg = encoded(picture("RGB"), "JPEG")
     others = dict.fromkeys(("h5", "hdf", "mpg", "mpeg", "rgb", "ps", "fits", "bin"), b"not a picture")
     [sample] = wds_decode([{**others, "cls": b"3", "img": jpeg, "image": jpeg, "JPG": jpeg}], "rgb8")
@@ -166,7 +166,7 @@ def test_min_size_picks_the_smallest_scale_that_keeps_the_short_side(height: int
     wanted = next((size for size in sizes if min(size) >= min_size), sizes[-1])
     if min(height, width) >= 8:
         assert found == wanted
-    else:  # Pillow cannot be asked for a side of less than a pixel: a tiny image may come larger.
+    else:  # Pillow cannot be asked for a side of less than a pixel: a tiny image may come out larger.
         assert found in sizes
         assert min(found) >= min(wanted)
 
@@ -182,13 +182,13 @@ def test_min_size_looks_like_the_whole_image() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 10, 300])
-def test_a_cut_image_is_a_decode_error(cut: int) -> None:
+def test_a_truncated_image_is_a_decode_error(cut: int) -> None:
     data = encoded(smooth(100, 100), "JPEG")[:cut]
     with pytest.raises(DecodeError, match=r"field 'jpg' of sample 'a'.*ImageDecoder\('rgb8'\)"):
         list(wds_decode([{"__key__": "a", "jpg": data}], "rgb8"))
 
 
-def test_bytes_that_are_no_image_are_said_to_be_none() -> None:
+def test_bytes_that_are_not_an_image_are_a_decode_error() -> None:
     with pytest.raises(DecodeError, match=r"not in an image format that Pillow reads\. The data is b'nonsense'"):
         list(wds_decode([{"jpg": b"nonsense"}], "pil"))
 

@@ -91,7 +91,7 @@ def video_file(form: str, codec: str, samples: np.ndarray | None = None) -> byte
     return file.getvalue()
 
 
-def test_the_files_here_have_every_extension() -> None:
+def test_the_files_cover_every_extension() -> None:
     assert tuple(AUDIO_FILES) == AUDIO_EXTENSIONS
     assert tuple(VIDEO_FILES) == VIDEO_EXTENSIONS
 
@@ -107,7 +107,7 @@ def test_audio_is_float_channels_and_rate(extension: str, channels: int) -> None
     assert (samples.dtype, rate) == (torch.float32, RATE)
     assert samples.shape[0] == channels
     assert samples.abs().max() <= 1
-    # Lossy encoders add some silence at the ends, or lose the last samples; the middle of the tone is there.
+    # Lossy encoders add some silence at the ends, or lose the last samples; the middle of the tone is kept.
     assert abs(samples.shape[1] - wanted.shape[1]) <= (4096 if tolerance > 0.01 else 0)
     middle = wanted[:, 4800:14400]
     places = range(4800, 4800 + 4096) if tolerance > 0.01 else [4800]
@@ -158,12 +158,12 @@ def test_media_stay_bytes_unless_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("field", "word"), [("mp4", "torch_video"), ("wav", "torch_audio")])
-def test_bytes_that_are_no_media_are_a_decode_error(field: str, word: str) -> None:
+def test_bytes_that_are_not_media_are_a_decode_error(field: str, word: str) -> None:
     with pytest.raises(DecodeError, match=f"field '{field}' of sample 'a'.*Decoder.*FFmpeg cannot decode it"):
         list(wds_decode([{"__key__": "a", field: b"nonsense" * 100}], word))
 
 
-def test_a_track_that_is_missing_is_a_decode_error() -> None:
+def test_a_missing_track_is_a_decode_error() -> None:
     sound = audio_file("wav", "pcm_s16le", tone())
     with pytest.raises(DecodeError, match="no video track"):
         list(wds_decode([{"mkv": sound}], "torch_video"))

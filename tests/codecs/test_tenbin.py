@@ -1,4 +1,4 @@
-"""tenbin: it reads what webdataset writes, and what webdataset cannot, and notices every cut."""
+"""tenbin: it reads files of webdataset, and files that webdataset cannot read, and notices every truncation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def chunk(content: bytes) -> bytes:
 
 
 def encode(array: np.ndarray, info: bytes = b"") -> bytes:
-    """One array by the words of the format, little-endian, without webdataset's gaps."""
+    """One array according to the format, little-endian, without webdataset's gaps."""
     dtype = array.dtype.newbyteorder("<")
     header = struct.pack(f"<8s8sq{array.ndim}q", dtype.str[1:].encode(), info, array.ndim, *array.shape)
     return chunk(header) + chunk(array.astype(dtype).tobytes())
@@ -47,7 +47,7 @@ def test_it_reads_what_webdataset_writes(wanted: list[np.ndarray]) -> None:
         assert array.dtype == original.dtype
 
 
-def test_every_cut_is_noticed() -> None:
+def test_every_truncation_is_noticed() -> None:
     data = encode(np.arange(5.0)) + encode(np.ones((2, 3), np.uint8))
     boundary = len(encode(np.arange(5.0)))
     for size in set(range(1, len(data))) - {boundary}:
@@ -68,6 +68,6 @@ def test_every_cut_is_noticed() -> None:
         (chunk(struct.pack("<8s8sqq", b"f4", b"", 1, 3)) + chunk(b"\0" * 4), r"shape \(3,\).*4 bytes of data"),
     ],
 )
-def test_what_is_wrong_is_said(data: bytes, text: str) -> None:
+def test_errors_say_what_is_wrong(data: bytes, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         decode_tenbin(data)

@@ -28,10 +28,10 @@ class Row(NamedTuple):
     """One thing that webdataset does.
 
     Attributes:
-        number: of the row.
-        behaviour: of webdataset.
-        difference: what this package does instead, and why; nothing if it does the same.
-        part: the part of this package that it waits for; nothing if it has a test.
+        number: the number of the row.
+        behaviour: what webdataset does.
+        difference: what this package does instead, and why; empty if it does the same.
+        part: the unbuilt part of this package that the row depends on; empty if it has a test.
     """
 
     number: str

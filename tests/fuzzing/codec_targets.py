@@ -1,4 +1,4 @@
-"""Fields: each decoder gets bytes of strangers, under the name of its extension."""
+"""Fields: each decoder gets untrusted bytes, under the name of its extension."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from wds_datapipes.codecs.torch_tensors import encode_pth
 from wds_datapipes.errors import DecodeError, UnsafeInputError
 from wds_datapipes.prepare.preview import preview_field
 
-#: How much more memory an input may take than before, in bytes, beside a thousand times its own size.
+#: How much additional memory an input may take, in bytes, besides a thousand times its own size.
 ROOM = 512 << 20
 
 FIELDS = [*sorted(set(CODECS) - {"pickle", "pkl", "pyd"}), "json.gz", "npy.gz", "pkl"]
@@ -44,7 +44,7 @@ def peak() -> int:
 
 
 def decode(field: str, data: bytes, chain: DecoderChain) -> None:
-    """Decode one field: what comes out is a value, or a `DecodeError`, and the memory stays in proportion."""
+    """Decode one field: the result is a value or a `DecodeError`, and the memory stays in proportion."""
     before = peak()
     with warnings.catch_warnings(), contextlib.suppress(DecodeError, UnsafeInputError):
         warnings.simplefilter("ignore")
@@ -113,7 +113,7 @@ def value_seeds() -> list[bytes]:
 
 
 def change_field(data: bytes, rng: Random) -> bytes:
-    """Change a field by what it is, and compress again what was."""
+    """Change a field according to its format, and compress it again if it was compressed."""
     field, content = FIELDS[data[0] % len(FIELDS)] if data else "txt", data[1:]
     if field in ("json", "jsn"):
         return data[:1] + change_json(content, rng)
@@ -158,7 +158,7 @@ VALUE_TOKENS += [
 
 @cache
 def picture_seeds() -> list[bytes]:
-    """Make small pictures of each format that can be written."""
+    """Create small pictures of each format that can be written."""
     found = []
     image = Image.fromarray(np.arange(8 * 9 * 3, dtype=np.uint8).reshape(8, 9, 3))
     extensions = {"JPEG": "jpg", "PNG": "png", "PPM": "ppm", "TIFF": "tif", "WEBP": "webp", "GIF": "gif", "BMP": "bmp"}
@@ -222,7 +222,7 @@ def media_seeds() -> list[bytes]:
 
 
 def film() -> bytes:
-    """Make a film of four frames."""
+    """Create a film of four frames."""
     import av
 
     file = io.BytesIO()
@@ -237,7 +237,7 @@ def film() -> bytes:
 
 
 def show(data: bytes) -> None:
-    """Look at a field as `wds-datapipes show` does."""
+    """Preview a field as `wds-datapipes show` does."""
     field = [*FIELDS, *PICTURES, *MEDIA][data[0] % len([*FIELDS, *PICTURES, *MEDIA])] if data else "txt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""Fuzzes the readers of what others have written, by atheris: ``python tests/fuzzing/fuzz.py --seconds 60 tar index``.
+"""Fuzzes the readers of untrusted data with atheris: ``python tests/fuzzing/fuzz.py --seconds 60 tar index``.
 
-Without names, it fuzzes all targets, one after the other, each in a process of its own. What it has found interesting
-is kept in ``corpus/TARGET`` below the folder, and each input that fails in ``crashes/TARGET``.
+Without names, it fuzzes all targets in turn, each in a separate process. Interesting inputs are kept in
+``corpus/TARGET`` below the folder, and each input that fails in ``crashes/TARGET``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-#: More seconds for one input are a hang; and the most memory, in MB, with all that torch takes.
+#: The seconds after which one input is a hang; and the most memory, in MB, including torch.
 HANG_S, MEMORY_MB = 20, 3000
 
 
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def names_of_targets() -> list[str]:
-    """List the targets by another process, since nothing may be imported here that atheris is to see."""
+    """List the targets in another process, because nothing may be imported here that atheris instruments."""
     code = "import fuzz; print(*fuzz.table())"
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
@@ -51,7 +51,7 @@ def names_of_targets() -> list[str]:
 
 
 def fuzzed(name: str, seconds: int, folder: Path) -> bool:
-    """Fuzz one target, print what came of it in a line, and tell whether nothing was found."""
+    """Fuzz one target, print the result in a line, and return whether nothing was found."""
     command = [sys.executable, __file__, name, "--within", f"--seconds={seconds}", f"--folder={folder}"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
     status = re.findall(r"#(\d+)\s+(?:DONE|pulse|NEW|REDUCE).*cov: (\d+) ft: (\d+) corp: (\d+)", done.stderr)
@@ -65,7 +65,7 @@ def fuzzed(name: str, seconds: int, folder: Path) -> bool:
 
 
 def fuzz(name: str, seconds: int, folder: Path) -> None:
-    """Fuzz one target in this process, which ends with that."""
+    """Fuzz one target in this process, which ends then."""
     import atheris
 
     with atheris.instrument_imports(include=["wds_datapipes"]):

@@ -1,4 +1,4 @@
-"""What a fuzz target is, and how its inputs are changed: by bytes, by fields of tar headers, by values of JSON."""
+"""Fuzz targets, and how their inputs are changed: by bytes, by fields of tar headers, by values of JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BLOCK = 512
 
 
 class Target(NamedTuple):
-    """What reads bytes of strangers.
+    """A reader of untrusted bytes.
 
     Attributes:
-        name: what it is called on the command line.
-        run: reads one input. It passes over the errors that are documented; any other one is a finding.
-        seeds: makes the inputs that others are made from.
-        tokens: the words of the format, for libFuzzer's dictionary.
-        change: makes another input of one, knowing the format.
+        name: the name on the command line.
+        run: reads one input. It catches documented errors; any other error is a finding.
+        seeds: creates the inputs from which others are made.
+        tokens: the keywords of the format, for libFuzzer's dictionary.
+        change: changes an input according to its format.
         rounds: how many changed inputs the test suite runs.
     """
 
@@ -34,16 +34,16 @@ class Target(NamedTuple):
 
 
 class Finding(AssertionError):
-    """Something that must not be, although nothing was raised."""
+    """A violated property, although nothing was raised."""
 
 
 class Escaped(BaseException):
-    """An input had a process started or a connection made. No ``except Exception`` may hide that."""
+    """An input started a process or opened a connection. No ``except Exception`` may hide that."""
 
 
 _watched = threading.local()
 _is_hooked = False
-#: What an input must not lead to: processes and connections.
+#: Actions that no input may cause: processes and connections.
 FORBIDDEN = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "pty.spawn"}
 FORBIDDEN |= {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.bind", "socket.sendto"}
 
@@ -55,7 +55,7 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def confined() -> Iterator[None]:
-    """Raise `Escaped` if what runs here starts a process or connects to anything."""
+    """Raise `Escaped` if the code that runs here starts a process or connects to anything."""
     global _is_hooked
     if not _is_hooked:
         sys.addaudithook(_watch)
@@ -74,7 +74,7 @@ def run(target: Target, data: bytes) -> None:
 
 
 def changed_inputs(target: Target, rounds: int, seed: int = 0) -> Iterator[bytes]:
-    """Yield inputs that are made from the seeds of a target by one to four changes each, the same ones each time."""
+    """Yield inputs made from the seeds of a target by one to four changes each, always the same ones."""
     rng, seeds = Random(f"{target.name} {seed}"), target.seeds()
     for _ in range(rounds):
         data = rng.choice(seeds)
@@ -83,13 +83,13 @@ def changed_inputs(target: Target, rounds: int, seed: int = 0) -> Iterator[bytes
         yield data
 
 
-#: Numbers at the edges of what fits somewhere.
+#: Numbers at the limits of common types.
 EDGES = [0, 1, 2, 127, 128, 255, 256, 511, 512, 513, 32767, 65535, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
 EDGES += [1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -2, -512, -(1 << 31), -(1 << 63)]
 
 
 def change_bytes(data: bytes, rng: Random, tokens: Sequence[bytes] = ()) -> bytes:
-    """Change some bytes, put some in, take some out."""
+    """Change, insert or remove some bytes."""
     content = bytearray(data)
     at = rng.randrange(len(content) + 1)
     end = min(at + rng.choice((1, 1, 2, 4, 8, 64, 512)), len(content))
@@ -139,7 +139,7 @@ ODD += [*EDGES, 10**30, [], {}, [[]], [0], {"a": 0}, {"": []}, [None] * 20, "x" 
 
 
 def change_json(data: bytes, rng: Random) -> bytes:
-    """Change one value of a JSON text, or a key, or take it out or in; what is no JSON is changed by its bytes."""
+    """Change, insert or remove one value or key of a JSON text; other texts are changed by bytes."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -191,7 +191,7 @@ def _other(value: Any, rng: Random) -> Any:
     return rng.choice(ODD)
 
 
-#: Where the fields of a tar header are, and how long.
+#: The offsets and lengths of the fields of a tar header.
 FIELDS = {"name": (0, 100), "size": (124, 12), "checksum": (148, 8), "kind": (156, 1), "link": (157, 100)}
 FIELDS |= {"magic": (257, 8), "prefix": (345, 155)}
 KINDS = b"01234567\0xgXLKSMDVNA\xff"
@@ -243,7 +243,7 @@ def change_tar(data: bytes, rng: Random) -> bytes:
 
 
 def with_checksums(archive: bytes) -> bytes:
-    """Make the checksum of each header of an archive right, as far as one follows from another."""
+    """Correct the checksum of each header of an archive, as far as headers can be located."""
     content = bytearray(archive)
     at = 0
     while at + BLOCK <= len(content):

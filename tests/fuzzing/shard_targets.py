@@ -1,4 +1,4 @@
-"""Archives: plain ones, compressed ones, and what is written and read again."""
+"""Archives: plain and compressed ones, and written ones that are read again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TOKENS += [b"\x1f\x8b\x08", b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b
 
 @cache
 def scratch() -> Path:
-    """Make a folder for this process, in memory where there is such a file system."""
+    """Create a folder for this process, in memory if there is such a file system."""
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = tempfile.TemporaryDirectory(prefix="wds-fuzz-", dir=shared)
     atexit.register(folder.cleanup)
@@ -57,7 +57,7 @@ def scratch() -> Path:
 
 
 class Trickle(io.RawIOBase):
-    """A stream that only reads forward, and gives few bytes at a time."""
+    """A stream that only reads forward, and returns few bytes at a time."""
 
     def __init__(self, data: bytes, step: int) -> None:
         self._source = io.BytesIO(data)
@@ -71,7 +71,7 @@ class Trickle(io.RawIOBase):
 
 
 def archives() -> list[bytes]:
-    """Make archives of each kind."""
+    """Create archives of each kind."""
     found = [END, b"", bytes(512), header("a.txt", 5, magic=b"ustar  \0")[:512]]
     for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         names = ["d/a.jpg", "d/a.cls", "b.seg.png", "B.TXT", "x" * 70 + "/" + "y" * 60 + ".txt", "é.txt", "README"]
@@ -101,7 +101,7 @@ def archive(names: list[str], kind: int) -> bytes:
 
 
 def header(name: str, size: int, kind: bytes = b"0", magic: bytes = b"ustar\x0000") -> bytes:
-    """Make a header by hand."""
+    """Create a crafted header."""
     block = name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"%011o\0" % size + b"%011o\0" % 0
     return with_checksums((block + b" " * 8 + kind + bytes(100) + magic).ljust(512, b"\0"))
 
@@ -111,7 +111,7 @@ def padded(data: bytes) -> bytes:
 
 
 class Outcome:
-    """What a reading has come to."""
+    """The result of reading."""
 
     def __init__(self, members: Iterator[Any]) -> None:
         self.found: list[Any] = []
@@ -127,12 +127,12 @@ class Outcome:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether a member is larger than memory, of which each stream has its own idea."""
+        """Whether a member is larger than memory, which each stream determines differently."""
         return "more than memory holds" in str(self.error)
 
 
 def read_plain(data: bytes) -> None:
-    """Read an archive from memory, bit by bit, from a file, and by its headers alone: each has to come to the same."""
+    """Read an archive from memory, in small pieces, from a file, and by its headers alone: the results must agree."""
     options = data[0] if data else 0
     content = data[1:] if options & 1 else with_checksums(data[1:])
     rules: dict[str, Any] = {"ignore_zeros": bool(options & 2), "end_marker": "optional" if options & 4 else "required"}
@@ -183,7 +183,7 @@ def indexed(url: str, samples: Outcome, rules: dict[str, Any], content: bytes, c
         fields = {
             field: value for field, value in sample.items() if field not in ("__key__", "__url__", "__local_path__")
         }
-        # A field that is called as what the reader adds is not in the sample.
+        # A field named like one that the reader adds is not in the sample.
         entries = {entry.field: entry for entry in place.entries if entry.field in fields}
         same("the fields of the index", list(fields), list(entries))
         for field, entry in entries.items():
@@ -196,15 +196,15 @@ def indexed(url: str, samples: Outcome, rules: dict[str, Any], content: bytes, c
 
 
 def same_as_tarfile(content: bytes, found: list[MemberTuple]) -> None:
-    """Compare what was read without an error with what tarfile reads, but for names that it writes otherwise."""
+    """Compare what was read without an error with the result of tarfile, except names that it writes differently."""
     theirs: list[Content] = []
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:", encoding="utf-8") as tar:
             regular = (member for member in tar if member.isreg())
             theirs.extend((member.name, tar.extractfile(member).read()) for member in regular)  # type: ignore[union-attr]  # they are files
     except (tarfile.TarError, ValueError, OverflowError, EOFError, OSError):
-        return  # of damage that is in what only tarfile reads, such as times and owners
-    # Where a time or an owner is no number, tarfile ends without a word; nobody needs these of a shard.
+        return  # of damage to fields that only tarfile reads, such as times and owners
+    # If a time or an owner is not a number, tarfile ends silently; a shard does not need these fields.
     same("the data by tarfile", [data for _, data in theirs], [data for _, _, data, _ in found[: len(theirs)]])
     for (name, _), (_, own, _, _) in zip(theirs, found, strict=False):
         # A header that is not ustar's has no prefix, which tarfile puts before the name nevertheless. It also takes an
@@ -220,7 +220,7 @@ def _is_compressed(content: bytes) -> bool:
 
 
 def read_compressed(data: bytes) -> None:
-    """Read a shard that may be compressed, from a file and bit by bit; what it expands to stays in proportion."""
+    """Read a shard that may be compressed, from a file and in small pieces; its expansion stays in proportion."""
     path = scratch() / "shard.tar.any"
     path.write_bytes(data[1:])
     rules: dict[str, Any] = {"ignore_zeros": True, "end_marker": "optional"}
@@ -247,7 +247,7 @@ def compressed_seeds() -> list[bytes]:
 
 
 def write_and_read(data: bytes) -> None:
-    """Write samples of these bytes, and read them again: what was not refused is as it was."""
+    """Write samples of these bytes, and read them again: whatever was not refused is unchanged."""
     samples = samples_of(data)
     buffer = io.BytesIO()
     written = []
@@ -270,7 +270,7 @@ def write_and_read(data: bytes) -> None:
 
 
 def samples_of(data: bytes) -> list[dict[str, Any]]:
-    """Make samples of bytes: lines of a key, fields and lengths."""
+    """Make samples from bytes: lines of a key, fields and lengths."""
     samples = []
     for line in data.split(b"\n")[:20]:
         key, *fields = line.decode("utf-8", "surrogateescape").split("\t")

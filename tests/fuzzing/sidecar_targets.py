@@ -42,13 +42,13 @@ from wds_datapipes.testing import build_shard
 from wds_datapipes.types import ShardInfo
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
 
-#: No more shards of a mixture are looked at than these.
+#: The most shards of a mixture that are read.
 LOOKED_AT = 1000
 
 
 @cache
 def shard() -> str:
-    """Make the shard that indexes are held against."""
+    """Create the shard that indexes are compared with."""
     samples = [{"__key__": f"{number}", "jpg": "x" * number, "cls": "1"} for number in range(4)]
     return build_shard(scratch() / "a.tar", samples)
 
@@ -66,7 +66,7 @@ def place(name: str, content: bytes) -> str:
 
 
 def read_index_bytes(data: bytes) -> None:
-    """Read an index, and use it; its checksums are made right first, unless its first byte says otherwise."""
+    """Read an index, and use it; its checksums are corrected first, unless its first byte says otherwise."""
     content = data[1:] if data[:1] == b"\1" else with_index_checksums(data[1:])
     try:
         index = parse_index(content, name="x")
@@ -114,7 +114,7 @@ def change_index(data: bytes, rng: Random) -> bytes:
 
 
 def read_shard_lists(data: bytes) -> None:
-    """Read a manifest, and an index of wids without a look at the shards that it names."""
+    """Read a manifest, and an index of wids without checking the shards that it names."""
     with contextlib.suppress(CorruptSidecarError):
         manifest = read_manifest(place("manifest.json", data))
         if read_back(manifest).fingerprint != manifest.fingerprint:
@@ -136,7 +136,7 @@ def manifest_seeds() -> list[bytes]:
 
 
 def change_manifest(data: bytes, rng: Random) -> bytes:
-    """Change a manifest, and mostly make its sums and its fingerprint right again."""
+    """Change a manifest, and usually correct its sums and its fingerprint."""
     changed = change_json(data, rng)
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
         facts = json.loads(changed)
@@ -148,13 +148,13 @@ def change_manifest(data: bytes, rng: Random) -> bytes:
 
 
 def read_wids(data: bytes) -> None:
-    """Read an index of wids, and ask for the sizes of the shards that it names."""
+    """Read an index of wids, and request the sizes of the shards that it names."""
     from concurrent.futures import ThreadPoolExecutor
 
     shard()
     content = place("wids.json", data)
     if any(mark in data for mark in (b":", b"//")) and b"://" in data.replace(b"\\/", b"/"):
-        return  # remote shards, whose stores would be asked
+        return  # remote shards, whose stores would be contacted
     with ThreadPoolExecutor(1) as executor, contextlib.suppress(SidecarError, ShardOpenError):
         read_wids_index(content, depth="size", executor=executor)
 
@@ -168,7 +168,7 @@ def wids_seeds() -> list[bytes]:
 
 
 def read_others(data: bytes) -> None:
-    """Read indexes of DALI and Energon, and hold them against a shard."""
+    """Read indexes of DALI and Energon, and compare them with a shard."""
     path = place("other.idx", data[1:])
     with contextlib.suppress(CorruptSidecarError, StaleSidecarError):
         if data[:1] == b"d":
@@ -212,7 +212,7 @@ def read_spec(data: bytes) -> None:
 
 
 def braces(pattern: str) -> list[str]:
-    """Expand braces alone: the files that a glob matches on this host are no part of this."""
+    """Expand only braces: the files that a glob matches on this host are not part of this."""
     return expand_braces(pattern)
 
 
@@ -275,7 +275,7 @@ def change_spec(data: bytes, rng: Random) -> bytes:
 
 
 def read_records(data: bytes) -> None:
-    """Read a list of what was passed over, a journal, and what is known of a copy."""
+    """Read a quarantine list, a journal, and the facts of a copy."""
     with contextlib.suppress(CorruptSidecarError, MissingSidecarError):
         for item in read_quarantine(place("passed-over.jsonl", data)):
             for value in item:
@@ -323,7 +323,7 @@ def change_lines(data: bytes, rng: Random) -> bytes:
 
 
 def read_cache(data: bytes) -> None:
-    """Read a file of samples as far as their pickles, which are not for strangers."""
+    """Read a file of samples up to their pickles, which are not for untrusted data."""
     path = place("samples", data)
     try:
         stream = open_samples(path, {"a": 1})

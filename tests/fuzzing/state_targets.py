@@ -1,4 +1,4 @@
-"""States of loaders, which come from a checkpoint that others may have written."""
+"""States of loaders, from a checkpoint of untrusted origin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in
 from wds_datapipes.loading.checkpoint.resharding import merge_states
 from wds_datapipes.testing import build_shard
 
-#: No more items of a loader are looked at than these.
+#: The most items of a loader that are read.
 LOOKED_AT = 100
 
 
@@ -60,7 +60,7 @@ def states() -> list[bytes]:
 
 
 def load(data: bytes) -> None:
-    """Load a state, and go on from it: it is refused by a `StateError`, or the shards are not what it says."""
+    """Load a state, and resume from it: a `StateError` refuses it, or the shards differ from it."""
     try:
         state = json.loads(data)
     except (ValueError, RecursionError):
@@ -79,7 +79,7 @@ def load(data: bytes) -> None:
 
 
 def change_state(data: bytes, rng: Random) -> bytes:
-    """Change a state, and the text within it that is one of a pipeline."""
+    """Change a state, and the text within it that is the state of a pipeline."""
     try:
         state = json.loads(data)
     except (ValueError, RecursionError):

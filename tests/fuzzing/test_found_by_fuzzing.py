@@ -1,4 +1,4 @@
-"""What fuzzing has found, each by the smallest input that shows it."""
+"""The findings of fuzzing, each with the smallest input that reproduces it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NESTED = b"[" * 100_000
 
 
 def test_no_picture_starts_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow hands drawings in PostScript to Ghostscript, whatever their field is called."""
+    """Pillow passes PostScript drawings to Ghostscript, under any field name."""
     ghostscript = tmp_path / "gs"
     ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
     ghostscript.chmod(0o755)
@@ -48,9 +48,9 @@ def test_no_picture_starts_another_program(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "started").exists()
 
 
-def test_few_bytes_are_no_huge_picture() -> None:
+def test_few_bytes_do_not_make_a_huge_picture() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow has one for so many pixels
+        warnings.simplefilter("ignore")  # Pillow raises one for so many pixels
         with pytest.raises(ValueError, match="24 bytes claim to be 12000 x 9000 pixels"):
             ImageDecoder("rgb8").decode(b"P6 12000 9000 255\n".ljust(24, b"\0"))
 
@@ -74,21 +74,21 @@ def test_no_film_names_files_of_this_host(tmp_path: Path, monkeypatch: pytest.Mo
     "text",
     ["a: 2001-99-99", "!!float x: 1", "!!timestamp x", "!!bool x", "!!int ''", "[" * 1000, "&a [*a]"],
 )
-def test_a_specification_that_is_no_yaml_is_named(tmp_path: Path, text: str) -> None:
+def test_a_specification_that_is_not_yaml_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(text)
     with pytest.raises(SpecError, match=r"spec\.yaml"):
         read_mixture(str(path), expand_braces)
 
 
-def test_a_specification_that_nests_too_deep_is_named(tmp_path: Path) -> None:
+def test_a_too_deeply_nested_specification_is_named(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_bytes(NESTED)
     with pytest.raises(SpecError, match="is not valid JSON"):
         read_mixture(str(path), expand_braces)
 
 
-def test_aliases_that_could_stand_for_more_than_memory_holds_are_refused() -> None:
+def test_aliases_that_could_expand_beyond_memory_are_refused() -> None:
     import yaml
 
     laughs = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 'ha'}]\n" for n in range(12))
@@ -102,32 +102,32 @@ def test_aliases_that_could_stand_for_more_than_memory_holds_are_refused() -> No
 @pytest.mark.parametrize(
     "pattern", ["{0..999999999}.tar", "{a{0..9999}{0..9999}{0..9999},b}", "{0..3" * 100, "{" * 5000]
 )
-def test_a_pattern_stands_for_no_more_shards_than_memory_holds(pattern: str) -> None:
+def test_a_pattern_expands_to_a_bounded_number_of_shards(pattern: str) -> None:
     with pytest.raises(SpecError):
         expand_braces(pattern)
 
 
 @pytest.mark.parametrize("taken", [2**31 - 1, 1e300])
-def test_an_epoch_has_no_more_shards_than_memory_holds(taken: float) -> None:
+def test_an_epoch_has_a_bounded_number_of_shards(taken: float) -> None:
     with pytest.raises(SpecError, match="is limited to"):
         read_mixture({"datasets": [{"shards": "{0..3}.tar", "resample": taken}]}, expand_braces)
 
 
 @pytest.mark.parametrize("first", ["v1.2 \x1c4", "v1.2 \u00a04", "v1.2", ""])
-def test_a_count_of_dali_has_only_the_blanks_that_dali_knows(tmp_path: Path, first: str) -> None:
+def test_a_count_of_dali_contains_only_blanks_known_to_dali(tmp_path: Path, first: str) -> None:
     index, shard = tmp_path / "a.idx", build_shard(tmp_path / "a.tar", [{"__key__": "a", "txt": "x"}])
     index.write_text(f"{first}\ntxt 512 1 a.txt\n")
     with pytest.raises(CorruptSidecarError, match="its first line"):
         read_dali_index(index, shard)
 
 
-def test_names_of_dali_may_have_spaces_that_it_does_not_know(tmp_path: Path) -> None:
+def test_names_of_dali_may_contain_spaces_unknown_to_it(tmp_path: Path) -> None:
     shard = build_shard(tmp_path / "a.tar", [{"__key__": "a\u00a0b", "txt": "x"}, {"__key__": "a\x1cb", "txt": "x"}])
     assert read_dali_index(write_dali_index(shard), shard) == build_index(shard)
 
 
 def test_a_split_of_energon_names_its_own_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A star in it was looked for in the folder of the process, and a whole disk can take hours."""
+    """A star in it was expanded in the folder of the process, and a whole disk can take hours."""
     monkeypatch.chdir(tmp_path)
     Path("x.tar").touch()
     Path("d/.nv-meta").mkdir(parents=True)
@@ -156,7 +156,7 @@ def test_a_damaged_line_of_a_journal_is_named(tmp_path: Path, line: bytes) -> No
         ShardJournal(str(path), {})
 
 
-def test_a_journal_that_begins_with_nested_lists_is_none(tmp_path: Path) -> None:
+def test_a_file_that_starts_with_nested_lists_is_not_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(NESTED + b"\n")
     with pytest.raises(StateError, match="is not a journal"):
@@ -166,7 +166,7 @@ def test_a_journal_that_begins_with_nested_lists_is_none(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "text", [NESTED, b'{"stage": 1, "error": "", "url": "", "key": "", "field": "", "reason": ""}']
 )
-def test_a_list_of_what_was_passed_over_holds_texts(tmp_path: Path, text: bytes) -> None:
+def test_a_quarantine_list_contains_texts(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "passed-over.jsonl"
     path.write_bytes(text)
     with pytest.raises(CorruptSidecarError, match="line 1"):
@@ -180,7 +180,7 @@ def test_a_list_of_what_was_passed_over_holds_texts(tmp_path: Path, text: bytes)
         b'{"format": "wds-datapipes copy", "version": 1, "url": "a", "bytes": 1e999, "sha256": "", "mtime_ns": 1}',
     ],
 )
-def test_what_is_said_of_a_copy_may_be_anything(tmp_path: Path, text: bytes) -> None:
+def test_the_facts_of_a_copy_may_be_damaged(tmp_path: Path, text: bytes) -> None:
     entry = Entry.of(tmp_path, "a.tar")
     entry.facts_path.write_bytes(text)
     assert entry.facts() is None
@@ -199,12 +199,12 @@ def test_a_file_of_samples_without_facts_is_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["auth", "secret", "token", "://a:", "a-", "?auth", "x"])
 def test_credentials_are_hidden_in_a_time_in_proportion_to_the_text(word: str) -> None:
-    """A square of the length takes hours, which is what the limit of this test is for."""
+    """Quadratic time takes hours, which the time limit of this test detects."""
     redact(f"?{word * (60_000 // len(word))}")
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "1e999", "-inf", "Mon, 99 Foo", "Fri, 31 Dec 9999 23:59:59 -2359"])
-def test_no_server_can_ask_for_a_wait_without_an_end(text: str) -> None:
+def test_no_server_can_request_an_endless_wait(text: str) -> None:
     class Busy(Exception):
         headers = {"Retry-After": text}  # noqa: RUF012  as a library has it
 
@@ -226,7 +226,7 @@ def gone_on(state: Any) -> list[Any]:
     return list(own)
 
 
-def test_a_state_that_is_as_it_was_saved_is_gone_on_from() -> None:
+def test_an_unchanged_state_resumes() -> None:
     assert len(gone_on(json.loads(states()[1]))) == 17
 
 
@@ -276,6 +276,6 @@ def test_a_state_with_a_value_of_another_kind_is_refused(change: dict[str, Any])
         {"_snapshot": {"_worker_snapshots": {}, "_last_yielded_worker_id": 0}, "_steps_since_snapshot": 0},
     ],
 )
-def test_a_state_that_is_not_whole_is_refused(state: Any) -> None:
+def test_an_incomplete_state_is_refused(state: Any) -> None:
     with pytest.raises(StateError):
         loader().load_state_dict(state)

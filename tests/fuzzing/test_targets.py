@@ -1,4 +1,4 @@
-"""The targets of fuzzing, without atheris: over their seeds, and over the same few hundred changed inputs each time."""
+"""The fuzz targets, without atheris: on their seeds, and on the same few hundred changed inputs each time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from harness import Escaped, Target, changed_inputs, confined, run
 from targets import TARGETS
 
-#: `nox -s nightly` tries all of the changes.
+#: `nox -s nightly` tries all changes.
 PART = 1 if os.environ.get("WHOLE_SWEEPS") else 3
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_a_target_stands_its_seeds_and_some_changes(target: Target) -> None:
+def test_a_target_accepts_its_seeds_and_some_changes(target: Target) -> None:
     for data in target.seeds():
         run(target, data)
     for data in changed_inputs(target, target.rounds // PART):

@@ -1,4 +1,4 @@
-"""Short texts: patterns of shards, addresses with credentials, and what servers say in headers."""
+"""Short texts: patterns of shards, URLs with credentials, and values of HTTP headers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from wds_datapipes.shards import patterns
 from wds_datapipes.shards.patterns import expand_braces, split_patterns, substitute
 from wds_datapipes.shards.url_rewriting import compile_rules, rewrite_url
 
-#: What the variables of patterns hold.
+#: The values of the variables in patterns.
 VARIABLES = {"WDS_A": "x{0..3}", "WDS_B": "${A}${A}", "WDS_C": "${C}"}
 SECRET = "hunter2"
 
 
 def expand(data: bytes) -> None:
-    """Expand a pattern, but for the files that it matches, and apply rules to what comes of it."""
+    """Expand a pattern, except for the files that it matches, and apply rules to the result."""
     text = data.decode("utf-8", "surrogateescape")
-    with contextlib.suppress(SpecError), patch.object(patterns, "MAX_SHARDS", 10_000):  # a million take a while
+    with contextlib.suppress(SpecError), patch.object(patterns, "MAX_SHARDS", 10_000):  # a million takes a while
         for part in split_patterns(text):
             for url in expand_braces(substitute(part, VARIABLES))[:1000]:
                 split_scheme(url)
@@ -36,10 +36,10 @@ def expand(data: bytes) -> None:
 
 
 def hide(data: bytes) -> None:
-    """Redact a text: what a URL of a plain form holds is hidden, and nothing takes a square of the time."""
+    """Redact a text: credentials of a plain URL are hidden, and nothing takes quadratic time."""
     text = data.decode("utf-8", "surrogateescape")
     once = redact(text)
-    if len(text) < 1000 and redact(once) != once:  # a password has some bound, and may begin anew behind it
+    if len(text) < 1000 and redact(once) != once:  # a password has some limit, after which another may begin
         raise Finding(f"{text!r} is {once!r}, and then {redact(once)!r}")
     word = "".join(character for character in text if character.isalnum())[:20]
     for url in (
@@ -52,7 +52,7 @@ def hide(data: bytes) -> None:
 
 
 class Refused(Exception):
-    """What a library raises where a server refuses."""
+    """The exception of a library when a server refuses."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -62,7 +62,7 @@ class Refused(Exception):
 
 
 class Response:
-    """What a server has answered."""
+    """The answer of a server."""
 
     def __init__(self, status: int, headers: dict[str, str]) -> None:
         self.status, self.headers = status, headers
@@ -72,7 +72,7 @@ class Response:
 
 
 def headers(data: bytes) -> None:
-    """Read what a server says of a body, and how long it asks to wait."""
+    """Parse what a server declares about a body, and how long it asks to wait."""
     text = data.decode("latin-1")
     first, _, second = text.partition("\n")
     waits = retry_after(Refused(first))
@@ -86,7 +86,7 @@ def headers(data: bytes) -> None:
         origin = http.HttpSource(http.HttpClient("http", {}, 1.0), "http://h/x")
         answer = patch.object(
             http.HttpClient, "_request", return_value=Response(status, answered)
-        )  # which would ask a server
+        )  # which would contact a server
         with answer, contextlib.suppress(http.UnexpectedResponseError):
             opened = origin.open_at(512 if status == 206 else 0)
             if opened.start < 0 or (opened.size is not None and opened.size < 0):

@@ -25,7 +25,7 @@ def positions(share: BatchShare, done: int = 0) -> list[int]:
 
 
 @given(st.data())
-def test_an_epoch_that_resumes_with_others_again_and_again_has_each_position_once(data: st.DataObject) -> None:
+def test_an_epoch_resharded_repeatedly_has_each_position_once(data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 700), "count")
     multiple = data.draw(st.integers(1, 12), "multiple")
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""Reading samples of many shards by their indexes: the same samples as in a stream, and shards that have changed."""
+"""Reading samples of many shards by their indexes: the same samples as in a stream, and errors of changed shards."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def replace_with(path: str, content: bytes) -> None:
     Path(path).write_bytes(content)
 
 
-def test_a_shard_that_has_changed_is_an_error(tmp_path: Path) -> None:
+def test_a_changed_shard_is_an_error(tmp_path: Path) -> None:
     urls = write(tmp_path)
     whole = Path(urls[2]).read_bytes()
     with DatasetReader(urls, SIZES) as reader:
@@ -107,7 +107,7 @@ def test_a_shard_that_has_changed_is_an_error(tmp_path: Path) -> None:
             reader.read([2], [3])
 
 
-def test_an_index_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+def test_an_index_that_does_not_match_is_an_error(tmp_path: Path) -> None:
     urls = write(tmp_path)
     with (
         DatasetReader(urls, [6, 1, 30, 12]) as reader,

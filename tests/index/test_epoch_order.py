@@ -29,7 +29,7 @@ def test_each_sample_has_one_position(sizes: list[int], kind: Order, seed: int, 
     assert sorted(found) == expected
     if kind == "sequential":
         assert found == expected
-    # A position alone gives the same sample.
+    # A position alone determines the sample.
     assert [pairs(order, range(position, position + 1))[0] for position in range(len(order))] == found
 
 
@@ -51,7 +51,7 @@ def test_a_window_has_the_samples_of_its_shards(sizes: list[int], window: int, s
     assert most <= window
 
 
-def test_orders_differ_between_seeds_and_shuffle_what_they_say() -> None:
+def test_orders_differ_between_seeds_and_shuffle_the_right_units() -> None:
     sizes = [50] * 20
     orders = {kind: pairs(EpochOrder(sizes, kind, seed=1, window_shards=4)) for kind in ("global", "window")}
     assert orders["global"] != pairs(EpochOrder(sizes, "global", seed=2))

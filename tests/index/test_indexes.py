@@ -1,4 +1,4 @@
-"""Indexes of shards in files: beside them, for many at once, from a server by ranges, and when they no longer hold."""
+"""Indexes of shards in files: next to the shards, for many at once, from a server by ranges, and stale ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def shard(path: Path, count: int = 3, size: int = 5, **options: Any) -> str:
 # One index
 
 
-def test_an_index_tells_where_samples_are(tmp_path: Path) -> None:
+def test_an_index_contains_the_offsets_of_samples(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
     index = build_index(url, digest=True)
     content = Path(url).read_bytes()
@@ -91,7 +91,7 @@ def test_a_compressed_shard_cannot_be_read_in_any_order(tmp_path: Path) -> None:
         index.check_random_access()
 
 
-def test_a_rule_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_rule(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "x.tar", [{"__key__": "a-b", "txt": "1"}, {"__key__": "a-c", "txt": "2"}])
     index = build_index(url, key_rule=dash)
     assert [sample.key for sample in index] == ["a"]
@@ -109,7 +109,7 @@ def dash(name: str) -> tuple[str, str]:
     return key, field
 
 
-def test_a_returning_key_is_told_or_an_error(tmp_path: Path) -> None:
+def test_a_repeated_key_is_reported_or_an_error(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "x.tar", [{"__key__": key, "txt": "1"} for key in "aba"])
     with pytest.warns(UserWarning, match=r"x\.tar holds the sample 'a' in parts: a file of it is at byte 2048"):
         index = build_index(url)
@@ -118,7 +118,7 @@ def test_a_returning_key_is_told_or_an_error(tmp_path: Path) -> None:
         build_index(url, on_repeated_key="raise")
 
 
-def test_archives_that_were_concatenated(tmp_path: Path) -> None:
+def test_concatenated_archives(tmp_path: Path) -> None:
     one, two = shard(tmp_path / "1.tar", 2), shard(tmp_path / "2.tar", 1)
     both = tmp_path / "both.tar"
     both.write_bytes(Path(one).read_bytes() + Path(two).read_bytes())
@@ -130,7 +130,7 @@ def test_archives_that_were_concatenated(tmp_path: Path) -> None:
     check_index(index, both, depth="headers")
 
 
-def test_an_index_of_what_can_only_be_read_once(tmp_path: Path) -> None:
+def test_an_index_of_a_stream_that_can_only_be_read_once(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
     piped = build_index(f"pipe:cat {url}", digest=True)
     plain = build_index(url, digest=True)
@@ -142,7 +142,7 @@ def test_an_index_of_what_can_only_be_read_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_an_index_of_what_comes_out_of_a_named_pipe(tmp_path: Path) -> None:
+def test_an_index_of_a_named_pipe(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
     os.mkfifo(tmp_path / "queue")
     writing = threading.Thread(target=(tmp_path / "queue").write_bytes, args=(Path(url).read_bytes(),))
@@ -182,7 +182,7 @@ def test_the_index_is_written_with_the_shard(tmp_path: Path, suffix: str) -> Non
     check_index(index, url, depth="bytes")
 
 
-def test_no_index_without_a_whole_shard(tmp_path: Path) -> None:
+def test_no_index_of_an_incomplete_shard(tmp_path: Path) -> None:
     with contextlib.suppress(RuntimeError), TarWriter(tmp_path / "x.tar", index=True) as writer:
         writer.write({"__key__": "a", "txt": "1"})
         raise RuntimeError
@@ -201,10 +201,10 @@ def test_no_index_without_a_whole_shard(tmp_path: Path) -> None:
         fsspec.filesystem("memory").rm("/indexed", recursive=True)
 
 
-# Does it hold?
+# Validity
 
 
-def test_a_shard_that_has_changed_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_shard_is_noticed(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
     index = build_index(url, digest=True)
     for depth in ("size", "headers", "bytes"):
@@ -243,7 +243,7 @@ def test_a_shard_that_changes_while_it_is_indexed(tmp_path: Path, monkeypatch: p
         build_index(url, digest=True)
 
 
-def test_what_is_no_index(tmp_path: Path) -> None:
+def test_files_that_are_not_an_index(tmp_path: Path) -> None:
     place = tmp_path / "x.wdsidx"
     with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be read: No such file"):
         read_index(str(place))
@@ -256,13 +256,13 @@ def test_what_is_no_index(tmp_path: Path) -> None:
 
 
 def write_on_a_full_disk(index: ShardIndex, place: Path) -> None:
-    """In a process of its own, of which a limit stands for the disk."""
+    """In a separate process, whose file size limit simulates the disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
     with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be written: OSError: File too large"):
         write_index(index, str(place))
 
 
-def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_existing_index(tmp_path: Path) -> None:
     small, large = shard(tmp_path / "small.tar"), shard(tmp_path / "large.tar", 400)
     place = tmp_path / "x.wdsidx"
     write_index(build_index(small), str(place))
@@ -275,7 +275,7 @@ def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large.tar", "small.tar", "x.wdsidx"]
 
 
-def test_the_version_of_the_format_is_told(tmp_path: Path) -> None:
+def test_the_version_of_the_format_is_reported(tmp_path: Path) -> None:
     from zlib import crc32
 
     content = index_bytes(build_index(shard(tmp_path / "x.tar"))).replace(b'"version": 1', b'"version": 2')
@@ -328,8 +328,8 @@ def test_indexes_are_built_where_they_are_missing_or_stale(shards: list[str], tm
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".tar"] * 3 + [".wdsidx"] * 3
 
 
-def test_an_index_without_a_time_holds_while_it_is_newer(tmp_path: Path) -> None:
-    """As who writes a shard makes it, so that the same data give the same bytes."""
+def test_an_index_without_a_time_is_valid_while_it_is_newer(tmp_path: Path) -> None:
+    """Like an index from the writer of a shard, so that the same data give the same bytes."""
     url = shard(tmp_path / "x.tar")
     index = build_index(url)
     object.__setattr__(index.facts, "mtime_ns", None)
@@ -348,7 +348,7 @@ def test_indexes_in_a_folder(shards: list[str], tmp_path: Path) -> None:
         build_indexes([shards[0], shard(tmp_path / "more/a.tar")], folder=tmp_path)
 
 
-def test_a_broken_shard_is_told_and_the_others_are_indexed(shards: list[str]) -> None:
+def test_a_broken_shard_is_reported_and_the_others_are_indexed(shards: list[str]) -> None:
     os.truncate(shards[1], 515)
     for workers in (1, 2):
         with pytest.raises(TruncatedShardError, match=r"b\.tar ends inside"):
@@ -362,7 +362,7 @@ def test_a_broken_shard_is_told_and_the_others_are_indexed(shards: list[str]) ->
         build_indexes(shards, on_error="none")  # type: ignore[arg-type]  # that is what is tested
 
 
-def test_arguments_that_make_no_sense(shards: list[str]) -> None:
+def test_invalid_arguments_are_refused(shards: list[str]) -> None:
     with pytest.raises(ValueError, match="max_workers must be a positive integer, not 0"):
         build_indexes(shards, max_workers=0)
     with pytest.raises(
@@ -372,7 +372,7 @@ def test_arguments_that_make_no_sense(shards: list[str]) -> None:
     assert build_indexes([]) == []
 
 
-def test_duplicates_are_as_asked(tmp_path: Path) -> None:
+def test_duplicates_are_handled_as_requested(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "x.tar", [{"__key__": "a", "txt": "1", "TXT": "22"}])
     with pytest.raises(DuplicateKeyError, match=r"holds the field 'txt' of the sample 'a' twice, .* byte 1024"):
         build_indexes([url])
@@ -382,10 +382,10 @@ def test_duplicates_are_as_asked(tmp_path: Path) -> None:
     assert read_index(index_url(url))[0].entries[0].size == 2
 
 
-def test_any_executor_does_the_work(shards: list[str]) -> None:
+def test_any_executor_can_be_used(shards: list[str]) -> None:
     with ThreadPoolExecutor(2) as executor:
         assert len(build_indexes(shards, executor=executor)) == 3
-        executor.submit(len, ())  # it is still there
+        executor.submit(len, ())  # it is still open
 
 
 @pytest.fixture
@@ -398,7 +398,7 @@ def deadly(url: str, /, **options: Any) -> Any:
 
 
 @pytest.mark.usefixtures("nothing_left", "registry")
-def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
+def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
     register_opener("deadly", deadly)
     with pytest.raises(WorkerDiedError, match=r"A worker process died while it processed deadly:[12]"):
         build_indexes(["deadly:1", "deadly:2"], max_workers=2, folder=tmp_path)
@@ -466,7 +466,7 @@ def server() -> Iterator[tuple[str, type[Ranges]]]:
         thread.join()
 
 
-def test_of_a_remote_shard_only_the_headers_are_fetched(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
+def test_only_headers_of_a_remote_shard_are_fetched(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
     address, handler = server
     local = shard(tmp_path / "x.tar", 6, 4 * MB)
     handler.files["/x.tar"] = Path(local).read_bytes()
@@ -487,7 +487,7 @@ def test_many_remote_shards_are_indexed_in_processes(tmp_path: Path, server: tup
     for local in locals_:
         handler.files[f"/{Path(local).name}"] = Path(local).read_bytes()
     urls = [f"{address}/{Path(local).name}" for local in locals_]
-    build_index(urls[0])  # so that this process has a thread for HTTP, which those that it forks have not
+    build_index(urls[0])  # so that this process has a thread for HTTP, which its forks lack
     results = build_indexes(urls, folder=tmp_path / "indexes", max_workers=3)
     for result, local in zip(results, locals_, strict=True):
         assert read_index(result.index_url).has_same_layout(build_index(local))
@@ -516,7 +516,7 @@ def test_ranges_are_those_of_the_file(places: list[tuple[int, int]], jumps: bool
 
 
 def _exactly(stream: BinaryIO, count: int) -> bytes:
-    """Read so much, unless the file ends before: a stream may give less at once than it was asked for."""
+    """Read ``size`` bytes, unless the file ends before: a stream may return fewer at once than requested."""
     data = b""
     while len(data) < count and (more := stream.read(count - len(data))):
         data += more
@@ -545,7 +545,7 @@ def test_a_server_without_ranges_is_read_through(tmp_path: Path, server: tuple[s
     assert len(handler.sent) == 2, "one request that asks for a part, to see that there are none"
 
 
-def test_a_remote_shard_that_has_changed_is_noticed(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
+def test_a_changed_remote_shard_is_noticed(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
     address, handler = server
     handler.files["/x.tar"] = Path(shard(tmp_path / "x.tar")).read_bytes()
     index = build_index(f"{address}/x.tar")
@@ -574,7 +574,7 @@ def test_a_remote_shard_that_changes_while_it_is_indexed(
         build_index(f"{address}/x.tar")
 
 
-def test_a_range_that_is_cut_is_an_error() -> None:
+def test_a_truncated_range_is_an_error() -> None:
     store = fsspec.filesystem("memory")
     store.pipe_file("/ranges/x.tar", bytes(1000))
     parts = open_remote_parts("memory://ranges/x.tar")
@@ -586,7 +586,7 @@ def test_a_range_that_is_cut_is_an_error() -> None:
 
 
 @pytest.mark.usefixtures("registry")
-def test_indexes_of_a_scheme_of_ones_own(tmp_path: Path) -> None:
+def test_indexes_of_a_custom_scheme(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
     register_opener("mine", lambda url, /, **options: open_path(str(tmp_path / url.removeprefix("mine:"))))
     with pytest.raises(MissingSidecarError, match=r"mine:x\.tar\.wdsidx cannot be written: its opener only reads"):

@@ -1,4 +1,4 @@
-"""The indexes of DALI, Energon and wids: written, read, and refused where they say what is not so."""
+"""The indexes of DALI, Energon and wids: written, read, and refused if they are wrong."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from wds_datapipes.index.interop.energon import energon_index_url, energon_rule
 from wds_datapipes.testing import build_shard
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
-#: Keys that GNU tar and PAX archives have headers of their own for.
+#: Keys for which GNU tar and PAX archives have extra headers.
 LONG = [f"{'d' * 60}/{'k' * 70}{number}" for number in range(3)]
 
 
 def shard(path: Path, names: list[str], tar_format: str = "ustar", *, mtime: float = 1) -> str:
-    """A shard of members whose data are their names; in PAX a time with a fraction takes a header of its own."""
+    """A shard of members whose data are their names; in PAX a fractional time takes an extra header."""
     with tarfile.open(path, "w", format=FORMATS[tar_format]) as tar:
         for name in names:
             member = tarfile.TarInfo(name)
@@ -66,7 +66,7 @@ def fields(keys: list[str]) -> list[str]:
 
 @pytest.fixture(params=["ustar", "gnu", "pax", "pax time"])
 def any_shard(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """One of each kind; of the last, each member has a PAX header."""
+    """A shard of each kind; in the last, each member has a PAX header."""
     tar_format, _, time = request.param.partition(" ")
     return shard(tmp_path / "x.tar", fields(LONG), tar_format, mtime=1.5 if time else 1)
 
@@ -157,14 +157,14 @@ CORRUPT_DALI = [
 
 
 @pytest.mark.parametrize(("text", "found"), CORRUPT_DALI)
-def test_what_is_no_index_of_dali_is_refused(plain: str, text: str, found: str) -> None:
+def test_a_file_that_is_not_an_index_of_dali_is_refused(plain: str, text: str, found: str) -> None:
     place = Path(plain).with_name("y.idx")
     place.write_text(text)
     with pytest.raises(CorruptSidecarError, match=found):
         read_dali_index(place, plain)
 
 
-def test_what_an_index_of_dali_cannot_hold(tmp_path: Path) -> None:
+def test_shards_that_an_index_of_dali_cannot_describe(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     for name in ("with blank.jpg", "with\ttab.jpg", "a.j\npg", "a."):
         with pytest.raises(SidecarError, match=r"x\.tar holds the member .* an index of DALI cannot"):
@@ -182,7 +182,7 @@ def test_what_an_index_of_dali_cannot_hold(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [tmp_path / "x.tar", tmp_path / "x.tgz"]
 
 
-def test_capitals_and_what_is_in_no_sample(tmp_path: Path) -> None:
+def test_capitals_and_members_outside_samples(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar", ["a.JPG", "README", ".hidden.png", "a.cls", "__meta__/x.json", "é.jpg"])
     place = write_dali_index(url)
     assert Path(place).read_text() == "v1.2 2\nJPG 512 5 a.JPG cls 3584 5 a.cls\njpg 5632 6 é.jpg\n"
@@ -205,7 +205,7 @@ def test_capitals_and_what_is_in_no_sample(tmp_path: Path) -> None:
         ("https://h.org/x.tar?a=1.5", "https://h.org/x.idx?a=1.5", "https://h.org/x.tar.idx?a=1.5"),
     ],
 )
-def test_what_the_indexes_of_others_are_called(url: str, dali: str, energon: str) -> None:
+def test_names_of_foreign_indexes(url: str, dali: str, energon: str) -> None:
     assert (dali_index_url(url), energon_index_url(url)) == (dali, energon)
 
 
@@ -247,7 +247,7 @@ def test_a_wrong_index_of_energon_is_refused(plain: str, offsets: list[int], tex
         read_energon_index(f"{plain}.idx", plain)
 
 
-def test_what_is_no_index_of_energon_is_refused(plain: str) -> None:
+def test_a_file_that_is_not_an_index_of_energon_is_refused(plain: str) -> None:
     for content in (b"", bytes(15)):
         Path(f"{plain}.idx").write_bytes(content)
         with pytest.raises(CorruptSidecarError, match=rf"its size of {len(content)} bytes is not a multiple of 8"):
@@ -256,7 +256,7 @@ def test_what_is_no_index_of_energon_is_refused(plain: str) -> None:
         read_energon_index(f"{plain}.none", plain)
 
 
-def test_what_energon_cannot_use(tmp_path: Path) -> None:
+def test_shards_that_energon_cannot_use(tmp_path: Path) -> None:
     with pytest.raises(SidecarError, match=r"x\.tar has no samples"):
         write_energon_index(shard(tmp_path / "x.tar", ["README"]))
     with pytest.raises(SidecarError, match="compressed with gzip"):
@@ -332,7 +332,7 @@ def test_energon_finds_samples_by_key(tmp_path: Path) -> None:
         write_energon_dataset(tmp_path, splits, max_workers=1)
     assert table.read_bytes() == before
     write_energon_dataset(tmp_path, splits, keys=False, max_workers=1)
-    # Nothing is left of the old shards, and nothing of what was broken off.
+    # Nothing remains of the old shards, or of the interrupted run.
     assert sorted(path.name for path in (tmp_path / ".nv-meta").iterdir()) == [
         ".info.json",
         "dataset.yaml",
@@ -452,14 +452,14 @@ def test_a_wrong_index_of_wids_is_refused(plain: str, change: dict[str, Any], de
         {"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 3}, {"url": "x.tar", "nsamples": 4}]},
     ],
 )
-def test_what_is_no_index_of_wids_is_refused(plain: str, facts: Any) -> None:
+def test_a_file_that_is_not_an_index_of_wids_is_refused(plain: str, facts: Any) -> None:
     place = Path(plain).with_name("index.json")
     place.write_text(json.dumps(facts))
     with pytest.raises(CorruptSidecarError, match=r"index\.json is not an index of wids, or is damaged"):
         read_wids_index(place)
 
 
-# All of them
+# All formats
 
 KEYS = st.lists(st.sampled_from(["a", "b", "d.1/c", "é漢", *LONG]), min_size=1, max_size=6, unique=True)
 READERS: dict[str, Callable[[Path, str], object]] = {
@@ -481,7 +481,7 @@ WRITERS: dict[str, Callable[[str, Path], object]] = {
     names=st.sets(st.sampled_from(["jpg", "CLS", "seg.png"]), min_size=1),
 )
 @settings(deadline=None, max_examples=50)
-def test_what_is_written_for_others_is_read_again(
+def test_written_foreign_indexes_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, keys: list[str], tar_format: str, mtime: float, names: set[str]
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
@@ -508,7 +508,7 @@ def _wids(url: str) -> str:
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_damaged_foreign_index_is_refused_or_says_the_same(plain: str, kind: str) -> None:
+def test_a_damaged_foreign_index_is_refused_or_equivalent(plain: str, kind: str) -> None:
     place = Path(plain).with_name("y")
     WRITERS[kind](plain, place)
     content = place.read_bytes()
@@ -527,7 +527,7 @@ def test_a_damaged_foreign_index_is_refused_or_says_the_same(plain: str, kind: s
         except (SidecarError, OSError):
             refused += 1
         else:
-            # A smaller number in the first line of DALI's is one of fewer samples; wids has names of no meaning.
+            # A smaller number in the first line of DALI's means fewer samples; names in that of wids have no meaning.
             if isinstance(found, ShardIndex) and isinstance(right, ShardIndex):
                 assert {(sample.key, sample.entries) for sample in found} <= {
                     (sample.key, sample.entries) for sample in right
@@ -536,7 +536,7 @@ def test_a_damaged_foreign_index_is_refused_or_says_the_same(plain: str, kind: s
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_of_a_shard_that_is_cut_nothing_is_written(plain: str, kind: str, tmp_path: Path) -> None:
+def test_no_foreign_index_is_written_of_a_truncated_shard(plain: str, kind: str, tmp_path: Path) -> None:
     Path(plain).write_bytes(Path(plain).read_bytes()[:3000])
     with pytest.raises(TruncatedShardError):
         WRITERS[kind](plain, tmp_path / "y")

@@ -46,7 +46,7 @@ def test_a_manifest_has_counts_sizes_and_digests(manifest: Manifest, tmp_path: P
         Manifest(["a.tar"])  # type: ignore[list-item]  # that is what is tested
 
 
-def test_a_manifest_of_what_was_written(tmp_path: Path) -> None:
+def test_a_manifest_of_written_shards(tmp_path: Path) -> None:
     written = []
     for name in "ab":
         with TarWriter(tmp_path / f"{name}.tar", digest=name == "b") as writer:
@@ -59,7 +59,7 @@ def test_a_manifest_of_what_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["data/manifest.json", "manifest.json", "elsewhere/manifest.json"])
-def test_a_manifest_that_was_written_is_read(manifest: Manifest, tmp_path: Path, place: str) -> None:
+def test_a_written_manifest_is_read_back(manifest: Manifest, tmp_path: Path, place: str) -> None:
     (tmp_path / "elsewhere").mkdir()
     write_manifest(manifest, tmp_path / place)
     assert read_manifest(tmp_path / place) == manifest
@@ -109,7 +109,7 @@ def test_the_fingerprint_changes_with_any_shard(manifest: Manifest) -> None:
     assert len(prints) == 7
 
 
-def test_shards_that_are_not_as_the_manifest_says(manifest: Manifest) -> None:
+def test_shards_that_differ_from_the_manifest(manifest: Manifest) -> None:
     for depth in ("size", "headers", "bytes"):
         check_manifest(manifest, depth=depth, max_workers=2)
     shard(Path(manifest.urls[0]), 4)  # of the same size
@@ -164,7 +164,7 @@ def test_a_damaged_shard_of_the_right_size(manifest: Manifest) -> None:
         (lambda facts: facts.pop("shards"), "shards"),
     ],
 )
-def test_a_manifest_that_makes_no_sense(manifest: Manifest, tmp_path: Path, change: Any, found: str) -> None:
+def test_an_inconsistent_manifest(manifest: Manifest, tmp_path: Path, change: Any, found: str) -> None:
     place = tmp_path / "manifest.json"
     write_manifest(manifest, place)
     facts = json.loads(place.read_text())
@@ -174,7 +174,7 @@ def test_a_manifest_that_makes_no_sense(manifest: Manifest, tmp_path: Path, chan
         read_manifest(place)
 
 
-def test_a_file_that_is_no_manifest(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_manifest(tmp_path: Path) -> None:
     place = tmp_path / "manifest.json"
     with pytest.raises(MissingSidecarError, match=r"manifest\.json cannot be read: there is no such file"):
         read_manifest(place)
@@ -202,7 +202,7 @@ def test_a_file_that_is_no_manifest(tmp_path: Path) -> None:
         )
     )
 )
-def test_any_manifest_is_read_as_it_was_written(entries: list[ManifestEntry]) -> None:
+def test_any_manifest_round_trips(entries: list[ManifestEntry]) -> None:
     store = fsspec.filesystem("memory")
     try:
         write_manifest(Manifest(entries), "memory://any/manifest.json")

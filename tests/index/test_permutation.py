@@ -1,4 +1,4 @@
-"""The permutation that the order of indexed samples is computed by."""
+"""The permutation that determines the order of indexed samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_number_is_mapped_alike_alone_and_among_others(size: int, seed: int, d
 
 
 def test_it_depends_on_the_arguments_only() -> None:
-    # These numbers must never change: states are valid for as long as they do not.
+    # These numbers must never change: saved states depend on them.
     assert Permutation(10, seed=7)(np.arange(10)).tolist() == [3, 2, 8, 4, 5, 7, 6, 1, 0, 9]
     assert Permutation(10**10, seed=7)(np.arange(4)).tolist() == [7641322675, 2879318086, 2766796493, 917159203]
 

@@ -1,4 +1,4 @@
-"""Compression detected by content: every kind, truncated and damaged anywhere, over sources that return little at a time."""
+"""Compression detected by content: every kind, truncated and damaged anywhere, over sources that return few bytes."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def outcome(ask: Callable[[str], object], url: str) -> object:
 
 
 def parts(shard: bytes) -> dict[str, Fault]:
-    """Answers with status 206 that are not the whole file; the body begins at a sample, so that a lost one is not noticed."""
+    """Wrong answers with status 206; the body begins at a sample, so that a lost sample would go unnoticed."""
     size, rest = len(shard), shard[PLACE:]
 
     def fault(told: str | None, body: bytes = rest, **headers: str) -> Fault:

@@ -78,9 +78,9 @@ class Case(NamedTuple):
     """A fault and its expected result.
 
     Attributes:
-        faults: of the answers, one after the other, if the first one breaks at a byte.
-        error: what is raised if it breaks there; None if nothing is.
-        match: what the error says.
+        faults: the faults of the answers, one after the other, if the first one breaks at a byte.
+        error: the error that is raised if it breaks there; None if none is.
+        match: a pattern of the message.
     """
 
     faults: Callable[[int], list[Fault | None]]

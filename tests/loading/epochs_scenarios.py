@@ -1,6 +1,6 @@
 """The items that a rank reads and trains on per epoch, by the recipes of "Equal epochs on every rank". Run by torchrun.
 
-Each rank writes what it has seen as JSON.
+Each rank writes its results as JSON.
 """
 
 from __future__ import annotations

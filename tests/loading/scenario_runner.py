@@ -44,7 +44,7 @@ def run(scenarios: Mapping[str, Scenario], limit_s: float) -> dict[str, dict[str
     """Run some scenarios at a time.
 
     Returns:
-        Of each, its ``outcome``, what is ``left`` of it, what it wrote to standard error (``noise``), and how many
+        Of each, its ``outcome``, what is ``left`` of it, its standard error (``noise``), and how many
         seconds it took.
     """
     selector = selectors.DefaultSelector()

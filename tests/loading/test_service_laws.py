@@ -316,8 +316,8 @@ class Kept(IterDataPipe[Any]):
     """Yields the items in ``kept``, with delays.
 
     Args:
-        source: where the items come from.
-        kept: which are passed on.
+        source: the source of the items.
+        kept: the items that are passed on.
         delays: a seed for how long each item takes, or None if it takes no time.
     """
 

@@ -397,8 +397,8 @@ def check_law(new: Callable[..., Any], *, cuts: int) -> str:
     """Check the law; return how the pipeline has resumed, or why it has no state.
 
     Args:
-        new: makes a loader, from a state if there is one.
-        cuts: how many states there are, at even distances from the beginning of the second epoch to its end.
+        new: creates a loader, from a state if one is given.
+        cuts: how many states are saved, at even distances from the beginning of the second epoch to its end.
     """
     states, second = list[Any](), list[Any]()
     with closing(new()) as run:

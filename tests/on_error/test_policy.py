@@ -1,4 +1,4 @@
-"""What a stage does with an error."""
+"""How stages handle errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_raise_and_skip() -> None:
     assert handled("skip", error, ValueError("bad")) == [True, True]
 
 
-def test_warn_tells_the_first_of_each_kind_and_the_counts_at_the_end() -> None:
+def test_warn_reports_the_first_of_each_kind_and_the_counts_at_the_end() -> None:
     errors = [
         TruncatedShardError("1.tar ends"),
         ValueError("bad"),
@@ -52,7 +52,7 @@ def test_warn_tells_the_first_of_each_kind_and_the_counts_at_the_end() -> None:
     ]
 
 
-def test_warn_says_nothing_twice() -> None:
+def test_warn_repeats_nothing() -> None:
     with pytest.warns(UserWarning, match="1.tar ends") as caught:
         handled("warn", TruncatedShardError("1.tar ends"))
     assert len(caught) == 1
@@ -76,17 +76,17 @@ def test_a_handler_decides() -> None:
 
 @pytest.mark.parametrize("kind", [MissingDependencyError, UnknownSchemeError, UnsafeInputError])
 @pytest.mark.parametrize("on_error", ["raise", "warn", "skip", lambda error: True])
-def test_what_is_wrong_with_the_pipeline_is_never_passed_over(kind: type[Exception], on_error: OnError) -> None:
+def test_errors_of_the_pipeline_are_never_skipped(kind: type[Exception], on_error: OnError) -> None:
     with pytest.raises(kind, match="set it up"):
         handled(on_error, kind("set it up"))
 
 
-def test_other_errors_of_the_same_families_are_passed_over() -> None:
+def test_other_errors_of_the_same_families_are_skipped() -> None:
     assert handled("skip", DecodeError("a"), ImportError("b"), ValueError("c")) == [True] * 3
 
 
 @pytest.mark.parametrize("on_error", ["ignore", "", None, 3, True, ["skip"]])
-def test_what_is_no_policy_is_refused_at_once(on_error: object) -> None:
+def test_invalid_policies_are_refused_at_once(on_error: object) -> None:
     with pytest.raises(
         ValueError, match=r'on_error must be "raise", "warn", "skip", an ErrorBudget or a function .*, not '
     ):
@@ -94,11 +94,11 @@ def test_what_is_no_policy_is_refused_at_once(on_error: object) -> None:
 
 
 @pytest.mark.parametrize("on_error", ["raise", "warn", "skip", print, lambda error: True, ErrorBudget(3)])
-def test_what_is_a_policy(on_error: object) -> None:
+def test_valid_policies(on_error: object) -> None:
     check_on_error(on_error)
 
 
-def test_a_note_leaves_the_error_as_it_is() -> None:
+def test_a_note_does_not_change_the_error() -> None:
     error = ValueError("bad")
     note(error, "in the field 'jpg'")
     assert str(error) == "bad"
@@ -110,7 +110,7 @@ def test_a_note_leaves_the_error_as_it_is() -> None:
 
 
 def passed(budget: ErrorBudget, pattern: str) -> tuple[int, str]:
-    """Try items, "x" for one that fails; return how many were passed over, and the error that ended it."""
+    """Try items, where "x" fails; return how many were skipped, and the error that ended it."""
     policy = ErrorPolicy(budget, "a_stage")
     count = 0
     for letter in policy.counted(pattern):
@@ -166,7 +166,7 @@ def test_each_pass_has_the_whole_budget() -> None:
 def test_a_budget_warns_as_the_word_does() -> None:
     with pytest.warns(UserWarning, match="skipped") as caught:
         passed(ErrorBudget(max_errors=9), "xoxox")
-    assert len(caught) == 1  # the rest is told at the end of the pass
+    assert len(caught) == 1  # the rest is reported at the end of the pass
 
 
 @pytest.mark.parametrize(
@@ -179,6 +179,6 @@ def test_a_budget_warns_as_the_word_does() -> None:
         ({"max_rate": 0.1, "after": -1}, "after must be a non-negative integer"),
     ],
 )
-def test_a_budget_that_makes_no_sense_is_refused(limits: dict[str, Any], text: str) -> None:
+def test_an_invalid_budget_is_refused(limits: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ErrorBudget(**limits)

@@ -1,4 +1,4 @@
-"""The file that names all that was passed over."""
+"""The file that lists everything that was skipped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_all_processes_write_all_that_they_pass_over(workers: int) -> None:
+def test_all_processes_write_everything_they_skip(workers: int) -> None:
     for shard in range(4):
         labels = [{"__key__": f"{shard}-{n}", "cls": "x" if n % 3 == 0 else "1"} for n in range(60)]
         build_shard(f"{shard}.tar", labels)
@@ -40,13 +40,13 @@ def test_all_processes_write_all_that_they_pass_over(workers: int) -> None:
     assert {each[:1] + each[2:5] for each in found} == want | {("load_wds_shards", "4.tar", "", "")}
 
 
-def test_an_item_is_read_as_it_was_written() -> None:
+def test_items_round_trip() -> None:
     for _ in range(2):
         write_quarantine("bad.jsonl", ITEM)
     assert read_quarantine("bad.jsonl") == [ITEM, ITEM]
 
 
-def test_a_file_that_cannot_be_written_is_told_with_the_item() -> None:
+def test_an_unwritable_file_is_reported_with_the_item() -> None:
     with pytest.raises(
         MissingSidecarError, match=r"cannot be written to nowhere/bad\.jsonl: No such .* The item is wds_decode"
     ):
@@ -70,6 +70,6 @@ def test_another_file_is_refused(text: str) -> None:
         read_quarantine("bad.jsonl")
 
 
-def test_a_file_that_is_not_there_is_told() -> None:
+def test_a_missing_file_is_reported() -> None:
     with pytest.raises(MissingSidecarError, match=r"bad\.jsonl cannot be read: No such file"):
         read_quarantine("bad.jsonl")

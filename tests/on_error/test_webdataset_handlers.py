@@ -1,4 +1,4 @@
-"""The handlers of webdataset, given as an ``on_error``."""
+"""Handlers of webdataset, passed as ``on_error``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wds_datapipes.on_error.policy import ErrorPolicy
 def test_a_handler_of_webdataset_does_what_its_name_says_and_never_sleeps(
     handler: Callable[[Exception], bool], answers: list[bool], warned: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "sleep", None)  # to call it would be an error
+    monkeypatch.setattr(time, "sleep", None)  # calling it would be an error
     policy = ErrorPolicy(handler, "a_stage")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

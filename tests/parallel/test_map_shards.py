@@ -46,7 +46,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_processes_end_when_the_iteration_is_broken_off(tmp_path: Path) -> None:
+def test_processes_end_when_the_iteration_is_interrupted(tmp_path: Path) -> None:
     done = map_shards(work, ["last", "a", "b"], [str(tmp_path)], executor=None, max_workers=2)
     number, task = next(done)
     assert (number, task.result()) == (0, "last")
@@ -55,7 +55,7 @@ def test_processes_end_when_the_iteration_is_broken_off(tmp_path: Path) -> None:
 
 
 class Refusing(Executor):
-    """Takes one task, and no more."""
+    """Accepts one task, and no more."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -69,7 +69,7 @@ class Refusing(Executor):
         return done
 
 
-def test_an_executor_that_takes_no_more_is_told_for_each_shard() -> None:
+def test_an_executor_that_accepts_no_more_is_reported_for_each_shard() -> None:
     found = dict(map_shards(work, ["a", "b", "c"], [""], executor=Refusing(), max_workers=None))
     assert found[0].result() == "done"
     assert [str(found[number].exception()) for number in (1, 2)] == ["closed"] * 2

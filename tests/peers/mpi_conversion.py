@@ -1,4 +1,4 @@
-"""A conversion on the processes of MPI; a script, as `mpiexec` begins them."""
+"""A conversion on the processes of MPI; a script, because `mpiexec` starts it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ FOLDER = Path(sys.argv[-1])
 
 
 def convert(sample: dict[str, Any]) -> dict[str, Any] | None:
-    """Note which process works, and fail for each attempt at the last shard until that is cured."""
+    """Record which process works, and fail for each attempt at the last shard until that is fixed."""
     key = sample["__key__"]
     (FOLDER / "pids" / str(os.getpid())).touch()
     if key == "5-3" and not (FOLDER / "cured").exists():

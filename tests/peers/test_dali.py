@@ -1,4 +1,4 @@
-"""DALI's own reader, on the processor, with the indexes that are written here; and its tool, read here.
+"""DALI's own reader, on the CPU, with the indexes that are written here; and its tool, whose indexes are read here.
 
 This needs the packages of the dependency group ``dali``; `nox -s "peers(dali)"` has them.
 """
@@ -24,7 +24,7 @@ from wds_datapipes.index import build_index, read_dali_index, write_dali_index
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 FIELDS = ["jpg", "seg.png", "cls"]
-#: Names as they are, and names that no ustar header holds.
+#: Names that fit into a ustar header, and names that do not.
 KEYS = {"short": "{}", "in prefix": "d" * 90 + "/{:060}", "long": "d" * 90 + "/{:0120}", "not ASCII": "é漢{}"}
 #: Each member has a PAX header if its time has a fraction.
 TIMES = {"": 1, ", time with a fraction": 1.5}
@@ -44,7 +44,7 @@ def shard(path: Path, tar_format: str, keys: str, mtime: float = 1) -> str:
 
 
 def by_dali(url: str, index: str | None, count: int = COUNT) -> Samples:
-    """What DALI's reader yields in one epoch."""
+    """The samples of one epoch of DALI's reader."""
 
     @pipeline_def(batch_size=1, num_threads=1, device_id=None)  # type: ignore[untyped-decorator]  # it has no types
     def pipeline() -> Any:
@@ -92,7 +92,7 @@ def test_dali_reads_what_we_write(tmp_path: Path, keys: str) -> None:
 
 def by_its_tool(url: str) -> str:
     place = url.replace(".tar", ".wds2idx")
-    # In another locale, names that are not ASCII come out with escapes.
+    # In another locale, names that are not ASCII are printed with escapes.
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     command = [sys.executable, "-m", "wds2idx", url, place]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
@@ -101,7 +101,7 @@ def by_its_tool(url: str) -> str:
 
 @pytest.mark.parametrize(("tar_format", "keys", "time"), ARCHIVES)
 def test_what_its_tool_writes_is_read_or_refused(tmp_path: Path, tar_format: str, keys: str, time: str) -> None:
-    """A wrong index makes DALI yield wrong bytes without a word; here it is an error."""
+    """A wrong index makes DALI silently yield wrong bytes; here it is an error."""
     url = shard(tmp_path / "x.tar", tar_format, keys, TIMES[time])
     place = by_its_tool(url)
     if by_dali(url, place) == by_us(url):
@@ -113,7 +113,7 @@ def test_what_its_tool_writes_is_read_or_refused(tmp_path: Path, tar_format: str
 
 
 def test_its_tool_is_wrong_about_long_names_of_gnu_tar(tmp_path: Path) -> None:
-    """Of DALI 2.4; of earlier versions it was wrong about PAX headers."""
+    """With DALI 2.4; earlier versions were wrong about PAX headers."""
     url = shard(tmp_path / "x.tar", "gnu", "long")
     assert by_dali(url, by_its_tool(url)) != by_us(url)
     assert by_dali(url, write_dali_index(url)) == by_us(url)

@@ -1,4 +1,4 @@
-"""Megatron Energon loads the datasets that are written here, and its own tool writes the same indexes.
+"""Megatron Energon loads datasets written here, and its own tool writes the same indexes.
 
 This needs the packages of the dependency group ``energon``; `nox -s "peers(energon)"` has them.
 """
@@ -65,7 +65,7 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]  # the same
 
 @pytest.fixture(params=["ustar", "gnu", "pax"])
 def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Two shards, whose names are long where the format has headers for them; one of them in a folder."""
+    """Two shards, whose names are so long that the format has headers for them; one of them in a folder."""
     folder = tmp_path / "set"
     (folder / "more").mkdir(parents=True)
     for name in ("a", "more/b"):
@@ -117,7 +117,7 @@ def test_energon_finds_samples_by_keys_that_we_write(dataset: Path) -> None:
 
 
 def tables(dataset: Path) -> dict[str, list[Any]]:
-    """What the tables of index.sqlite hold."""
+    """The contents of the tables of index.sqlite."""
     with contextlib.closing(sqlite3.connect(dataset / ".nv-meta/index.sqlite")) as database:
         return {name: sorted(database.execute(f"SELECT * FROM {name}")) for name in ("samples", "sample_parts")}
 

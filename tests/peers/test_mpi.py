@@ -1,4 +1,4 @@
-"""Shards are converted by the processes of an MPI job, whose executor is mpi4py's.
+"""Shards are converted by the processes of an MPI job, with the executor of mpi4py.
 
 This needs the packages of the dependency group ``mpi``, of which Open MPI is one; `nox -s "peers(mpi)"` has them.
 """
@@ -28,7 +28,7 @@ def test_the_processes_of_mpi_convert_shards(tmp_path: Path) -> None:
     (tmp_path / "pids").mkdir()
     wanted = convert_shards(but_the_first, shards, f"{tmp_path}/wanted/", max_workers=0)
     script = Path(__file__).with_name("mpi_conversion.py")
-    # As many as are asked for, on however few cores; and a container has no user but root.
+    # As many as requested, on however few cores; and a container has no user but root.
     job = [str(Path(sys.executable).with_name("mpiexec")), "--oversubscribe", "-n", "3"]
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     finished = subprocess.run(

@@ -1,4 +1,4 @@
-"""Google's store by its emulator, and Hugging Face's hub by a server that has the paths of its API.
+"""Google's store by its emulator, and Hugging Face's hub by a server that implements the paths of its API.
 
 This needs the packages of the dependency group ``stores``; `nox -s "peers(stores)"` has them.
 """
@@ -29,7 +29,7 @@ from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.range_reader import open_ranges
 from wds_datapipes.testing import build_shard
 
-#: What libraries warn of among themselves.
+#: Warnings that libraries raise among themselves.
 pytestmark = pytest.mark.filterwarnings("default")
 
 SAMPLES: list[dict[str, Any]] = [{"__key__": f"{n}", "bin": bytes([n]) * (3 << 20)} for n in range(6)]

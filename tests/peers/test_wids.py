@@ -1,4 +1,4 @@
-"""webdataset's wids, which has left it with version 1.0: it reads our index, and we read that of its tool.
+"""webdataset's wids, removed from it in version 1.0: it reads our index, and we read that of its tool.
 
 This needs the packages of the dependency group ``wids``; `nox -s "peers(wids)"` has them.
 """

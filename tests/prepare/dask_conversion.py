@@ -1,4 +1,4 @@
-"""A conversion on a Dask cluster of two processes, one of which is killed; a script, as the cluster begins new ones."""
+"""A conversion on a Dask cluster of two processes, one of which is killed; a script, which the cluster can import."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def convert(sample: dict[str, Any]) -> dict[str, Any] | None:
 def main() -> None:
     shards = [f"{FOLDER}/{number}.tar" for number in range(6)]
     told: dict[str, Any] = {}
-    # A task whose worker is lost comes back at once as failed; Dask itself would try again three times.
+    # A task whose worker is lost returns at once as failed; Dask itself would retry three times.
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,  # type: ignore[no-untyped-call]  # Dask has types in part

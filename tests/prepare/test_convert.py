@@ -1,4 +1,4 @@
-"""Many shards that are converted in parallel: what comes out, what fails, and what a second call does."""
+"""Many shards converted in parallel: the output, failures, and the effect of a second call."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def keys(url: str) -> list[str]:
 
 
 def written(folder: str = "out") -> dict[str, str]:
-    """The digests of all shards in a folder, and of what may be left beside them."""
+    """The digests of all shards in a folder, and of other files left next to them."""
     return {
         name: hashlib.sha256(Path(folder, name).read_bytes()).hexdigest()
         for name in sorted(os.listdir(folder))
@@ -94,13 +94,13 @@ def new(results: Iterable[ConvertedShard]) -> list[str]:
 
 
 def noted(name: str) -> int:
-    """Take note of being here, and return how often that was done."""
+    """Record a call, and return how many there were."""
     with open(name, "a") as file:
         file.write(".")
     return os.path.getsize(name)
 
 
-# What comes out
+# Output
 
 
 def test_a_function_returns_a_sample_or_none_or_several(shards: list[str]) -> None:
@@ -118,7 +118,7 @@ def test_a_function_returns_a_sample_or_none_or_several(shards: list[str]) -> No
         assert result.info.bytes == os.path.getsize(result.info.url)
 
 
-def test_a_function_of_whole_shards_has_all_samples_of_one(shards: list[str]) -> None:
+def test_a_function_of_whole_shards_gets_all_samples_of_one(shards: list[str]) -> None:
     def last_first(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         found = list(samples)
         yield {"__key__": f"all-{len(found)}", "txt": found[0]["__url__"]}
@@ -142,7 +142,7 @@ def named(member: Any) -> Any:
     return wds_datapipes.Member(*member)
 
 
-def test_fields_are_decoded_and_encoded_when_it_is_asked_for(shards: list[str]) -> None:
+def test_fields_are_decoded_and_encoded_on_request(shards: list[str]) -> None:
     def add(sample: dict[str, Any]) -> dict[str, Any]:
         return {"__key__": sample["__key__"], "cls": sample["cls"] + 1, "png": Image.new("L", (2, 2), sample["cls"])}
 
@@ -195,14 +195,14 @@ def test_the_output_names_the_shards(shards: list[str], output: Any, names: list
         (["a/0.tar"], "memory://out/", r"Name a local file for it"),
     ],
 )
-def test_names_that_do_not_serve_are_refused(inputs: list[str], output: str, text: str) -> None:
+def test_unusable_names_are_refused(inputs: list[str], output: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         convert_shards(same, inputs, output)
     assert os.listdir() == []
 
 
 def test_shards_go_to_a_store_with_a_journal_here(shards: list[str]) -> None:
-    # The memory of a process: so it has to be this one that works.
+    # The memory of a process, so this process must do the work.
     results = convert_shards(odd, shards, "memory://converted/", journal="here.journal", max_workers=0)
     assert fsspec.filesystem("memory").size("/converted/3.tar") == results[3].info.bytes
     fsspec.filesystem("memory").rm("/converted/3.tar")
@@ -224,7 +224,7 @@ def test_shards_come_from_a_store_too(shards: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_second_call_does_only_what_is_missing(shards: list[str]) -> None:
+def test_a_second_call_writes_only_missing_shards(shards: list[str]) -> None:
     told: list[ConvertedShard] = []
     assert new(convert_shards(odd, shards[:4], "out/", on_result=told.append)) == shards[:4]
     assert sorted(result.source for result in told) == shards[:4]
@@ -236,15 +236,15 @@ def test_a_second_call_does_only_what_is_missing(shards: list[str]) -> None:
     assert [result.source for result in second] == shards
     assert [result.info.samples for result in second] == [2] * 6
     assert {name: written()[name] for name in before} == before
-    # Those that were finished before are told first, and each of them once.
+    # Those finished before are reported first, each of them once.
     assert [result.source for result in told[4:6]] == ["0.tar", "3.tar"]
     assert len(told) == 4 + 6
-    assert new(convert_shards(odd, shards, os.path.abspath("out/"))) == []  # the same folder by another name
+    assert new(convert_shards(odd, shards, os.path.abspath("out/"))) == []  # the same folder under a different name
 
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_shards_that_were_finished_without_an_index_get_one(shards: list[str], workers: int) -> None:
+def test_shards_finished_without_an_index_get_one(shards: list[str], workers: int) -> None:
     convert_shards(odd, shards[:3], "out/", max_workers=workers)
     before = written()
     convert_shards(odd, shards[:4], "out/", max_workers=workers, index=True)
@@ -256,7 +256,7 @@ def test_shards_that_were_finished_without_an_index_get_one(shards: list[str], w
         check_index(read_index(f"out/{url}.wdsidx"), f"out/{url}", depth="bytes")
 
 
-def test_without_the_journal_all_is_done_again(shards: list[str]) -> None:
+def test_without_the_journal_everything_is_redone(shards: list[str]) -> None:
     convert_shards(odd, shards, "out/")
     os.unlink("out/shards.journal")
     assert new(convert_shards(odd, shards, "out/")) == shards
@@ -283,7 +283,7 @@ def changed_input(shards: list[str], if_changed: Any) -> list[ConvertedShard]:
         (changed_input, r"with other inputs or options: 2\.tar \(the input has changed\)\. Pass", [2]),
     ],
 )
-def test_what_was_made_otherwise_is_not_taken_for_done(
+def test_shards_made_differently_are_redone(
     shards: list[str], call: Callable[..., list[ConvertedShard]], text: str, redone: list[int]
 ) -> None:
     convert_shards(odd, shards, "out/")
@@ -298,7 +298,7 @@ def test_what_was_made_otherwise_is_not_taken_for_done(
         assert new(call(shards, "raise")) == []
 
 
-def test_an_input_that_is_gone_is_reported_and_its_output_stays(shards: list[str]) -> None:
+def test_a_missing_input_is_reported_and_its_output_stays(shards: list[str]) -> None:
     convert_shards(odd, shards, "out/")
     before = written()
     os.unlink("3.tar")
@@ -319,14 +319,14 @@ def test_two_conversions_do_not_share_a_journal(shards: list[str]) -> None:
     assert len(convert_shards(odd, shards, "out/", on_result=conflict)) == 6
 
 
-def test_a_journal_of_a_writer_is_not_taken_for_one_of_a_conversion(shards: list[str]) -> None:
+def test_a_journal_of_a_writer_is_not_mistaken_for_one_of_a_conversion(shards: list[str]) -> None:
     with wds_datapipes.ShardWriter("s-%d.tar", resume=True) as writer:
         writer.write({"__key__": "a", "cls": 1})
     with pytest.raises(StateError, match="journal"):
         convert_shards(odd, shards, "s-%d.tar")
 
 
-# What tells functions apart
+# Fingerprints of functions
 
 
 def scaled(factor: int, offset: int = 1) -> Callable[[int], int]:
@@ -350,7 +350,7 @@ class Unpicklable(Caller):
         self.lock = threading.Lock()
 
 
-def test_functions_that_do_other_things_have_other_fingerprints() -> None:
+def test_different_functions_have_different_fingerprints() -> None:
     makers: list[Callable[[], Any]] = [
         lambda: scaled(1),
         lambda: scaled(2),
@@ -396,7 +396,7 @@ def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
     assert callable(runpy.run_path(source)["fingerprint"])
 
 
-# What fails
+# Failures
 
 
 def fail_at_3(sample: dict[str, Any]) -> dict[str, Any]:
@@ -407,7 +407,7 @@ def fail_at_3(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_what_fails_is_tried_again_and_reported_and_the_others_are_done(
+def test_failed_shards_are_retried_and_reported_and_the_others_written(
     shards: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConversionError, match=r"1 of 6 shards .* 4 attempts.*\n3\.tar: LookupError: ") as caught:
@@ -419,11 +419,11 @@ def test_what_fails_is_tried_again_and_reported_and_the_others_are_done(
         assert caught.value.__cause__.__notes__ == ["in the sample '3-2' of 3.tar"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
     assert sorted(written()) == ["0.tar", "1.tar", "2.tar", "4.tar", "5.tar"]
-    # The function is mended, which changes it.
+    # The function is fixed, which changes it.
     assert new(convert_shards(same, shards, "out/", if_changed="keep")) == ["3.tar"]
 
 
-def test_what_fails_once_is_done(shards: list[str]) -> None:
+def test_a_shard_that_fails_once_is_written(shards: list[str]) -> None:
     def fail_once(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["__key__"].endswith("-4") and noted(f"tries-{sample['__key__']}") == 1:
             raise OSError("the network is away")
@@ -441,7 +441,7 @@ class Odd(Exception):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_that_cannot_be_sent_is_told(shards: list[str], workers: int) -> None:
+def test_an_unpicklable_error_is_reported(shards: list[str], workers: int) -> None:
     def fail(sample: dict[str, Any]) -> None:
         raise Odd(1, 2)
 
@@ -461,7 +461,7 @@ def test_an_error_that_cannot_be_sent_is_told(shards: list[str], workers: int) -
         (lambda sample: sys.exit(3), {}, SystemExit, r"3"),
     ],
 )
-def test_what_a_function_returns_is_checked(
+def test_the_result_of_a_function_is_checked(
     shards: list[str], function: Any, options: dict[str, Any], error: type[BaseException], text: str
 ) -> None:
     with pytest.raises(ConversionError, match=f"(?s){text}") as caught:
@@ -470,7 +470,7 @@ def test_what_a_function_returns_is_checked(
     assert written() == {}
 
 
-def test_bad_samples_are_passed_over_when_that_is_asked_for(shards: list[str]) -> None:
+def test_bad_samples_are_skipped_on_request(shards: list[str]) -> None:
     def convert(sample: dict[str, Any]) -> Any:
         number = int(sample["cls"])
         if number == 1:
@@ -503,7 +503,7 @@ def test_a_killed_process_is_replaced_and_its_shard_tried_again(shards: list[str
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_the_shard_that_kills_its_process_is_the_one_that_is_reported(shards: list[str]) -> None:
+def test_only_the_shard_that_kills_its_process_is_reported(shards: list[str]) -> None:
     def die(sample: dict[str, Any]) -> dict[str, Any]:
         noted(f"tries-{sample['__key__'][0]}")
         if sample["__key__"] in ("1-0", "4-2"):
@@ -520,7 +520,7 @@ def test_the_shard_that_kills_its_process_is_the_one_that_is_reported(shards: li
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_full_disk_loses_nothing_that_was_finished(folder: Path) -> None:
+def test_a_full_disk_loses_no_finished_shard(folder: Path) -> None:
     sizes = [100, 100_000, 100, 100_000]
     shards = [build(number, size=size) for number, size in enumerate(sizes)]
     convert_shards(same, shards, "wanted/")
@@ -540,11 +540,11 @@ def test_a_full_disk_loses_nothing_that_was_finished(folder: Path) -> None:
     assert written() == written("wanted")
 
 
-# How it ends
+# Termination
 
 
 def forked(function: Callable[[], object], wait: float | None = None) -> int | None:
-    """Run a function in a process of its own session, kill that after a time, and return how it has ended."""
+    """Run a function in a process of its own session, kill it after a time, and return how it has ended."""
     process = multiprocessing.get_context("fork").Process(target=function)
     process.start()
     process.join(wait)
@@ -557,14 +557,14 @@ def forked(function: Callable[[], object], wait: float | None = None) -> int | N
 
 
 def working(sample: dict[str, Any]) -> dict[str, Any]:
-    """Note which process works, take a little time, and make a sample in which an error would show."""
+    """Record which process works, take a little time, and make a sample in which an error would show."""
     Path("pids", str(os.getpid())).touch()
     threading.Event().wait(0.002)
     return {"__key__": sample["__key__"], "txt": hashlib.sha256(sample["bin"]).hexdigest()}
 
 
 def all_end(pids: Iterable[str]) -> bool:
-    """Whether these processes are gone, soon."""
+    """Whether these processes end soon."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
@@ -574,7 +574,7 @@ def all_end(pids: Iterable[str]) -> bool:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_conversion_that_is_killed_at_random_moments_goes_on_to_the_same_bytes(folder: Path) -> None:
+def test_a_conversion_killed_at_random_moments_resumes_to_the_same_bytes(folder: Path) -> None:
     shards = [build(number, samples=25) for number in range(8)]
     os.mkdir("pids")
     convert_shards(working, shards, "wanted/")
@@ -582,16 +582,16 @@ def test_a_conversion_that_is_killed_at_random_moments_goes_on_to_the_same_bytes
     rng = Random(os.getpid())
     ends = []
     for _ in range(8):
-        # The processes of the call before may not have ended yet, and are in nobody's way.
+        # The processes of the previous call may not have ended yet, and do not interfere.
         ends.append(forked(lambda: convert_shards(working, shards, "out/", max_workers=2), rng.uniform(0.02, 0.15)))
         for shard in Path("out").glob("*.tar"):
-            assert shard.read_bytes() == Path("wanted", shard.name).read_bytes()  # each of them is whole
+            assert shard.read_bytes() == Path("wanted", shard.name).read_bytes()  # each of them is complete
         if ends[-1] == 0:
             break
     assert all_end(os.listdir("pids"))
     assert ends[0] == -signal.SIGKILL
     convert_shards(working, shards, "out/")
-    assert written() == written("wanted")  # and nothing is left beside them
+    assert written() == written("wanted")  # and nothing remains next to them
 
 
 def slow(sample: dict[str, Any]) -> dict[str, Any]:
@@ -602,9 +602,9 @@ def slow(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def interrupted(seconds: float | None) -> None:
-    """Convert, until Ctrl-C comes, as a terminal sends it to all processes; what is found is told by the exit code.
+    """Convert until Ctrl-C comes, sent to all processes as by a terminal; the exit code reports the result.
 
-    Without a time, it comes when two shards are known to be finished.
+    Without a time, it is sent once two shards are known to be finished.
     """
     os.setsid()
 
@@ -624,7 +624,7 @@ def interrupted(seconds: float | None) -> None:
     os._exit(0 if written().keys() <= {"0.tar", "1.tar"} else 3)
 
 
-def test_ctrl_c_leaves_nothing_half_and_no_process(shards: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_leaves_no_partial_file_and_no_process(shards: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     os.mkdir("pids")
     rng = Random(os.getpid())
     for seconds in (0.01, 0.02, 0.03, rng.uniform(0.01, 0.1), None):
@@ -635,7 +635,7 @@ def test_ctrl_c_leaves_nothing_half_and_no_process(shards: list[str], capfd: pyt
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_an_error_of_the_caller_ends_all(shards: list[str]) -> None:
+def test_an_error_of_the_caller_ends_all_processes(shards: list[str]) -> None:
     def stuck(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["__key__"][0] != "0":
             threading.Event().wait(60)
@@ -652,7 +652,7 @@ def test_an_error_of_the_caller_ends_all(shards: list[str]) -> None:
 
 
 class Finalized:
-    """What an end that comes while this is removed is lost in."""
+    """An object during whose removal an exception of the end is lost."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -664,7 +664,7 @@ class Finalized:
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_end_that_python_has_dropped_is_told_again(shards: list[str]) -> None:
+def test_an_exception_of_the_end_that_python_has_dropped_is_raised_again(shards: list[str]) -> None:
     def stuck(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["__key__"][0] != "0":
             Finalized(sample["__key__"])
@@ -687,7 +687,7 @@ def test_an_end_that_python_has_dropped_is_told_again(shards: list[str]) -> None
 
 
 class Watched(Executor):
-    """Works in threads, and counts how many tasks it has at once, and of what kind they are."""
+    """Works in threads, and counts how many tasks it has at once, and of which kind they are."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(3)
@@ -733,11 +733,11 @@ def test_an_executor_of_new_processes_does_the_same(shards: list[str]) -> None:
     assert written() == written("wanted")
 
 
-#: A function that a new process can import; those of this module it cannot.
+#: A function that a new process can import, unlike those of this module.
 first_dot_samples = functools.partial(dict.copy)
 
 
-def test_an_executor_that_breaks_is_told_for_each_shard_that_is_left(shards: list[str]) -> None:
+def test_a_broken_executor_is_reported_for_each_remaining_shard(shards: list[str]) -> None:
     with ThreadPoolExecutor(1) as executor:
 
         def close(result: ConvertedShard) -> None:
@@ -749,7 +749,7 @@ def test_an_executor_that_breaks_is_told_for_each_shard_that_is_left(shards: lis
     assert new(convert_shards(same, shards, "out/")) == ["2.tar", "3.tar", "4.tar", "5.tar"]
 
 
-def test_a_pool_whose_process_is_killed_is_told_too(shards: list[str]) -> None:
+def test_a_pool_with_a_killed_process_is_reported_too(shards: list[str]) -> None:
     with (
         ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as executor,
         pytest.raises(ConversionError, match=r"6 of 6 .*\n.*WorkerDiedError: .*may have been killed"),
@@ -761,7 +761,7 @@ def die_at_once(sample: dict[str, Any]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_has_not_begun_is_cancelled(shards: list[str]) -> None:
+def test_pending_tasks_are_cancelled(shards: list[str]) -> None:
     gate = threading.Event()
 
     def wait(sample: dict[str, Any]) -> dict[str, Any]:
@@ -779,7 +779,7 @@ def test_what_has_not_begun_is_cancelled(shards: list[str]) -> None:
     assert sorted(written()) == ["0.tar", "1.tar"]
 
 
-def test_a_dask_cluster_works_with_a_worker_that_is_killed(shards: list[str], folder: Path) -> None:
+def test_a_dask_cluster_survives_a_killed_worker(shards: list[str], folder: Path) -> None:
     convert_shards(lambda sample: None if sample["__key__"].endswith("0") else sample, shards, "wanted/")
     finished = subprocess.run(
         [sys.executable, Path(__file__).with_name("dask_conversion.py"), folder],
@@ -799,7 +799,7 @@ def test_a_dask_cluster_works_with_a_worker_that_is_killed(shards: list[str], fo
     assert written() == written("wanted")
 
 
-# What is asked for
+# Arguments
 
 
 @pytest.mark.parametrize(
@@ -815,7 +815,7 @@ def test_a_dask_cluster_works_with_a_worker_that_is_killed(shards: list[str], fo
         ({"function": "odd"}, TypeError, "takes a function of a sample, not 'odd'"),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_is_made(
+def test_wrong_arguments_are_refused_before_anything_is_written(
     shards: list[str], arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
@@ -823,7 +823,7 @@ def test_wrong_arguments_are_refused_before_anything_is_made(
     assert not os.path.exists("out")
 
 
-def test_nothing_is_printed_of_what_executors_are_given() -> None:
+def test_the_repr_of_tasks_hides_their_arguments() -> None:
     options: dict[str, Any] = {"whole_shards": False, "decode": None, "key_rule": first_dot, "on_error": "raise"}
     options["limits"] = DEFAULT_LIMITS
     converter = ShardConverter(odd, **options, storage_options={"key": "secret"}, writing={"key": "secret"})
@@ -852,7 +852,7 @@ def of_no_type(sample: Any) -> Any:
         (lambda sample: {"__key__": "a/../b", "cls": 1}, EncodeError),
     ],
 )
-def test_errors_of_the_function_are_not_tried_again(
+def test_errors_of_the_function_are_not_retried(
     function: Callable[[Any], Any], error: type[Exception], shards: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConversionError, match=r"1 of 1 shards could not be converted\. The others") as caught:

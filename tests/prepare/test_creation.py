@@ -1,4 +1,4 @@
-"""Shards that are created of files: which samples go where, and what is left when something fails."""
+"""Shards created from files: which samples go where, and what remains after a failure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class Noting:
-    """Notes what is told about the work, and does something when the writing begins."""
+    """Records the reported progress, and calls a function when writing begins."""
 
     def __init__(self, when_planned: Callable[[], object] = lambda: None) -> None:
         self.when_planned = when_planned
@@ -88,7 +88,7 @@ NUMBERS = "".join(f"{number:02d}.cls text:{number}\n{number:02d}.jpg {number}.jp
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """Write 0.jpg to 9.jpg, each of another size."""
+    """Write 0.jpg to 9.jpg, each of a different size."""
     for number in range(10):
         (tmp_path / f"{number}.jpg").write_bytes(bytes([number]) * 300 * number)
     return tmp_path
@@ -102,9 +102,9 @@ def files(tmp_path: Path) -> Path:
     maxsize=st.integers(512, 12_000),
     seed=st.none() | st.integers(0, 3),
 )
-@example(sizes=[1] * 4, long=False, maxcount=9, maxsize=4608, seed=None)  # two samples, but for the end marker
+@example(sizes=[1] * 4, long=False, maxcount=9, maxsize=4608, seed=None)  # two samples, except for the end marker
 @example(sizes=[1] * 4, long=False, maxcount=9, maxsize=5120, seed=None)
-def test_shards_are_those_that_a_shard_writer_writes(
+def test_shards_equal_those_of_a_shard_writer(
     sizes: list[int], long: bool, maxcount: int, maxsize: int, seed: int | None
 ) -> None:
     with TemporaryDirectory() as name:
@@ -140,7 +140,7 @@ def test_any_number_of_processes_writes_the_same(files: Path, workers: int) -> N
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_processes_read_one_table_and_disturb_each_other_nowhere(tmp_path: Path, kind: str) -> None:
+def test_processes_read_one_table_without_interference(tmp_path: Path, kind: str) -> None:
     texts = [f"text {number} " * (number % 7) for number in range(6000)]
     path = tmp_path / f"t.{kind}"
     if kind == "csv":
@@ -154,7 +154,7 @@ def test_processes_read_one_table_and_disturb_each_other_nowhere(tmp_path: Path,
     assert {int(sample["__key__"]): sample["txt"].decode() for sample in read} == dict(enumerate(texts))
 
 
-def test_a_shuffle_is_a_permutation_that_follows_from_its_seed(files: Path) -> None:
+def test_a_shuffle_is_a_permutation_that_depends_only_on_its_seed(files: Path) -> None:
     orders = []
     for seed in (1, 1, 2):
         create(files, NUMBERS, "a.tar", seed=seed)
@@ -164,16 +164,16 @@ def test_a_shuffle_is_a_permutation_that_follows_from_its_seed(files: Path) -> N
     assert sorted(orders[0]) != orders[0]
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of what webdataset leaves open
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files that webdataset leaves open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_webdataset_reads_what_was_created(files: Path, closed_garbage: None) -> None:
+def test_webdataset_reads_created_shards(files: Path, closed_garbage: None) -> None:
     create(files, NUMBERS, maxcount=4)
     urls = [str(path) for path in sorted(files.glob("a-*"))]
     read = [(sample["__key__"], sample["cls"], sample["jpg"]) for sample in webdataset.WebDataset(urls, shardshuffle=0)]
     assert read == [(f"{number:02d}", b"%d" % number, bytes([number]) * 300 * number) for number in range(10)]
 
 
-def test_one_archive_has_all_and_may_go_to_a_command(files: Path) -> None:
+def test_one_archive_contains_everything_and_may_go_to_a_command(files: Path) -> None:
     [made] = create(files, NUMBERS, "one.tar", maxcount=1, maxsize=1, max_workers=None)
     assert made.info.samples == 10
     recipe = Recipe(files / "recipe", root=files)
@@ -191,7 +191,7 @@ def test_new_keys_count_in_the_source_also_in_another_order(files: Path) -> None
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("change", ["longer", "gone", "folder"])
-def test_a_file_that_changes_before_it_is_read_leaves_nothing_half(files: Path, change: str, workers: int) -> None:
+def test_a_file_that_changes_before_it_is_read_leaves_no_partial_shard(files: Path, change: str, workers: int) -> None:
     def do() -> None:
         if change == "longer":
             with (files / "7.jpg").open("ab") as stream:
@@ -219,7 +219,7 @@ def test_a_file_that_changes_before_it_is_read_leaves_nothing_half(files: Path, 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_bad_file_that_is_passed_over_changes_no_other_shard(files: Path, workers: int) -> None:
+def test_a_skipped_bad_file_changes_no_other_shard(files: Path, workers: int) -> None:
     create(files, NUMBERS, maxcount=3)
     whole = contents(files)
     faults: list[Exception] = []
@@ -256,7 +256,7 @@ def test_a_bad_file_that_is_passed_over_changes_no_other_shard(files: Path, work
         ("a.__b text:1", r"The sample 'a' has no field to write"),
     ],
 )
-def test_what_makes_no_sample_is_told_before_anything_is_written(tmp_path: Path, lines: str, message: str) -> None:
+def test_invalid_samples_are_reported_before_anything_is_written(tmp_path: Path, lines: str, message: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "nothing").symlink_to("gone")
     with pytest.raises((SampleSourceError, EncodeError), match=message):
@@ -266,7 +266,7 @@ def test_what_makes_no_sample_is_told_before_anything_is_written(tmp_path: Path,
     assert "0" in keys(tmp_path / "a.tar")
 
 
-def test_a_name_that_is_no_text_needs_a_new_key(tmp_path: Path) -> None:
+def test_a_name_that_is_not_text_needs_a_new_key(tmp_path: Path) -> None:
     os.mkdir(os.fsencode(tmp_path) + b"/in")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/in/\xff.jpg")).write_bytes(b"j")
     source = find_images(tmp_path / "in", has_classes=False)
@@ -296,14 +296,14 @@ def test_without_a_sample_nothing_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_shard_that_cannot_be_written_is_told(files: Path) -> None:
+def test_an_unwritable_shard_is_reported(files: Path) -> None:
     (files / "a-01.tar").mkdir()
     with pytest.raises(ShardWriteError, match=r"a-01\.tar' cannot be written: it is a folder"):
         create(files, NUMBERS, maxcount=3, max_workers=2)
 
 
-def test_a_worker_that_is_killed_is_told_with_its_shard(files: Path) -> None:
-    # $PPID is the process that ends the shell with the worker; its own parent is the worker.
+def test_a_killed_worker_is_reported_with_its_shard(files: Path) -> None:
+    # $PPID is the process that ends the shell along with the worker; its own parent is the worker.
     lines = NUMBERS.replace("03.cls text:3", "03.cls pipe:kill -9 $(awk '/^PPid/ {print $2}' /proc/$PPID/status)")
     with pytest.raises(WorkerDiedError, match=r"may have been killed.*while writing .*a-01\.tar"):
         create(files, lines, maxcount=3, max_workers=1)
@@ -312,7 +312,7 @@ def test_a_worker_that_is_killed_is_told_with_its_shard(files: Path) -> None:
     assert not contents(files, "*.part")  # which a killed process cannot remove
 
 
-def test_a_full_disk_loses_nothing_that_was_finished(files: Path) -> None:
+def test_a_full_disk_loses_no_finished_shard(files: Path) -> None:
     create(files, NUMBERS, "b-%02d.tar", maxcount=1)
     wanted = {name.replace("b", "a", 1): data for name, data in contents(files, "b-*.tar").items()}
 
@@ -335,7 +335,7 @@ def test_a_full_disk_loses_nothing_that_was_finished(files: Path) -> None:
     assert contents(files, "a-*.tar") == wanted
 
 
-def test_a_main_process_that_is_killed_leaves_whole_shards_and_a_second_call_goes_on(files: Path) -> None:
+def test_a_killed_main_process_leaves_whole_shards_and_a_second_call_resumes(files: Path) -> None:
     lines = "".join(f"{n:02d}.txt pipe:sleep 0.02; echo {n}\n{n:02d}.jpg {n % 10}.jpg\n" for n in range(24))
     options: dict[str, Any] = {"maxcount": 3, "max_workers": 2, "resume": True}
     create(files, lines, "b-%02d.tar", **options)
@@ -363,7 +363,7 @@ def test_a_main_process_that_is_killed_leaves_whole_shards_and_a_second_call_goe
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_second_call_writes_only_what_is_missing_or_would_be_other(files: Path, workers: int) -> None:
+def test_a_second_call_writes_only_missing_or_changed_shards(files: Path, workers: int) -> None:
     options: dict[str, Any] = {"maxcount": 3, "resume": True, "max_workers": workers, "digest": True}
     options["remove_old"] = True
 
@@ -377,7 +377,7 @@ def test_a_second_call_writes_only_what_is_missing_or_would_be_other(files: Path
         create(files, NUMBERS.replace("09.jpg 9.jpg", "09.jpg pipe:cat 9.jpg"), **options)
     (files / "other").rename(files / "9.jpg")
     made = create(files, NUMBERS, **options)
-    assert workers or not made[0].is_new  # of several processes, one may come to the error before
+    assert workers or not made[0].is_new  # with several processes, one may reach the error before
     assert made[3].is_new
     assert [shard.info[1:] for shard in made] == [shard.info[1:] for shard in whole]
     assert list(contents(files, "a-*.tar").values()) == list(contents(files, "b-*.tar").values())

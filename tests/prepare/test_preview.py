@@ -1,4 +1,4 @@
-"""A preview_field at fields, whatever they hold."""
+"""Previews of fields with any content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from wds_datapipes.prepare.preview import preview_field
 
 PIXELS = np.arange(600, dtype=np.uint8).reshape(10, 20, 3)
 
-#: A value for each module of codecs, what it is called, and what is told of it.
+#: A value for each module of codecs, its name, and the text of its preview.
 VALUES: dict[str, tuple[Any, str, str]] = {
     "numpy_arrays:npy": (
         np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3),
@@ -81,7 +81,7 @@ def test_a_pickle_is_never_read(extension: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["pth", "npy", "npz", "json", "mp", "jpg", "wav", "mp4"])
-def test_no_codec_runs_what_is_pickled_in_the_data(field: str, tmp_path: Path) -> None:
+def test_no_codec_runs_pickles_in_the_data(field: str, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
             return (tmp_path / "evil").touch, ()
@@ -114,7 +114,7 @@ def test_pictures_are_small_and_keep_their_shape() -> None:
     assert seen.picture.size == (100, 50)
 
 
-def test_a_broken_image_still_tells_its_size() -> None:
+def test_a_broken_image_still_shows_its_size() -> None:
     data = jpeg(300, 200)
     seen = preview_field("jpg", data[: len(data) // 2])
     assert (seen.kind, seen.picture) == ("JPEG image, 300 x 200, RGB", None)
@@ -137,7 +137,7 @@ def test_an_image_that_would_take_all_memory_is_not_decoded(monkeypatch: pytest.
     assert "DecompressionBombWarning" in seen.error
 
 
-def test_few_bytes_that_hold_many_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bombs_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wds_datapipes.prepare.preview.MAX_BYTES", 1 << 20)
     data = gzip.compress(bytes(30 << 20), 1)
     tracemalloc.start()
@@ -162,7 +162,7 @@ def test_arrays_that_look_like_images_are_pictures() -> None:
     assert preview_field("npy", file.getvalue()).picture is None
 
 
-def test_sound_tells_how_long_it_is() -> None:
+def test_sound_shows_its_duration() -> None:
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
         sound.setparams((2, 2, 8000, 0, "NONE", ""))
@@ -179,7 +179,7 @@ def test_sound_tells_how_long_it_is() -> None:
     assert preview_field("flac", packed.getvalue()).kind == "audio, flac, 0.512 s, flac, 8000 Hz, mono"
 
 
-def test_video_tells_its_size_and_shows_a_frame() -> None:
+def test_video_shows_its_size_and_a_frame() -> None:
     import av
 
     packed = io.BytesIO()
@@ -208,17 +208,17 @@ def test_video_tells_its_size_and_shows_a_frame() -> None:
         (b"\x1b[31m", "bytes", "1b 5b 33 31 6d"),
     ],
 )
-def test_what_has_no_codec_is_text_or_bytes(data: bytes, kind: str, text: str) -> None:
+def test_fields_without_a_codec_are_text_or_bytes(data: bytes, kind: str, text: str) -> None:
     seen = preview_field("thing", data)
     assert (seen.kind, seen.text, seen.error) == (kind, text, "")
 
 
-def test_of_a_long_text_the_beginning_is_shown() -> None:
+def test_the_beginning_of_a_long_text_is_shown() -> None:
     seen = preview_field("thing", "ä".encode() * 10_000, characters=20)
     assert (seen.kind, seen.text) == ("text", "ä" * 20 + "...")
 
 
-def test_large_values_are_told_in_short() -> None:
+def test_large_values_are_summarized() -> None:
     value = {f"k{n}": list(range(50)) for n in range(30)} | {"t": "x" * 5000}
     seen = preview_field("json", json.dumps(value).encode(), characters=100_000)
     assert json.loads(seen.text)["..."] == "11 more"
@@ -237,7 +237,7 @@ EXTENSIONS = sorted({*CODECS, *IMAGE_EXTENSIONS, *AUDIO_EXTENSIONS, *VIDEO_EXTEN
 
 @given(field=st.sampled_from(EXTENSIONS), data=st.binary(max_size=200))
 @settings(max_examples=150, deadline=None)
-def test_nothing_makes_it_fail(field: str, data: bytes) -> None:
+def test_no_input_makes_it_fail(field: str, data: bytes) -> None:
     seen = preview_field(field, data)
     assert (seen.field, seen.size) == (field, len(data))
     assert seen.kind

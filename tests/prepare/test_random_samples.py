@@ -1,4 +1,4 @@
-"""Samples that are drawn from all of a dataset."""
+"""Samples drawn from a whole dataset."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_seed_draws_the_same_and_each_sample_has_the_same_chance(folder: Path)
 
 @settings(max_examples=25, deadline=None)
 @given(counts=st.lists(st.integers(0, 6), min_size=1, max_size=4), count=st.integers(1, 12), seed=st.integers(0, 99))
-def test_what_is_drawn_is_what_reading_yields(
+def test_drawn_samples_are_those_of_reading(
     tmp_path_factory: pytest.TempPathFactory, counts: list[int], count: int, seed: int
 ) -> None:
     folder = tmp_path_factory.mktemp("drawn")
@@ -68,7 +68,7 @@ def test_what_is_drawn_is_what_reading_yields(
     assert at == sorted(set(at))
 
 
-def test_of_a_broken_shard_the_samples_before_take_part(shards: list[str]) -> None:
+def test_samples_before_the_fault_of_a_broken_shard_are_drawn(shards: list[str]) -> None:
     Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:6000])
     Path("a-2.tar").write_bytes(b"no archive" * 100)
     drawn = draw_samples([*shards, "none.tar"], 100, max_workers=1)
@@ -89,7 +89,7 @@ def test_stores_commands_and_other_key_rules(folder: Path) -> None:
         assert drawn.samples[0].keys() == {"__key__", "__url__", "txt", "bin"}
 
 
-def test_files_that_belong_to_no_sample_are_left_out(folder: Path) -> None:
+def test_files_outside_samples_are_ignored(folder: Path) -> None:
     import tarfile
 
     with tarfile.open("s.tar", "w") as archive:

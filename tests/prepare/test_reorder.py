@@ -26,34 +26,34 @@ def shuffled(count: int, seed: int) -> tuple[int, ...]:
 
 
 def chi_square(counts: Counter[Any], cells: int) -> float:
-    """How far counts are from being equal; as large as the number of cells, on the average."""
+    """How far counts are from being equal; on average, it is the number of cells."""
     expected = counts.total() / cells
     return sum((count - expected) ** 2 / expected for count in counts.values()) + (cells - len(counts)) * expected
 
 
-def test_every_order_is_as_likely_as_any_other() -> None:
+def test_every_order_is_equally_likely() -> None:
     counts = Counter(shuffled(4, seed) for seed in range(4800))
     assert set(counts) == set(permutations(range(4)))
-    # Of 23 degrees of freedom, 99.9 % of draws are below 49.7; the seeds are fixed, so this is no matter of chance.
+    # Of 23 degrees of freedom, 99.9 % of draws are below 49.7; the seeds are fixed, so the test is deterministic.
     assert chi_square(counts, 24) < 49.7
 
 
 @pytest.mark.parametrize("sample", [0, 1, 49, 99])
-def test_a_sample_comes_to_any_place(sample: int) -> None:
+def test_a_sample_may_come_to_any_position(sample: int) -> None:
     counts = Counter(shuffled(100, seed).index(sample) // 10 for seed in range(2000))
     assert chi_square(counts, 10) < 27.9  # 9 degrees of freedom
 
 
 def test_neighbours_are_not_kept_together() -> None:
-    """A shuffle by a buffer, or of shards alone, would keep some."""
+    """A shuffle by a buffer, or only of shards, would keep some."""
     order = shuffled(20_000, 3)
     follow = sum(after == before + 1 for before, after in pairwise(order))
-    assert follow < 10  # one, on the average
+    assert follow < 10  # one, on average
     moved = sum(abs(place - sample) for place, sample in enumerate(order)) / len(order)
     assert abs(moved / len(order) - 1 / 3) < 0.01
 
 
-def test_the_order_follows_from_the_seed() -> None:
+def test_the_order_depends_only_on_the_seed() -> None:
     assert shuffled(50, 7) == shuffled(50, 7)
     assert len({shuffled(50, seed) for seed in (0, 1, 2, 10**30, 10**30 + 1)}) == 5
     assert shuffled(6, 0) == (0, 3, 5, 1, 2, 4)  # in all versions
@@ -98,13 +98,13 @@ def test_numbers_are_in_the_order_of_their_values(numbers: list[int | float]) ->
         ("a.json/flag", False, True),
     ],
 )
-def test_what_is_compared(by: str, numeric: bool, value: object) -> None:
+def test_compared_values(by: str, numeric: bool, value: object) -> None:
     data = {"txt": b"10", "key": b"a field", "a.json": b'{"size": [1, 2.5], "name": "7", "flag": true}'}
     assert FieldSortKey(by, numeric=numeric)(sample(**data)) == (0, value)
 
 
 @pytest.mark.parametrize("by", ["cls", "json/b", "json/none", "json/list/1", "json/list/x", "json/b/c", "json/text/0"])
-def test_what_is_missing_is_told_or_put_at_an_end(by: str) -> None:
+def test_missing_values_are_an_error_or_put_at_an_end(by: str) -> None:
     data = sample(json=b'{"none": null, "list": [1], "text": "abc"}')
     with pytest.raises(MissingFieldError, match=r"The sample 'k' of s3://.*bucket/a\.tar has no .* to sort by") as told:
         FieldSortKey(by)(data)
@@ -133,7 +133,7 @@ def test_what_is_missing_is_told_or_put_at_an_end(by: str) -> None:
         ("txt/a", True, b'{"a": "x"}', "'x' is not a number"),
     ],
 )
-def test_what_has_no_order_is_told(by: str, numeric: bool, data: bytes, message: str) -> None:
+def test_values_without_an_order_are_an_error(by: str, numeric: bool, data: bytes, message: str) -> None:
     with pytest.raises(DecodeError, match=message):
         FieldSortKey(by, numeric=numeric)(sample(txt=data))
 
@@ -146,7 +146,7 @@ def test_numbers_and_text_are_not_mixed() -> None:
 
 
 @pytest.mark.parametrize("by", ["", ".", "/a", "json/", "__key__"])
-def test_what_names_no_field_is_refused(by: str) -> None:
+def test_invalid_names_of_fields_are_refused(by: str) -> None:
     with pytest.raises(ValueError, match="samples are sorted by 'key', a field, or a path"):
         FieldSortKey(by)
 

@@ -1,4 +1,4 @@
-"""The outlines of shards are what the reading stages make of them, and tell what is wrong."""
+"""Outlines of shards agree with the stages that read them, and report faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_members(path: Path, names: list[str], *, end: bool = True) -> str:
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.xz"])
-def test_an_outline_has_what_reading_yields(tmp_path: Path, suffix: str) -> None:
+def test_an_outline_agrees_with_reading(tmp_path: Path, suffix: str) -> None:
     samples: list[dict[str, bytes | str]] = [
         {"__key__": f"d/{n}", "jpg": b"x" * 700 * n, "Seg.PNG": b"y"} for n in range(20)
     ]
@@ -46,7 +46,7 @@ def test_an_outline_has_what_reading_yields(tmp_path: Path, suffix: str) -> None
 
 
 @pytest.mark.parametrize("cut", [0, 300, 512, 1500, 2048, 3000, 4096, 5 * 1024])
-def test_of_a_cut_shard_there_is_what_reading_yields_before_the_error(tmp_path: Path, cut: int) -> None:
+def test_an_outline_of_a_truncated_shard_ends_like_reading(tmp_path: Path, cut: int) -> None:
     url = write_members(tmp_path / "a.tar", ["a.x", "a.y", "b.x", "b.y", "c.x"])
     with Path(url).open("r+b") as file:
         file.truncate(cut)
@@ -54,7 +54,7 @@ def test_of_a_cut_shard_there_is_what_reading_yields_before_the_error(tmp_path: 
     contents = read_contents(url)
     (fault,) = contents.faults
     assert fault.kind == type(error).__name__
-    # How much of a member's data is there, only who reads it knows.
+    # Only a reader of a member's data knows how much of it exists.
     assert fault.message.partition("): ")[0] == str(error).partition("): ")[0]
     assert contents.bytes is None
     assert [sample.key for sample in contents.samples] == keys
@@ -79,7 +79,7 @@ def test_the_end_marker_may_be_optional(tmp_path: Path) -> None:
     assert len(contents.samples) == 2
 
 
-def test_all_duplicates_and_returning_keys_are_told(tmp_path: Path) -> None:
+def test_all_duplicates_and_repeated_keys_are_reported(tmp_path: Path) -> None:
     names = ["a.x", "a.X", "b.x", "a.y", "b.z", "b.z", "__meta__/k.json", "README", ".hidden"]
     contents = read_contents(write_members(tmp_path / "a.tar", names))
     assert [(fault.kind, fault.key, fault.field) for fault in contents.faults] == [
@@ -93,7 +93,7 @@ def test_all_duplicates_and_returning_keys_are_told(tmp_path: Path) -> None:
     assert [sample.key for sample in contents.samples] == ["a", "b", "a", "b"]
 
 
-def test_the_key_rule_and_the_digest_are_choices(tmp_path: Path) -> None:
+def test_the_key_rule_and_the_digest_can_be_chosen(tmp_path: Path) -> None:
     url = write_members(tmp_path / "a.tar", ["v1.5.jpg"])
     contents = read_contents(url, key_rule=last_dot, digest=True)
     assert contents.samples[0].key == "v1.5"
@@ -101,6 +101,6 @@ def test_the_key_rule_and_the_digest_are_choices(tmp_path: Path) -> None:
     assert read_contents(url).index.facts.sha256 is None
 
 
-def test_what_cannot_be_read_at_all_is_an_error() -> None:
+def test_an_unreadable_shard_is_an_error() -> None:
     with pytest.raises(UnknownSchemeError):
         read_contents("gone://a.tar")

@@ -1,4 +1,4 @@
-"""A shell command that maps a sample, and the folder in which it does so."""
+"""A shell command that maps a sample, and its working folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLE: dict[str, Any] = {"__key__": "d/a", "__url__": "x.tar", "txt": b"a cat",
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give temporary folders a place of their own, which is empty again at the end."""
+    """Give temporary folders a separate location, which is empty again at the end."""
     place = tmp_path / "scratch"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
@@ -61,19 +61,19 @@ def test_without_a_change_the_sample_is_the_same(nothing_left: None) -> None:
         ("rm sample.*; printf x > sample.x; echo y > sample.__meta__", {"x": b"x"}),
     ],
 )
-def test_what_is_there_afterwards_is_the_sample(command: str, fields: dict[str, bytes]) -> None:
+def test_the_resulting_files_are_the_sample(command: str, fields: dict[str, bytes]) -> None:
     made = run(command)
     assert made == {"__key__": "d/a", "__url__": "x.tar", **fields}
     assert list(made)[2:] == list(fields)
 
 
-def test_a_command_that_leaves_nothing_leaves_the_sample_out() -> None:
+def test_a_command_that_leaves_no_file_drops_the_sample() -> None:
     assert run("rm sample.*") is None
     assert run("rm sample.txt sample.cls sample.seg.png") is None
     assert run("rm sample.*; mkdir x", several=True) == []
 
 
-def test_a_command_may_give_another_key() -> None:
+def test_a_command_may_change_the_key() -> None:
     assert run("echo new > sample.__key__")["__key__"] == "new"
     assert run("rm sample.__key__")["__key__"] == "d/a"
     assert run(": > sample.__key__")["__key__"] == "d/a"
@@ -119,36 +119,36 @@ def sleepers(seconds: str) -> list[psutil.Process]:
 
 
 def all_end(seconds: str) -> bool:
-    deadline = time.monotonic() + 10  # what is killed takes a moment to end
+    deadline = time.monotonic() + 10  # a killed process takes a moment to end
     while sleepers(seconds) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not sleepers(seconds)
 
 
 @pytest.mark.parametrize("silent", ["", "exec >&- 2>&-;"])
-def test_a_command_that_takes_too_long_is_ended_with_all_that_it_has_begun(silent: str, nothing_left: None) -> None:
+def test_a_command_that_times_out_is_ended_with_all_its_children(silent: str, nothing_left: None) -> None:
     with pytest.raises(SampleSourceError, match=r"was stopped after its time limit of 0\.2 s for the sample 'd/a'"):
         run(f"{silent} trap '' TERM; sleep 61.5 & sleep 61.5", timeout_s=0.2)
     assert all_end("61.5")
 
 
-def test_what_a_command_leaves_running_is_ended_and_not_waited_for(nothing_left: None) -> None:
+def test_background_processes_of_a_command_are_ended_and_not_waited_for(nothing_left: None) -> None:
     assert run("sleep 62.5 & printf x > sample.txt", timeout_s=60)["txt"] == b"x"
     assert all_end("62.5")
 
 
-def test_a_command_that_says_nothing_more_is_waited_for() -> None:
+def test_a_command_that_closes_its_output_is_waited_for() -> None:
     assert run("exec >&- 2>&-; sleep 0.2; printf x > sample.txt")["txt"] == b"x"
 
 
-def test_a_folder_that_nobody_may_change_is_removed() -> None:
+def test_a_read_only_folder_is_removed() -> None:
     assert run("mkdir -p x/y; chmod 0 x/y; chmod 500 x") == SAMPLE
 
 
 @pytest.mark.parametrize(
     "field", ["../x", "/etc/x", "a/b", "x\0y", "x" * 300, "\N{GREEK SMALL LETTER ALPHA}" * 130, "a/../../../tmp/x"]
 )
-def test_a_name_that_is_no_file_is_refused_before_anything_runs(field: str, tmp_path: Path) -> None:
+def test_a_name_that_cannot_be_a_file_is_refused_before_anything_runs(field: str, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     with pytest.raises(EncodeError, match=r"(?s)of sample 'k' cannot be a file") as caught:
         SampleCommand(f"touch {ran}")({"__key__": "k", "__url__": "x.tar", "txt": b"", field: b"evil"})
@@ -172,7 +172,7 @@ NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"
 
 @given(fields=st.dictionaries(NAMES.filter(lambda name: name[:2] != "__" and name == name.lower()), st.binary()))
 @settings(max_examples=40, deadline=None)
-def test_any_sample_comes_back_from_its_folder(fields: dict[str, bytes]) -> None:
+def test_any_sample_round_trips_through_its_folder(fields: dict[str, bytes]) -> None:
     sample = {"__key__": "k", "__url__": "u", **fields}
     with tempfile.TemporaryDirectory() as folder:
         write_sample(sample, folder)
@@ -198,13 +198,13 @@ def test_folders_of_killed_processes_are_removed(scratch: Path) -> None:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert all_end("63.5")
-    SampleCommand("sleep 63.5").remove_leftovers()  # another one, which minds its own
+    SampleCommand("sleep 63.5").remove_leftovers()  # another one, which belongs to another process
     assert len(list(scratch.iterdir())) == 1
     command.remove_leftovers()
     assert list(scratch.iterdir()) == []
 
 
-def test_its_fingerprint_is_what_it_does() -> None:
+def test_its_fingerprint_depends_on_what_it_does() -> None:
     same = fingerprint(SampleCommand("a"))
     assert same == fingerprint(SampleCommand("a"))
     others = [SampleCommand("b"), SampleCommand("a", several=True), SampleCommand("a", timeout_s=1)]
@@ -216,6 +216,6 @@ def test_its_fingerprint_is_what_it_does() -> None:
     ("arguments", "message"),
     [(("  ",), "command is empty"), (("a", 0.0), "must be positive, not 0 s"), (("a", -1.0), "not -1")],
 )
-def test_what_makes_no_sense_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SampleCommand(arguments[0], timeout_s=arguments[1] if arguments[1:] else None)

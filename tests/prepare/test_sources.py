@@ -1,4 +1,4 @@
-"""What samples are made of: folders of images, ImageNet, tables and recipes."""
+"""The sources of samples: folders of images, ImageNet, tables and recipes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def put(*names: str) -> None:
 
 
 def told(source: Source) -> dict[str, dict[str, Any]]:
-    """Return the fields of all samples by their keys; those that are files by their paths."""
+    """Return the fields of all samples by their keys; files are given by their paths."""
     with closing(source):
         specs = [source.get_spec(number) for number in range(len(source))]
     return {
@@ -80,13 +80,13 @@ def test_folders_are_classes_in_the_order_of_their_names() -> None:
     )
 )
 @settings(max_examples=15, deadline=None)
-def test_images_come_as_torchvision_has_them(classes: dict[str, set[str]]) -> None:
+def test_images_are_those_of_torchvision(classes: dict[str, set[str]]) -> None:
     root = Path(mkdtemp(dir="."))
     for name, stems in classes.items():
         put(*(f"{root}/{name}/{stem}.png" for stem in stems))
     expected = []
     for label, name in enumerate(sorted(classes)):
-        for folder, _, files in sorted(os.walk(root / name)):  # what torchvision's ImageFolder does
+        for folder, _, files in sorted(os.walk(root / name)):  # as torchvision's ImageFolder does
             expected += [(f"{folder}/{file}", label) for file in sorted(files)]
     found = told(find_images(root))
     assert [(fields["png"], int(fields["cls"])) for fields in found.values()] == expected
@@ -119,20 +119,20 @@ def test_all_files_of_a_key_are_one_sample() -> None:
         (["elsewhere"], r"folder 'in' cannot be read: No such file"),
     ],
 )
-def test_a_folder_that_is_none_of_classes(files: list[str], message: str) -> None:
+def test_a_folder_without_classes(files: list[str], message: str) -> None:
     put(*files)
     with pytest.raises(SampleSourceError, match=message):
         find_images("in")
 
 
-def test_a_class_without_images_keeps_its_number_when_it_is_passed_over() -> None:
+def test_a_skipped_class_without_images_keeps_its_number() -> None:
     put("in/a/1.txt", "in/b/1.jpg")
     faults: list[Exception] = []
     assert told(find_images("in", on_fault=faults.append)) == {"b/1": {"jpg": "in/b/1.jpg", "cls": b"1"}}
     assert len(faults) == 1
 
 
-def test_links_are_followed_but_not_around() -> None:
+def test_links_are_followed_but_not_in_circles() -> None:
     put("there/1.jpg", "in/cat/1.jpg")
     Path("in/dog").symlink_to("../there")
     assert list(told(find_images("in"))) == ["cat/1", "dog/1"]
@@ -193,7 +193,7 @@ def devkit() -> dict[str, Any]:
 
     folder = Path("in/ILSVRC2012_devkit_t12/data")
     folder.mkdir(parents=True)
-    # As in the kit: numbers from 1 in an order of their own, and behind them the groups that have children.
+    # As in the kit: numbers from 1 in an order of their own, followed by the groups that have children.
     synsets = [(1, 2), (2, 0), (3, 1)]
     rows: list[tuple[Any, ...]] = [(number, WNIDS[c], WORDS[c], "", 0, [], 0, 1300) for number, c in synsets]
     rows.append((4, "n00001740", "entity", "", 3, [1, 2, 3], 9, 0))
@@ -231,7 +231,7 @@ ORDER = [(1, 2), (2, 0), (3, 1)]
     [kaggle, torchvision, devkit, lines_of_names, lines_of_numbers, lines_in_order],
     ids=lambda tell: tell.__name__,
 )
-def test_a_file_tells_the_classes_of_images_in_one_folder(tell: Any) -> None:
+def test_a_file_lists_the_classes_of_images_in_one_folder(tell: Any) -> None:
     flat()
     source = find_imagenet("in", "val", name_field="txt", **tell())
     assert source.classes == WNIDS
@@ -244,7 +244,7 @@ def test_a_file_tells_the_classes_of_images_in_one_folder(tell: Any) -> None:
     assert found["ILSVRC2012_val_00000002"]["txt"] == (WORDS if has_words else WNIDS)[0].encode()
 
 
-def test_what_is_missing_for_the_classes_is_told() -> None:
+def test_missing_files_of_classes_are_reported() -> None:
     with pytest.raises(SampleSourceError, match="no folder 'in/val'"):
         find_imagenet("in", "val")
     flat()
@@ -314,7 +314,7 @@ def test_a_row_is_a_sample(kind: str) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=6), st.text('",\n\r é', max_size=6)), min_size=1, max_size=8))
-def test_any_row_of_a_csv_file_can_be_read_by_itself(rows: list[tuple[str, str]]) -> None:
+def test_any_row_of_a_csv_file_can_be_read_separately(rows: list[tuple[str, str]]) -> None:
     rows = [(a.replace("\0", "").encode(errors="ignore").decode(), b) for a, b in rows]
     path = write_table("csv", [{"a": a, "b.x": b} for a, b in rows])
     source = Table(path)
@@ -324,7 +324,7 @@ def test_any_row_of_a_csv_file_can_be_read_by_itself(rows: list[tuple[str, str]]
     source.close()
 
 
-def test_values_of_other_types_are_encoded_as_their_fields_say() -> None:
+def test_values_of_other_types_are_encoded_by_their_fields() -> None:
     path = write_table("parquet", [{"x": b"\0", "n": [1, 2], "d": date(2020, 1, 2), "f": 1.5, "s": None}] * 3)
     found = told(Table(path, values=[("bin", "x"), ("json", "n"), ("all.json", "*")][:2]))
     assert found["00000002"] == {"bin": b"\0", "json": b"[1, 2]"}
@@ -346,7 +346,7 @@ def test_values_of_other_types_are_encoded_as_their_fields_say() -> None:
     assert told(Table(path, values=[("json", "*")]))["00000000"] == {"json": b'{"d": "2020-01-02"}'}
 
 
-def test_files_may_stand_in_parquet_as_datasets_writes_them() -> None:
+def test_files_may_be_embedded_in_parquet_as_by_datasets() -> None:
     path = write_table("parquet", [{"image": {"bytes": b"data", "path": "a.PNG"}, "label": 1}])
     found = told(Table(path, files=[("", "image")], values=[("cls", "label")]))
     assert found["00000000"] == {"png": b"data", "cls": b"1"}
@@ -370,7 +370,7 @@ def test_files_may_stand_in_parquet_as_datasets_writes_them() -> None:
         ({"image": "a.jpg", "note": "\ud800"}, r"row 2 .* has text that is not UTF-8"),
     ],
 )
-def test_a_row_that_makes_no_sample_is_told_with_its_number(row: dict[str, Any], message: str) -> None:
+def test_an_invalid_row_is_reported_with_its_number(row: dict[str, Any], message: str) -> None:
     rows: list[dict[str, Any]] = [{"id": 1, "image": "a.jpg"}, {"id": 2, **row}]
     source = Table(write_table("jsonl", rows), files=[("", "image")], key="id")
     assert source.get_spec(0).key == "1"
@@ -399,13 +399,13 @@ def test_a_field_may_be_missing_on_request() -> None:
         ("t.parquet", "no", r"table 't\.parquet' cannot be read"),
     ],
 )
-def test_a_table_that_is_damaged(name: str, text: str, message: str) -> None:
+def test_a_damaged_table(name: str, text: str, message: str) -> None:
     Path(name).write_bytes(text.encode("latin-1"))
     with pytest.raises(SampleSourceError, match=message):
         told(Table(name, values=[("cls", "a")] if name == "t.jsonl" else None))
 
 
-def test_a_table_that_becomes_shorter_is_told() -> None:
+def test_a_table_that_becomes_shorter_is_reported() -> None:
     Path("t.csv").write_text("a\n1\n2222\n")
     source = Table("t.csv")
     os.truncate("t.csv", 6)
@@ -432,7 +432,7 @@ def test_wrong_arguments_of_a_table(arguments: dict[str, Any], message: str) -> 
         Table("no.csv")
 
 
-# Files that are not of this host
+# Files that are not on this host
 
 
 @pytest.mark.parametrize(
@@ -454,10 +454,12 @@ def test_wrong_arguments_of_a_table(arguments: dict[str, Any], message: str) -> 
         ("memory://in/t.csv", "here", "a/b.jpg", "here/a/b.jpg"),
     ],
 )
-def test_names_begin_at_the_table_or_where_it_is_said(location: str, root: str | None, name: str, place: str) -> None:
+def test_names_are_relative_to_the_table_or_the_given_root(
+    location: str, root: str | None, name: str, place: str
+) -> None:
     part = FileLocations(location, root, {"anon": True}).resolve(name, "row 1")
     assert part == (UrlPart(place, {"anon": True}) if "://" in place and place[:3] != "in/" else FilePart(place))
-    assert "anon" not in repr(part)  # where a secret may stand
+    assert "anon" not in repr(part)  # positions of a secret
 
 
 @pytest.mark.parametrize(
@@ -511,7 +513,7 @@ def test_a_table_and_its_files_may_be_in_a_store(store: Any, kind: str) -> None:
 # Recipes
 
 
-def test_a_recipe_in_a_store_names_what_is_there_and_runs_nothing(store: Any) -> None:
+def test_a_recipe_in_a_store_names_files_there_and_runs_nothing(store: Any) -> None:
     store.pipe("/in/recipe", b"a.jpg 1.jpg\na.cls text:3\nb.txt pipe:touch ran\nc.txt /etc/passwd\n")
     source = Recipe("memory://in/recipe")
     assert source.get_spec(0).parts == {"jpg": UrlPart("memory://in/1.jpg"), "cls": b"3"}
@@ -548,7 +550,7 @@ def test_the_forms_of_a_recipe() -> None:
         (".a.txt text:1", r"not of the form KEY\.FIELD"),
     ],
 )
-def test_a_line_that_is_no_line_of_a_recipe(line: str, message: str) -> None:
+def test_an_invalid_line_of_a_recipe(line: str, message: str) -> None:
     Path("recipe").write_text(f"0.txt text:1\n{line}\n")
     with pytest.raises(SampleSourceError, match=message):
         Recipe("recipe")
@@ -571,14 +573,14 @@ def test_a_line_that_is_no_line_of_a_recipe(line: str, message: str) -> None:
         ("image", "cat/1.png", "field 'image' holds images"),
     ],
 )
-def test_a_text_that_its_field_could_not_be_decoded_from_is_an_error(column: str, value: str, message: str) -> None:
+def test_a_text_that_its_field_cannot_decode_is_an_error(column: str, value: str, message: str) -> None:
     with closing(Table(write_table("csv", [{column: value}]))) as table, pytest.raises(EncodeError, match=message):
         table.get_spec(0)
     other = Table(write_table("csv", [{column: value}]), values=[("txt", column)])
     assert told(other) == {"00000000": {"txt": value.encode()}}
 
 
-def test_typed_tables_do_not_take_the_path_of_an_image_for_the_image() -> None:
+def test_typed_tables_do_not_mistake_the_path_of_an_image_for_the_image() -> None:
     with (
         closing(Table(write_table("jsonl", [{"jpg": "cat/1.jpg"}]))) as table,
         pytest.raises(EncodeError, match="field 'jpg' holds images"),
@@ -586,7 +588,7 @@ def test_typed_tables_do_not_take_the_path_of_an_image_for_the_image() -> None:
         table.get_spec(0)
 
 
-def test_an_empty_value_of_a_field_that_is_no_text_is_missing() -> None:
+def test_an_empty_value_of_a_field_that_is_not_text_is_missing() -> None:
     rows = [{"cls": "", "txt": "", "json": ""}]
     assert told(Table(write_table("csv", rows), missing="keep")) == {"00000000": {"txt": b""}}
     with (

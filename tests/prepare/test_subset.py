@@ -1,4 +1,4 @@
-"""Parts of a dataset follow from keys, and have the shares that were asked for."""
+"""Parts of a dataset depend on keys, and have the requested shares."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ KEYS = [f"d/{number:05d}" for number in range(20_000)]
 def test_parts_have_their_shares() -> None:
     parts = KeySplit({"train": 80, "val": 15, "test": 5})
     counts = Counter(map(parts.assign, KEYS))
-    # Five standard deviations of draws.
+    # Five standard deviations.
     for name, share in {"train": 0.8, "val": 0.15, "test": 0.05}.items():
         assert abs(counts[name] - share * len(KEYS)) < 5 * (len(KEYS) * share * (1 - share)) ** 0.5
     assert {part for part, _ in Counter(map(KeySplit({"one": 0.1}).assign, KEYS)).items()} == {"one"}
 
 
-def test_a_part_follows_from_the_key_and_the_seed_alone() -> None:
+def test_a_part_depends_only_on_the_key_and_the_seed() -> None:
     first, again = ([KeySplit({"a": 1, "b": 1}, seed=3).assign(key) for key in KEYS[:200]] for _ in range(2))
     other = [KeySplit({"a": 1, "b": 1}, seed=4).assign(key) for key in KEYS[:200]]
     assert first == again
     assert 60 < sum(one == two for one, two in zip(first, other, strict=True)) < 140
-    # Another name takes nothing from those that a part has.
+    # Another name takes nothing from the existing parts.
     assert [part == "a" for part in first] == [
         KeySplit({"x": 2, "y": 2}, seed=3).assign(key) == "x" for key in KEYS[:200]
     ]

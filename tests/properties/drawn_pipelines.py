@@ -160,7 +160,7 @@ def draw_steps(rng: Random) -> Steps:
     if rng.random() < 0.25:
         is_endless = rng.random() < 0.3
         others = [draw_source(rng, name) for name in "bc"[: rng.randint(1, 2)]]
-        # A split in one source applies to all: parts that come once, mixed with parts that come to each worker, are uneven.
+        # A split in one source applies to all: otherwise some parts come once, and others to each worker.
         others = [other for other in others if is_split(other) == is_split(steps)]
         weights = tuple(rng.randint(1, 5) for _ in range(1 + len(others))) if rng.random() < 0.4 else None
         if others and all(has_each_pass(each) for each in (steps, *others)):

@@ -56,7 +56,7 @@ def run_on_ranks(run: Run, folder: Path) -> list[Answer]:
     """Return the result of a run on each rank.
 
     Raises:
-        RuntimeError: a rank has raised an error, or left a process behind, or did not end.
+        RuntimeError: a rank has raised an error, left a process behind, or not ended.
     """
     meeting = folder / f"meeting-{time.monotonic_ns()}"
     started = []

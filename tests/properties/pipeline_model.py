@@ -1,7 +1,7 @@
 """A plain model of the items of pipelines: lists, generators and itertools, and nothing of the package.
 
 A pipeline is a tuple of steps, each a tuple of a name and its arguments; ``drawn_pipelines.py`` builds the stages that
-they stand for. The model knows the order of what no stage draws, and otherwise which samples come.
+they stand for. The model knows the order of items unless a stage draws, and otherwise which samples come.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def known(steps: Steps) -> str:
     """Return what is known of an epoch.
 
     Returns:
-        str: ``"order"``; or ``"bag"``, all samples of an epoch, in an order that is drawn; ``"within"``, some of them;
+        str: ``"order"``; or ``"bag"``, all samples of an epoch, in a random order; ``"within"``, some of them;
             ``"drawn"``, any of them, any number of times.
     """
     found = "order"

@@ -1,7 +1,7 @@
 """The same chain of stages here and in webdataset, on the same shards, some thousand times.
 
-Each chain is drawn at random, and written twice: for webdataset 1.0.2 and for this package. Both have to yield the same
-items, or the same items up to an error in both. Where they differ on purpose, the chains keep away, and say why.
+Each chain is drawn at random, and written twice: for webdataset 1.0.2 and for this package. Both must yield the same
+items, or the same items up to an error in both. Intended differences are avoided, with a comment that explains them.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class Step(NamedTuple):
     """A stage, in both packages.
 
     Attributes:
-        told: what it is, for people.
+        description: the step in words.
         theirs: adds it to a pipeline of webdataset.
         ours: adds it to one of this package.
-        kind: of the items that it yields.
+        kind: the kind of the items that it yields.
         ordered: whether the order of the items is the same in both.
-        needs_order: whether what it yields depends on the order of the items that it gets.
-        keeps_origin: whether what says where a sample is from stays in both.
+        needs_order: whether its items depend on the order of the items that it gets.
+        keeps_origin: whether samples keep their origin in both.
     """
 
-    told: str
+    description: str
     theirs: Callable[[Any], Any]
     ours: Callable[[Items], Items]
     kind: Kind
@@ -297,8 +297,8 @@ def rsample(rng: random.Random) -> Step:
 
 def simple(item: Any) -> tuple[str, int]:
     """Turn an item into one that both packages can collate."""
-    told = plain(item, origin=False)
-    return repr(told), len(told)
+    description = plain(item, origin=False)
+    return repr(description), len(description)
 
 
 def columns(batch: Sequence[Any]) -> tuple[Any, ...]:
@@ -361,7 +361,7 @@ class Chain(NamedTuple):
     steps: list[Step]
 
     def __str__(self) -> str:
-        return " | ".join([f"source{sorted(self.source)}", *(step.told for step in self.steps)])
+        return " | ".join([f"source{sorted(self.source)}", *(step.description for step in self.steps)])
 
     @property
     def ordered(self) -> bool:
@@ -443,22 +443,22 @@ def in_any_order(items: Iterable[Any]) -> list[str]:
 
 def assert_same(chain: Chain, urls: Sequence[str], their_items: Iterable[Any], our_items: Iterable[Any]) -> None:
     (their, their_error), (our, our_error) = outcome(their_items, chain), outcome(our_items, chain)
-    told = f"{chain} on {[Path(url).name for url in urls]}: theirs {their_error!r}, ours {our_error!r}"
+    description = f"{chain} on {[Path(url).name for url in urls]}: theirs {their_error!r}, ours {our_error!r}"
     if isinstance(our_error, EmptySourceError):  # on purpose: webdataset's epoch is silently shorter then
-        assert their == Outcome([], failed=False), told
+        assert their == Outcome([], failed=False), description
         return
-    if their.failed and not our.failed and any(step.told.startswith("slice") for step in chain.steps):
+    if their.failed and not our.failed and any(step.description.startswith("slice") for step in chain.steps):
         # It reads on to the end of the slice, after the last wanted item.
-        assert their.items == our.items[: len(their.items)], told
+        assert their.items == our.items[: len(their.items)], description
         return
-    assert their.failed == our.failed, told
+    assert their.failed == our.failed, description
     if chain.ordered and their.failed:
         # Its batches are yielded once the next item is there, so an error may overtake one.
-        assert their.items == our.items[: len(their.items)], told
+        assert their.items == our.items[: len(their.items)], description
     elif chain.ordered:
-        assert their.items == our.items, told
+        assert their.items == our.items, description
     elif not their.failed:  # otherwise the items before the error are random
-        assert in_any_order(their.items) == in_any_order(our.items), told
+        assert in_any_order(their.items) == in_any_order(our.items), description
 
 
 def chains(block: int, count: int) -> Iterator[Chain]:
@@ -496,6 +496,6 @@ def test_a_chain_yields_the_same_in_workers(
         if outcome(theirs(chain, urls), chain)[0].failed:
             continue
         # On purpose, an epoch's length counts all workers together here.
-        if any(step.told.startswith("with_epoch") for step in chain.steps):
+        if any(step.description.startswith("with_epoch") for step in chain.steps):
             continue
         assert_same(chain, urls, loaded(theirs(chain, urls), workers), load(ours(chain, urls), workers))

@@ -1,4 +1,4 @@
-"""Batches taken apart: the inverse of a collation, whatever it is nested in."""
+"""Unbatching: the inverse of a collation, with any nesting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - a plain one, as t
 
 
 def plain(value: Any) -> Any:
-    """A value with its tensors and arrays as lists and numbers, and its tuples as they are."""
+    """A value with its tensors and arrays as lists and numbers, and its tuples unchanged."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, dict):
@@ -42,7 +42,7 @@ SHAPES = st.recursive(
 
 
 def built(shape: Any, number: int) -> Any:
-    """A sample of a shape, with values that tell its number."""
+    """A sample of a shape, with values that identify its number."""
     if isinstance(shape, dict):
         return {key: built(each, number) for key, each in shape.items()}
     if isinstance(shape, tuple):
@@ -56,14 +56,14 @@ def built(shape: Any, number: int) -> Any:
 
 
 def listed(value: Any) -> Any:
-    """A value with lists for tuples, as torch's collate makes of them."""
+    """A value with lists for tuples, as from torch's collate."""
     if isinstance(value, dict):
         return {key: listed(each) for key, each in value.items()}
     return [listed(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @given(shape=SHAPES, count=st.integers(1, 4), copy=st.booleans())
-def test_what_torch_has_collated_is_taken_apart(shape: Any, count: int, copy: bool) -> None:
+def test_batches_collated_by_torch_are_unbatched(shape: Any, count: int, copy: bool) -> None:
     samples = [built(shape, number) for number in range(count)]
     taken = list(unbatch_samples([default_collate(samples)] * 2, nested_lists=True, copy=copy))
     assert listed(plain(taken)) == listed(plain(samples)) * 2
@@ -79,12 +79,12 @@ def test_dicts_in_dicts_need_no_option(shape: Any, count: int) -> None:
         assert plain(list(unbatch_samples([default_collate(samples)]))) == plain(samples)
 
 
-@settings(deadline=None)  # the first of webdataset's stages takes its time
+@settings(deadline=None)  # the first of webdataset's stages is slow to start
 @given(
     columns=st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), min_size=1, max_size=4),
     kind=st.sampled_from([tuple, dict]),
 )
-def test_flat_batches_are_taken_apart_as_webdataset_does(columns: list[list[int]], kind: Any) -> None:
+def test_flat_batches_are_unbatched_as_by_webdataset(columns: list[list[int]], kind: Any) -> None:
     batch = {str(n): column for n, column in enumerate(columns)} if kind is dict else tuple(map(torch.tensor, columns))
     assert plain(list(unbatch_samples([batch]))) == plain(list(webdataset.unbatched()(iter([batch]))))
 
@@ -104,7 +104,7 @@ def test_flat_batches_are_taken_apart_as_webdataset_does(columns: list[list[int]
         ({"x": [torch.zeros(1), torch.zeros(2)]}, [{"x": [0.0]}, {"x": [0.0, 0.0]}]),  # ragged
     ],
 )
-def test_batches_by_hand(batch: Any, samples: list[Any]) -> None:
+def test_handwritten_batches(batch: Any, samples: list[Any]) -> None:
     taken = list(unbatch_samples([batch]))
     assert plain(taken) == samples
     assert list(map(type, taken)) == [type(batch) if not isinstance(batch, list) or taken[0] != "a" else str] * len(
@@ -118,13 +118,13 @@ def test_numbers_in_tensors_stay_tensors() -> None:
     assert type(real) is np.float32
 
 
-def test_lists_of_samples_are_taken_apart_as_they_are() -> None:
+def test_lists_of_samples_are_unbatched_unchanged() -> None:
     samples = [{"a": [1, 2]}, "b", (3, 4), None]
     assert list(split_lists([samples[:1], [], tuple(samples[1:3]), iter(samples[3:])])) == samples
 
 
 @pytest.mark.parametrize(("batch", "kind"), [({"a": [1]}, "dict"), ("ab", "str"), (b"ab", "bytes"), (3, "int")])
-def test_what_is_no_list_of_samples_is_refused(batch: Any, kind: str) -> None:
+def test_values_that_are_not_lists_of_samples_are_refused(batch: Any, kind: str) -> None:
     with pytest.raises(TypeError, match=f"splits lists of samples, but got a {kind}"):
         list(split_lists([batch]))
 
@@ -140,7 +140,7 @@ def test_what_is_no_list_of_samples_is_refused(batch: Any, kind: str) -> None:
         ({}, "got a dict without columns"),
     ],
 )
-def test_columns_that_do_not_fit(batch: Any, message: str) -> None:
+def test_columns_that_do_not_match(batch: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         list(unbatch_samples([batch]))
 
@@ -158,13 +158,13 @@ def test_columns_that_do_not_fit(batch: Any, message: str) -> None:
         (3, "got a int in batch"),
     ],
 )
-def test_what_is_no_batch(batch: Any, message: str) -> None:
+def test_invalid_batches(batch: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         list(unbatch_samples([batch]))
 
 
 @pytest.mark.parametrize("column", [torch.zeros(4, 2), np.zeros((4, 2))])
-def test_copies_have_memory_of_their_own(column: Any) -> None:
+def test_copies_have_their_own_memory(column: Any) -> None:
     def address(array: Any) -> int:
         return int(array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data)
 

@@ -1,4 +1,4 @@
-"""Batches as webdataset makes them, and what is told where none can be made."""
+"""Batches collated like webdataset's, and the errors if that is impossible."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ALIKE: dict[str, list[Any]] = {
 
 
 def told(value: Any) -> Any:
-    """What tells batches apart: also the kinds of arrays and tensors."""
+    """A representation that distinguishes batches, including types of arrays and tensors."""
     if isinstance(value, dict):
         return {key: told(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -76,7 +76,7 @@ def test_fields_stay_in_the_order_of_the_first_sample() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, samples in ALIKE.items() if isinstance(samples[0], dict | tuple)])
-def test_batches_come_apart_again(name: str) -> None:
+def test_batches_can_be_unbatched(name: str) -> None:
     samples = ALIKE[name]
     batches = IterableWrapper([samples], deepcopy=False).collate(collate_fn=collate_samples)
     kind = dict if isinstance(samples[0], dict) else tuple
@@ -94,7 +94,7 @@ def told_loosely(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else value
 
 
-#: Tensors and arrays that do not fit together; webdataset raises an AssertionError without a name, or worse.
+#: Tensors and arrays of different shapes; webdataset raises an AssertionError without a name, or worse.
 RAGGED: dict[str, list[Any]] = {
     "tensors": [(torch.zeros(2),), (torch.zeros(3),)],
     "arrays": [(np.zeros((2, 3)),), (np.zeros((2, 2)),)],
@@ -110,7 +110,7 @@ def test_ragged_fields_are_an_error_or_a_list(name: str) -> None:
         ValueError, match=r"the same shape, but field 0 has .*, .*\. Pad them first, or keep them in a "
     ):
         collate_samples(samples)
-    if name != "arrays and tensors":  # of which webdataset makes an array
+    if name != "arrays and tensors":  # webdataset makes an array of these
         with pytest.raises((AssertionError, TypeError, AttributeError)):
             default_collation_fn(samples)
     [column] = collate_samples(samples, ragged="list")
@@ -118,7 +118,7 @@ def test_ragged_fields_are_an_error_or_a_list(name: str) -> None:
     assert told(collate_samples(samples, combine_tensors=False)) == told((column,))
 
 
-def test_a_number_that_is_missing_does_not_make_an_array_of_objects() -> None:
+def test_a_missing_number_does_not_make_an_array_of_objects() -> None:
     assert collate_samples([(1,), (None,)]) == ([1, None],)
     assert default_collation_fn([(1,), (None,)])[0].dtype == object
 
@@ -134,7 +134,7 @@ def test_a_number_that_is_missing_does_not_make_an_array_of_objects() -> None:
         (["ab"], TypeError, "dicts or tuples, but got a str"),
     ],
 )
-def test_what_is_no_batch(samples: list[Any], error: type[Exception], message: str) -> None:
+def test_invalid_batches(samples: list[Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         collate_samples(samples)
 

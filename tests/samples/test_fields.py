@@ -1,4 +1,4 @@
-"""Choosing, renaming and mapping fields, as tables."""
+"""Selecting, renaming and mapping fields, as tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_specs_that_name_nothing(specs: list[str]) -> None:
 
 
 @pytest.mark.parametrize("specs", [[["jpg", "cls"]], ["jpg", 3]])
-def test_specs_that_are_no_strings(specs: list[Any]) -> None:
+def test_specs_that_are_not_strings(specs: list[Any]) -> None:
     with pytest.raises(TypeError, match=r"a field must be a string, .* not (\['jpg', 'cls'\]|3)"):
         parse_specs(specs)
 
@@ -61,7 +61,7 @@ def test_to_tuple(specs: list[str], expected: tuple[Any, ...]) -> None:
     assert list(to_tuple([SAMPLE], specs, missing="none")) == [expected]
 
 
-def test_a_field_that_is_missing_from_a_tuple() -> None:
+def test_a_field_missing_from_a_tuple() -> None:
     message = r"field 'png;gif' was requested, but the sample 'k' of s\.tar has \['jpg', 'cls', 'seg\.png'\]"
     with pytest.raises(MissingFieldError, match=message):
         list(to_tuple([SAMPLE], ["png;gif"]))
@@ -116,19 +116,19 @@ def test_more_functions_than_elements() -> None:
         lambda items: map_dict(items, {"jpg": str}, on_error="skip"),
     ],
 )
-def test_what_is_no_sample(stage: Callable[[Any], Iterator[Any]], item: object) -> None:
+def test_items_that_are_not_samples(stage: Callable[[Any], Iterator[Any]], item: object) -> None:
     with pytest.raises(
         TypeError, match=r"needs samples, which are dicts of fields, but got a (tuple|int): put it after"
     ):
         list(stage([item]))
 
 
-def test_a_sample_is_no_tuple() -> None:
+def test_a_sample_is_not_a_tuple() -> None:
     with pytest.raises(TypeError, match="map_tuple needs tuples, but got a sample: put it after to_tuple"):
         list(map_tuple([SAMPLE], [str], on_error="skip"))  # type: ignore[list-item]  # the mistake that is tested
 
 
-#: Each stage with an input that it cannot use between two that it can.
+#: Each stage with an input that it cannot process between two that it can.
 BAD = {"__key__": "bad", "__url__": "s.tar"}
 STAGES: dict[str, Callable[[OnError], Any]] = {
     "to_tuple": lambda on_error: to_tuple([SAMPLE, BAD, SAMPLE], ["jpg"], on_error=on_error),
@@ -139,7 +139,7 @@ STAGES: dict[str, Callable[[OnError], Any]] = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_what_each_stage_does_with_an_error(stage: str) -> None:
+def test_errors_of_each_stage(stage: str) -> None:
     kind = TypeError if stage == "map_tuple" else MissingFieldError
     run = STAGES[stage]
     with pytest.raises(kind):
@@ -165,16 +165,14 @@ def fail(value: object) -> None:
         (map_tuple([(1, 2)], [None, fail]), "raised in map_tuple for element 1 of 2"),
     ],
 )
-def test_an_error_of_a_function_arrives_as_it_is_and_tells_where_it_happened(
-    stage: Iterator[object], told: str
-) -> None:
+def test_an_error_of_a_function_is_unchanged_and_names_its_sample(stage: Iterator[object], told: str) -> None:
     with pytest.raises(KeyError, match="2") as caught:
         list(stage)
-    if sys.version_info >= (3, 11):  # which brought notes
+    if sys.version_info >= (3, 11):  # which added notes
         assert caught.value.__notes__ == [told]
 
 
-def test_a_missing_package_is_never_passed_over() -> None:
+def test_a_missing_package_is_never_skipped() -> None:
     def needs_a_package(value: object) -> None:
         raise MissingDependencyError("'msgpack' is needed")
 
@@ -191,7 +189,7 @@ SAMPLES = st.lists(st.dictionaries(FIELDS, st.integers(0, 9)), max_size=6)
 
 
 @given(samples=SAMPLES, new=st.dictionaries(st.sampled_from(["x", "y", "a"]), FIELDS, min_size=1))
-def test_no_stage_changes_the_samples_that_it_gets(samples: list[Sample], new: dict[str, str]) -> None:
+def test_no_stage_changes_its_input_samples(samples: list[Sample], new: dict[str, str]) -> None:
     before = copy.deepcopy(samples)
     assert len(list(to_tuple(samples, ["a", "b;c"], missing="none"))) == len(samples)
     renamed = list(rename(samples, new, on_error="skip"))

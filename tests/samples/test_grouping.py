@@ -1,4 +1,4 @@
-"""Members become samples: the rules, beside a simple implementation of them, and what broken shards do."""
+"""Members become samples: the rules, compared with a simple implementation of them, and the effect of broken shards."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shar
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import Member, Sample, Shard
 
-#: Its URL, the names in it, and whether it can be read to its end.
+#: Its URL, its names, and whether it can be read to its end.
 ShardSpec = tuple[str, list[str], bool]
 
 
 def members(shards: Iterable[ShardSpec]) -> Iterator[Member]:
-    """What loading the shards would yield; the content of each file is its name and its number."""
+    """The members from loading the shards; the content of each file is its name and its number."""
     for url, names, whole in shards:
         read = Shard(url)
         for number, name in enumerate(names):
@@ -67,13 +67,13 @@ def fields(sample: Sample) -> list[str]:
         ([], {}),
     ],
 )
-def test_which_names_make_up_a_sample(names: list[str], expected: dict[str, list[str]]) -> None:
+def test_names_that_form_a_sample(names: list[str], expected: dict[str, list[str]]) -> None:
     samples = group(*names)
     assert {sample["__key__"]: fields(sample) for sample in samples} == expected
     assert all(sample["__url__"] == "s.tar" for sample in samples)
 
 
-def test_a_sample_holds_the_content_of_its_files_and_where_it_is_from() -> None:
+def test_a_sample_contains_its_files_and_its_origin() -> None:
     assert group("a.JPG", "a.cls") == [{"__key__": "a", "__url__": "s.tar", "jpg": b"a.JPG@0", "cls": b"a.cls@1"}]
     (sample,) = group_samples(split_by_shard([Member(Shard("file:s.tar", "s.tar", is_complete=True), "a.jpg", b"", 0)]))
     assert sample == {"__key__": "a", "__url__": "file:s.tar", "__local_path__": "s.tar", "jpg": b""}
@@ -103,10 +103,10 @@ def test_other_key_rules(rule: Callable[[str], tuple[str, str] | None], expected
     assert [(sample["__key__"], fields(sample)) for sample in samples] == expected
 
 
-# Duplicates, and keys that come back
+# Duplicates, and repeated keys
 
 
-def test_a_duplicate_is_an_error_that_says_where() -> None:
+def test_the_error_of_a_duplicate_names_its_position() -> None:
     message = r"s\.tar holds the field 'jpg' of the sample 'a' twice, at bytes 1024 and 3072 \(member 'a\.JPG'\)"
     with pytest.raises(DuplicateKeyError, match=message):
         group("a.cls", "a.jpg", "a.txt", "a.JPG")
@@ -118,7 +118,7 @@ def test_one_of_two_can_be_chosen(choice: str, kept: bytes) -> None:
     assert sample == {"__key__": "a", "__url__": "s.tar", "jpg": kept, "cls": b"a.cls@1"}
 
 
-def test_a_duplicate_costs_its_sample_and_no_other() -> None:
+def test_a_duplicate_drops_only_its_sample() -> None:
     names = ["a.jpg", "b.jpg", "b.cls", "b.jpg", "b.txt", "c.jpg"]
     assert [sample["__key__"] for sample in group(*names, on_error="skip")] == ["a", "c"]
     with pytest.warns(UserWarning, match=r"group_samples skipped an item: DuplicateKeyError: s\.tar holds"):
@@ -126,7 +126,7 @@ def test_a_duplicate_costs_its_sample_and_no_other() -> None:
     assert [sample["__key__"] for sample in group(*names, on_error=lambda error: False)] == ["a"]
 
 
-def test_a_key_that_comes_back_warns_once() -> None:
+def test_a_repeated_key_warns_once() -> None:
     names = ["a.jpg", "b.jpg", "a.cls", "b.cls", "a.txt"]
     with pytest.warns(UserWarning, match=r"s\.tar holds the sample 'a' in parts: .* at byte 2048") as caught:
         samples = group(*names)
@@ -135,7 +135,7 @@ def test_a_key_that_comes_back_warns_once() -> None:
     assert group(*names, on_repeated_key="ignore") == samples
 
 
-def test_a_key_that_comes_back_can_be_an_error() -> None:
+def test_a_repeated_key_can_be_an_error() -> None:
     names = ["a.jpg", "b.jpg", "a.cls", "a.txt", "c.jpg"]
     with pytest.raises(
         DuplicateKeyError, match=r"'a' in parts: .* at byte 2048, after files of other samples.*tar --sort"
@@ -145,7 +145,7 @@ def test_a_key_that_comes_back_can_be_an_error() -> None:
     assert [(sample["__key__"], fields(sample)) for sample in kept] == [("a", ["jpg"]), ("b", ["jpg"]), ("c", ["jpg"])]
 
 
-def test_the_same_key_in_another_shard_does_not_come_back() -> None:
+def test_the_same_key_in_another_shard_is_not_repeated() -> None:
     shards: list[ShardSpec] = [("1.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True)]
     assert len(list(group_samples(split_by_shard(members(shards)), on_repeated_key="raise"))) == 3
 
@@ -157,7 +157,7 @@ def test_the_memory_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         group("a.jpg", "b.jpg", "c.jpg", "a.txt", on_repeated_key="raise")
 
 
-# Beside a simple implementation
+# Comparison with a simple implementation
 
 NAMES = st.builds(
     lambda folder, key, field: f"{folder}{key}{field}",
@@ -200,7 +200,7 @@ def simply_grouped(
 )
 @example(shards=[("1", ["__a__.x", "__a__.x__"], True)], on_duplicate="first", lowercase=True, wanted=None)
 @settings(deadline=None, max_examples=500)
-def test_grouping_is_what_a_simple_implementation_does(
+def test_grouping_agrees_with_a_simple_implementation(
     shards: list[ShardSpec], on_duplicate: Any, lowercase: bool, wanted: set[str] | None
 ) -> None:
     samples = group_samples(
@@ -215,7 +215,7 @@ def test_grouping_is_what_a_simple_implementation_does(
 
 @given(shards=SHARDS)
 @settings(deadline=None, max_examples=200)
-def test_passing_over_duplicates_yields_the_samples_without_any(shards: list[ShardSpec]) -> None:
+def test_skipping_duplicates_yields_the_samples_without_any(shards: list[ShardSpec]) -> None:
     samples = list(group_samples(split_by_shard(members(shards)), on_repeated_key="ignore", on_error="skip"))
     first = simply_grouped(shards, "first", True, None)
     last = simply_grouped(shards, "last", True, None)
@@ -225,8 +225,8 @@ def test_passing_over_duplicates_yields_the_samples_without_any(shards: list[Sha
 # Broken shards
 
 
-def test_a_sample_in_parts_does_not_come_before_the_error_of_another_process(tmp_path: Path) -> None:
-    """Members that were sent do not tell whether their shard ended well."""
+def test_an_incomplete_sample_does_not_precede_the_error_of_another_process(tmp_path: Path) -> None:
+    """Members sent by another process do not reveal whether their shard ended well."""
     shard = build_shard(tmp_path / "s.tar", [{"__key__": key, "jpg": "", "cls": ""} for key in "ab"], end_marker=False)
     sent = map(pickle.loads, map(pickle.dumps, load_wds_shards([shard])))
     samples = group_samples(split_by_shard(sent))
@@ -248,7 +248,7 @@ def test_the_last_sample_of_a_good_shard_comes_before_the_error_of_the_next() ->
 
 @pytest.fixture
 def shards(tmp_path: Path) -> list[str]:
-    """Three shards with the same keys at their borders, of which the second breaks off in its second sample."""
+    """Three shards with the same keys at their borders, of which the second is truncated in its second sample."""
     made = [
         build_shard(tmp_path / f"{number}.tar", [{"__key__": key, "jpg": f"{number}", "cls": "1"} for key in "ab"])
         for number in range(3)
@@ -280,17 +280,17 @@ def test_a_broken_shard_between_good_ones(shards: list[str]) -> None:
         next(samples)
 
 
-def test_the_same_broken_shard_again_and_again(shards: list[str]) -> None:
+def test_the_same_broken_shard_repeatedly(shards: list[str]) -> None:
     samples = group_samples(read_shards([shards[1], shards[1], shards[1]], ReadOptions(on_error="skip")))
     assert known(samples) == [("a", b"1")] * 3
 
 
 @pytest.mark.parametrize("size", range(0, 5120, 256))
-def test_a_shard_that_is_cut_never_merges_with_the_next(shards: list[str], size: int) -> None:
+def test_a_truncated_shard_never_merges_with_the_next(shards: list[str], size: int) -> None:
     with open(shards[1], "wb") as file, open(shards[0], "rb") as whole:
         file.write(whole.read(size))
     samples = known(group_samples(read_shards(shards, ReadOptions(on_error="skip"))))
-    # Its first sample is known to be whole when the first file of its second one was read.
+    # Its first sample is known to be complete once the first file of its second one was read.
     assert samples == GOOD[:2] + [("a", b"0")] * (size > 2560) + GOOD[3:]
 
 
@@ -310,16 +310,16 @@ def test_all_webdataset_handlers(shards: list[str]) -> None:
 
 
 @pytest.mark.parametrize("complete", [None, True], ids=["one by one", "after all are read"])
-def test_members_that_are_shuffled(complete: bool | None) -> None:
-    """They would come out as samples that lack fields."""
+def test_shuffled_members(complete: bool | None) -> None:
+    """They would become samples that lack fields."""
     url = Shard("s.tar", is_complete=complete)
     first, second, third = [Member(url, name, b"", 512 * at) for at, name in enumerate(["a.jpg", "a.cls", "b.jpg"])]
     with pytest.raises(ValueError, match=r"got the one at byte 512 of s\.tar after the one at byte 1024 of s\.tar"):
         list(group_samples(split_by_shard([first, third, second]), on_error="skip"))
 
 
-def test_members_of_shards_that_are_mixed(tmp_path: Path) -> None:
-    """They would not come out at all."""
+def test_mixed_members_of_shards(tmp_path: Path) -> None:
+    """They would be lost."""
     shards = [build_shard(tmp_path / name, [{"__key__": "a", "jpg": "", "cls": ""}]) for name in ("s.tar", "t.tar")]
     mixed = itertools.chain.from_iterable(zip(*(load_wds_shards([shard]) for shard in shards), strict=True))
     with pytest.raises(ValueError, match=r"got the one at byte 0 of .*t\.tar after the one at byte 0 of .*s\.tar"):
@@ -335,14 +335,14 @@ def test_a_stage_may_make_more_members_of_one(tmp_path: Path) -> None:
     assert [fields(sample) for sample in group_samples(split_by_shard(doubled))] == [expected, expected]
 
 
-def test_a_shard_may_be_left_in_the_middle(tmp_path: Path) -> None:
-    """Its last sample may lack a field; that of the next shard is whole."""
+def test_a_shard_may_be_abandoned_in_the_middle(tmp_path: Path) -> None:
+    """Its last sample may lack a field; that of the next shard is complete."""
     urls = [build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "jpg": "", "cls": ""}]) for name in "st"]
     some = itertools.chain(itertools.islice(load_wds_shards(urls[:1]), 1), load_wds_shards(urls[1:]))
     assert [sample["__key__"] for sample in group_samples(split_by_shard(some))] == ["t"]
 
 
-def test_what_is_no_member() -> None:
+def test_items_that_are_not_members() -> None:
     with pytest.raises(TypeError, match=r"group_samples needs members .* but got dict: \{'__key__': 'a'\}"):
         list(group_samples(split_by_shard([{"__key__": "a"}])))  # type: ignore[list-item]  # the mistake that is tested
     with pytest.raises(TypeError, match="but got int: 3"):
@@ -382,13 +382,13 @@ def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) 
     assert peak(lambda: run(20_000)) - peak(lambda: run(200)) < 20_000
 
 
-def test_large_files_are_let_go(tmp_path: Path) -> None:
+def test_large_files_are_released(tmp_path: Path) -> None:
     size = 4 << 20
     shard = build_shard(tmp_path / "x.tar", [{"__key__": str(number), "bin": bytes(size)} for number in range(8)])
     assert peak(lambda: consume(group_samples(read_shards([shard])))) < 3.5 * size
 
 
-def test_no_warning_where_all_is_well(shards: list[str]) -> None:
+def test_no_warning_without_faults(shards: list[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         consume(group_samples(read_shards([shards[0], shards[2]])))

@@ -1,4 +1,4 @@
-"""Fields from a table and from parallel shards: in step by key, whatever is passed over."""
+"""Fields from a table and from parallel shards: joined by key, whatever is skipped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SAMPLES: list[Sample] = [{"__key__": key, "__url__": "s.tar", "cls": number} for
 TABLE: dict[str, dict[str, Any]] = {"a": {"label": 1, "cls": 7}, "c": {"label": 3, "__url__": "other"}}
 
 
-def test_what_is_found_is_added_and_takes_the_place_of_what_was_there() -> None:
+def test_found_fields_are_added_and_replace_existing_ones() -> None:
     before = copy.deepcopy(SAMPLES)
     assert list(associate(SAMPLES, TABLE.get, missing="keep")) == [
         {"__key__": "a", "__url__": "s.tar", "cls": 7, "label": 1},
@@ -49,7 +49,7 @@ def test_what_is_found_is_added_and_takes_the_place_of_what_was_there() -> None:
     assert before == SAMPLES
 
 
-def test_what_is_not_found() -> None:
+def test_missing_rows() -> None:
     with pytest.raises(MissingFieldError, match=r"found no entry for the sample 'b' of s\.tar"):
         list(associate(SAMPLES, TABLE.get))
     counters = Counters()
@@ -110,7 +110,7 @@ def added(source: Any, *rules: Any, **options: Any) -> Iterator[Sample]:
 
 
 def whole(samples: Any) -> str:
-    """The keys of samples that all have their own columns."""
+    """The keys of samples, all of which have their own columns."""
     keys = ""
     for sample in samples:
         assert sample["txt"] == b"text " + sample["__key__"].encode()
@@ -148,7 +148,7 @@ def test_only_some_fields() -> None:
         list(added(read("x.tar"), fields=["txt"]))
 
 
-def test_keys_that_are_written_differently() -> None:
+def test_differently_written_keys() -> None:
     first("images/a", "images/b")
     build_shard("y.tar", [{"__key__": "labels/a", "txt": "1"}, {"__key__": "labels/b", "txt": "2"}])
     with pytest.raises(
@@ -206,7 +206,7 @@ def test_shards_that_are_not_parallel(ours: str, theirs: str, message: str, kept
     lost=st.sets(st.sampled_from("abcdefghijkl")),
     lost_beside=st.sets(st.sampled_from("abcdefghijkl")),
 )
-def test_what_both_have_in_one_order_comes_with_its_own_columns(
+def test_samples_in_the_same_order_get_their_own_columns(
     keys: list[str], lost: set[str], lost_beside: set[str]
 ) -> None:
     ours = [key for key in keys if key not in lost]
@@ -218,7 +218,7 @@ def test_what_both_have_in_one_order_comes_with_its_own_columns(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(ours=st.permutations("abcdef"), theirs=st.permutations("abcdef"), on_error=st.sampled_from(["raise", "skip"]))
-def test_no_sample_ever_has_the_columns_of_another(ours: list[str], theirs: list[str], on_error: OnError) -> None:
+def test_no_sample_ever_gets_the_columns_of_another(ours: list[str], theirs: list[str], on_error: OnError) -> None:
     first(*ours)
     second(*theirs)
     if on_error == "raise" and ours != theirs:
@@ -236,7 +236,7 @@ def test_a_gap_is_bridged_up_to_a_limit() -> None:
         assert len(list(added(read("x.tar"), on_error="skip"))) == found
 
 
-def test_what_was_passed_over_before_does_not_shift_the_columns() -> None:
+def test_skipped_samples_do_not_shift_the_columns() -> None:
     twice: dict[str, bytes | str] = {"__key__": "b", "jpg": "1", "JPG": "2"}
     build_shard("x.tar", [{"__key__": "a", "jpg": "image a"}, twice, {"__key__": "c", "jpg": "image c"}])
     second("a", "b", "c")
@@ -245,7 +245,7 @@ def test_what_was_passed_over_before_does_not_shift_the_columns() -> None:
         list(added(read("x.tar", on_error="skip")))
 
 
-def test_a_sample_that_is_bad_in_the_parallel_shard_is_passed_over_with_its_reason() -> None:
+def test_a_bad_sample_of_the_parallel_shard_is_skipped_with_its_reason() -> None:
     first("a", "b", "c")
     build_shard(
         "y.tar",
@@ -270,7 +270,7 @@ def test_a_sample_that_is_bad_in_the_parallel_shard_is_passed_over_with_its_reas
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "unmade"])
-def test_a_parallel_shard_that_cannot_be_read(damage: str, folder: Path) -> None:
+def test_an_unreadable_parallel_shard(damage: str, folder: Path) -> None:
     first("a", "b", "c")
     first("z", name="x2.tar")
     second("z", name="y2.tar")
@@ -278,7 +278,7 @@ def test_a_parallel_shard_that_cannot_be_read(damage: str, folder: Path) -> None
     kind: type[Exception] = {"cut": TruncatedShardError, "gone": ShardOpenError, "unmade": ZeroDivisionError}[damage]
     kept = "a" if damage == "cut" else ""
     if damage == "cut":
-        os.truncate(second("a", "b", "c"), 2100)  # the second sample may lack a field, so it never comes
+        os.truncate(second("a", "b", "c"), 2100)  # the second sample may lack a field, so it is never yielded
 
     def make(url: str) -> str:
         return str(1 // 0) if damage == "unmade" and url == "x.tar" else url_of(url)
@@ -294,7 +294,7 @@ def test_a_parallel_shard_that_cannot_be_read(damage: str, folder: Path) -> None
         list(added(read("x.tar", "x2.tar"), make, on_error=ErrorBudget(max_errors=1, warn=False)))
 
 
-def test_a_parallel_shard_that_breaks_behind_its_last_sample() -> None:
+def test_a_parallel_shard_that_breaks_after_its_last_sample() -> None:
     first("a", "b")
     os.truncate(second("a", "b"), 2048)  # without the end marker
     samples = added(read("x.tar"))
@@ -304,7 +304,7 @@ def test_a_parallel_shard_that_breaks_behind_its_last_sample() -> None:
     assert whole(added(read("x.tar"), on_error="skip")) == "a"
 
 
-def test_a_mistake_in_the_url_is_never_passed_over() -> None:
+def test_a_mistake_in_the_url_is_never_skipped() -> None:
     first("a")
     with pytest.raises(UnknownSchemeError):
         list(added(read("x.tar"), lambda url: "nowhere://y.tar", on_error="skip"))
@@ -318,7 +318,7 @@ def test_a_mistake_in_the_url_is_never_passed_over() -> None:
         list(added([(1, 2)], on_error="skip"))
 
 
-def test_samples_that_were_copied_one_by_one_still_find_theirs() -> None:
+def test_individually_copied_samples_still_find_their_columns() -> None:
     for shard in ("", "2"):
         first("a", "b", name=f"x{shard}.tar")
         second("a", "b", name=f"y{shard}.tar")
@@ -335,7 +335,7 @@ def opened() -> list[str]:
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_all_is_closed_when_it_ends_or_is_broken_off(on_error: OnError) -> None:
+def test_everything_is_closed_at_the_end_or_an_interruption(on_error: OnError) -> None:
     for shard in range(2):
         build_shard(f"x{shard}.tar", [{"__key__": str(number), "jpg": bytes(50_000)} for number in range(20)])
         build_shard(f"y{shard}.tar", [{"__key__": str(number), "txt": bytes(50_000)} for number in range(20)])

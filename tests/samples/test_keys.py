@@ -45,13 +45,13 @@ def test_the_tables_of_both_rules(name: str, first: tuple[str, str] | None, last
 
 @given(NAMES)
 @example("dir/.hidden.jpg")
-def test_the_first_dot_is_what_a_regular_expression_finds(name: str) -> None:
+def test_the_first_dot_agrees_with_a_regular_expression(name: str) -> None:
     match = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]*)", name, re.DOTALL)
     assert first_dot(name) == (match.groups() if match else None)
 
 
 @given(NAMES)
-def test_the_parts_make_up_the_name_and_both_rules_know_the_same_samples(name: str) -> None:
+def test_the_parts_form_the_name_and_both_rules_find_the_same_samples(name: str) -> None:
     first, last = first_dot(name), last_dot(name)
     assert (first is None) == (last is None)
     if first is not None and last is not None:
@@ -64,5 +64,5 @@ def test_the_parts_make_up_the_name_and_both_rules_know_the_same_samples(name: s
 @given(st.text("_a./", max_size=10))
 @example("____")
 @example("___")
-def test_meta_members_are_what_a_regular_expression_finds(name: str) -> None:
+def test_meta_members_agree_with_a_regular_expression(name: str) -> None:
     assert is_meta(name) == (re.match(r"__[^/]*__(\Z|/)", name) is not None)

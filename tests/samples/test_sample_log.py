@@ -1,4 +1,4 @@
-"""What is shown of samples, and the list of their keys."""
+"""The display of samples, and the list of their keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wds_datapipes.samples.sample_log import describe, log_samples
 from wds_datapipes.shards.position import ItemCounter
 from wds_datapipes.testing import build_shard
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine with few cores
 
 Pipe = Any
 
@@ -40,7 +40,7 @@ def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
 
 
 class Hostile:
-    """Cannot be shown in any way."""
+    """Cannot be displayed in any way."""
 
     def __getattr__(self, name: str) -> object:
         raise RuntimeError(name)
@@ -77,7 +77,7 @@ def test_views(value: object, view: str) -> None:
     assert describe(value, width=20) == view
 
 
-def test_a_value_that_cannot_be_shown_stops_nothing() -> None:
+def test_an_undisplayable_value_is_no_error() -> None:
     assert describe(Hostile()) == "Hostile, which cannot be shown: RuntimeError"
 
 
@@ -129,7 +129,7 @@ def test_a_record_of_a_sample(capsys: pytest.CaptureFixture[str], caplog: pytest
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(st.text(st.characters(codec="utf-8"), max_size=5), max_size=5))
-def test_each_line_gives_its_key_back(keys: list[str], tmp_path: Path) -> None:
+def test_keys_can_be_recovered_from_their_lines(keys: list[str], tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.unlink(missing_ok=True)
     list(logged([{"__key__": key, "__url__": "a.tar"} for key in keys], first=0, key_log=str(path)))

@@ -1,4 +1,4 @@
-"""Parts of a stream: what is let through, and what is read for it."""
+"""Parts of a stream: which items pass, and how much of the source is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POSITIONS = (
 
 
 class Source:
-    """Counts what is read of it, and notes that it was closed."""
+    """Counts the items read from it, and records that it was closed."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -59,7 +59,7 @@ def test_a_slice_is_that_of_islice_and_reads_no_more_than_it_needs(
     assert [read for read, _ in states] == [item + 1 for item in sliced]
 
 
-def test_a_slice_of_what_has_no_close() -> None:
+def test_a_slice_of_an_iterator_without_close() -> None:
     assert list(slice_samples([1, 2, 3], 0, 2, 1, counter=ItemCounter())) == [1, 2]
     assert list(itertools.islice(slice_samples(itertools.count(), 1, None, 2, counter=ItemCounter()), 3)) == [1, 3, 5]
 
@@ -78,10 +78,10 @@ def test_all_and_nothing() -> None:
 
 
 @given(count=st.integers(1, 5))
-def test_what_is_not_empty_passes(count: int) -> None:
+def test_a_nonempty_stream_passes(count: int) -> None:
     assert list(non_empty(range(count), upstream=str, counter=ItemCounter())) == list(range(count))
 
 
-def test_what_is_empty() -> None:
+def test_an_empty_stream() -> None:
     with pytest.raises(EmptySourceError, match=r"non_empty received no items from a, b\. The shards may be empty"):
         list(non_empty([], upstream=lambda: "a, b", counter=ItemCounter()))

@@ -1,4 +1,4 @@
-"""Fields chosen and renamed by patterns, as tables and as laws."""
+"""Fields selected and renamed by patterns, as tables and as laws."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def renamed(sample: Sample, *pairs: tuple[str, str], **options: Any) -> Sample:
     [
         ([("image", "jpg")], {}, {"image": 1}),
         ([("image", "*.png"), ("label", "cls")], {}, {"label": 2, "image": None}),  # in the order of the sample
-        ([("image", "LEFT.*")], {}, {"image": 4}),  # case is no matter, on either side
+        ([("image", "LEFT.*")], {}, {"image": 4}),  # case is ignored, on either side
         ([("image", "jpg")], {"keep_unselected": True}, {"image": 1, "cls": 2, "seg.png": None, "Left.JPG": 4}),
         ([("rest", "*.jpg"), ("image", "jpg")], {}, {"image": 1, "rest": 4}),  # the last rule that matches
         ([("gone", "gif"), ("label", "cls")], {"must_match": False}, {"label": 2}),
@@ -45,7 +45,7 @@ def renamed(sample: Sample, *pairs: tuple[str, str], **options: Any) -> Sample:
             {"cls": 1, "seg.png": None, "Left.JPG": 4},
         ),
         ([("cls", "jpg"), ("jpg", "cls")], {}, {"cls": 1, "jpg": 2}),
-        ([("all", "*")], {"duplicate_is_error": False}, {"all": 1}),  # no meta data
+        ([("all", "*")], {"duplicate_is_error": False}, {"all": 1}),  # no metadata
         ([("id", "__key__")], {}, {"id": "k"}),
     ],
 )
@@ -76,7 +76,7 @@ def test_rename_keys(pairs: list[tuple[str, str]], options: dict[str, bool], exp
         ),
     ],
 )
-def test_rules_that_do_not_fit(pairs: list[tuple[str, str]], error: type[Exception], message: str) -> None:
+def test_invalid_rules(pairs: list[tuple[str, str]], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         renamed(SAMPLE, *pairs)
 
@@ -134,7 +134,7 @@ def test_select_fields(patterns: list[str], missing: Lacking, expected: Sample) 
     assert list(select_fields([SAMPLE], patterns, missing=missing)) == [{**META, **expected}]
 
 
-def test_a_selected_field_that_is_not_there() -> None:
+def test_a_missing_selected_field() -> None:
     with pytest.raises(
         MissingFieldError, match="select_fields needs a field that matches 'gif', but the sample 'k' of s"
     ):
@@ -156,7 +156,7 @@ STAGES: dict[str, Callable[[list[Any], OnError], Any]] = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_what_each_stage_does_with_an_error(stage: str) -> None:
+def test_errors_of_each_stage(stage: str) -> None:
     def count(on_error: OnError) -> int:
         return len(list(STAGES[stage]([SAMPLE, BAD, SAMPLE, BAD], on_error)))
 
@@ -183,7 +183,7 @@ def matches(pattern: str, field: str) -> bool:
 
 
 @given(samples=SAMPLES, patterns=st.lists(PATTERNS, min_size=1, max_size=3), missing=st.sampled_from(["keep", "skip"]))
-def test_selected_is_what_matches(samples: list[Sample], patterns: list[str], missing: Lacking) -> None:
+def test_matching_fields_are_selected(samples: list[Sample], patterns: list[str], missing: Lacking) -> None:
     before = copy.deepcopy(samples)
     expected = [
         {field: sample[field] for field in sample if field[:2] == "__" or any(matches(p, field) for p in patterns)}
@@ -195,7 +195,7 @@ def test_selected_is_what_matches(samples: list[Sample], patterns: list[str], mi
 
 
 @given(samples=SAMPLES, patterns=st.lists(PATTERNS, min_size=1, max_size=3))
-def test_extracted_is_the_one_that_matches(samples: list[Sample], patterns: list[str]) -> None:
+def test_the_matching_field_is_extracted(samples: list[Sample], patterns: list[str]) -> None:
     expected = []
     for sample in samples:
         found = [[field for field in sample if matches(pattern, field)] for pattern in patterns]
@@ -204,7 +204,7 @@ def test_extracted_is_the_one_that_matches(samples: list[Sample], patterns: list
     assert list(extract_keys(samples, patterns, missing="none", on_error="skip")) == expected
 
 
-#: webdataset's own matches no dot before a field here, and drops the meta data.
+#: webdataset's own matches no dot before a field here, and drops the metadata.
 LIKE_WEBDATASET = st.sampled_from(["a", "b", "a*", "?.?", "c*", "zz", "b.*"])
 
 
@@ -214,7 +214,7 @@ LIKE_WEBDATASET = st.sampled_from(["a", "b", "a*", "?.?", "c*", "zz", "b.*"])
     names=st.lists(st.sampled_from(["x", "y", "b"]), min_size=3, max_size=3),
     options=st.fixed_dictionaries({"must_match": st.booleans(), "duplicate_is_error": st.booleans()}),
 )
-def test_renaming_is_webdatasets(
+def test_renaming_agrees_with_webdataset(
     sample: Sample, patterns: list[str], names: list[str], options: dict[str, Any]
 ) -> None:
     pairs = list(zip(names, patterns, strict=False))

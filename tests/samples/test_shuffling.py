@@ -1,4 +1,4 @@
-"""The shuffle: each item once, within its bounds, the same order for the same seed."""
+"""The shuffle: each item once, within its bounds, in the same order for the same seed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_item_comes_once_and_the_seed_decides_the_order(
 
 
 def followed(buffer_size: int, initial: int, max_bytes: int | None, sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """How many items are held, and how many bytes, each time that another one is asked for."""
+    """How many items are buffered, and how many bytes, each time that another one is requested."""
     held: list[bytes] = []
     states: list[tuple[int, int]] = []
 
@@ -73,12 +73,12 @@ def test_it_never_holds_more_than_its_bounds(buffer: tuple[int, int], max_bytes:
         assert max_bytes is None or size <= max_bytes
 
 
-def test_from_initial_on_two_come_for_each_that_leaves_until_the_buffer_is_full() -> None:
+def test_after_initial_the_buffer_grows_by_one_per_item_until_it_is_full() -> None:
     counts = [count for count, _ in followed(6, 3, None, [1] * 20)]
     assert counts == [0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5]
 
 
-def test_an_item_beyond_the_bound_passes() -> None:
+def test_an_item_larger_than_the_bound_passes() -> None:
     assert [size for _, size in followed(10, 10, 50, [10, 10, 200, 10])][-1] <= 50
     assert shuffled([bytes(100)] * 3, 10, max_bytes=50) == [bytes(100)] * 3
 
@@ -87,13 +87,13 @@ def test_a_buffer_of_one_keeps_the_order() -> None:
     assert shuffled(range(50), 1) == list(range(50))
 
 
-def test_a_bound_of_no_bytes_keeps_the_order_of_what_has_some() -> None:
+def test_a_bound_of_zero_bytes_keeps_the_order_of_nonempty_items() -> None:
     items = [bytes([number]) for number in range(50)]
     assert shuffled(items, 20, max_bytes=0) == items
 
 
-def test_the_order_of_a_seed_is_the_same_for_ever() -> None:
-    """A change here changes the order of everybody's training runs."""
+def test_the_order_of_a_seed_never_changes() -> None:
+    """A change here changes the order of every user's training runs."""
     assert shuffled(range(12), 5, initial=2, seed=17) == [1, 3, 5, 2, 6, 8, 9, 0, 11, 7, 4, 10]
 
 
@@ -107,13 +107,13 @@ def test_seeds_and_passes_differ() -> None:
     assert passes[0] == shuffled(range(100), 50, seed=0)
 
 
-def test_items_leave_from_everywhere_in_the_buffer() -> None:
-    """Over many seeds, the first of ten to leave is each of them about as often."""
+def test_items_leave_from_any_position_of_the_buffer() -> None:
+    """Over many seeds, each of ten items is the first to leave about equally often."""
     firsts = [shuffled(range(10), 10, seed=seed)[0] for seed in range(2000)]
     assert all(130 < firsts.count(item) < 270 for item in range(10))
 
 
-def test_what_has_left_is_not_kept_alive() -> None:
+def test_yielded_items_are_not_kept_alive() -> None:
     class Item:
         pass
 
@@ -147,5 +147,5 @@ def test_what_has_left_is_not_kept_alive() -> None:
         (lambda: None, 1, 100),
     ],
 )
-def test_how_much_a_value_holds(make: Callable[[], object], least: int, most: int) -> None:
+def test_the_size_of_a_value(make: Callable[[], object], least: int, most: int) -> None:
     assert least <= nbytes(make()) <= most

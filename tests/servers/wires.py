@@ -1,4 +1,4 @@
-"""A wire between a client and a server that breaks after so many bytes, whatever they mean."""
+"""A wire between a client and a server that breaks after a number of bytes, whatever their meaning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Cut(NamedTuple):
     """Where the connection breaks, and how.
 
     Attributes:
-        at: after so many bytes of the server's.
+        at: after how many bytes of the server.
         how: ``"reset"`` the connection, ``"close"`` it, or ``"stall"``.
     """
 
@@ -26,12 +26,12 @@ class Cut(NamedTuple):
 
 
 class Wire:
-    """Passes on what it gets, each connection until its cut.
+    """Passes bytes on, each connection until its cut.
 
     Attributes:
-        port: where it listens.
-        cuts: of the next connections, one after the other; None is no cut, and so it is after the last one.
-        sent: how many bytes of the server's each connection has passed on, one after the other.
+        port: the port that it listens on.
+        cuts: the cuts of the next connections, one after the other; None is no cut, as after the last one.
+        sent: how many bytes of the server each connection has passed on, one after the other.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -45,7 +45,7 @@ class Wire:
         self.sent: list[int] = []
 
     def serve(self) -> None:
-        """Pass on until it is closed."""
+        """Pass bytes on until it is closed."""
         while True:
             try:
                 client, _ = self._listener.accept()
@@ -63,7 +63,7 @@ class Wire:
             self._threads[-1].start()
 
     def close(self) -> None:
-        """Break all connections, and wait for the threads that pass on."""
+        """Break all connections, and wait for the threads that pass bytes on."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -91,7 +91,7 @@ class Wire:
                         if cut.how == "stall":
                             self._ending.wait()
                         elif cut.how == "reset":
-                            # The system sends RST in the place of FIN.
+                            # The system sends RST instead of FIN.
                             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                         raise ConnectionResetError
         client.close()

@@ -1,4 +1,4 @@
-"""Caches among faults: cut downloads, files of others, killed processes, and disks that are full or only read."""
+"""Caches and faults: truncated downloads, foreign files, killed processes, and disks that are full or read-only."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ def keys(url: str, copies: str = "copies", manifest: Any = None, check: Any = "s
 
 
 def commands(data: bytes, cut: int) -> str:
-    """Return the URL of a command whose output is cut once, and whole from then on; nothing tells its size."""
+    """Return the URL of a command whose output is truncated once, and complete from then on; its size is unknown."""
     Path("data").write_bytes(data)
     return f"pipe:echo >> opened; if mkdir once 2>/dev/null; then head -c {cut} data; else cat data; fi"
 
 
-# Cut downloads of unknown size
+# Truncated downloads of unknown size
 
 
 @pytest.mark.parametrize("cut", [0, 100, 512, 3584, 10_000, 21_504])
 @pytest.mark.parametrize("how", ["plain", "gzip"])
-def test_a_cut_download_is_fetched_once_more(shard: bytes, how: str, cut: int) -> None:
+def test_a_truncated_download_is_fetched_once_more(shard: bytes, how: str, cut: int) -> None:
     data = shard if how == "plain" else gzip.compress(shard)
     assert keys(url := commands(data, min(cut, len(data) - 1 if how == "gzip" else cut))) == WANT
     assert keys(url) == WANT
     assert len(Path("opened").read_text()) == 2
 
 
-def test_a_copy_that_cannot_be_read_to_its_end_is_not_kept(shard: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """What comes is cut for a while, and nothing tells the size."""
+def test_an_incomplete_copy_is_not_kept(shard: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """The output is truncated for a while, and its size is unknown."""
     Path("data").write_bytes(shard)
     url = "pipe:echo >> opened; if [ $(wc -l < opened) -lt 5 ]; then head -c 8000 data; else cat data; fi"
     for run in (1, 2):
@@ -81,7 +81,7 @@ def test_a_copy_that_cannot_be_read_to_its_end_is_not_kept(shard: bytes, caplog:
     assert len(Path("opened").read_text()) == 5
 
 
-def test_a_server_that_does_not_tell_the_size_is_asked_once_more(proxy: FaultProxy, shard: bytes) -> None:
+def test_a_shard_of_unknown_size_is_fetched_once_more(proxy: FaultProxy, shard: bytes) -> None:
     def whole() -> list[bytes]:
         return [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", shard]
 
@@ -94,7 +94,7 @@ def test_a_server_that_does_not_tell_the_size_is_asked_once_more(proxy: FaultPro
     assert len(proxy.asked) == 4
 
 
-def test_a_shard_that_is_written_anew_is_fetched_again(nginx: Nginx, proxy: FaultProxy, shard: bytes) -> None:
+def test_a_rewritten_shard_is_fetched_again(nginx: Nginx, proxy: FaultProxy, shard: bytes) -> None:
     (nginx.files / "kept" / "cut.tar").write_bytes(shard[:8000])
     with pytest.raises(TruncatedShardError, match=r"/kept/cut\.tar ends inside the member"):
         keys(address(proxy, "cut.tar"))
@@ -102,7 +102,7 @@ def test_a_shard_that_is_written_anew_is_fetched_again(nginx: Nginx, proxy: Faul
     assert keys(address(proxy, "cut.tar")) == WANT
 
 
-def test_a_shard_without_its_end_marker_is_kept_where_that_is_allowed(shard: bytes) -> None:
+def test_a_shard_without_its_end_marker_is_kept_if_allowed(shard: bytes) -> None:
     url = commands(shard[: 6 * 3584], 0)
     for _ in range(3):
         assert keys(url, end_marker="optional") == WANT
@@ -149,7 +149,7 @@ def test_a_file_under_webdatasets_name_is_the_copy(
     assert keys(url) == WANT
 
 
-def test_a_file_that_webdataset_has_cached_is_the_copy(nginx: Nginx, proxy: FaultProxy, shard: bytes) -> None:
+def test_a_file_cached_by_webdataset_is_the_copy(nginx: Nginx, proxy: FaultProxy, shard: bytes) -> None:
     from webdataset.cache import FileCache
 
     Path("copies").mkdir()
@@ -193,7 +193,7 @@ def test_a_file_is_the_copy_of_one_url_and_has_the_digest_of_the_manifest(
     assert keys(address(proxy)) == WANT
 
 
-def test_a_file_that_leaves_is_fetched(proxy: FaultProxy, shard: bytes) -> None:
+def test_an_evicted_file_is_fetched(proxy: FaultProxy, shard: bytes) -> None:
     Path("copies").mkdir()
     Path("copies/a.tar").write_bytes(shard)
     assert keys(address(proxy)) == WANT
@@ -202,7 +202,7 @@ def test_a_file_that_leaves_is_fetched(proxy: FaultProxy, shard: bytes) -> None:
     assert len(proxy.asked) == 1
 
 
-# What is told
+# Log records
 
 
 @pytest.mark.parametrize("verbose", ["", "0", "1"])
@@ -222,7 +222,7 @@ def test_each_fetch_is_logged(
     assert "hunter2" not in caplog.text
 
 
-# Many processes, of which some are killed
+# Many processes, some of which are killed
 
 MANY = """
 import hashlib, os, random, signal, sys
@@ -349,7 +349,7 @@ print(told(f"pipe:cat {shard}"))
 """
 
 
-def test_a_disk_that_is_full_or_only_read_still_gives_what_it_has(tmp_path: Path) -> None:
+def test_a_full_or_read_only_disk_still_provides_its_copies(tmp_path: Path) -> None:
     (tmp_path / "copies").mkdir()
     shard = build_shard(tmp_path / "a.tar", SAMPLES)
     done = subprocess.run(

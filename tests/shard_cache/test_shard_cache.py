@@ -1,4 +1,4 @@
-"""Local copies of shards: fetched once, whole or not there, and never more than they may be together."""
+"""Local copies of shards: fetched once, complete or absent, and within the limit of their total size."""
 
 import contextlib
 import hashlib
@@ -45,12 +45,12 @@ def read(folder: CacheFolder, url: str, **known: Any) -> bytes:
 
 
 def kept(folder: CacheFolder) -> dict[str, int]:
-    """The copies that are there, by the end of their names, and their sizes."""
+    """The existing copies, by the end of their names, and their sizes."""
     return {each.path.name.partition("-")[2]: each.path.stat().st_size for each in entries(folder.path)}
 
 
 def left_over(folder: CacheFolder) -> set[str]:
-    """What is there beside whole copies, what is known of them, and the lock of the folder."""
+    """The files besides whole copies, their facts, and the lock of the folder."""
     names = {each.name for each in folder.path.iterdir()} - {"folder.lock"}
     for each in entries(folder.path):
         names -= {each.path.name, each.facts_path.name}
@@ -100,13 +100,13 @@ def test_a_shard_is_fetched_once(folder: CacheFolder, store: Store) -> None:
     assert left_over(folder) == set()
 
 
-def test_an_empty_shard_is_kept_as_well(folder: CacheFolder, store: Store) -> None:
+def test_an_empty_shard_is_kept_too(folder: CacheFolder, store: Store) -> None:
     store.shards["a.tar"] = b""
     assert read(folder, "store:a.tar") == read(folder, "store:a.tar") == b""
-    assert store.opened == ["a.tar"] * 2  # nothing tells that it is empty, so it is asked for once more
+    assert store.opened == ["a.tar"] * 2  # its size is unknown, so it is fetched once more
 
 
-def test_the_whole_url_tells_shards_apart(tmp_path: Path) -> None:
+def test_shards_are_distinguished_by_the_whole_url(tmp_path: Path) -> None:
     urls = ["s3://a/0.tar", "s3://b/0.tar", "https://a/0.tar?v=1", "https://a/0.tar?v=2", "/a/0.tar", "a/0.tar"]
     found = [Entry.of(tmp_path, url).path.name for url in urls]
     assert len(set(found)) == len(urls)
@@ -124,7 +124,7 @@ def test_the_whole_url_tells_shards_apart(tmp_path: Path) -> None:
         "s3://bucket/\udcff.tar",
     ],
 )
-def test_names_of_copies_are_plain_and_tell_no_secret(tmp_path: Path, url: str) -> None:
+def test_names_of_copies_are_plain_and_contain_no_secret(tmp_path: Path, url: str) -> None:
     name = Entry.of(tmp_path, url).path.name
     assert re.fullmatch(r"[0-9a-f]{32}-[A-Za-z0-9._-]{1,80}", name)
     assert "secret" not in name
@@ -162,10 +162,8 @@ def reader(folder: CacheFolder, url: str, times: int = 1) -> "subprocess.Popen[b
     return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
-def test_processes_fetch_a_shard_once_and_the_next_one_goes_on_for_a_killed_one(
-    folder: CacheFolder, tmp_path: Path
-) -> None:
-    # The first that comes never ends; the others fetch what there is.
+def test_processes_fetch_a_shard_once_and_take_over_from_a_killed_one(folder: CacheFolder, tmp_path: Path) -> None:
+    # The first process never ends; the others fetch the remaining shards.
     command = (
         f"pipe:echo >> {tmp_path}/fetched; "
         f"if mkdir {tmp_path}/first 2> {tmp_path}/log; then echo $$ > {tmp_path}/pid; "
@@ -187,7 +185,7 @@ def test_processes_fetch_a_shard_once_and_the_next_one_goes_on_for_a_killed_one(
 
 
 class Model:
-    """Which copies there are, the one that was used longest ago first."""
+    """The existing copies, the least recently used one first."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -208,7 +206,7 @@ class Model:
     max_bytes=st.integers(1, 30_000),
     clock=st.lists(st.integers(0, 2**61), min_size=1),
 )
-def test_what_was_used_longest_ago_leaves_whatever_the_clock_says(
+def test_the_least_recently_used_copy_is_evicted_whatever_the_clock_says(
     tmp_path_factory: pytest.TempPathFactory,
     store: Store,
     uses: list[str],
@@ -231,7 +229,7 @@ def test_what_was_used_longest_ago_leaves_whatever_the_clock_says(
             assert used_bytes(folder.path) == sum(model.sizes.values()) <= max_bytes
 
 
-def test_what_is_read_does_not_leave(folder: CacheFolder, store: Store) -> None:
+def test_copies_in_use_are_not_evicted(folder: CacheFolder, store: Store) -> None:
     store.shards = {name: name.encode() * 1000 for name in "abc"}
     small = CacheFolder(folder.path, 2500)
     first, second = (folder.open(wanted(f"store:{name}")) for name in "ab")
@@ -242,13 +240,13 @@ def test_what_is_read_does_not_leave(folder: CacheFolder, store: Store) -> None:
             with pytest.raises(CacheFullError):
                 read(small, "store:c")
             assert kept(folder) == {"a": 1000, "b": 1000}
-            assert read(folder, "store:c") == store.shards["c"]  # which is limited by nothing
+            assert read(folder, "store:c") == store.shards["c"]  # which has no limit
             assert first.read() == store.shards["a"]
         assert read(small, "store:c") == store.shards["c"]
     assert left_over(folder) == set()
 
 
-def test_what_is_being_fetched_counts_with_its_whole_size(folder: CacheFolder, store: Store) -> None:
+def test_a_running_fetch_counts_with_its_whole_size(folder: CacheFolder, store: Store) -> None:
     store.shards = {"a": b"a" * 1000, "b": b"b" * 1000}
     begun, resume_from = threading.Event(), threading.Event()
 
@@ -272,7 +270,7 @@ def test_what_is_being_fetched_counts_with_its_whole_size(folder: CacheFolder, s
     assert kept(small) == {"b": 1000}
 
 
-def test_limits_of_two_processes_hold_each_for_itself(folder: CacheFolder, store: Store) -> None:
+def test_limits_of_two_processes_apply_separately(folder: CacheFolder, store: Store) -> None:
     store.shards = {name: name.encode() * 1000 for name in "abcde"}
     for name in "abcd":
         read(folder, f"store:{name}")
@@ -312,7 +310,7 @@ def test_a_damaged_copy_is_fetched_again(
     assert left_over(folder) == set()
 
 
-def test_a_copy_that_was_touched_is_compared_and_kept(folder: CacheFolder, store: Store) -> None:
+def test_a_touched_copy_is_compared_and_kept(folder: CacheFolder, store: Store) -> None:
     store.shards["a"] = b"a" * 1000
     read(folder, "store:a")
     os.utime(folder.entry("store:a").path)
@@ -320,7 +318,7 @@ def test_a_copy_that_was_touched_is_compared_and_kept(folder: CacheFolder, store
     assert store.opened == ["a"]
 
 
-def test_what_a_disk_has_changed_shows_to_who_checks_digests(folder: CacheFolder, store: Store) -> None:
+def test_silent_corruption_is_found_by_checking_digests(folder: CacheFolder, store: Store) -> None:
     store.shards["a"] = b"a" * 1000
     read(folder, "store:a")
     path = folder.entry("store:a").path
@@ -331,7 +329,7 @@ def test_what_a_disk_has_changed_shows_to_who_checks_digests(folder: CacheFolder
     assert store.opened == ["a", "a"]
 
 
-def test_a_reader_of_a_damaged_copy_keeps_what_it_has(folder: CacheFolder, store: Store) -> None:
+def test_a_reader_of_a_damaged_copy_keeps_its_data(folder: CacheFolder, store: Store) -> None:
     store.shards["a"] = b"a" * 1000
     copy = folder.open(wanted("store:a"))
     assert copy is not None
@@ -342,7 +340,7 @@ def test_a_reader_of_a_damaged_copy_keeps_what_it_has(folder: CacheFolder, store
     assert store.opened == ["a", "a"]
 
 
-def test_less_than_the_store_tells_is_fetched_once_more_and_then_reported(folder: CacheFolder, store: Store) -> None:
+def test_a_short_download_is_retried_once_and_then_reported(folder: CacheFolder, store: Store) -> None:
     store.shards["a"] = b"a" * 1000
     with pytest.raises(TruncatedShardError, match="store:a should have 1001 bytes, but 1000 were received"):
         read(folder, "store:a", size=1001)
@@ -361,7 +359,7 @@ def test_another_digest_than_the_known_one_is_reported(folder: CacheFolder, stor
     assert left_over(folder) == set()
 
 
-def test_a_shard_that_comes_right_the_second_time_is_kept(folder: CacheFolder, store: Store) -> None:
+def test_a_shard_correct_on_the_second_attempt_is_kept(folder: CacheFolder, store: Store) -> None:
     whole = b"a" * 1000
     store.shards["a"] = whole[:500]
     store.gate = lambda name: store.shards.update(a=whole) if len(store.opened) == 2 else None
@@ -384,14 +382,14 @@ def test_a_failed_fetch_leaves_nothing(folder: CacheFolder, store: Store, error:
     assert left_over(folder) == set()
 
 
-def test_a_fetch_that_is_no_longer_wanted_leaves_nothing(folder: CacheFolder, store: Store) -> None:
+def test_an_abandoned_fetch_leaves_nothing(folder: CacheFolder, store: Store) -> None:
     store.shards["a"] = b"a" * 1000
     with pytest.raises(DownloadStopped):
         folder.open(wanted("store:a"), should_continue=lambda: False)
     assert left_over(folder) == set()
 
 
-def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path, store: Store) -> None:
+def test_an_unusable_folder_is_reported(tmp_path: Path, store: Store) -> None:
     store.shards["a"] = b"a"
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match=r"The cache \S+file cannot be used: Not a directory"):
@@ -432,7 +430,7 @@ with use("a", 300_000):
 """
 
 
-def test_a_full_disk_lets_copies_leave_and_is_an_error_when_none_can(tmp_path: Path) -> None:
+def test_a_full_disk_evicts_copies_and_is_an_error_if_none_can_be(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=False)
     if done.stderr == "may not mount\n":
         pytest.skip("the kernel lets nobody but root mount a file system, and so no disk can be made full")
@@ -451,7 +449,7 @@ def shards_of(source: list[str], folder: CacheFolder, prefetch: int = 1) -> Gene
     return cache_wds_shards(source, folder, prefetch=prefetch, known={})
 
 
-def test_urls_come_as_they_are_and_in_their_order(folder: CacheFolder) -> None:
+def test_urls_are_unchanged_and_in_order(folder: CacheFolder) -> None:
     urls = ["store:a", "store:b", "-", "store:c"]
     for prefetch in range(5):
         found = list(shards_of(urls, folder, prefetch))
@@ -491,7 +489,7 @@ def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
 
 
-def test_a_pass_that_is_broken_off_leaves_no_thread_and_no_part(folder: CacheFolder, store: Store) -> None:
+def test_an_interrupted_pass_leaves_no_thread_and_no_partial_file(folder: CacheFolder, store: Store) -> None:
     store.shards = {"a": b"a" * 1000, "b": b"b" * 5_000_000}
     begun = threading.Event()
 
@@ -511,7 +509,7 @@ def test_a_pass_that_is_broken_off_leaves_no_thread_and_no_part(folder: CacheFol
     assert left_over(folder) == set()
 
 
-def test_what_cannot_be_fetched_ahead_is_an_error_when_it_is_read(folder: CacheFolder, store: Store) -> None:
+def test_a_failed_fetch_ahead_is_an_error_when_its_shard_is_read(folder: CacheFolder, store: Store) -> None:
     store.shards = {"a": b"a" * 1000, "c": b"c" * 1000}
     found = shards_of(["store:a", "store:b", "store:c"], folder, prefetch=2)
     with contextlib.closing(found):
@@ -523,7 +521,7 @@ def test_what_cannot_be_fetched_ahead_is_an_error_when_it_is_read(folder: CacheF
             assert stream.read() == store.shards["c"]
 
 
-def test_a_shard_without_room_is_read_from_its_source_with_one_warning(tmp_path: Path, store: Store) -> None:
+def test_a_shard_that_does_not_fit_is_read_from_its_source_with_one_warning(tmp_path: Path, store: Store) -> None:
     store.shards = {"a": b"a" * 1000, "b": b"b" * 1000}
     small = CacheFolder(tmp_path / "copies", 999)
     with contextlib.closing(shards_of(["store:a", "store:b"], small)) as found:
@@ -555,7 +553,7 @@ def test_only_urls_are_copied(folder: CacheFolder) -> None:
     assert list(shards_of([Path("a.tar")], folder)) == ["a.tar"]  # type: ignore[list-item]  # as load_wds_shards takes
 
 
-def test_what_killed_processes_have_left_makes_room(folder: CacheFolder, store: Store) -> None:
+def test_leftovers_of_killed_processes_are_evicted(folder: CacheFolder, store: Store) -> None:
     store.shards = {"a": b"a" * 1000}
     read(folder, "store:a")
     (folder.path / f"{'0' * 32}.part").write_bytes(b"0" * 5000)

@@ -1,4 +1,4 @@
-"""Every file, process and stream is closed when reading ends, fails or is given up."""
+"""Every file, process and stream is closed when reading ends, fails or is abandoned."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SOURCES = [*COMPRESSIONS, "cat", "pipeline", "memory"]
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """More than all buffers hold, so that a command still runs after the first samples."""
+    """More than all buffers hold, so that a command is still running after the first samples."""
     samples: list[dict[str, bytes | str]] = [
         {"__key__": str(number), "bin": bytes(100_000), "cls": b"1"} for number in range(30)
     ]
@@ -48,7 +48,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BinaryIO]]:
-    """What was opened; all of it is closed at the end of the test, though it is still held here."""
+    """The opened objects; all of them are closed at the end of the test, though they are still referenced here."""
     streams: list[BinaryIO] = []
 
     def open_and_keep(url: str, **options: Any) -> BinaryIO:
@@ -64,7 +64,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BinaryIO]]:
 
 @pytest.fixture(params=SOURCES)
 def write(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
-    """Puts an archive where it can be read from, and returns its URL."""
+    """Puts an archive in a readable location, and returns its URL."""
     kind: str = request.param
     memory = fsspec.filesystem("memory")
 
@@ -95,14 +95,14 @@ def test_a_shard_that_fails(write: Callable[[bytes], str], opened: list[BinaryIO
     assert len(list(group_samples(read_shards([url, url], ReadOptions(on_error="skip"))))) == 2 * 8
 
 
-def test_a_generator_that_is_closed(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
+def test_a_closed_generator(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
     members = load_wds_shards([write(archive)])
     next(members)
     members.close()  # type: ignore[attr-defined]  # every core function is a generator
     assert opened[0].closed
 
 
-def test_a_generator_that_is_dropped(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
+def test_a_dropped_generator(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
     samples = map_dict(group_samples(read_shards([write(archive)])), {"cls": int})
     assert next(samples)["cls"] == 1
     assert not opened[0].closed
@@ -120,7 +120,7 @@ def test_an_error_downstream(write: Callable[[bytes], str], opened: list[BinaryI
     assert opened[0].closed
 
 
-def test_a_pipeline_that_is_given_up(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
+def test_an_abandoned_pipeline(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
     pipe = IterableWrapper([write(archive)]).load_wds_shards().group_samples().shuffle_samples(2).to_tuple("cls")
     for _ in range(2):
         iterator = iter(pipe)
@@ -129,7 +129,7 @@ def test_a_pipeline_that_is_given_up(write: Callable[[bytes], str], opened: list
     assert len(opened) == 2
 
 
-def test_a_command_ends_with_all_that_it_started(opened: list[BinaryIO], archive: bytes, tmp_path: Path) -> None:
+def test_a_command_ends_with_all_its_children(opened: list[BinaryIO], archive: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(archive)
     others = psutil.Process().children(recursive=True)  # such as multiprocessing's resource tracker
     members = load_wds_shards([f"pipe:(cat {tmp_path}/x.tar; sleep 600) | cat"])
@@ -144,7 +144,7 @@ def test_a_command_ends_with_all_that_it_started(opened: list[BinaryIO], archive
 @pytest.mark.parametrize(
     "content", [b"", b"no archive" * 100, gzip.compress(b"no archive" * 100, mtime=0), b"\x1f\x8b\x08"]
 )
-def test_what_is_no_archive(opened: list[BinaryIO], tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_not_archives(opened: list[BinaryIO], tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.tar").write_bytes(content)
     for url in (str(tmp_path / "x.tar"), f"pipe:cat {tmp_path}/x.tar; sleep 0.1"):
         with pytest.raises(ShardError):
@@ -158,7 +158,7 @@ def test_many_shards_leave_nothing(tmp_path: Path, opened: list[BinaryIO]) -> No
 
 
 def test_an_error_of_a_stage_leaves_no_shard_open(archive: bytes, tmp_path: Path) -> None:
-    """Without a garbage collection: an error must not be held by a frame that its own traceback holds."""
+    """Without a garbage collection: an error must not be referenced by a frame of its own traceback."""
     path = tmp_path / "x.tar"
     path.write_bytes(archive)
     with pytest.raises(MissingFieldError):

@@ -1,4 +1,4 @@
-"""Shards become members: how they are opened and read one after the other, and what a policy passes over."""
+"""Shards become members: how they are opened and read in order, and what a policy skips."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shard(tmp_path: Path) -> str:
 
 @pytest.fixture
 def opener(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., BinaryIO]], None]:
-    """Makes a function the opener of ``test:`` URLs, for one test."""
+    """Registers a function as the opener of ``test:`` URLs, for one test."""
 
     def register(function: Callable[..., BinaryIO]) -> None:
         monkeypatch.setitem(schemes._registered, "test", function)
@@ -54,7 +54,7 @@ def names(*urls: str, **options: Any) -> list[str]:
 ALL = ["a.txt", "a.cls", "b.txt", "b.cls", "c.txt", "c.cls"]
 
 
-def test_members_carry_the_address_that_was_asked_for(shard: str) -> None:
+def test_members_contain_the_requested_url(shard: str) -> None:
     for address, local in [(shard, shard), (f"file:{shard}", shard), (f"pipe:cat {shard}", None)]:
         members = list(load_wds_shards([address]))
         assert [(name, data, offset) for _, name, data, offset in members][:2] == [
@@ -66,12 +66,12 @@ def test_members_carry_the_address_that_was_asked_for(shard: str) -> None:
         assert (read.url, read.local_path, read.is_complete) == (address, local, True)
 
 
-def test_a_path_will_do(shard: str) -> None:
+def test_a_path_is_accepted(shard: str) -> None:
     assert [member[0] for member in load_wds_shards([Path(shard)])] == [Shard(shard)] * 6
 
 
 @pytest.mark.parametrize("address", [b"x.tar", 3, None, ("x.tar", "y")])
-def test_what_is_no_address(address: Any) -> None:
+def test_invalid_urls(address: Any) -> None:
     with pytest.raises(TypeError, match=r"its source must yield str, not (bytes|int|NoneType|tuple): "):
         list(load_wds_shards([address], ReadOptions(on_error="skip")))
 
@@ -82,7 +82,7 @@ def test_what_is_no_address(address: Any) -> None:
     ids=["plain", "gzip", "bz2", "xz", "zstd"],
 )
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x"])
-def test_content_tells_the_compression_and_no_name_does(
+def test_content_determines_the_compression_and_names_do_not(
     tmp_path: Path, shard: str, compress: Callable[[bytes], bytes], name: str
 ) -> None:
     content = compress(Path(shard).read_bytes())
@@ -128,7 +128,7 @@ def test_the_storage_options_reach_the_opener(shard: str, opener: Callable[[Any]
     assert seen == [("test:x", {"storage_options": {"key": "secret"}}), ("test:y", {})]
 
 
-def test_a_shard_is_opened_when_the_one_before_it_is_done(shard: str) -> None:
+def test_a_shard_is_opened_after_the_previous_one_is_done(shard: str) -> None:
     def addresses() -> Iterator[str]:
         yield shard
         asked.append(len(read))
@@ -172,14 +172,14 @@ def test_a_shard_that_fails(shard: str, url: str, error: type[Exception], messag
         assert names(url, shard, on_error="warn")[-6:] == ALL
 
 
-def test_a_command_that_fails_after_a_whole_archive_takes_the_last_sample_with_it(shard: str) -> None:
-    """Its exit status says that not all was written, so the last sample may be the one that lacks something."""
+def test_a_command_that_fails_after_a_whole_archive_drops_the_last_sample(shard: str) -> None:
+    """Its exit status reports a failure, so the last sample may be incomplete."""
     samples = group_samples(read_shards([f"pipe:cat {shard}; exit 3"], ReadOptions(on_error="skip")))
     assert [sample["__key__"] for sample in samples] == ["a", "b"]
 
 
 class Failing(io.RawIOBase):
-    """A store that breaks off."""
+    """A store whose stream breaks."""
 
     def __init__(self, content: bytes) -> None:
         self._content = io.BytesIO(content)
@@ -207,7 +207,7 @@ def test_a_store_that_fails_in_the_middle(shard: str, opener: Callable[[Any], No
     assert [sample["__url__"] for sample in samples if sample["__key__"] == "c"] == [shard]
 
 
-def test_an_error_of_a_function_of_the_user_is_not_the_shards(shard: str) -> None:
+def test_an_error_of_a_user_function_is_not_an_error_of_the_shard(shard: str) -> None:
     def select(name: str) -> bool:
         raise PermissionError("no list of names")
 
@@ -217,7 +217,7 @@ def test_an_error_of_a_function_of_the_user_is_not_the_shards(shard: str) -> Non
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "warn", lambda error: True])
 @pytest.mark.parametrize("kind", [MissingDependencyError, UnknownSchemeError, KeyError])
-def test_what_is_wrong_with_the_pipeline_is_never_passed_over(
+def test_errors_of_the_pipeline_are_never_skipped(
     shard: str, opener: Callable[[Any], None], kind: type[Exception], on_error: Any
 ) -> None:
     def open_it(url: str, /, **options: Any) -> BinaryIO:
@@ -250,7 +250,7 @@ def test_warnings_are_counted_at_the_end(shard: str) -> None:
     assert str(caught[-1].message).endswith("2 x ShardOpenError, 1 x ShardReadError")
 
 
-def test_credentials_are_in_no_error(opener: Callable[[Any], None]) -> None:
+def test_no_error_contains_credentials(opener: Callable[[Any], None]) -> None:
     opener(lambda url, /, **options: io.BytesIO(b"no archive" * 100))
     with pytest.raises(CorruptShardError, match="is not a tar archive") as caught:
         names("test://me:secret@host/x.tar?token=secret")

@@ -1,4 +1,4 @@
-"""Shard patterns: every step of the expansion, and that nothing is expanded to nothing."""
+"""Shard patterns: every step of the expansion, and that no pattern expands to nothing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_lists(urls: Any, expected: list[str]) -> None:
         ({"a", "b"}, r"cannot be given as a set: its order differs between processes. Use sorted"),
     ],
 )
-def test_what_is_no_list_of_shards(urls: Any, message: str) -> None:
+def test_invalid_lists_of_shards(urls: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         expand(urls)
 
@@ -260,13 +260,13 @@ def test_remote_globs_and_directories(memory: Any, pattern: str, expected: list[
     assert expand(pattern) == expected
 
 
-def test_what_is_found_in_a_remote_directory_can_be_opened(memory: Any) -> None:
+def test_shards_found_in_a_remote_directory_can_be_opened(memory: Any) -> None:
     for url in expand("memory://d/*.tar::memory://d/"):
         with open_url(url) as stream:
             assert stream.read().decode() == url.removeprefix("memory:/")
 
 
-def test_a_host_that_is_no_part_of_the_found_names_stays_in_the_url(memory: Any) -> None:
+def test_a_host_missing_from_the_found_names_stays_in_the_url(memory: Any) -> None:
     class Host(type(memory)):  # type: ignore[misc]  # fsspec carries no types
         protocol = "hostmemory"
 
@@ -291,12 +291,12 @@ def test_a_host_that_is_no_part_of_the_found_names_stays_in_the_url(memory: Any)
     ],
 )
 def test_a_remote_pattern_without_a_match(memory: Any, pattern: str, message: str) -> None:
-    options = {"retries": 0} if pattern.startswith("https") else None  # or it tries for most of a minute
+    options = {"retries": 0} if pattern.startswith("https") else None  # or it retries for most of a minute
     with pytest.raises(SpecError, match=message):
         expand_urls(pattern, variables={}, storage_options=options)
 
 
-def test_a_star_in_a_query_is_no_glob() -> None:
+def test_a_star_in_a_query_is_not_a_glob() -> None:
     assert expand("http://h/a.tar?x=*&y=[1]") == ["http://h/a.tar?x=*&y=[1]"]
 
 

@@ -1,4 +1,4 @@
-"""Shards that are read from somewhere else than their URLs say, and AIStore's object interface."""
+"""Shards read from other locations than their URLs name, and AIStore's object interface."""
 
 import functools
 import http.server
@@ -15,20 +15,20 @@ from wds_datapipes.testing import build_shard
 
 
 @pytest.mark.parametrize("name", ["WDS_REWRITE", "GOPEN_REWRITE"])
-def test_rules_of_the_environment_hold_for_all_lists(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_rules_of_the_environment_apply_to_all_lists(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "s3://a/=/mnt/a/;s3://(\\w+)/=https://\\1.host/;;")
     want = ["/mnt/a/0.tar", "https://b.host/0.tar", "0.tar"]
     assert list(ShardList(["s3://a/0.tar", "s3://b/0.tar", "0.tar"])) == want
     assert list(DatasetSpec({"datasets": [{"shards": "s3://{a,b}/0.tar"}]})) == want[:2]
 
 
-def test_rules_that_are_given_take_the_place_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_rules_replace_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDS_REWRITE", "s3://=/mnt/")
     assert list(ShardList("s3://a.tar", rewrite=[("s3://", "gs://")])) == ["gs://a.tar"]
     assert list(ShardList("s3://a.tar", rewrite=[])) == ["s3://a.tar"]
 
 
-def test_the_first_rule_that_changes_something_counts() -> None:
+def test_the_first_rule_that_changes_something_applies() -> None:
     rules = [("a", "a"), ("b", "x"), ("a", "b"), ("b", "c")]
     assert [expand_urls(url, variables={}, rewrite=rules)[0] for url in ("a.tar", "b.tar", "ca.tar")] == [
         "b.tar",
@@ -37,7 +37,7 @@ def test_the_first_rule_that_changes_something_counts() -> None:
     ]
 
 
-def test_a_list_is_made_where_a_rule_leads(tmp_path: Path) -> None:
+def test_globs_are_expanded_after_rewriting(tmp_path: Path) -> None:
     for name in "ab":
         build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "cls": "1"}])
     rules = [("s3://bucket/", f"{tmp_path}/")]
@@ -56,13 +56,13 @@ def test_a_list_is_made_where_a_rule_leads(tmp_path: Path) -> None:
         ({"USE_AIS_FOR": "gs:ftp", "AIS_ENDPOINT": "http://a"}, "USE_AIS_FOR names 'ftp'"),
     ],
 )
-def test_a_rule_that_cannot_be_read_is_told(variables: dict[str, str], message: str) -> None:
+def test_an_invalid_rule_is_reported(variables: dict[str, str], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         expand_urls("0.tar", variables=variables)
 
 
 class Cluster(http.server.SimpleHTTPRequestHandler):
-    """Answers as AIStore does: the gateway sends who asks for an object on to the node that has it."""
+    """Answers like AIStore: the gateway redirects requests for an object to the node that stores it."""
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")

@@ -1,4 +1,4 @@
-"""Shards of an earlier run with more of them: they never stay among new ones without a word."""
+"""Extra shards of an earlier, larger run: they never remain silently among new ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def names(*numbers: int) -> list[str]:
     return [f"out-{number:03d}.tar" for number in numbers]
 
 
-def test_a_writer_warns_of_shards_that_are_left(folder: Path) -> None:
+def test_a_writer_warns_of_leftover_shards(folder: Path) -> None:
     write(5)
     with pytest.warns(UserWarning, match=r"'out-003\.tar' and the shards up to 'out-004\.tar' are from") as caught:
         writer = write(3)
@@ -67,7 +67,7 @@ def test_a_writer_keeps_them(folder: Path) -> None:
     assert listed(folder) == names(0, 1, 2)
 
 
-def test_nothing_is_said_of_shards_that_were_replaced_or_are_elsewhere() -> None:
+def test_replaced_shards_and_those_elsewhere_do_not_warn() -> None:
     write(3)
     write(3)
     write(3, start_shard=100)
@@ -76,7 +76,7 @@ def test_nothing_is_said_of_shards_that_were_replaced_or_are_elsewhere() -> None
         pass
 
 
-def test_a_writer_that_fails_removes_nothing(folder: Path) -> None:
+def test_a_failed_writer_removes_nothing(folder: Path) -> None:
     write(3)
     writer = ShardWriter(PATTERN, maxcount=1, old_shards="remove")
     writer.write(samples(1)[0])
@@ -90,7 +90,7 @@ def test_in_a_store() -> None:
     assert fsspec.filesystem("memory").ls("/old", detail=False) == ["/old/out-0.tar"]
 
 
-def test_the_stage_takes_the_option_and_looks_at_nothing_when_it_is_built(folder: Path) -> None:
+def test_the_stage_accepts_the_option_and_checks_nothing_when_it_is_built(folder: Path) -> None:
     write(4)
     stage = IterableWrapper(samples(2)).write_wds_shards(PATTERN, maxcount=1, old_shards="remove")
     assert listed(folder) == names(0, 1, 2, 3)
@@ -116,7 +116,7 @@ def convert(count: int, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [create, convert])
-def test_what_knows_the_number_of_shards_before_refuses(make: Callable[..., None], folder: Path) -> None:
+def test_writers_that_know_the_number_of_shards_refuse(make: Callable[..., None], folder: Path) -> None:
     make(4)
     before = {name: Path(name).read_bytes() for name in names(0, 1, 2, 3)}
     with pytest.raises(

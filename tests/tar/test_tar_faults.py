@@ -1,4 +1,4 @@
-"""Archives that are cut, damaged or no archives: an error that says where, and nothing lost in silence."""
+"""Archives that are truncated, damaged or invalid: an error that names the offset, and no silent loss."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from wds_datapipes.types import Member, Sample
 
 END = bytes(1024)
 NOISE = Random(0).randbytes(4096).replace(b"\0", b"\1")
-#: Three samples of two fields; their sizes stand around the edges of a block.
+#: Three samples of two fields; their sizes are close to the boundaries of a block.
 FILES = {"a.cls": 1, "a.txt": 513, "b.cls": 0, "b.txt": 512, "c.cls": 2, "c.txt": 5}
 TWO_OF_THEM = {"a.cls": 1, "a.txt": 5, "b.cls": 0, "b.txt": 511}
 
 
 def archive_of(tar_format: int, files: dict[str, int], *, folder: str = "", mtime: float = 0) -> bytes:
-    """An archive that ends with two blocks of zeros; a folder brings an entry of its own."""
+    """An archive that ends with two blocks of zeros; a folder has an entry of its own."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tar_format) as tar:
         if folder:
@@ -63,7 +63,7 @@ def entries(archive: bytes) -> list[tarfile.TarInfo]:
 
 
 def headers(archive: bytes) -> list[int]:
-    """Where the blocks of 512 bytes stand that are headers, long names' and PAX headers' among them, and the end."""
+    """The offsets of the blocks that are headers, including those of long names and PAX headers, and the end."""
     found = []
     for entry in entries(archive):
         at = entry.offset
@@ -77,7 +77,7 @@ def headers(archive: bytes) -> list[int]:
 def read(
     archive: bytes, *, end_marker: EndMarker = "required", ignore_zeros: bool = False
 ) -> tuple[list[Member], ShardError | None]:
-    """What is read, and the error that ended it. Any other kind of error fails the test."""
+    """The members read, and the error that ended reading. Any other type of error fails the test."""
     members: list[Member] = []
     try:
         for member in read_members(
@@ -89,11 +89,11 @@ def read(
     return members, None
 
 
-# Cuts
+# Truncation
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
-def test_a_cut_at_every_byte(kind: str) -> None:
+def test_a_truncation_at_every_byte(kind: str) -> None:
     archive = ARCHIVES[kind]
     everything = entries(archive)
     for size in range(len(archive)):
@@ -106,7 +106,7 @@ def test_a_cut_at_every_byte(kind: str) -> None:
 
 
 def told(everything: list[tarfile.TarInfo], size: int) -> str:
-    """How the message begins, for an archive that was cut to ``size`` bytes."""
+    """The beginning of the message, for an archive that was truncated to ``size`` bytes."""
     if size < 512:
         return rf"x\.tar is (empty|shorter than one tar header): {size} bytes"
     for entry in everything:
@@ -125,11 +125,11 @@ def told(everything: list[tarfile.TarInfo], size: int) -> str:
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
-def test_cuts_that_an_optional_end_marker_accepts(kind: str) -> None:
-    """Those between two members, and no others."""
+def test_truncations_that_an_optional_end_marker_accepts(kind: str) -> None:
+    """Cuts between two members, and no others."""
     archive = ARCHIVES[kind]
     ends = {entry.offset_data + (entry.size if entry.isreg() else 0) for entry in entries(archive)}
-    # The zeros that fill up the last block of a file are no part of it, and one block of zeros is an end too.
+    # The zeros that fill up the last block of a file are not part of it, and one block of zeros is an end too.
     accepted = {size for end in ends for size in range(end, end + -end % 512 + 1)}
     accepted |= set(range(len(archive) - 512, len(archive)))
     for size in range(len(archive)):
@@ -154,14 +154,14 @@ def grouped(shard: Path, options: dict[str, str]) -> Iterator[Sample]:
 
 
 @pytest.mark.parametrize("kind", ["ustar", "PAX time"])
-def test_a_cut_at_every_byte_never_yields_a_sample_that_lacks_a_field(tmp_path: Path, kind: str) -> None:
+def test_a_truncation_never_yields_a_sample_that_lacks_a_field(tmp_path: Path, kind: str) -> None:
     archive = ARCHIVES[kind]
     shard = tmp_path / "x.tar"
     everything = samples_of(archive)
     firsts = [entry for entry in entries(archive) if entry.name.endswith(".cls")]
     for size in range(0, len(archive), 5):
         shard.write_bytes(archive[:size])
-        # A sample is known to be whole when the first file of the next one was read.
+        # A sample is known to be complete once the first file of the next one was read.
         known = sum(entry.offset_data + entry.size <= size for entry in firsts[1:])
         assert list(grouped(shard, {"on_error": "skip"})) == everything[:known]
         samples = grouped(shard, {})
@@ -178,7 +178,7 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_compressed_shards_that_are_cut(tmp_path: Path, compression: str) -> None:
+def test_truncated_compressed_shards(tmp_path: Path, compression: str) -> None:
     archive = ARCHIVES["ustar"]
     compressed = COMPRESSIONS[compression](archive)
     shard = tmp_path / "x.tar"
@@ -216,11 +216,11 @@ def test_a_changed_byte_in_a_header_is_an_error_or_changes_nothing(kind: str, en
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
-def test_the_error_tells_where_the_damaged_header_is(kind: str) -> None:
+def test_the_error_names_the_offset_of_the_damaged_header(kind: str) -> None:
     archive = ARCHIVES[kind]
     for start in headers(archive)[1:-2]:
         damaged = bytearray(archive)
-        damaged[start + 100] ^= 1  # in the file's mode, which nobody reads
+        damaged[start + 100] ^= 1  # in the file's mode, which nothing reads
         _, error = read(bytes(damaged))
         assert re.match(rf"x\.tar has a damaged header at byte {start}: its checksum field is b'\d+", str(error))
 
@@ -244,7 +244,7 @@ def test_the_error_tells_where_the_damaged_header_is(kind: str) -> None:
         (ARCHIVES["ustar"][:-1024] + b"\n" * 600, CorruptShardError, r"damaged header at byte 6144"),
     ],
 )
-def test_files_that_are_no_archives(archive: bytes, error: type[ShardError], message: str) -> None:
+def test_files_that_are_not_archives(archive: bytes, error: type[ShardError], message: str) -> None:
     with pytest.raises(error, match=message):
         list(read_members(io.BytesIO(archive), shard="x.tar"))
 
@@ -256,7 +256,7 @@ def test_archives_that_end_with_more_zeros(archive: bytes) -> None:
     assert len(members) in (0, len(FILES))
 
 
-# Headers that nobody wrote, beside tarfile
+# Crafted headers, compared with tarfile
 
 
 class Strict(tarfile.TarInfo):
@@ -273,7 +273,7 @@ class Strict(tarfile.TarInfo):
 
 
 def by_tarfile(archive: bytes) -> list[tuple[str, bytes, int]] | None:
-    """What tarfile reads, or None where it fails."""
+    """The members that tarfile reads, or None if it fails."""
     found = []
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:", encoding="utf-8", tarinfo=Strict) as tar:
@@ -294,9 +294,9 @@ def patched(block: bytes, at: int, value: bytes) -> bytes:
     return bytes(changed)
 
 
-#: Where the fields are that decide what is read. The rest of a header is passed over here, and can make tarfile fail.
+#: The offsets of the fields that are read here. The rest of a header is skipped here, and can make tarfile fail.
 FIELDS = {"name": (0, 100), "size": (124, 136), "kind": (156, 157), "link": (157, 257), "magic": (257, 265)}
-#: Where both disagree on purpose; whatever else tarfile reads has to be read here.
+#: Intended differences; anything else that tarfile reads must be read here.
 STRICTER = re.compile(
     r"which is not a number"  # tarfile takes signs, underscores and negative base-256 numbers
     r"|is a sparse file|began on another volume"
@@ -330,7 +330,7 @@ def compare(archive: bytes) -> None:
     value=st.lists(NASTY, min_size=1, max_size=12).map(bytes),
 )
 @settings(deadline=None, max_examples=1500)
-def test_headers_with_other_bytes_and_a_right_checksum(
+def test_headers_with_changed_bytes_and_a_valid_checksum(
     kind: str, number: int, field: str, shift: int, value: bytes
 ) -> None:
     archive = ARCHIVES[kind]
@@ -371,7 +371,7 @@ def test_any_content_of_a_pax_header_or_long_name(records: bytes, kind: bytes) -
     size=st.integers(0, 20_000),
 )
 @settings(deadline=None, max_examples=500)
-def test_damage_of_any_kind_is_no_other_kind_of_error(kind: str, changes: list[tuple[int, bytes]], size: int) -> None:
+def test_damage_raises_only_the_documented_errors(kind: str, changes: list[tuple[int, bytes]], size: int) -> None:
     archive = bytearray(ARCHIVES[kind])
     for at, value in changes:
         archive[at : at + len(value)] = value
@@ -381,15 +381,15 @@ def test_damage_of_any_kind_is_no_other_kind_of_error(kind: str, changes: list[t
 
 @given(data=st.binary(max_size=2000))
 @settings(deadline=None, max_examples=200)
-def test_any_bytes_are_no_other_kind_of_error(data: bytes) -> None:
+def test_random_bytes_raise_only_the_documented_errors(data: bytes) -> None:
     members, error = read(data)
     assert members == []
     assert error is not None or data.strip(b"\0") == b""
 
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
-def test_a_link_in_the_place_of_a_field_is_a_warning_once(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sample lacked the field, without a word."""
+def test_a_link_in_place_of_a_field_warns_once(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample silently lacked the field."""
     monkeypatch.setattr("wds_datapipes.tar.reader._warned_about_links", [])
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:

@@ -1,4 +1,4 @@
-"""Shards that end in zeros: more than one tar record of them is the sign of a file that was never filled."""
+"""Shards that end in zeros: more than one tar record of zeros indicates a file that was never filled."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_zeros_beyond_one_record_are_an_error_unless_allowed(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in COMPRESS if kind != "plain"])
-def test_zeros_after_compressed_data_count_as_well(members: bytes, kind: str) -> None:
+def test_zeros_after_compressed_data_count_too(members: bytes, kind: str) -> None:
     data = COMPRESS[kind](members + END)
     for zeros, is_allowed in [(RECORD, True), (RECORD + 1, False), (1_000_000, False)]:
         Path("a.tar").write_bytes(data + bytes(zeros))
@@ -90,16 +90,14 @@ def test_zeros_after_compressed_data_count_as_well(members: bytes, kind: str) ->
             ):
                 keys()
         assert keys(limits=NO_LIMIT) == WANT
-    # Between two parts they are padding, as of a tape.
+    # Between two parts they are padding, as on a tape.
     half = len(members) // 2
     Path("a.tar").write_bytes(COMPRESS[kind](members[:half]) + bytes(20_000) + COMPRESS[kind](members[half:] + END))
     assert keys() == WANT
 
 
 @pytest.mark.parametrize("end_marker", ["required", "optional"])
-def test_a_file_whose_space_was_reserved_and_not_filled_is_never_taken_for_whole(
-    members: bytes, end_marker: str
-) -> None:
+def test_a_preallocated_and_unfilled_file_is_never_accepted_as_complete(members: bytes, end_marker: str) -> None:
     whole = members + END
     size = len(whole) + 20 * RECORD
     for cut in range(0, len(whole) + 1, 256):
@@ -119,7 +117,7 @@ def test_concatenated_archives_may_be_padded_between(members: bytes) -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 20, 128])
-def test_what_tar_writes_is_read_with_the_limit_of_its_records(folder: Path, blocks: int) -> None:
+def test_archives_of_tar_are_read_with_the_limit_of_its_records(folder: Path, blocks: int) -> None:
     Path("a.bin").write_bytes(b"a")
     subprocess.run(["tar", "-b", str(blocks), "-cf", "a.tar", "a.bin"], check=True)
     assert keys(limits=ReadLimits(tail_bytes=blocks * 512)) == ["a"]
@@ -163,7 +161,7 @@ def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -
     assert program("verify", "a.tar", "--workers", "1", "--limit", "tail_bytes=20kB").code == 0
 
 
-def test_an_archive_of_nothing_but_zeros_is_empty_only_if_it_is_small() -> None:
+def test_an_archive_of_only_zeros_is_empty_only_if_it_is_small() -> None:
     with tarfile.open("a.tar", "w"):
         pass
     assert keys() == []

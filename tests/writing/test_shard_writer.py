@@ -1,4 +1,4 @@
-"""ShardWriter: when a shard is full, and how a conversion goes on after a break."""
+"""ShardWriter: when a shard is full, and how a conversion resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def convert(source: Iterable[dict[str, Any]], pattern: str = "s-%03d.tar", **opt
 
 
 def files() -> list[str]:
-    """Return all names but those of locks, which writers have that are at work or were killed."""
+    """Return all names except those of locks, which belong to writers that are active or were killed."""
     return sorted(name for name in os.listdir() if not name.endswith(".lock"))
 
 
@@ -86,7 +86,7 @@ def test_no_shard_is_written_without_samples_nor_an_empty_one_at_the_end() -> No
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(1, 60_000), st.integers(1, 9))
-def test_no_shard_is_larger_than_maxsize_but_one_of_a_single_sample(maxsize: int, maxcount: int) -> None:
+def test_only_a_shard_of_a_single_sample_is_larger_than_maxsize(maxsize: int, maxcount: int) -> None:
     for name in files():
         os.unlink(name)
     infos = convert(samples(), maxsize=maxsize, maxcount=maxcount)
@@ -105,7 +105,7 @@ def test_a_shard_is_finished_as_soon_as_it_is_full() -> None:
         assert len(writer.shards) == 1
 
 
-def test_numbers_begin_where_they_are_told_and_take_steps() -> None:
+def test_numbers_start_at_the_given_one_and_take_steps() -> None:
     infos = convert(samples(9), start_shard=5, step=3)
     assert [info.url for info in infos] == ["s-005.tar", "s-008.tar", "s-011.tar"]
 
@@ -123,7 +123,7 @@ def test_functions_are_called_for_each_shard() -> None:
     assert calls == [("shard", wanted[:8]), ("post", "s-000.tar"), ("shard", wanted[8:]), ("post", "s-001.tar")]
 
 
-def test_an_opener_gives_the_streams_which_are_closed() -> None:
+def test_streams_of_an_opener_are_closed() -> None:
     opened: dict[str, Any] = {}
 
     class Kept(io.BytesIO):
@@ -167,7 +167,7 @@ def test_keys_are_checked_within_a_shard() -> None:
     assert read() == [("s-0.tar", ["a", "b"]), ("s-1.tar", ["a"])]
 
 
-def test_an_index_is_written_beside_each_shard() -> None:
+def test_an_index_is_written_next_to_each_shard() -> None:
     convert(samples(5), index=True, resume=True)
     for name in ("s-000.tar", "s-001.tar"):
         check_index(read_index(index_url(name)), name)
@@ -177,7 +177,7 @@ def test_an_index_is_written_beside_each_shard() -> None:
         convert(samples(5), resume=True)
 
 
-# Breaks
+# Interruptions
 
 
 def write_and_raise(error: BaseException, **options: Any) -> None:
@@ -195,7 +195,7 @@ def test_an_error_leaves_the_finished_shards_and_nothing_else(error: BaseExcepti
     assert files() == ["s-000.tar"]
 
 
-def test_a_broken_writer_takes_no_more_samples_as_it_would_lose_some() -> None:
+def test_a_broken_writer_accepts_no_more_samples() -> None:
     def full(name: str) -> Any:
         return open("/dev/full", "wb", buffering=0)
 
@@ -219,7 +219,7 @@ def fill_the_disk() -> None:
         convert(source, resume=True)
 
 
-def test_a_full_disk_loses_nothing_that_was_finished(forked: Forked) -> None:
+def test_a_full_disk_loses_no_finished_shard(forked: Forked) -> None:
     assert forked(fill_the_disk) == 0
     assert list(shards()) == ["s-000.tar", "s-001.tar"]
     assert files() == ["s-000.tar", "s-001.tar", "s-shards.tar.journal"]
@@ -229,11 +229,11 @@ def test_a_full_disk_loses_nothing_that_was_finished(forked: Forked) -> None:
     assert shards() == resumed
 
 
-# Going on
+# Resuming
 
 
 def whole(**options: Any) -> dict[str, bytes]:
-    """The shards without a break."""
+    """The shards of an uninterrupted run."""
     convert(samples(), **options)
     wanted = shards()
     for name in files():
@@ -245,7 +245,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"maxsize": 9000}, {"compress": "gz"}, {"st
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_conversion_goes_on_after_any_sample(options: dict[str, Any]) -> None:
+def test_a_conversion_resumes_after_any_sample(options: dict[str, Any]) -> None:
     wanted = whole(**options)
     for cut in range(0, COUNT + 1, 3 if options else 1):
         for name in files():
@@ -262,7 +262,7 @@ def test_a_conversion_goes_on_after_any_sample(options: dict[str, Any]) -> None:
 
 
 def die_at(call: int, **options: Any) -> None:
-    """Write, and be killed right before or right after a certain system call that makes something last."""
+    """Write, and be killed right before or right after a certain system call that makes a change durable."""
     left = [call]
 
     def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -284,7 +284,7 @@ def die_at(call: int, **options: Any) -> None:
     convert(samples(11), resume=True, **options)
 
 
-def test_a_conversion_that_is_killed_at_any_step_goes_on(forked: Forked) -> None:
+def test_a_conversion_killed_at_any_step_resumes(forked: Forked) -> None:
     convert(samples(11))
     wanted = shards()
     for call in range(100):
@@ -292,7 +292,7 @@ def test_a_conversion_that_is_killed_at_any_step_goes_on(forked: Forked) -> None
             os.unlink(name)
         ended = forked(partial(die_at, call))
         there = shards()
-        assert there == {name: wanted[name] for name in there}  # each of them whole
+        assert there == {name: wanted[name] for name in there}  # each of them complete
         convert(samples(11), resume=True)
         assert shards() == wanted
         assert files() == [*wanted, "s-shards.tar.journal"]  # and no temporary file
@@ -309,7 +309,7 @@ def die_in(seconds: float) -> None:
     convert(samples(120), resume=True, compress="gz")
 
 
-def test_a_conversion_that_is_killed_at_random_moments_goes_on(forked: Forked) -> None:
+def test_a_conversion_killed_at_random_moments_resumes(forked: Forked) -> None:
     convert(samples(120), compress="gz")
     wanted = shards()
     for name in files():
@@ -323,10 +323,10 @@ def test_a_conversion_that_is_killed_at_random_moments_goes_on(forked: Forked) -
     assert files() == [*wanted, "s-shards.tar.journal"]
 
 
-def test_the_caller_may_begin_after_the_finished_samples() -> None:
+def test_the_caller_may_start_after_the_finished_samples() -> None:
     wanted = whole()
     convert(samples()[:10], resume=True, maxcount=4)
-    os.unlink("s-002.tar")  # the last, which was not full
+    os.unlink("s-002.tar")  # the last one, which was not full
     with ShardWriter("s-%03d.tar", maxcount=4, resume=True) as writer:
         done = writer.skip_finished()
         assert done == 8
@@ -336,7 +336,7 @@ def test_the_caller_may_begin_after_the_finished_samples() -> None:
     assert [info.url for info in writer.shards] == list(wanted)
 
 
-def test_where_to_begin_is_told_before_the_first_sample_alone() -> None:
+def test_the_start_can_be_set_only_before_the_first_sample() -> None:
     convert(samples()[:10], resume=True)
     for passed in (1, 4, 5):  # the first of two finished shards has four
         with ShardWriter("s-%03d.tar", maxcount=4, resume=True) as writer:
@@ -353,7 +353,7 @@ def test_where_to_begin_is_told_before_the_first_sample_alone() -> None:
 @pytest.mark.parametrize("journal", [None, "my[1].journal"])
 def test_another_number_of_writers_is_noticed(before: tuple[int, int], now: tuple[int, int], journal: Any) -> None:
     options: dict[str, Any] = {"resume": True, "journal": journal}
-    # What has a journal and no shard is nobody.
+    # A writer with a journal and without shards is ignored.
     ShardWriter("s-%03d.tar", start_shard=before[0], step=before[1], **options).close()
     ShardWriter("s-%03d.tar", start_shard=now[0], step=now[1], **options).close()
     convert(samples()[:4], start_shard=before[0], step=before[1], **options, maxcount=100_000)
@@ -361,7 +361,7 @@ def test_another_number_of_writers_is_noticed(before: tuple[int, int], now: tupl
         convert(samples()[:4], start_shard=now[0], step=now[1], **options)
 
 
-def test_samples_are_passed_over_without_being_encoded() -> None:
+def test_finished_samples_are_skipped_without_being_encoded() -> None:
     convert(samples()[:8], resume=True)
     encoded = []
 
@@ -397,7 +397,7 @@ def test_refused_samples_count_as_given() -> None:
         assert shards() == wanted
 
 
-def test_other_samples_are_noticed() -> None:
+def test_different_samples_are_noticed() -> None:
     convert(samples()[:8], resume=True)
     with pytest.raises(StateError, match=r"resumed with other samples: those of 's-000\.tar' had other keys"):
         convert(reversed(samples()), resume=True)
@@ -417,7 +417,7 @@ def test_another_conversion_is_noticed(change: dict[str, Any]) -> None:
         convert(samples(), resume=True, **change)
 
 
-def test_another_file_is_no_journal() -> None:
+def test_another_file_is_not_a_journal() -> None:
     Path("s-shards.tar.journal").write_text("my notes\n")
     with pytest.raises(StateError, match=r"'s-shards\.tar\.journal' is not a journal of shards"):
         convert(samples(), resume=True)
@@ -425,7 +425,7 @@ def test_another_file_is_no_journal() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_writer_that_is_forgotten_holds_no_journal() -> None:
+def test_a_dropped_writer_holds_no_journal() -> None:
     writers = [ShardWriter("s-%03d.tar", resume=True)]
     writers.clear()
     ShardWriter("s-%03d.tar", resume=True).close()
@@ -440,7 +440,7 @@ def test_two_conversions_cannot_share_a_journal() -> None:
 
 
 @pytest.mark.parametrize("change", [os.unlink, lambda name: os.truncate(name, 1000)])
-def test_a_shard_that_is_gone_or_shorter_is_written_again(change: Callable[[str], None]) -> None:
+def test_a_missing_or_shorter_shard_is_written_again(change: Callable[[str], None]) -> None:
     wanted = whole()
     convert(samples(), resume=True)
     change("s-002.tar")
@@ -450,7 +450,7 @@ def test_a_shard_that_is_gone_or_shorter_is_written_again(change: Callable[[str]
     assert [json.loads(line)["number"] for line in lines[1:]] == list(range(6))
 
 
-def test_shards_that_post_has_moved_away_are_not_missed() -> None:
+def test_shards_moved_away_by_post_are_not_missed() -> None:
     os.mkdir("sent")
 
     def send(name: str) -> None:
@@ -477,7 +477,7 @@ def test_a_journal_of_shards_in_a_store_is_a_local_file() -> None:
     store.store.clear()
 
 
-def test_a_journal_that_cannot_be_written_is_told() -> None:
+def test_an_unwritable_journal_is_reported() -> None:
     with pytest.raises(ShardWriteError, match=r"journal 'none/s\.journal' cannot be opened: No such file"):
         ShardWriter("s-%d.tar", resume=True, journal="none/s.journal")
 
@@ -504,7 +504,7 @@ def test_two_processes_never_mix_their_shards(resume: bool) -> None:
     pid = os.fork()
     if not pid:
         writer = ShardWriter("s-%03d.tar", maxcount=1, verbose=False)
-        for number in range(3):  # it is past the shards that the other one begins with
+        for number in range(3):  # it is past the shards that the other one starts with
             writer.write({"__key__": f"a{number}", "txt": "x"})
         os.write(tell, b"x")
         time.sleep(1000)

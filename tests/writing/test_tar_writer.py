@@ -1,4 +1,4 @@
-"""TarWriter: what it refuses, and what is left of a shard that was broken off."""
+"""TarWriter: what it refuses, and what remains of an interrupted shard."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def files() -> list[str]:
     return sorted(os.listdir())
 
 
-def test_a_shard_appears_under_its_name_when_it_is_whole() -> None:
+def test_a_shard_appears_under_its_name_when_it_is_complete() -> None:
     Path("s.tar").write_bytes(b"the shard of before")
     with TarWriter("s.tar") as shard:
         assert shard.write(SAMPLE) == 6
@@ -88,7 +88,7 @@ def test_the_digest_is_that_of_the_file_and_leaves_no_thread(name: str) -> None:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("name", ["s.tar", "s.tgz"])
-def test_an_error_leaves_neither_half_a_shard_nor_a_temporary_file(name: str, error: type[BaseException]) -> None:
+def test_an_error_leaves_neither_a_partial_shard_nor_a_temporary_file(name: str, error: type[BaseException]) -> None:
     Path(name).write_bytes(b"the shard of before")
     with pytest.raises(error, match="broken off"):
         write_and_raise(name, error("broken off"))
@@ -96,7 +96,7 @@ def test_an_error_leaves_neither_half_a_shard_nor_a_temporary_file(name: str, er
     assert Path(name).read_bytes() == b"the shard of before"
 
 
-def test_a_closed_shard_takes_no_more_samples() -> None:
+def test_a_closed_shard_accepts_no_more_samples() -> None:
     with TarWriter("s.tar") as shard:
         shard.write(SAMPLE)
     shard.close()
@@ -106,7 +106,7 @@ def test_a_closed_shard_takes_no_more_samples() -> None:
         shard.write(SAMPLE)
 
 
-def test_a_writer_that_is_forgotten_leaves_nothing() -> None:
+def test_a_dropped_writer_leaves_nothing() -> None:
     shards = [TarWriter("s.tar")]
     shards[0].write(LARGE)
     with pytest.warns(ResourceWarning, match="'s.tar' was not closed, and was discarded"):
@@ -120,13 +120,13 @@ def write_and_be_killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_killed_process_has_left_is_removed_when_the_shard_is_written_next(forked: Forked) -> None:
+def test_leftovers_of_a_killed_process_are_removed_by_the_next_writer(forked: Forked) -> None:
     assert forked(write_and_be_killed) == -signal.SIGKILL
     [left] = files()
     assert left.startswith("s.tar.")
     with TarWriter("s.tar") as shard:
         shard.write(SAMPLE)
-        with TarWriter("s.tar") as other:  # what another writer is writing is not taken for abandoned
+        with TarWriter("s.tar") as other:  # the file of another active writer is not considered abandoned
             other.write(SAMPLE)
     assert files() == ["s.tar"]
 
@@ -186,7 +186,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(size: int, forked: Forked) -
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_device_without_room_is_an_error() -> None:
+def test_a_full_device_is_an_error() -> None:
     shard = TarWriter("/dev/full")
     with pytest.raises(ShardWriteError, match="'/dev/full' cannot be written: No space left on device"):
         shard.write(LARGE)
@@ -197,7 +197,7 @@ def test_a_device_without_room_is_an_error() -> None:
     assert small.info is None
 
 
-def test_what_is_no_file_is_written_to_and_not_replaced() -> None:
+def test_special_files_are_written_to_and_not_replaced() -> None:
     os.mkfifo("pipe")
     with subprocess.Popen(["cat", "pipe"], stdout=subprocess.PIPE) as reader:
         with TarWriter("pipe") as shard:
@@ -207,7 +207,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced() -> None:
     assert files() == ["pipe"]
 
 
-def test_a_link_stays_and_what_it_points_to_is_written() -> None:
+def test_a_link_stays_and_its_target_is_written() -> None:
     os.mkdir("elsewhere")
     os.symlink("elsewhere/s.tar", "s.tar")
     with TarWriter("s.tar") as shard:
@@ -225,7 +225,7 @@ def test_a_link_stays_and_what_it_points_to_is_written() -> None:
         ("http://host/s.tar", "use a command|Use a command"),
     ],
 )
-def test_what_cannot_be_written_is_told(target: str, text: str) -> None:
+def test_unwritable_targets_are_reported(target: str, text: str) -> None:
     with pytest.raises(ShardWriteError, match=text):
         TarWriter(target)
 
@@ -271,7 +271,7 @@ def test_a_target_is_a_path_or_a_stream() -> None:
         ("half \ud800", "surrogates not allowed"),
     ],
 )
-def test_a_key_that_would_be_read_back_as_another_is_refused(key: Any, text: str) -> None:
+def test_a_key_that_would_be_read_back_differently_is_refused(key: Any, text: str) -> None:
     with TarWriter("s.tar") as shard:
         with pytest.raises(EncodeError, match=text):
             shard.write({**SAMPLE, "__key__": key})
@@ -280,7 +280,7 @@ def test_a_key_that_would_be_read_back_as_another_is_refused(key: Any, text: str
 
 
 @pytest.mark.parametrize("field", ["JPG", "a/b", "", "nul\0", 5])
-def test_a_field_that_would_be_read_back_as_another_is_refused(field: Any) -> None:
+def test_a_field_that_would_be_read_back_differently_is_refused(field: Any) -> None:
     with TarWriter("s.tar") as shard:
         with pytest.raises(EncodeError, match=r"Field names (are|must be)"):
             shard.write({"__key__": "b", field: b"1"})
@@ -297,7 +297,7 @@ def test_dotted_keys_are_written_for_the_rule_that_reads_them() -> None:
     assert sample["__key__"] == "scan-1.25mm"
 
 
-def test_a_key_that_comes_again_is_refused_unless_nothing_is_checked() -> None:
+def test_a_repeated_key_is_refused_unless_checks_are_off() -> None:
     with TarWriter("s.tar") as shard:
         shard.write(SAMPLE)
         with pytest.raises(EncodeError, match=r"'a' was already written to 's\.tar'"):
@@ -320,7 +320,7 @@ def test_a_key_that_comes_again_is_refused_unless_nothing_is_checked() -> None:
         ({"__key__": "a", "__url__": "x"}, "'a' has no field to write"),
     ],
 )
-def test_what_is_no_sample_is_refused(sample: Any, text: str) -> None:
+def test_items_that_are_not_samples_are_refused(sample: Any, text: str) -> None:
     with TarWriter(io.BytesIO()) as shard, pytest.raises(EncodeError, match=text):
         shard.write(sample)
 
@@ -352,7 +352,7 @@ def test_without_an_encoder_all_values_are_bytes(encoder: Any) -> None:
     assert [data for _, _, data, _ in ShardList("s.tar").load_wds_shards()] == [b"a cat", b"7", b"anything"]
 
 
-def test_a_value_that_cannot_be_encoded_leaves_nothing_of_its_sample() -> None:
+def test_an_unencodable_value_leaves_nothing_of_its_sample() -> None:
     with TarWriter("s.tar") as shard:
         with pytest.raises(EncodeError, match="'cls' of sample 'b'"):
             shard.write({"__key__": "b", "txt": "first", "cls": None})
@@ -370,7 +370,7 @@ def test_options_of_the_encoder_and_unsafe_codecs() -> None:
     assert sizes[0] < sizes[1]
 
 
-def test_keys_of_meta_data_are_written_on_request() -> None:
+def test_keys_of_metadata_are_written_on_request() -> None:
     with TarWriter("s.tar", keep_meta=True) as shard:
         shard.write(SAMPLE)
     assert names("s.tar") == ["a.__url__", "a.txt", "a.cls"]
@@ -381,7 +381,7 @@ def test_keys_of_meta_data_are_written_on_request() -> None:
 # Other targets
 
 
-def test_a_stream_stays_open_and_is_no_archive_when_broken_off() -> None:
+def test_a_stream_stays_open_and_is_incomplete_when_interrupted() -> None:
     stream = io.BytesIO()
     with TarWriter(stream) as shard:
         shard.write(SAMPLE)
@@ -395,7 +395,7 @@ def test_a_stream_stays_open_and_is_no_archive_when_broken_off() -> None:
 
 
 class Slow(io.RawIOBase):
-    """Takes a few bytes at a time, as a socket may."""
+    """Accepts a few bytes at a time, as a socket may."""
 
     def __init__(self) -> None:
         self.taken = bytearray()
@@ -408,7 +408,7 @@ class Slow(io.RawIOBase):
         return min(1000, len(data))
 
 
-def test_a_stream_may_take_less_than_it_is_given() -> None:
+def test_a_stream_may_accept_partial_writes() -> None:
     stream = Slow()
     with TarWriter(stream) as shard:  # type: ignore[arg-type]  # a raw stream
         shard.write(SAMPLE)
@@ -461,14 +461,14 @@ def write_large_and_close(shard: TarWriter) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_command_is_killed_before_it_takes_half_a_shard_for_a_whole_one() -> None:
+def test_a_command_is_killed_before_it_accepts_a_partial_shard() -> None:
     with pytest.raises(ZeroDivisionError):
         write_and_raise("pipe:cat > s.part && mv s.part s.tar", ZeroDivisionError())
     assert "s.tar" not in files()
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether a process has not ended; one whose parent has died may wait for init as a zombie."""
+    """Whether a process is running; one whose parent has died may remain as a zombie until init reaps it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -476,7 +476,7 @@ def runs(process: psutil.Process) -> bool:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_command_is_killed_with_the_process_that_writes_to_it() -> None:
-    for _ in range(10):  # which of the two a command sees first is chance, unless the watcher decides it
+    for _ in range(10):  # which of the two a command sees first is random, unless the watcher decides it
         ready, tell = os.pipe()
         pid = os.fork()
         if not pid:
@@ -512,7 +512,7 @@ def read(url: str) -> list[str]:
     return [member.name for member in ShardList([url]).load_wds_shards()]
 
 
-def test_a_file_system_of_fsspec_shows_the_shard_when_it_is_whole(memory: Any) -> None:
+def test_a_file_system_of_fsspec_shows_only_complete_shards(memory: Any) -> None:
     memory.pipe("/d/s.tar", b"the shard of before")
     with TarWriter("memory://d/s.tar") as shard:
         shard.write(LARGE)
@@ -521,13 +521,13 @@ def test_a_file_system_of_fsspec_shows_the_shard_when_it_is_whole(memory: Any) -
     assert list(memory.store) == ["/d/s.tar"]
 
 
-def test_a_file_system_of_fsspec_keeps_nothing_of_a_shard_that_is_broken_off(memory: Any) -> None:
+def test_a_file_system_of_fsspec_keeps_nothing_of_an_interrupted_shard(memory: Any) -> None:
     with pytest.raises(ZeroDivisionError):
         write_and_raise("memory://d/s.tar.gz", ZeroDivisionError())
     assert list(memory.store) == []
 
 
-def test_an_error_of_a_file_system_is_told(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_file_system_is_raised(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> None:
         raise OSError("the store is full")
 
