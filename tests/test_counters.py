@@ -66,24 +66,24 @@ def test_a_snapshot_of_the_book_does_not_change() -> None:
 
 
 def test_each_shard_is_passed_to_listeners() -> None:
-    counters, told = Counters(), list[str]()
+    counters, opened = Counters(), list[str]()
     counters.record_shard("a.tar")
     assert counters.shard == "a.tar"
-    counters.on_shard = told.append
+    counters.on_shard = opened.append
     for shard in ("b.tar", "c.tar", "c.tar"):
         counters.record_shard(shard)
         assert counters.shard == shard
-    assert told == ["b.tar", "c.tar", "c.tar"]
+    assert opened == ["b.tar", "c.tar", "c.tar"]
 
 
 def test_a_copy_starts_at_zero() -> None:
-    counters, told = Counters(), list[str]()
-    counters.on_shard = told.append
+    counters, opened = Counters(), list[str]()
+    counters.on_shard = opened.append
     counters.count_skipped(item("decode", "ValueError", "a"))
     counters.count_fetched(1, 1.0)
     for copied in (copy.deepcopy(counters), pickle.loads(pickle.dumps(counters))):
         copied.record_shard("a.tar")
-        assert told == []
+        assert opened == []
         assert (copied.entries, copied.fetched(), copied.skipped()) == (0, (0, 0), Skipped())
 
 
@@ -122,8 +122,8 @@ def test_the_book_knows_the_current_shard(tmp_path: Path) -> None:
     counters = Counters()
     names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "txt": name}]) for name in "abc"]
     os.truncate(names[1], 512)
-    told: list[str] = []
-    counters.on_shard = told.append
+    opened: list[str] = []
+    counters.on_shard = opened.append
     read = []
     for shard, name, _, _ in load_wds_shards(
         [*names, str(tmp_path / "missing.tar")], ReadOptions(on_error=CountedErrors("skip", counters))
@@ -131,7 +131,7 @@ def test_the_book_knows_the_current_shard(tmp_path: Path) -> None:
         read.append(name)
         assert Shard(counters.shard) == shard
     assert read == ["a.txt", "c.txt"]
-    assert told == [*names, str(tmp_path / "missing.tar")]
+    assert opened == [*names, str(tmp_path / "missing.tar")]
     assert counters.skipped().counts == {
         "load_wds_shards: TruncatedShardError": 1,
         "load_wds_shards: ShardOpenError": 1,

@@ -90,7 +90,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with ``page``, which runs a script, and ``wds-datapipes``: both need not import the package anew."""
+    """A folder with ``page``, which runs a script, and ``wds-datapipes``; neither imports the package again."""
     folder = tmp_path_factory.mktemp("programs")
     address = str(tmp_path_factory.mktemp("server") / "socket")
     for command in ("page", "wds-datapipes"):
@@ -217,10 +217,10 @@ def test_a_prepared_program_behaves_like_a_started_one(programs: Path, tmp_path:
         ]
         for python in (Path(sys.executable), programs / "page")
     ]
-    told = [[(each.returncode, each.stdout, each.stderr) for each in done] for done in outcomes]
-    assert told[0] == told[1]
-    assert told[0][0][0] == 3
-    assert told[0][1] == (-9, b"", b"")
+    printed = [[(each.returncode, each.stdout, each.stderr) for each in done] for done in outcomes]
+    assert printed[0] == printed[1]
+    assert printed[0][0][0] == 3
+    assert printed[0][1] == (-9, b"", b"")
 
 
 @pytest.mark.parametrize(

@@ -325,8 +325,8 @@ def test_energon_finds_samples_by_key(tmp_path: Path) -> None:
     write_energon_dataset(tmp_path, splits, max_workers=1)
     members = ShardList(f"{tmp_path}/*.tar").load_wds_shards()
     assert rows() == [(member.name, member.data) for member in members]
-    before, told = table.read_bytes(), (tmp_path / ".nv-meta/index.uuid").read_text()
-    assert len(told) == 36
+    before, uuid = table.read_bytes(), (tmp_path / ".nv-meta/index.uuid").read_text()
+    assert len(uuid) == 36
     shard(tmp_path / "b.tar", fields(["b0", "a1"]))
     with pytest.raises(SidecarError, match=r"The key 'a1' of \S+/b\.tar occurs twice.* pass keys=False"):
         write_energon_dataset(tmp_path, splits, max_workers=1)
@@ -397,15 +397,15 @@ def test_an_index_of_wids_that_refers_to_others(tmp_path: Path) -> None:
         shard(tmp_path / "c.tar", fields(["c"])),
     ]
 
-    def told(name: str) -> dict[str, Any]:
+    def facts_of(name: str) -> dict[str, Any]:
         return {"url": name, "nsamples": 1}
 
-    (tmp_path / "far/part.json").write_text(json.dumps({"shardlist": [told("b.tar")]}))
+    (tmp_path / "far/part.json").write_text(json.dumps({"shardlist": [facts_of("b.tar")]}))
     facts = {
         "wids_version": 1,
         "base": "far",
-        "shardlist": [told("off/a.tar")],
-        "datasets": [{"source_url": "far/part.json"}, {"shardlist": [told("c.tar")], "base": str(tmp_path)}],
+        "shardlist": [facts_of("off/a.tar")],
+        "datasets": [{"source_url": "far/part.json"}, {"shardlist": [facts_of("c.tar")], "base": str(tmp_path)}],
     }
     place = tmp_path / "index.json"
     place.write_text(json.dumps(facts))

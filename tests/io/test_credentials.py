@@ -135,7 +135,7 @@ OPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-def told(secret: str) -> tuple[str, ...]:
+def forms_of(secret: str) -> tuple[str, ...]:
     """The secret, and its encoded forms."""
     return (secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1], "Zq7", "7qZ", "7777777777")
 
@@ -187,7 +187,7 @@ def uses(url: str, options: dict[str, Any], folder: str) -> list[Callable[[], An
     ]
 
 
-def told_by(use: Callable[[], Any]) -> str:
+def text_of(use: Callable[[], Any]) -> str:
     try:
         use()
     except WdsError as error:
@@ -215,7 +215,7 @@ def test_no_log_record_contains_a_secret(
         pipe = loader.group_samples()
         assert list(pipe) == []
         words = [f"{pipe} {pipe!r} {traverse_dps(pipe)}"]
-        failures = [told_by(use) for use in uses(url, options, folder)]
+        failures = [text_of(use) for use in uses(url, options, folder)]
         assert len([*filter(None, failures)]) >= 7
         words.extend(failures)
         assert len(read_quarantine(f"{folder}/passed-over")) == 1
@@ -226,7 +226,7 @@ def test_no_log_record_contains_a_secret(
     words.extend([str(skipped), loader.counters.shard, *caplog.messages, *(str(each.message) for each in warned)])
     assert caplog.messages
     for line in words:
-        assert not [form for form in told(secret) if form in line], line
+        assert not [form for form in forms_of(secret) if form in line], line
 
 
 def test_an_error_of_a_worker_contains_no_secret() -> None:
@@ -244,7 +244,7 @@ def test_an_error_of_a_worker_contains_no_secret() -> None:
         assert len(report.workers) == 1
         words = [words_of(caught.value), str(report), repr(report)]
     for line in words:
-        assert not [form for form in told(secret) if form in line], line
+        assert not [form for form in forms_of(secret) if form in line], line
 
 
 def test_secrets_of_the_environment_are_not_revealed(s3_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:

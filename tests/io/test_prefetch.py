@@ -101,7 +101,7 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def told(urls: list[str], read_ahead: int, **options: Any) -> list[str]:
+def outcome(urls: list[str], read_ahead: int, **options: Any) -> list[str]:
     """Return the names of the files, and the error that ended reading."""
     names = []
     try:
@@ -122,7 +122,7 @@ def test_reading_ahead_changes_no_item(
     shards: dict[str, str], names: list[str], read_ahead: int, on_error: str
 ) -> None:
     urls = [shards[name] for name in names]
-    assert told(urls, read_ahead, on_error=on_error) == told(urls, 0, on_error=on_error)
+    assert outcome(urls, read_ahead, on_error=on_error) == outcome(urls, 0, on_error=on_error)
 
 
 @settings(max_examples=30, deadline=None)

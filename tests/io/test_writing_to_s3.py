@@ -349,7 +349,7 @@ def at(number: int, moment: str, action: Callable[[], object]) -> Act:
     return act
 
 
-def broken_off(
+def run_interrupted(
     gate: Gate,
     number: int,
     moment: str,
@@ -380,7 +380,7 @@ def test_a_conversion_killed_at_any_request_resumes(bucket: Any, gate: Gate, opt
         with suppress(FileNotFoundError):
             bucket.rm("bucket/w", recursive=True)
         Path("s.journal").unlink(missing_ok=True)
-        ends.append(broken_off(gate, number, moment, signal.SIGKILL, partial(convert, options, max_workers=1)))
+        ends.append(run_interrupted(gate, number, moment, signal.SIGKILL, partial(convert, options, max_workers=1)))
         there = shards(bucket)
         assert there == {name: expected[name] for name in there}  # each of them is complete
         gate.act = lambda kind, moment: None
@@ -395,7 +395,7 @@ def test_a_converting_process_aborts_its_upload_when_its_parent_is_killed(
     bucket: Any, gate: Gate, options: dict[str, Any]
 ) -> None:
     inputs()
-    assert broken_off(gate, 2, "after", signal.SIGKILL, partial(convert, options, max_workers=1), os.kill) < 0
+    assert run_interrupted(gate, 2, "after", signal.SIGKILL, partial(convert, options, max_workers=1), os.kill) < 0
     for _ in range(1000):
         if not uploads(bucket):
             break
@@ -445,7 +445,7 @@ def test_ctrl_c_at_any_request_leaves_only_whole_shards(bucket: Any, gate: Gate,
     for number in range(1, 20):
         bucket.rm("bucket/w", recursive=True)
         os.unlink("w.journal")
-        ended = broken_off(gate, number, "before", signal.SIGINT, partial(interrupted, options))
+        ended = run_interrupted(gate, number, "before", signal.SIGINT, partial(interrupted, options))
         assert ended == (7 if number <= 5 else 0)
         there = shards(bucket)
         assert there == {name: expected[name] for name in there}

@@ -78,10 +78,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
-    told = {"own": run(folder, own), "sequential": run(folder, sequential)}
-    told |= {name: run(folder, own, build, [6]) for name, build in REPLAYED.items()}
-    told["cached, sequential"] = run(folder, sequential, REPLAYED["cached"], [6])
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(told))
+    results = {"own": run(folder, own), "sequential": run(folder, sequential)}
+    results |= {name: run(folder, own, build, [6]) for name, build in REPLAYED.items()}
+    results["cached, sequential"] = run(folder, sequential, REPLAYED["cached"], [6])
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

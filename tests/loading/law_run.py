@@ -28,17 +28,17 @@ def main() -> None:
     pipe = pipe.rsample(0.9).shuffle_samples(6).map_samples_with_rng(drawn).to_tuple("__key__", "drawn").batch(3)
     with DataLoader2(pipe, reading_service=ShardReadingService(int(sys.argv[1]))) as loader:
         loader.seed(2026)
-        told: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         if sys.argv[2].isdigit():
             items = iter(loader)
             head = list(itertools.islice(items, int(sys.argv[2])))
-            told["state"] = loader.state_dict()
+            results["state"] = loader.state_dict()
         else:
             with open(sys.argv[2], "rb") as file:
                 loader.load_state_dict(json.load(file))
             head, items = [], iter(loader)
-        told["epochs"] = [head, list(items), list(loader)]
-    print(json.dumps(told))
+        results["epochs"] = [head, list(items), list(loader)]
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

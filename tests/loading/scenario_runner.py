@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-__all__ = ["Become", "Main", "Scenario", "group", "has_own_shm", "in_another_main", "run", "tell"]
+__all__ = ["Become", "Main", "Scenario", "describe_error", "group", "has_own_shm", "in_another_main", "run"]
 
 #: How many scenarios run at a time. Most of them wait.
 TOGETHER = 5
@@ -36,7 +36,7 @@ Scenario = Callable[[], object]
 Main = Callable[[Callable[[], object]], object]
 
 
-def tell(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -115,7 +115,7 @@ def result_of(scenario: Scenario) -> dict[str, Any]:
     try:
         outcome = str(scenario())
     except Exception as error:
-        outcome = tell(error)
+        outcome = describe_error(error)
     if len(outcome) > 20_000:
         outcome = f"{outcome[:10_000]} ... {outcome[-10_000:]}"
     after = surroundings()

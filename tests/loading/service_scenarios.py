@@ -75,7 +75,7 @@ from faulty_pipelines import (
     send,
     take,
 )
-from scenario_runner import Become, Main, Scenario, group, has_own_shm, in_another_main, run, tell
+from scenario_runner import Become, Main, Scenario, describe_error, group, has_own_shm, in_another_main, run
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
 
@@ -142,7 +142,7 @@ def too_many_files_later() -> str:
                 kept.extend(items)
         except OSError as error:
             assert all((array == array[0]).all() for array in kept)
-            return tell(error)
+            return describe_error(error)
     return "no error"
 
 
@@ -153,7 +153,7 @@ def too_many_files_in_a_worker() -> str:
         try:
             taken.extend(item[0] for item in dl)
         except OSError as error:
-            return f"{taken}; {tell(error)}"
+            return f"{taken}; {describe_error(error)}"
     return "no error"
 
 
@@ -229,7 +229,7 @@ def killed(moment: str, workers: int = 2, prefetch: int = 10, top: str = "bare",
             try:
                 items.resume()
             except Exception as error:
-                return f"0; {tell(error)}"
+                return f"0; {describe_error(error)}"
         return take(dl, workers, items if moment in ("at once", "in reset", "sending") else None)
 
 
@@ -357,7 +357,7 @@ def after_a_step(step: str, dl: DataLoader2[Any], items: Any) -> str:
         else:
             return take(dl, 2, items if step == "read" else None)
     except Exception as error:
-        return tell(error)
+        return describe_error(error)
     return "no error"
 
 
@@ -397,7 +397,7 @@ def random_kill(generator: random.Random) -> str:
                 items = iter(dl)
         except Exception as error:
             name = rf"Worker [0-2] \(pid {victim}\) was killed by signal 9 \(SIGKILL\)"
-            return "died" if re.match(f"WorkerDiedError: {name}", tell(error)) else tell(error)
+            return "died" if re.match(f"WorkerDiedError: {name}", describe_error(error)) else describe_error(error)
         finally:
             killer.join()
 
@@ -585,7 +585,7 @@ def timed_out_in_pause() -> str:
         try:
             items._pause()
         except Exception as error:
-            return tell(error)
+            return describe_error(error)
     return "paused"
 
 
@@ -772,7 +772,7 @@ def synchronized(how: str, act: Act, ready: Any) -> None:
         try:
             begun += items
         except Exception as error:
-            print(f"rank {rank}: {begun} {tell(error)}", file=sys.stderr)
+            print(f"rank {rank}: {begun} {describe_error(error)}", file=sys.stderr)
         dl.shutdown()
 
 

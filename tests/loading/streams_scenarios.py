@@ -80,12 +80,12 @@ def main() -> None:
     folder = Path(sys.argv[1])
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
-    told = {
+    results = {
         f"{make.__name__} {workers}": run(lambda make=make: make(folder), workers)  # type: ignore[misc]  # mypy does not see its default
         for make in (mixture, mixed_stream, recipe)
         for workers in range(3)
     }
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(told))
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

@@ -261,8 +261,8 @@ def run(folder: Path, hash_seed: int, workers: int, argument: object) -> dict[st
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    results: dict[str, Any] = json.loads(done.stdout)
+    return results
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -136,9 +136,9 @@ def test_ranks_agree_on_epochs_if_only_the_first_is_reseeded() -> None:
             seeds.end(generator)
 
     shared: dict[int, int] = {}
-    told = list(zip(run(0), run(1), strict=True))
-    assert all(one == other for one, other in told)
-    assert [epoch for (_, _, epoch), _ in told] == [0, 1, 0, 5]
+    draws_of_ranks = list(zip(run(0), run(1), strict=True))
+    assert all(one == other for one, other in draws_of_ranks)
+    assert [epoch for (_, _, epoch), _ in draws_of_ranks] == [0, 1, 0, 5]
 
 
 @every_service

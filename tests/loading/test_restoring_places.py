@@ -420,18 +420,18 @@ def test_skipping_much_of_a_shard_is_logged_once(folder: Path, caplog: pytest.Lo
     build_shard("0.tar.gz", [{"__key__": str(number), "bin": bytes(1 << 20)} for number in range(40)])
     build_shard("0.tar", [{"__key__": str(number), "bin": bytes(1 << 20)} for number in range(40)])
     caplog.set_level(logging.INFO, "wds_datapipes")
-    told = []
+    logged = []
     url = f"pipe:cat 0.tar # https://me:{SECRET}@host/"
     for name, cut in [("0.tar", 35), ("0.tar.gz", 3), ("0.tar.gz", 35), (url, 35)]:
         state = state_at(pipeline(name, 4), cut)
         caplog.clear()
         assert len(list(resumed(pipeline(name, 4), state))) == 40 - cut
-        told.append([(record.name, record.levelname, record.getMessage()) for record in caplog.records])
-    assert told[:2] == [[], []]
+        logged.append([(record.name, record.levelname, record.getMessage()) for record in caplog.records])
+    assert logged[:2] == [[], []]
     what = "cannot be read from an offset: skipping its first {} MB to resume"
     megabytes = 38 * ((1 << 20) + 512) // 1_000_000
-    assert told[2] == [("wds_datapipes", "INFO", f"0.tar.gz {what.format(megabytes)}")]
-    assert told[3] == [("wds_datapipes", "INFO", f"pipe:cat 0.tar # https://***@host/ {what.format(megabytes)}")]
+    assert logged[2] == [("wds_datapipes", "INFO", f"0.tar.gz {what.format(megabytes)}")]
+    assert logged[3] == [("wds_datapipes", "INFO", f"pipe:cat 0.tar # https://***@host/ {what.format(megabytes)}")]
 
 
 # Changed shards -----------------------------------------------------------------------------------------------------
@@ -539,8 +539,8 @@ def test_the_part_between_two_members_contains_the_members_between_them(kinds: l
     members = list(read_members(io.BytesIO(whole), shard="a", ignore_zeros=True))
     assert len(members) == len(kinds)
     first = data.draw(st.integers(0, len(members) - 1))
-    behind = data.draw(st.integers(first + 1, len(members)))
-    start, stop = members[first][3], members[behind][3] if behind < len(members) else -1
+    last = data.draw(st.integers(first + 1, len(members)))
+    start, stop = members[first][3], members[last][3] if last < len(members) else -1
     part = io.BytesIO(whole[start:] if stop < 0 else whole[start:stop])
     found = read_members(part, shard="a", ignore_zeros=True, start=start, stop=stop)
-    assert list(found) == members[first:behind]
+    assert list(found) == members[first:last]

@@ -477,8 +477,8 @@ def test_each_worker_has_its_own_generators_in_each_epoch(workers: int) -> None:
 
 def ask_for_seeds(pipe: Pipe, info: Any, seeds: Any) -> Pipe:
     own, shared = seeds.generate_seed(), seeds.generate_shared_seed()
-    told: Pipe = IterableWrapper([(own, shared)])
-    return told
+    drawn_seeds: Pipe = IterableWrapper([(own, shared)])
+    return drawn_seeds
 
 
 @pytest.mark.parametrize("workers", [0, 3])

@@ -509,11 +509,11 @@ def ask_torch(item: Any) -> Any:
 
 
 def test_worker_info_of_torch_is_that_of_torchdatas_workers() -> None:
-    told = []
+    infos = []
     for service in (ShardReadingService, MultiProcessingReadingService):
         with load(numbers(4).sharding_filter().map(ask_torch), service=service) as loader:
-            told.append(list(loader))
-    assert told[0] == told[1] == [(number, None, 1) for number in range(4)]
+            infos.append(list(loader))
+    assert infos[0] == infos[1] == [(number, None, 1) for number in range(4)]
 
 
 # pause, resume and limit

@@ -31,10 +31,10 @@ def soak(folder: Path, *arguments: list[str]) -> list[dict[str, Any]]:
         )
         for each in arguments
     ]
-    told = [process.communicate() for process in running]
-    assert [process.returncode for process in running] == [0] * len(running), told
-    assert [errors for _, errors in told] == [""] * len(running)
-    return [json.loads(answer) for answer, _ in told]
+    outputs = [process.communicate() for process in running]
+    assert [process.returncode for process in running] == [0] * len(running), outputs
+    assert [errors for _, errors in outputs] == [""] * len(running)
+    return [json.loads(answer) for answer, _ in outputs]
 
 
 def test_no_loader_of_a_thousand_hangs_or_leaves_anything(tmp_path: Path) -> None:

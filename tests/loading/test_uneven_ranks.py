@@ -129,22 +129,22 @@ def resume_differently(rank: int) -> list[str]:
             return loader.state_dict()
 
     states = [saved(0), saved(1)]
-    told = []
+    refusals = []
     for state in (states[rank], states[0] if rank == 0 else None):
         with loader_of(0) as loader:
             if state is not None:
                 loader.load_state_dict(state)
             with pytest.raises((StateError, RankLostError)) as caught:
                 next(iter(loader))
-        told.append(str(caught.value))
-    return told
+        refusals.append(str(caught.value))
+    return refusals
 
 
 def test_ranks_that_resume_in_different_epochs_are_an_error(tmp_path: Path) -> None:
     """Otherwise samples would silently repeat or be lost."""
     ranks = on_two_ranks(tmp_path, resume_differently)
     for number, what in enumerate(["a state of another epoch", "no state"]):
-        messages = [told[number] for told in ranks]
+        messages = [refusals[number] for refusals in ranks]
         assert any(f"has {what}. Load the states that all ranks have saved" in message for message in messages), (
             messages
         )

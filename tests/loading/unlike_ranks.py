@@ -90,14 +90,14 @@ def scenarios(folder: Path, rank: int) -> dict[str, Callable[[], list[str]]]:
 def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, scenario in scenarios(folder, rank).items():
         dist.barrier()
         try:
-            told[name] = scenario()
+            results[name] = scenario()
         except RuntimeError as error:
-            told[name] = str(error)
-    (folder / f"{rank}.json").write_text(json.dumps(told))
+            results[name] = str(error)
+    (folder / f"{rank}.json").write_text(json.dumps(results))
     sys.stdout.flush()
     os._exit(0)
 

@@ -590,7 +590,7 @@ def test_there_must_be_a_shard_to_draw(workers: int) -> None:
         read2(numbers(0).resample_wds_shards(), workers, 1)
 
 
-def test_a_stream_without_end_has_no_length() -> None:
+def test_an_endless_stream_has_no_length() -> None:
     with pytest.raises(TypeError, match="endlessly"):
         len(numbers(4).resample_wds_shards())
 
@@ -624,7 +624,7 @@ def urls(tmp_path: Path) -> str:
     ],
     ids=["drawn", "drawn and cut", "behind a buffer", "repeated", "repeated and cut"],
 )
-def test_a_stream_of_which_nothing_is_left_is_an_error(make: Callable[[Any], Pipe], urls: str) -> None:
+def test_a_stream_whose_items_are_all_dropped_is_an_error(make: Callable[[Any], Pipe], urls: str) -> None:
     with pytest.raises(EmptySourceError, match=r"gone through all its shards|source has ended without any"):
         next(iter(make(ShardList(urls))))
     with pytest.raises(EmptySourceError):
@@ -645,20 +645,20 @@ class KeepsLate:
         return self.count > 20
 
 
-def test_a_filter_behind_a_buffer_waits_until_that_is_full(urls: str) -> None:
+def test_a_filter_after_a_buffer_waits_until_it_is_full(urls: str) -> None:
     drawn = samples_of(ShardList(urls).resample_wds_shards()).shuffle_samples(500, initial=500)
     assert next(iter(drawn.filter(KeepsLate())))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_that_are_taken_apart_in_many_short_passes_are_no_empty_stream(urls: str, workers: int) -> None:
-    """The stages before .unbatch_samples() are copied for each pass, and no copy is taken for another one."""
+def test_batches_unbatched_in_many_short_passes_are_no_empty_stream(urls: str, workers: int) -> None:
+    """The stages before .unbatch_samples() are copied for each pass, and no copy is mistaken for another one."""
     shards = ShardList(urls).slice_samples(1).sharding_filter()
     pipe = samples_of(shards).to_tuple("__key__").batch(2).unbatch_samples(collated=False).with_epoch(100)
     assert [len(epoch) for epoch in read2(pipe, workers, 2)] == [100, 100]
 
 
-def test_nothing_that_is_batched_and_taken_apart_is_an_empty_stream(urls: str) -> None:
+def test_unbatching_no_batches_is_an_empty_stream(urls: str) -> None:
     pipe = samples_of(ShardList(urls).sharding_filter()).filter(is_none).batch(2).unbatch_samples(collated=False)
     with pytest.raises(EmptySourceError):
         next(iter(pipe.cycle()))
@@ -669,7 +669,7 @@ def test_a_stage_that_waits_for_many_items_is_no_empty_stream(urls: str) -> None
     assert len(next(iter(drawn.shuffle_samples(3000).batch(1000)))) == 1000
 
 
-def test_epochs_of_a_stream_are_told_apart() -> None:
-    """Each ends after as many items, and begins the source again for the next."""
+def test_epochs_of_a_stream_are_distinguished() -> None:
+    """Each ends after the same number of items, and restarts the source for the next."""
     pipe = numbers(3).with_epoch(3)
     assert [list(pipe) for _ in range(50)] == [[0, 1, 2]] * 50

@@ -42,7 +42,7 @@ def put(*names: str) -> None:
         Path(name).write_bytes(name.encode())
 
 
-def told(source: Source) -> dict[str, dict[str, Any]]:
+def fields_of(source: Source) -> dict[str, dict[str, Any]]:
     """Return the fields of all samples by their keys; files are given by their paths."""
     with closing(source):
         specs = [source.get_spec(number) for number in range(len(source))]
@@ -60,7 +60,7 @@ def test_folders_are_classes_in_the_order_of_their_names() -> None:
     put("in/.git/1.jpg", "in/cat/.hidden.jpg", "in/bird/b.c/e.jpg", "in/about.txt")
     source = find_images("in", name_field="txt")
     assert source.classes == ["bird", "cat", "dog"]
-    assert told(source) == {
+    assert fields_of(source) == {
         "bird/b.c/e": {"jpg": "in/bird/b.c/e.jpg", "cls": b"0", "txt": b"bird"},
         "cat/Z": {"webp": "in/cat/Z.webp", "cls": b"1", "txt": b"cat"},
         "cat/a/x": {"png": "in/cat/a/x.png", "cls": b"1", "txt": b"cat"},
@@ -68,7 +68,7 @@ def test_folders_are_classes_in_the_order_of_their_names() -> None:
         "dog/2": {"jpg": "in/dog/2.jpg", "cls": b"2", "txt": b"dog"},
     }
     assert source.left_out == {".txt": 2, "without an ending": 1}
-    assert list(told(find_images("in", endings=["txt"], has_classes=False))) == ["about", "cat/notes"]
+    assert list(fields_of(find_images("in", endings=["txt"], has_classes=False))) == ["about", "cat/notes"]
 
 
 @given(
@@ -88,7 +88,7 @@ def test_images_are_those_of_torchvision(classes: dict[str, set[str]]) -> None:
     for label, name in enumerate(sorted(classes)):
         for folder, _, files in sorted(os.walk(root / name)):  # as torchvision's ImageFolder does
             expected += [(f"{folder}/{file}", label) for file in sorted(files)]
-    found = told(find_images(root))
+    found = fields_of(find_images(root))
     assert [(fields["png"], int(fields["cls"])) for fields in found.values()] == expected
 
 
@@ -96,7 +96,7 @@ def test_all_files_of_a_key_are_one_sample() -> None:
     put("in/cat/1.jpg", "in/cat/1.seg.png", "in/cat/1.json", "in/cat/2.JPG", "in/cat/3.txt", "in/cat/README")
     faults: list[Exception] = []
     source = find_images("in", key_rule=first_dot, on_fault=faults.append)
-    assert told(source) == {
+    assert fields_of(source) == {
         "cat/1": {
             "jpg": "in/cat/1.jpg",
             "json": "in/cat/1.json",
@@ -108,7 +108,7 @@ def test_all_files_of_a_key_are_one_sample() -> None:
     assert [str(fault) for fault in faults] == ["The sample of 'in/cat/3.txt' has no image. Add one"]
     put("in/cat/2.cls")
     with pytest.raises(SampleSourceError, match=r"in/cat/2\.JPG' would have two fields 'cls'"):
-        told(find_images("in", key_rule=first_dot, on_fault=faults.append))
+        fields_of(find_images("in", key_rule=first_dot, on_fault=faults.append))
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,14 @@ def test_a_folder_without_classes(files: list[str], message: str) -> None:
 def test_a_skipped_class_without_images_keeps_its_number() -> None:
     put("in/a/1.txt", "in/b/1.jpg")
     faults: list[Exception] = []
-    assert told(find_images("in", on_fault=faults.append)) == {"b/1": {"jpg": "in/b/1.jpg", "cls": b"1"}}
+    assert fields_of(find_images("in", on_fault=faults.append)) == {"b/1": {"jpg": "in/b/1.jpg", "cls": b"1"}}
     assert len(faults) == 1
 
 
 def test_links_are_followed_but_not_in_circles() -> None:
     put("there/1.jpg", "in/cat/1.jpg")
     Path("in/dog").symlink_to("../there")
-    assert list(told(find_images("in"))) == ["cat/1", "dog/1"]
+    assert list(fields_of(find_images("in"))) == ["cat/1", "dog/1"]
     Path("there/again").symlink_to("../in")
     with pytest.raises(SampleSourceError, match=r"in/dog/again/dog' is a link to one of its parents"):
         find_images("in")
@@ -152,7 +152,7 @@ def test_imagenet_in_folders_is_numbered_by_all_classes_of_train() -> None:
     put(f"in/val/{WNIDS[2]}/ILSVRC2012_val_00000001.JPEG")
     train = find_imagenet("in", "train")
     assert train.classes == WNIDS
-    found = told(train)
+    found = fields_of(train)
     assert list(found)[:4] == [
         "n01440764/n01440764_1",
         "n01440764/n01440764_10",
@@ -165,7 +165,7 @@ def test_imagenet_in_folders_is_numbered_by_all_classes_of_train() -> None:
         for fields in found.values()
         for path in [fields["jpg"]]
     )
-    assert [fields["cls"] for fields in told(find_imagenet("in", "val")).values()] == [b"2"]
+    assert [fields["cls"] for fields in fields_of(find_imagenet("in", "val")).values()] == [b"2"]
     put("in/val/n99999999/1.JPEG")
     with pytest.raises(SampleSourceError, match="n99999999' is not one of the 3 known classes"):
         find_imagenet("in", "val")
@@ -227,19 +227,19 @@ ORDER = [(1, 2), (2, 0), (3, 1)]
 
 
 @pytest.mark.parametrize(
-    "tell",
+    "list_format",
     [kaggle, torchvision, devkit, lines_of_names, lines_of_numbers, lines_in_order],
-    ids=lambda tell: tell.__name__,
+    ids=lambda list_format: list_format.__name__,
 )
-def test_a_file_lists_the_classes_of_images_in_one_folder(tell: Any) -> None:
+def test_a_file_lists_the_classes_of_images_in_one_folder(list_format: Any) -> None:
     flat()
-    source = find_imagenet("in", "val", name_field="txt", **tell())
+    source = find_imagenet("in", "val", name_field="txt", **list_format())
     assert source.classes == WNIDS
-    found = told(source)
+    found = fields_of(source)
     assert {key: int(fields["cls"]) for key, fields in found.items()} == {
         f"ILSVRC2012_val_0000000{number}": label for number, label in ORDER
     }
-    has_words = tell in (kaggle, torchvision, devkit)
+    has_words = list_format in (kaggle, torchvision, devkit)
     assert source.words == (WORDS if has_words else [])
     assert found["ILSVRC2012_val_00000002"]["txt"] == (WORDS if has_words else WNIDS)[0].encode()
 
@@ -298,18 +298,18 @@ def test_a_row_is_a_sample(kind: str) -> None:
     path = write_table(kind, ROWS)
     caption = ROWS[0]["caption"]
     files = [("", "image")]
-    found = told(Table(path, files=files, values=[("cls", "label"), ("txt", "caption")], key="id", root="files"))
+    found = fields_of(Table(path, files=files, values=[("cls", "label"), ("txt", "caption")], key="id", root="files"))
     assert found == {
         "a": {"jpg": "files/cat/1.JPEG", "cls": b"3", "txt": str(caption).encode()},
         "b/c": {"png": "files/cat/2.png", "cls": b"-1", "txt": b""},
     }
-    found = told(Table(path, files=[("x.jpg", "image")], values=[("json", "*")]))
+    found = fields_of(Table(path, files=[("x.jpg", "image")], values=[("json", "*")]))
     assert list(found) == ["00000000", "00000001"]
     assert found["00000000"]["x.jpg"] == "tables/cat/1.JPEG"
     label = "3" if kind in ("csv", "tsv") else 3
     assert json.loads(found["00000000"]["json"]) == {"id": "a", "label": label, "caption": caption}
     if kind in ("csv", "tsv"):
-        assert list(told(Table(path, files=files, key="id"))["a"]) == ["jpg", "label", "caption"]
+        assert list(fields_of(Table(path, files=files, key="id"))["a"]) == ["jpg", "label", "caption"]
 
 
 @settings(max_examples=20, deadline=None)
@@ -326,29 +326,29 @@ def test_any_row_of_a_csv_file_can_be_read_separately(rows: list[tuple[str, str]
 
 def test_values_of_other_types_are_encoded_by_their_fields() -> None:
     path = write_table("parquet", [{"x": b"\0", "n": [1, 2], "d": date(2020, 1, 2), "f": 1.5, "s": None}] * 3)
-    found = told(Table(path, values=[("bin", "x"), ("json", "n"), ("all.json", "*")][:2]))
+    found = fields_of(Table(path, values=[("bin", "x"), ("json", "n"), ("all.json", "*")][:2]))
     assert found["00000002"] == {"bin": b"\0", "json": b"[1, 2]"}
     with pytest.raises(
         EncodeError, match=r"row 1 of .* has the float 1\.5 for the field 'f', whose name does not determine"
     ):
-        told(Table(path, values=[("f", "f")]))
+        fields_of(Table(path, values=[("f", "f")]))
     with pytest.raises(EncodeError, match=r"row 1 of .*bytes.* cannot be represented in JSON"):
-        told(Table(path, values=[("json", "*")]))
+        fields_of(Table(path, values=[("json", "*")]))
     with pytest.raises(EncodeError, match="the field 'jpg' holds images"):
-        told(Table(write_table("jsonl", [{"jpg": "1.jpg"}])))
+        fields_of(Table(write_table("jsonl", [{"jpg": "1.jpg"}])))
     path = write_table("jsonl", [{"meta": {"d": 1, "ü": None}, "cls": 3, "name": "ü"}])
-    assert told(Table(path, values=[("json", "meta"), ("cls", "cls"), ("name", "name")]))["00000000"] == {
+    assert fields_of(Table(path, values=[("json", "meta"), ("cls", "cls"), ("name", "name")]))["00000000"] == {
         "json": '{"d": 1, "ü": null}'.encode(),
         "cls": b"3",
         "name": "ü".encode(),
     }
     path = write_table("parquet", [{"d": date(2020, 1, 2)}])
-    assert told(Table(path, values=[("json", "*")]))["00000000"] == {"json": b'{"d": "2020-01-02"}'}
+    assert fields_of(Table(path, values=[("json", "*")]))["00000000"] == {"json": b'{"d": "2020-01-02"}'}
 
 
 def test_files_may_be_embedded_in_parquet_as_by_datasets() -> None:
     path = write_table("parquet", [{"image": {"bytes": b"data", "path": "a.PNG"}, "label": 1}])
-    found = told(Table(path, files=[("", "image")], values=[("cls", "label")]))
+    found = fields_of(Table(path, files=[("", "image")], values=[("cls", "label")]))
     assert found["00000000"] == {"png": b"data", "cls": b"1"}
 
 
@@ -382,7 +382,7 @@ def test_an_invalid_row_is_reported_with_its_number(row: dict[str, Any], message
 def test_a_field_may_be_missing_on_request() -> None:
     rows: list[dict[str, Any]] = [{"image": "a.jpg", "mask": "m.png", "txt": "x"}, {"image": "b.jpg", "mask": None}]
     files = [("", "image"), ("mask.png", "mask")]
-    found = told(Table(write_table("jsonl", rows), files=files, values=[("txt", "txt")], missing="keep"))
+    found = fields_of(Table(write_table("jsonl", rows), files=files, values=[("txt", "txt")], missing="keep"))
     assert [list(fields) for fields in found.values()] == [["jpg", "mask.png", "txt"], ["jpg"]]
 
 
@@ -402,7 +402,7 @@ def test_a_field_may_be_missing_on_request() -> None:
 def test_a_damaged_table(name: str, text: str, message: str) -> None:
     Path(name).write_bytes(text.encode("latin-1"))
     with pytest.raises(SampleSourceError, match=message):
-        told(Table(name, values=[("cls", "a")] if name == "t.jsonl" else None))
+        fields_of(Table(name, values=[("cls", "a")] if name == "t.jsonl" else None))
 
 
 def test_a_table_that_becomes_shorter_is_reported() -> None:
@@ -499,9 +499,9 @@ def test_a_table_and_its_files_may_be_in_a_store(store: Any, kind: str) -> None:
     source.close()
     assert [measure_sample(spec).sizes for spec in specs[:2]] == [[3, 1], [3, 1]]
     assert [read_sample(spec)["jpg"] for spec in specs[:2]] == [b"one", b"two"]
-    told = r"The field 'jpg' of row 3 of 'memory://in/t\..*' cannot be read: memory://in/no\.jpg cannot be opened"
+    message = r"The field 'jpg' of row 3 of 'memory://in/t\..*' cannot be read: memory://in/no\.jpg cannot be opened"
     for ask in (measure_sample, read_sample):
-        with pytest.raises(SampleSourceError, match=told):
+        with pytest.raises(SampleSourceError, match=message):
             ask(specs[2])
     stamp = measure_sample(specs[0]).stamp
     store.pipe("/in/cat/1.jpg", b"other")
@@ -533,7 +533,7 @@ def test_the_forms_of_a_recipe() -> None:
         "c.txt pipe:echo a b\nd.txt text:\r\n"
     )
     source = Recipe("my recipe", root="files")
-    assert told(source) == {
+    assert fields_of(source) == {
         "a/1": {"jpg": "files/some file.jpg", "cls": b"3"},
         "a/2": {"txt": b"two words: yes "},
         "b": {"x.y": "files/d/f", "z": "/f g"},
@@ -577,7 +577,7 @@ def test_a_text_that_its_field_cannot_decode_is_an_error(column: str, value: str
     with closing(Table(write_table("csv", [{column: value}]))) as table, pytest.raises(EncodeError, match=message):
         table.get_spec(0)
     other = Table(write_table("csv", [{column: value}]), values=[("txt", column)])
-    assert told(other) == {"00000000": {"txt": value.encode()}}
+    assert fields_of(other) == {"00000000": {"txt": value.encode()}}
 
 
 def test_typed_tables_do_not_mistake_the_path_of_an_image_for_the_image() -> None:
@@ -590,7 +590,7 @@ def test_typed_tables_do_not_mistake_the_path_of_an_image_for_the_image() -> Non
 
 def test_an_empty_value_of_a_field_that_is_not_text_is_missing() -> None:
     rows = [{"cls": "", "txt": "", "json": ""}]
-    assert told(Table(write_table("csv", rows), missing="keep")) == {"00000000": {"txt": b""}}
+    assert fields_of(Table(write_table("csv", rows), missing="keep")) == {"00000000": {"txt": b""}}
     with (
         closing(Table(write_table("csv", rows))) as table,
         pytest.raises(SampleSourceError, match="no value in its column 'cls'"),

@@ -289,11 +289,11 @@ JSON = st.recursive(
     column=st.sampled_from(list(COLUMNS)),
     place=JSON,
     fact=st.sampled_from(["bytes", "sha256", "lowercase", "key_rule"]),
-    told=JSON,
+    claim=JSON,
 )
 @settings(deadline=None, max_examples=120)
 def test_a_false_header_with_valid_checksums_is_refused_or_harmless(
-    index: ShardIndex, keys: list[str], value: Any, column: str, place: Any, fact: str, told: Any
+    index: ShardIndex, keys: list[str], value: Any, column: str, place: Any, fact: str, claim: Any
 ) -> None:
     import json
     from zlib import crc32
@@ -304,7 +304,7 @@ def test_a_false_header_with_valid_checksums_is_refused_or_harmless(
     _, length, _ = HEAD.unpack_from(content)
     facts = json.loads(content[HEAD.size : HEAD.size + length])
     facts["columns"][column] = place
-    facts["shard"][fact] = told
+    facts["shard"][fact] = claim
     facts.update(dict.fromkeys(keys, value))
     text = json.dumps(facts).encode()
     text += b" " * (-(HEAD.size + len(text)) % 64)

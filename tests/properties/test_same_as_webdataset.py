@@ -297,8 +297,8 @@ def rsample(rng: random.Random) -> Step:
 
 def simple(item: Any) -> tuple[str, int]:
     """Turn an item into one that both packages can collate."""
-    description = plain(item, origin=False)
-    return repr(description), len(description)
+    value = plain(item, origin=False)
+    return repr(value), len(value)
 
 
 def columns(batch: Sequence[Any]) -> tuple[Any, ...]:

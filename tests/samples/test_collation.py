@@ -50,12 +50,12 @@ ALIKE: dict[str, list[Any]] = {
 }
 
 
-def told(value: Any) -> Any:
+def comparable(value: Any) -> Any:
     """A representation that distinguishes batches, including types of arrays and tensors."""
     if isinstance(value, dict):
-        return {key: told(each) for key, each in value.items()}
+        return {key: comparable(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value), [told(each) for each in value]
+        return type(value), [comparable(each) for each in value]
     if isinstance(value, (np.ndarray, torch.Tensor)):
         return type(value), value.dtype, tuple(value.shape), value.tolist()
     return value if value is None or isinstance(value, Image.Image) else (type(value), value)
@@ -65,7 +65,7 @@ def told(value: Any) -> Any:
 @pytest.mark.parametrize("name", ALIKE)
 def test_batches_are_those_of_webdataset(name: str, options: dict[str, Any]) -> None:
     ours, theirs = collate_samples(ALIKE[name], **options), default_collation_fn(ALIKE[name], **options)
-    assert told(ours) == told(theirs)
+    assert comparable(ours) == comparable(theirs)
     assert type(ours) is type(theirs)
 
 
@@ -80,17 +80,17 @@ def test_batches_can_be_unbatched(name: str) -> None:
     samples = ALIKE[name]
     batches = IterableWrapper([samples], deepcopy=False).collate(collate_fn=collate_samples)
     kind = dict if isinstance(samples[0], dict) else tuple
-    assert [told_loosely(sample) for sample in batches.unbatch_samples()] == [
-        told_loosely(kind(sample)) for sample in samples
+    assert [loosely_comparable(sample) for sample in batches.unbatch_samples()] == [
+        loosely_comparable(kind(sample)) for sample in samples
     ]
 
 
-def told_loosely(value: Any) -> Any:
-    """As `told`, but a number may have become one of an array."""
+def loosely_comparable(value: Any) -> Any:
+    """Like `comparable`, but a number may have become an array element."""
     if isinstance(value, dict):
-        return {key: told_loosely(each) for key, each in value.items()}
+        return {key: loosely_comparable(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [told_loosely(each) for each in value]
+        return [loosely_comparable(each) for each in value]
     return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else value
 
 
@@ -115,7 +115,7 @@ def test_ragged_fields_are_an_error_or_a_list(name: str) -> None:
             default_collation_fn(samples)
     [column] = collate_samples(samples, ragged="list")
     assert all(one is two for one, (two,) in zip(column, samples, strict=True))
-    assert told(collate_samples(samples, combine_tensors=False)) == told((column,))
+    assert comparable(collate_samples(samples, combine_tensors=False)) == comparable((column,))
 
 
 def test_a_missing_number_does_not_make_an_array_of_objects() -> None:
@@ -146,6 +146,6 @@ def test_ragged_is_checked() -> None:
 
 def test_in_a_pipeline() -> None:
     pipe = IterableWrapper([(1, "a"), (2, "b"), (3, "c")]).batch(2)
-    assert told(list(pipe.collate(collate_fn=partial(collate_samples, ragged="list")))) == told(
+    assert comparable(list(pipe.collate(collate_fn=partial(collate_samples, ragged="list")))) == comparable(
         [(np.array([1, 2]), ["a", "b"]), (np.array([3]), ["c"])]
     )

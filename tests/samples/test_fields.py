@@ -156,7 +156,7 @@ def fail(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "told"),
+    ("stage", "note"),
     [
         (
             map_dict([SAMPLE], {"jpg": str, "cls": fail}),
@@ -165,11 +165,11 @@ def fail(value: object) -> None:
         (map_tuple([(1, 2)], [None, fail]), "raised in map_tuple for element 1 of 2"),
     ],
 )
-def test_an_error_of_a_function_is_unchanged_and_names_its_sample(stage: Iterator[object], told: str) -> None:
+def test_an_error_of_a_function_is_unchanged_and_names_its_sample(stage: Iterator[object], note: str) -> None:
     with pytest.raises(KeyError, match="2") as caught:
         list(stage)
     if sys.version_info >= (3, 11):  # which added notes
-        assert caught.value.__notes__ == [told]
+        assert caught.value.__notes__ == [note]
 
 
 def test_a_missing_package_is_never_skipped() -> None:

@@ -213,10 +213,11 @@ def test_each_fetch_is_logged(
     caplog.set_level(logging.DEBUG, "wds_datapipes")
     url = address(proxy).replace("//", "//me:hunter2@")
     assert keys(url) == keys(url) == WANT
-    told = [record for record in caplog.records if record.message.startswith("Downloaded")]
-    assert [record.levelname for record in told] == ["WARNING" if verbose == "1" else "INFO"]
+    records = [record for record in caplog.records if record.message.startswith("Downloaded")]
+    assert [record.levelname for record in records] == ["WARNING" if verbose == "1" else "INFO"]
     assert re.fullmatch(
-        r"Downloaded http://\*\*\*@127\S+/kept/a\.tar: 30720 bytes in \d+\.\d s, to copies/\w+-a\.tar", told[0].message
+        r"Downloaded http://\*\*\*@127\S+/kept/a\.tar: 30720 bytes in \d+\.\d s, to copies/\w+-a\.tar",
+        records[0].message,
     )
     assert "Downloading http://***@" in caplog.text
     assert "hunter2" not in caplog.text
@@ -323,7 +324,7 @@ def use(url):
     with CacheFolder(place).open(DownloadRequest(url, None, None, {})) as copy:
         return copy.read() == content
 
-def told(url):
+def result(url):
     try:
         return use(url)
     except CacheError as error:
@@ -336,16 +337,16 @@ with open(f"{place}/filler", "wb", buffering=0) as filler:
             pass
     except OSError:
         pass
-print(told(shard))
-print(told(f"pipe:cat {shard} {shard}"))
-print(told(named))
+print(result(shard))
+print(result(f"pipe:cat {shard} {shard}"))
+print(result(named))
 libc.mount(b"none", place.encode(), None, 32 | 1, None)
 try:
     open(f"{place}/x", "w")
 except OSError as error:
     print(error.strerror)
-print(told(named))
-print(told(f"pipe:cat {shard}"))
+print(result(named))
+print(result(f"pipe:cat {shard}"))
 """
 
 

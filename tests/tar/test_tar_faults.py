@@ -102,10 +102,10 @@ def test_a_truncation_at_every_byte(kind: str) -> None:
         assert [(member.name, member.offset) for member in members] == [(entry.name, entry.offset) for entry in whole]
         assert all(member.data == NOISE[: len(member.data)] for member in members)
         assert type(error) is TruncatedShardError, f"cut at byte {size}"
-        assert re.match(told(everything, size), str(error)), f"cut at byte {size}: {error}"
+        assert re.match(expected_message(everything, size), str(error)), f"cut at byte {size}: {error}"
 
 
-def told(everything: list[tarfile.TarInfo], size: int) -> str:
+def expected_message(everything: list[tarfile.TarInfo], size: int) -> str:
     """The beginning of the message, for an archive that was truncated to ``size`` bytes."""
     if size < 512:
         return rf"x\.tar is (empty|shorter than one tar header): {size} bytes"
