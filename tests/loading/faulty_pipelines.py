@@ -130,7 +130,7 @@ def acting(act: Act, at: str = "b5") -> IterDataPipe[Any]:
 
 
 def plain(stage: type[Acting] = Acting) -> IterDataPipe[Any]:
-    """Return a pipeline without faults, so that only the behavior of the stage counts."""
+    """Return a pipeline without faults, so that only the behaviour of the stage counts."""
     return stage(samples(), nap, "")
 
 

@@ -17,7 +17,7 @@ from wds_datapipes.testing import build_shard
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # The first worker has the even shards, of which none is bad, and the second one those with 12 of 40.
+    # The first worker reads the even shards, which are all good; the second one reads those with 12 bad samples of 40.
     for shard in range(4):
         bad = {3, 7, 8, 9, 13, 17} if shard % 2 else set()
         labels = [{"__key__": f"{shard}-{n}", "cls": "x" if n in bad else "1"} for n in range(20)]

@@ -1,4 +1,4 @@
-"""Pipelines without a known position resume by replay: their items are made again up to the last delivered one."""
+"""Pipelines without a known position resume by replay: they repeat their items up to the last delivered one."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_a_stream_equals_that_of_the_other_loader(build: Callable[[], Pipe], wor
 def test_an_interrupted_epoch_is_followed_by_the_undelivered_items(
     build: Callable[[], Pipe], batch_size: int | None, persistent: bool
 ) -> None:
-    """Prefetched items are made again, and the state is known before the workers have made any."""
+    """Workers repeat prefetched items, and the state is known before they have made any."""
     options: dict[str, Any] = {"batch_size": batch_size, "persistent_workers": persistent}
     run = Run(build, 2, **options)
     broken, cuts = list[list[Any]](), (1, 0, 4)
