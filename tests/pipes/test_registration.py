@@ -31,7 +31,7 @@ def test_every_keyword_reaches_the_class() -> None:
     assert isinstance(stage, Noted)
     assert stage.source is source
     assert list(stage) == [(("word",), names)]
-    assert source.noted_keywords.__doc__ == "Yields its keywords."
+    assert source.noted_keywords.__doc__ == "Yields its keyword arguments."
 
 
 def test_a_name_is_registered_once() -> None:
