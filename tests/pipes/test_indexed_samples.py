@@ -10,6 +10,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -196,3 +197,39 @@ def test_wrong_arguments_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         IndexedSamples(manifest, **options)
+
+
+@pytest.mark.parametrize("order", ["global", "window", "sequential"])
+@pytest.mark.parametrize(
+    ("select", "chosen"),
+    [
+        (slice(3, None, 3), list(range(3, COUNT, 3))),
+        (np.array([49, 0, 8, 8]), [0, 8, 8, 49]),
+        (np.arange(COUNT) % 5 == 1, list(range(1, COUNT, 5))),
+        (lambda index: np.array([key.endswith("1") for key in index.keys], bool), [1, 9, 19, 29, 39, 49]),
+    ],
+    ids=["slice", "numbers", "mask", "function"],
+)
+def test_only_selected_samples_are_read(manifest: Manifest, order: Any, select: Any, chosen: list[int]) -> None:
+    every = keys(IndexedSamples(manifest, order="sequential"))
+    expected = [every[number] for number in chosen]
+    samples = IndexedSamples(manifest, order=order, select=select)
+    dataset = samples.map_style()
+    assert len(samples) == len(dataset) == len(expected)
+    assert keys(dataset[number] for number in range(len(dataset))) == expected
+    found = keys(samples)
+    assert Counter(found) == Counter(expected)
+    assert order != "sequential" or found == expected
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (2, 1), (2, 3)])
+def test_selected_samples_form_the_same_global_batches(manifest: Manifest, ranks: int, workers: int) -> None:
+    select = slice(None, None, 2)
+    expected = global_batches(manifest, 1, 1, 4, select=select)
+    assert len(expected) == (COUNT + 1) // 2 // 4
+    assert global_batches(manifest, ranks, workers, 4, select=select) == expected
+
+
+def test_a_selection_of_nothing_is_an_error(manifest: Manifest) -> None:
+    with pytest.raises(EmptySourceError, match=f"select chooses none of the {COUNT} samples"):
+        IndexedSamples(manifest, select=[])

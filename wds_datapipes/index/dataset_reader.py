@@ -15,6 +15,7 @@ from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.sample_reader import SampleReader
+from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.keys import first_dot
@@ -132,9 +133,14 @@ class DatasetReader:
         self._readers[shard] = reader
         return reader
 
-    def _open(self, shard: int) -> SampleReader:
-        url = self._urls[shard]
-        path = index_url(url, self._folder)
+    def index_of(self, shard: int) -> ShardIndex:
+        """Return the index of a shard.
+
+        Raises:
+            ChangedShardError: it has another number of samples than the dataset was opened with.
+            SidecarError: it is missing or damaged, or its shard is compressed.
+        """
+        path = index_url(self._urls[shard], self._folder)
         index = read_index(path, storage_options=self._storage_options)
         index.check_random_access()
         if len(index) != self._sizes[shard]:
@@ -142,5 +148,9 @@ class DatasetReader:
                 f"The index {path} has {len(index)} samples, and the dataset was opened with {self._sizes[shard]}. The "
                 f"shard was replaced: open the dataset again"
             )
+        return index
+
+    def _open(self, shard: int) -> SampleReader:
+        url, index = self._urls[shard], self.index_of(shard)
         rule = index.key_rule or first_dot  # samples are read by their offsets, so it does not matter
         return SampleReader(url, index, key_rule=rule, storage_options=self._storage_options, limits=self._limits)

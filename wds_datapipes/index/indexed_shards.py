@@ -16,6 +16,8 @@ from wds_datapipes.index.build_many import build_indexes, find_index
 from wds_datapipes.index.dataset_reader import DatasetReader
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.index.manifest import Manifest
+from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.selection import Select, Selection
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.parallel.map_shards import resolve_shards
 from wds_datapipes.types import Sample
@@ -31,18 +33,30 @@ class IndexedShards:
 
     Args:
         sizes: the URL of each shard, and its number of samples.
+        select: which samples; by default all.
         options: those of `DatasetReader`.
 
+    Attributes:
+        urls: the URL of each shard.
+        sizes: the number of selected samples in each shard.
+
     Raises:
-        EmptySourceError: there are no samples.
+        EmptySourceError: there are no samples, or none is selected.
     """
 
-    def __init__(self, sizes: list[tuple[str, int]], **options: Any) -> None:
+    def __init__(self, sizes: list[tuple[str, int]], *, select: Select | None = None, **options: Any) -> None:
         self.urls = [url for url, _ in sizes]
-        self.sizes = np.array([size for _, size in sizes], np.int64)
-        self._ends = np.cumsum(self.sizes)
+        self._all_sizes = self.sizes = np.array([size for _, size in sizes], np.int64)
         self._options = options
         self._reader: tuple[int, DatasetReader] | None = None
+        self._selection: Selection | None = None
+        if select is not None and self._all_sizes.any():
+            with self.open() as reader:
+                self._selection = Selection(select, self._all_sizes, read_index=reader.index_of)
+            self.sizes = self._selection.sizes
+            if not self.sizes.any():
+                raise EmptySourceError(f"select chooses none of the {self._all_sizes.sum()} samples")
+        self._ends = np.cumsum(self.sizes)
         is_local = all(local_path(url) is not None for url in self.urls)
         self._chunk_bytes = LOCAL_BYTES if is_local else REMOTE_BYTES
         if not len(self):
@@ -57,7 +71,11 @@ class IndexedShards:
 
     def open(self) -> DatasetReader:
         """Return a reader of all shards."""
-        return DatasetReader(self.urls, self.sizes, **self._options)
+        return DatasetReader(self.urls, self._all_sizes, **self._options)
+
+    def numbers_in_shard(self, shards: Numbers, places: Numbers) -> Numbers:
+        """Return the numbers of samples in their shards, from their places among the selected samples of the shards."""
+        return places if self._selection is None else self._selection.find(shards, places)
 
     def step_after(self, count: int, size: int) -> int:
         """Return how many samples to read at a time, after ``count`` samples had a ``size`` in bytes."""
@@ -77,7 +95,8 @@ class IndexedShards:
         shards = np.searchsorted(self._ends, wanted, "right")
         if self._reader is None or self._reader[0] != os.getpid():  # a forked process needs its own connections
             self._reader = os.getpid(), self.open()
-        return self._reader[1].read(shards, wanted - (self._ends - self.sizes)[shards])
+        places = wanted - (self._ends - self.sizes)[shards]
+        return self._reader[1].read(shards, self.numbers_in_shard(shards, places))
 
     def fingerprint(self) -> str:
         """Return the number of shards and samples, the first and last URL, and a digest of all."""
@@ -86,7 +105,8 @@ class IndexedShards:
     @cached_property
     def _fingerprint(self) -> str:
         text = f"{len(self)} samples in {len(self.urls)} shards from {redact(self.urls[0])} to {redact(self.urls[-1])}"
-        return f"{text} #{fingerprint([self.urls, self.sizes.tolist()])[:12]}"
+        selection = [] if self._selection is None else [self._selection.fingerprint()]
+        return f"{text} #{fingerprint([self.urls, self.sizes.tolist(), *selection])[:12]}"
 
 
 def shard_sizes(

@@ -15,6 +15,7 @@ from wds_datapipes.index.epoch_order import EpochOrder, Order
 from wds_datapipes.index.indexed_shards import IndexedShards, shard_sizes
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.selection import Select
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.pipes.sharding import SplittingStage, instance_of, rank_and_worker_of, warn_if_hidden
 from wds_datapipes.pipes.stage import Groups, RecordedStage
@@ -52,6 +53,10 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
             of the epoch; or ``"keep"`` them, which divides them between the ranks, so that some may lack a batch.
         window_shards: the number of shards that ``"window"`` shuffles together.
         fields: the fields to read; by default all. The data of others is not read.
+        select: the samples to read; by default all. A slice; an array of numbers in the order of the shards, in which
+            a number that is repeated is read as often; a mask with a Boolean for each sample; or a function that
+            returns such numbers or a mask for the `ShardIndex` of one shard. The samples stay in the order of the
+            shards, and other arguments and ``len()`` refer to the selected ones.
         indexes: ``"build"`` missing and stale indexes, or ``"require"`` valid ones.
         index_folder: the directory of the indexes; by default, they are next to the shards.
         open_shards: the most shards that a process keeps open.
@@ -59,7 +64,9 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         limits: limits on the size of members, and others, see `ReadLimits`.
 
     Raises:
-        EmptySourceError: there are no samples, or fewer than a whole batch, and ``remainder`` is ``"drop"``.
+        EmptySourceError: there are no samples, none is selected, or there are fewer than a whole batch, and
+            ``remainder`` is ``"drop"``.
+        IndexError: ``select`` has the number of a sample that does not exist.
         ValueError: an argument is invalid, or the ranks cannot share a batch evenly.
         SidecarError: an index is missing, stale or damaged, or its shard is compressed.
         ShardError: a shard cannot be read.
@@ -90,6 +97,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         remainder: Remainder = "drop",
         window_shards: int = 16,
         fields: Collection[str] | None = None,
+        select: Select | None = None,
         indexes: Literal["build", "require"] = "build",
         index_folder: str | os.PathLike[str] | None = None,
         open_shards: int = 64,
@@ -125,6 +133,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         self._shards = IndexedShards(
             shard_sizes(shards, indexes=indexes, folder=index_folder, storage_options=storage_options),
             folder=index_folder,
+            select=select,
             fields=fields,
             open_shards=open_shards,
             storage_options=storage_options,
@@ -168,7 +177,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         """Yield the samples at positions of the epoch."""
         step = 1
         for chunk in chunks:
-            shards, numbers = order.find(chunk % len(order))
+            shards, places = order.find(chunk % len(order))
+            numbers = self._shards.numbers_in_shard(shards, places)
             start = 0
             while start < len(chunk):
                 samples = reader.read(shards[start : start + step], numbers[start : start + step])

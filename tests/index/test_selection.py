@@ -1,0 +1,68 @@
+"""Selections: each selected sample once, in the order of the shards, for slices, numbers, masks and functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes.index.selection import Selection
+
+SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=8)
+
+
+def numbers_of(selection: Selection, sizes: list[int]) -> list[int]:
+    """Return the numbers of all selected samples in the order of the shards."""
+    starts = np.cumsum(sizes) - sizes
+    found = []
+    for shard, size in enumerate(selection.sizes.tolist()):
+        shards = np.full(size, shard)
+        inside = selection.find(shards, np.arange(size))
+        assert all(0 <= number < sizes[shard] for number in inside.tolist())
+        found += (inside + starts[shard]).tolist()
+    return found
+
+
+@given(SIZES, st.none() | st.integers(-20, 20), st.none() | st.integers(-20, 20), st.none() | st.integers(1, 12))
+def test_a_slice_selects_as_from_a_list(sizes: list[int], start: Any, stop: Any, step: Any) -> None:
+    chosen = slice(start, stop, step)
+    assert numbers_of(Selection(chosen, np.array(sizes), read_index=None), sizes) == list(range(sum(sizes)))[chosen]
+
+
+@given(SIZES, st.data())
+def test_numbers_are_sorted_and_may_repeat(sizes: list[int], data: st.DataObject) -> None:
+    count = sum(sizes)
+    numbers = data.draw(st.lists(st.integers(0, count - 1), max_size=30)) if count else []
+    assert numbers_of(Selection(numbers, np.array(sizes), read_index=None), sizes) == sorted(numbers)
+
+
+@given(SIZES, st.data())
+def test_a_mask_selects_where_it_is_true(sizes: list[int], data: st.DataObject) -> None:
+    mask = data.draw(st.lists(st.booleans(), min_size=sum(sizes), max_size=sum(sizes)))
+    selection = Selection(np.array(mask, bool), np.array(sizes), read_index=None)
+    assert numbers_of(selection, sizes) == [number for number, chosen in enumerate(mask) if chosen]
+
+
+def test_different_selections_have_different_fingerprints() -> None:
+    sizes = np.array([4, 4])
+    some = [Selection(select, sizes, read_index=None) for select in (slice(0, 4), slice(1, 5), [0, 1, 2], [0, 1, 3])]
+    assert len({selection.fingerprint() for selection in some}) == 4
+
+
+@pytest.mark.parametrize(
+    ("select", "error", "message"),
+    [
+        (slice(None, None, -1), ValueError, "backwards"),
+        ([0, 8], IndexError, "no sample 8 to select: there are 8 samples"),
+        ([-1], IndexError, "no sample -1"),
+        ([True, False], ValueError, "a mask of 2 samples, and there are 8"),
+        ([0.5], TypeError, "not an array of float64"),
+        ([[1]], ValueError, r"the shape \(1, 1\)"),
+    ],
+)
+def test_selections_that_are_refused(select: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Selection(select, np.array([4, 4]), read_index=None)
