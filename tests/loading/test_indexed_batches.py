@@ -144,6 +144,17 @@ def test_a_state_of_other_data_is_refused(manifest: Manifest) -> None:
         loader.load_state_dict(state)
 
 
+def test_a_state_of_another_selection_is_refused(manifest: Manifest) -> None:
+    with service_loader(0, IndexedSamples(manifest, select=slice(0, 40))) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with (
+        service_loader(0, IndexedSamples(manifest, select=slice(2, 42))) as loader,
+        pytest.raises(StateError, match=r"IndexedSamples\(shards=40 samples in"),
+    ):
+        loader.load_state_dict(state)
+
+
 def train_on_ranks(
     ranks: int, manifest: Manifest, folder: Path, *, workers: int, state: str = "", stop: int = 0
 ) -> tuple[list[tuple[list[str], float]], str]:
