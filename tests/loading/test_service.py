@@ -1178,7 +1178,7 @@ def test_it_accepts_integers_of_numpy() -> None:
         ({"worker_init_fn": "f"}, TypeError, "worker_init_fn must be a function or None, not 'f'"),
         ({"worker_reset_fn": 1}, TypeError, "worker_reset_fn must be a function or None, not 1"),
         ({"pin_memory": "cuda:0"}, TypeError, "pin_memory must be True or False, not 'cuda:0'"),
-        ({"distributed": "yes"}, TypeError, "distributed must be True, False or None, not 'yes'"),
+        ({"distributed": "yes"}, TypeError, "distributed must be True, False, None, a ProcessGroup, .*, not 'yes'"),
         ({"timeout_s": 0}, ValueError, "timeout_s must be a positive number of seconds or None, not 0"),
         ({"timeout_s": -1.5}, ValueError, r"timeout_s must be a positive number .*, not -1\.5"),
         ({"timeout_s": float("nan")}, ValueError, "timeout_s must be a positive number .*, not nan"),

@@ -1,4 +1,4 @@
-"""The ranks of a distributed run: their shares of the data, their common seed, and detection of lost ranks."""
+"""The ranks of a distributed run: their common seed, and detection of lost ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from wds_datapipes.errors import RankLostError
+from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.rank_agreement import check_facts_match, default_store
-from wds_datapipes.loading.splitting import RankIdentity, split_by_rank
 
 __all__ = ["Ranks"]
+
+#: All ranks of the default process group share the data.
+ALL_RANKS = DataParallelGroup.of(True)
 
 #: The default time that ranks wait for each other, in seconds; the default of torch's process groups.
 DEFAULT_TIMEOUT_S = 1800.0
@@ -55,7 +58,8 @@ class Ranks:
     """Synchronizes the ranks of a run when a service starts and at the beginning of each epoch, and only then.
 
     The ranks use the store that torch's process group was initialized with, so nothing is sent per item, and the
-    process group may be destroyed. All ranks must start their services in the same order.
+    process group may be destroyed. All ranks must start their services in the same order, including those that read the
+    same data as others, as in tensor parallelism: all ranks use the seed of rank 0.
 
     Each meeting has a gate, which either opens or shuts for all ranks. The rank that arrives last opens it. A rank
     that times out or leaves shuts it and records the reason. For a meeting, each rank sends a few short messages to the
@@ -63,22 +67,26 @@ class Ranks:
 
     Args:
         timeout_s: how long a rank waits for the others, in seconds; ``None`` means half an hour.
+        group: the ranks that share the data; by default, all.
 
     Attributes:
-        rank: the number of this rank.
-        size: the number of ranks.
+        rank: the number of this rank in the default process group.
+        size: the number of ranks in it.
+        identity: the identity of this rank among those that share the data.
 
     Raises:
         RuntimeError: there is no process group.
     """
 
-    def __init__(self, timeout_s: float | None) -> None:
+    def __init__(self, timeout_s: float | None, group: DataParallelGroup = ALL_RANKS) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
                 "ShardReadingService(distributed=True) requires a process group: first call "
-                'torch.distributed.init_process_group, such as `init_process_group("gloo")` under torchrun.'
+                'torch.distributed.init_process_group, such as `init_process_group("gloo")` under torchrun. Without '
+                "one, pass distributed=(rank, world_size)."
             )
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.identity = group.identity
         self._timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         name = f"wds_datapipes/{next(_numbers)}"
         self._store = dist.PrefixStore(name, default_store())  # type: ignore[attr-defined]  # it is not in __all__
@@ -113,15 +121,6 @@ class Ranks:
         found = self._in_time(self._name_run if self.rank == 0 else self._join_run)
         check_facts_match(self.rank, self._facts, 0, self._firsts)
         return None if found == BEGINS else found
-
-    @property
-    def identity(self) -> RankIdentity:
-        """The number of this rank and the number of ranks."""
-        return RankIdentity(self.size, self.rank)
-
-    def split(self, pipe: Any) -> Any:
-        """Assign this rank its share of the data."""
-        return split_by_rank(pipe, self.identity)
 
     def meet(self, seed: int) -> int:
         """Wait until all ranks have reached the next epoch, and return the seed of rank 0.
@@ -238,6 +237,8 @@ class Ranks:
         missing = [str(rank) for rank in range(self.size) if not self._has_arrived(epoch, rank)]
         names = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
         why = f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for {names}, dead or busy elsewhere"
+        if self.identity.ranks < self.size:
+            why += ". If some ranks have no loader, pass distributed=(rank, world_size), and seed the loaders alike"
         self._store.compare_set(self._gate(epoch), "", json.dumps({"lost": why}))
 
     def _clean_up(self, timeout: RankTimeout) -> None:

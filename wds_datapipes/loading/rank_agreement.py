@@ -15,12 +15,12 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes.loading.splitting import RankIdentity
+from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.pipes.shard_list import ShardList
 from wds_datapipes.pipes.sharding import splits, splitters
 from wds_datapipes.pipes.state.graph import upstream
 
-__all__ = ["RankAgreement", "check_facts_match", "default_store", "facts_of", "lists_of"]
+__all__ = ["RankAgreement", "check_facts_match", "default_store", "facts_before_workers", "facts_of"]
 
 Facts = Mapping[str, Any]
 
@@ -33,21 +33,20 @@ _numbers = Counter[str]()
 
 
 class RankAgreement:
-    """Compares facts that must be equal on all ranks, through the store of their process group.
+    """Compares facts that must be equal on all ranks, through the store of the default process group.
 
     No rank waits: each publishes its facts and compares them with those that its neighbors have published, so the rank
     that comes last finds the difference. A worker process opens its own connection if the store is a ``TCPStore``.
 
     Args:
         pipe: the pipeline. The n-th one of the same stages corresponds to the n-th one on the other ranks.
-        identity: the identity of this rank.
     """
 
-    def __init__(self, pipe: Any, identity: RankIdentity) -> None:
+    def __init__(self, pipe: Any) -> None:
         kind = _digest(type(stage).__name__ for stage in upstream(pipe))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store across restarts
-        self._name = f"wds_datapipes/alike/{attempt}/{identity.ranks}/{kind}/{_numbers[kind]}"
-        self._ranks, self._rank = identity
+        self._ranks, self._rank = DataParallelGroup.of(True).identity
+        self._name = f"wds_datapipes/alike/{attempt}/{self._ranks}/{kind}/{_numbers[kind]}"
         self._address: tuple[str, int] | None = None
         _numbers[kind] += 1
 
@@ -63,6 +62,8 @@ class RankAgreement:
     def _neighbors(self, facts: Facts) -> dict[int, Facts]:
         """Publish facts, and return those that the neighbors have published so far."""
         found: dict[int, Facts] = {}
+        if self._ranks == 1:
+            return found
         with suppress(RuntimeError):  # the group was destroyed, or its store is unreachable
             if (store := self._store()) is not None:
                 name = f"{self._name}/{' '.join(facts)}"
@@ -95,19 +96,32 @@ def default_store() -> Any:
     return distributed_c10d._get_default_store()
 
 
-def facts_of(pipe: Any, workers: int) -> dict[str, Any]:
+def facts_of(pipe: Any, workers: int, group: DataParallelGroup) -> dict[str, Any]:
     """Return the facts that must be equal on all ranks.
 
     Args:
         pipe: the pipeline, before it is split.
         workers: the number of processes of this rank that run it.
+        group: the ranks that share the data.
     """
-    return {"workers": max(workers, 1), **lists_of(pipe)} if any(map(splits, upstream(pipe))) else {}
+    return {**facts_before_workers(pipe, group), **({"workers": max(workers, 1)} if _matters(pipe, group) else {})}
 
 
-def lists_of(pipe: Any) -> dict[str, Any]:
-    """Return the facts that must be equal on all ranks, other than the number of workers."""
-    return {"lists": [_summarize(urls) for urls in _lists(pipe)]}
+def facts_before_workers(pipe: Any, group: DataParallelGroup, seed: int | None = None) -> dict[str, Any]:
+    """Return the facts that must be equal on all ranks, other than the number of workers.
+
+    Args:
+        pipe: the pipeline, before it is split.
+        group: the ranks that share the data.
+        seed: the seed of this rank, unless the ranks agree on one.
+    """
+    facts = {"ranks": group.identity.ranks, "lists": [_summarize(urls) for urls in _lists(pipe)]}
+    return {**facts, "seed": seed} if seed is not None and _matters(pipe, group) else facts
+
+
+def _matters(pipe: Any, group: DataParallelGroup) -> bool:
+    """Whether ranks may not differ in their seeds and workers; they may in those of streams that are not split."""
+    return group.is_replicated or any(map(splits, upstream(pipe)))
 
 
 def check_facts_match(rank: int, facts: Facts, other: int, others: Facts) -> None:
@@ -118,6 +132,17 @@ def check_facts_match(rank: int, facts: Facts, other: int, others: Facts) -> Non
     """
     if not (facts and others):
         return
+    if (own := facts.get("ranks")) != (found := others.get("ranks")) and None not in (own, found):
+        raise RuntimeError(
+            f"Rank {rank} shares the data between {own} ranks, and rank {other} between {found}. On every rank, pass "
+            "the data-parallel group of that rank as distributed"
+        )
+    if (own := facts.get("seed")) != (found := others.get("seed")) and None not in (own, found):
+        raise RuntimeError(
+            f"Rank {rank} has the seed {own}, and rank {other} the seed {found}. Each shuffles the data differently "
+            "before it takes its share, so some samples would be read twice and others never. Give every rank the same "
+            "seed"
+        )
     if (own := facts.get("workers")) != (found := others.get("workers")) and None not in (own, found):
         raise RuntimeError(
             f"Rank {rank} reads with {_readers(own)}, and rank {other} with {_readers(found)}. The data is split "

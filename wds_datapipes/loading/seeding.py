@@ -7,6 +7,7 @@ worker, and one that differs between them. Both depend only on the seed of the l
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,7 +25,19 @@ from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings, seed_listings
 from wds_datapipes.seeds import SeedGenerator, derived_seed
 
-__all__ = ["EpochSeeds", "call_with_pipeline", "guard_lists", "reset_pipeline", "seed_of", "seed_stages"]
+__all__ = [
+    "EpochSeeds",
+    "call_with_pipeline",
+    "draw_seed",
+    "guard_lists",
+    "is_drawn",
+    "reset_pipeline",
+    "seed_of",
+    "seed_stages",
+]
+
+#: The seed that was drawn last in each thread, for a loader without one.
+_drawn = threading.local()
 
 
 class EpochSeeds:
@@ -110,6 +123,17 @@ def seed_of(seed_generator: Any) -> int:
     """Return the seed of a generator."""
     low, high = seed_generator._shared_rng._seed
     return int(low | high << 32)
+
+
+def draw_seed() -> int:
+    """Draw the seed of an epoch from torch's generator, for a loader without a seed."""
+    _drawn.seed = int(torch.randint(-(2**63), 2**63 - 1, ()).item()) + 2**63
+    return int(_drawn.seed)
+
+
+def is_drawn(seed_generator: Any) -> bool:
+    """Whether the seed of a generator was just drawn, since its loader has none."""
+    return seed_of(seed_generator) == getattr(_drawn, "seed", None)
 
 
 def _engines_of(seed_generator: Any) -> list[list[int]] | None:

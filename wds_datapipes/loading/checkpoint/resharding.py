@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from wds_datapipes.errors import StateError
@@ -32,13 +33,15 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
     Args:
         states: the return value of ``state_dict()`` of ``DataLoader2``, `ShardReadingService`, `StatefulShards` or
-            ``StatefulDataLoader`` on each rank, in any order.
+            ``StatefulDataLoader`` on each rank, in any order. Ranks that read the same data, such as those of tensor
+            parallelism, have equal states: all of them may be given, or one.
 
     Returns:
         A state for ``load_state_dict()`` of all of them but ``StatefulDataLoader``.
 
     Raises:
-        StateError: a rank's state is missing or duplicated, or the states are from different pipelines or epochs.
+        StateError: a rank's state is missing, ranks that read the same data have different states, or the states are
+            from different pipelines or epochs.
 
     Examples:
         >>> from torchdata.dataloader2 import DataLoader2
@@ -50,14 +53,17 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """
     if not states:
         raise StateError("There are no states to merge")
-    checkpoints = list[Checkpoint]()
-    for state in states:
-        found = checkpoints_in(state)
-        # A rank that has loaded a merged state, and has not started since, saves that state.
-        if found != checkpoints[: len(found)]:
-            checkpoints += found
-    _check_complete(checkpoints)
-    return state_of(checkpoints)
+    checkpoints: dict[tuple[int, int], Checkpoint] = {}
+    # A rank that has loaded a merged state, and has not started since, saves that state, with those of other ranks.
+    for checkpoint in chain.from_iterable(map(checkpoints_in, states)):
+        known = checkpoints.setdefault((checkpoint.ranks, checkpoint.rank), checkpoint)
+        if known != checkpoint:
+            raise StateError(
+                f"There are two different states of rank {checkpoint.rank} of {checkpoint.ranks} that share the data. "
+                "Ranks that read the same data must save their states after the same step of the same run"
+            )
+    _check_complete([*checkpoints.values()])
+    return state_of([*checkpoints.values()])
 
 
 def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Checkpoint:

@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch import distributed
 from torchdata.dataloader2 import DistributedReadingService
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in, state_of
+from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.service.state_manager import describe_loader_pipeline
@@ -161,11 +161,11 @@ def length_of(loader: Any) -> int:
             len(pipe)  # without a copy, for those that do not know their length
     except TypeError as error:
         raise unknown_length_error(error) from None
-    rank, ranks = 0, 1
-    if in_step or any(getattr(each, "distributed", False) for each in services):
-        if not (distributed.is_available() and distributed.is_initialized()):
-            raise TypeError("The length depends on the rank, which is unknown until init_process_group is called")
-        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    own = own_service(loader)
+    group = DataParallelGroup.of(True) if in_step else DataParallelGroup() if own is None else own.group
+    if not group.is_known:
+        raise TypeError("The length depends on the rank, which is unknown until init_process_group is called")
+    ranks, rank = group.identity
     workers = max([1, *(getattr(each, "num_workers", 0) for each in services)])
     known: dict[tuple[int, int], int] = loader.__dict__.setdefault("_lengths", {})
     if (rank, ranks) not in known:

@@ -19,13 +19,14 @@ from torchdata.dataloader2.reading_service import CheckpointableReadingServiceIn
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE
+from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.rank_agreement import RankAgreement, facts_of
 from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.seeding import guard_lists, seed_of, seed_stages
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
-from wds_datapipes.loading.splitting import advice_for_ranks, advice_for_split, given_identity
+from wds_datapipes.loading.splitting import advice_for_ranks, advice_for_split, given_identity, split_by_rank
 from wds_datapipes.loading.transport.protocol import Command
 from wds_datapipes.loading.workers.in_process import DeliveredCount, LocalItems
 from wds_datapipes.loading.workers.launch import run_in_process, start_pool
@@ -65,14 +66,20 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         pin_memory: copy tensors to page-locked memory in a thread of the main process, for training on a GPU.
         timeout_s: how long to wait for a worker or another rank before raising an error, in seconds. ``None`` means no
             limit for a live worker, and half an hour for a rank.
-        distributed: assign each rank of ``torch.distributed`` a share of the data, and give all ranks the same seed.
-            Ranks synchronize only at the beginning of an epoch; their numbers of items are not made equal. ``False``
-            declares that the pipeline already reads only the share of this rank; by default that is assumed, with a
-            warning if there are several ranks.
+        distributed: assign each rank a share of the data, and give all ranks the same seed. ``True`` splits between
+            all ranks of the default process group. A ``ProcessGroup`` or a one-dimensional ``DeviceMesh``, such as
+            ``mesh["dp"]``, is the data-parallel group of this rank: ranks with the same place in their group, such as
+            those of tensor parallelism, read the same items. All ranks of the default process group synchronize at the
+            beginning of an epoch, and only then; their numbers of items are not made equal. The pair
+            ``(rank, world_size)`` needs no process group, and nothing is synchronized: seed the loaders of all ranks
+            alike. ``False`` declares that the pipeline already reads only the share of this rank; by default that is
+            assumed, with a warning if there are several ranks.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument has an invalid value.
+        ValueError: an argument has an invalid value, or this process is not in the group that it passes.
+        RuntimeError: when an epoch begins, the ranks differ in their workers, shards or groups; or they cannot agree on
+            a seed, and the loader has none.
         WorkerDiedError: while iterating, a worker process has ended.
         WorkerTimeoutError: while iterating, a worker has sent nothing for ``timeout_s``.
         RankLostError: when an epoch begins, another rank has failed or left, or does not arrive within ``timeout_s``.
@@ -101,7 +108,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         *,
         pin_memory: bool = False,
         timeout_s: float | None = None,
-        distributed: bool | None = None,
+        distributed: Distributed = None,
     ) -> None:
         num_workers = _count("num_workers", num_workers)
         methods = multiprocessing.get_all_start_methods()
@@ -111,8 +118,6 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             raise ValueError(f"timeout_s must be a positive number of seconds or None, not {timeout_s!r}")
         if not isinstance(pin_memory, bool):
             raise TypeError(f"pin_memory must be True or False, not {pin_memory!r}")
-        if distributed is not None and not isinstance(distributed, bool):
-            raise TypeError(f"distributed must be True, False or None, not {distributed!r}")
         for name, function in {"worker_init_fn": worker_init_fn, "worker_reset_fn": worker_reset_fn}.items():
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function or None, not {function!r}")
@@ -128,10 +133,11 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.timeout_s = timeout_s
-        self.distributed = distributed is True
+        self.group = DataParallelGroup.of(distributed)
         self._knows_ranks = distributed is not None
         self._mp = num_workers > 0
         self._ranks: Ranks | None
+        self._agreement: RankAgreement | None
         self._pool: WorkerPool | None
         self._local: LocalItems | None
         self._end: Callable[[], object] | None
@@ -144,8 +150,8 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         Raises:
             RankLostError: another rank does not arrive in time.
         """
-        if self.distributed:
-            self._ranks = Ranks(self.timeout_s)
+        if self.group.is_synchronized:
+            self._ranks = Ranks(self.timeout_s, self.group)
         try:
             datapipe = self._end_datapipe = self._split_datapipe(datapipe)
         except BaseException:
@@ -168,7 +174,10 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
 
         Raises:
             RankLostError: another rank has failed or left, or does not arrive in time.
+            RuntimeError: the ranks have different seeds, or none.
         """
+        if self._agreement is not None and self._epoch == 0 and self._manager.resumed_from is None:
+            self._agreement.compare({"seed": seed_of(seed_generator)})
         resumed_from = self._manager.begin(seed_generator, self._ranks)
         self._epoch += 1
         # Without workers, all seeds are drawn here: from a copy, so that the next epoch does not depend on their
@@ -221,8 +230,9 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
 
     def reset(self) -> None:
         """Reset the service, whose workers have ended, to its state before it started them."""
-        self._manager = StateManager(self.distributed, self.num_workers)
-        self._ranks, self._pool, self._local, self._end, self._replayed = None, None, None, None, None
+        self._manager = StateManager(self.group, self.num_workers)
+        self._ranks, self._agreement = None, None
+        self._pool, self._local, self._end, self._replayed = None, None, None, None
         self._epoch = 0
 
     def checkpoint(self) -> bytes:
@@ -307,14 +317,17 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """Split the pipeline between ranks and workers; return the part for the main process."""
         self._warn_of_repeated_data(datapipe)
         self._manager.describe(datapipe)
-        identity = given_identity(datapipe) if self._ranks is None else self._ranks.identity
+        check_replicated(datapipe, self.group)
+        identity = self.group.identity if self.group.is_split else given_identity(datapipe)
         if self._ranks is not None:
             self._manager.compare(self._ranks, datapipe)
-        elif identity.ranks > 1:
-            RankAgreement(datapipe, identity).compare(facts_of(datapipe, self.num_workers))
+        elif self.group.is_split or identity.ranks > 1:
+            agreement = RankAgreement(datapipe)
+            agreement.compare(facts_of(datapipe, self.num_workers, self.group))
+            self._agreement = agreement if self.group.is_split else None  # else torchdata's service shares the seed
         self._manager.find(datapipe, self._ranks)
-        if self._ranks is not None:
-            datapipe = self._ranks.split(datapipe)
+        if self.group.is_split:
+            datapipe = split_by_rank(datapipe, identity)
         items: Pipe
         if self.num_workers:
             datapipe, self._pool, items = start_pool(self, datapipe, self._manager, identity)
@@ -335,7 +348,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         if not self._knows_ranks and (advice := advice_for_ranks(datapipe)):
             warn_user(advice)
         if self.worker_init_fn is None and self.worker_reset_fn is None:  # they may split the data
-            ranks = 1 if self._ranks is None else self._ranks.size
+            ranks = self.group.identity.ranks
             if advice := advice_for_split(datapipe, workers=max(self.num_workers, 1), ranks=ranks):
                 warn_user(advice)
 

@@ -13,10 +13,12 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, text_of
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
+from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.rank_agreement import facts_of
-from wds_datapipes.loading.seeding import EpochSeeds
-from wds_datapipes.loading.splitting import ranks_of_run
+from wds_datapipes.loading.seeding import EpochSeeds, is_drawn
+from wds_datapipes.loading.splitting import RankIdentity
+from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks, ends_together
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayed
@@ -39,7 +41,7 @@ class StateManager:
     """Saves and loads the state of a loop.
 
     Args:
-        distributed: whether the service splits the data among ranks.
+        group: the ranks that share the data.
         workers: the number of worker processes.
 
     Attributes:
@@ -51,13 +53,13 @@ class StateManager:
         is_resumed: whether the current epoch was resumed mid-epoch.
     """
 
-    def __init__(self, distributed: bool, workers: int) -> None:
+    def __init__(self, group: DataParallelGroup, workers: int) -> None:
         self.seeds = EpochSeeds()
         self.resumed_from: Checkpoint | None = None
         self.refusal = ""
         self.replay_reason = ""
         self.is_resumed = False
-        self._distributed = distributed
+        self._group = group
         self._workers = workers
         self._described: list[str] = []
         self._loaded: list[Checkpoint] = []
@@ -98,8 +100,8 @@ class StateManager:
         """
         self._seed = seed
         if seed is not None:
-            is_drawn = is_shared or self._distributed
-            self._first = SeedGenerator(seed).generate_shared_seed() if is_drawn else seed
+            is_derived = is_shared or self._group.is_split
+            self._first = SeedGenerator(seed).generate_shared_seed() if is_derived else seed
 
     def compare(self, ranks: Ranks, pipe: Any) -> None:
         """Gather the ranks, and find the epoch in which the run resumes; it is over if it is over on all ranks.
@@ -114,7 +116,7 @@ class StateManager:
             RankLostError: another rank does not arrive in time.
         """
         resumed_from = [checkpoint.seed for checkpoint in self._loaded if not checkpoint.is_over]
-        seed = ranks.gather(resumed_from[0] if resumed_from else None, facts_of(pipe, self._workers))
+        seed = ranks.gather(resumed_from[0] if resumed_from else None, facts_of(pipe, self._workers, self._group))
         if seed is None:
             return
         if any(checkpoint.seed != seed for checkpoint in self._loaded) or not self._loaded:
@@ -134,15 +136,20 @@ class StateManager:
             ranks: the ranks of the run.
 
         Raises:
-            StateError: the state belongs to another pipeline, or cannot be resharded to this number of ranks and
-                workers.
+            StateError: the state belongs to another pipeline, cannot be resharded to this number of ranks and workers,
+                or does not tell whether the epoch is over on all ranks.
         """
         if not self._loaded:
             return
         loaded, self._loaded = self._loaded, []
+        ranks_now, rank = self._identity(ranks)
         for checkpoint in loaded:
-            checkpoint.check(self._described, self._identity(ranks)[1])
-        self.resumed_from = state_of_rank(loaded, pipe, (*self._identity(ranks), self._distributed, self._workers))
+            checkpoint.check(self._described, ranks_now)
+        if self._group.is_split and ranks is None:  # nothing but the states tells whether the epoch is over on all
+            check_ranks(loaded, rank, ranks_now, lambda: ends_together(pipe))
+            is_over = all(checkpoint.is_over for checkpoint in loaded)
+            loaded = [replace(checkpoint, is_over=is_over) for checkpoint in loaded]
+        self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self._group.is_split, self._workers))
         if any(part is not None and is_replayed(part.stages) for part in self.parts):
             raise StateError(
                 "This is a state of StatefulShards, which resumes the pipeline by replay in each worker. Load it into "
@@ -169,6 +176,7 @@ class StateManager:
         Raises:
             StateError: the selected epoch is not the one in which the state was saved.
             RankLostError: another rank has failed or left, or does not arrive in time.
+            RuntimeError: the ranks cannot agree on a seed, and the loader has none.
         """
         resumed_from, self.resumed_from = self.resumed_from, None
         self._seed = None  # it begins this epoch
@@ -183,13 +191,18 @@ class StateManager:
                 seed_generator.seed(resumed_from.next)
             beginning = resumed_from if resumed_from.parts else None
             resumed_from = None
-        meet = None if ranks is None else ranks.meet
+        meet = (lambda seed: seed) if ranks is None else ranks.meet
         self.is_resumed = resumed_from is not None
         if resumed_from is None:
-            self.seeds.begin(seed_generator, meet, rank=_rank())
+            if self._group.is_split and ranks is None and is_drawn(seed_generator):
+                raise RuntimeError(
+                    "The loader has no seed, and with distributed=(rank, world_size) the ranks cannot agree on one: "
+                    "each would shuffle the data differently before it takes its share. Call loader.seed(n), with the "
+                    "same n on every rank"
+                )
+            self.seeds.begin(seed_generator, meet if self._group.is_split else None, rank=_rank())
         else:
-            if meet is not None:
-                meet(0)
+            meet(0)
             self.seeds.resume(
                 seed_generator,
                 seed=resumed_from.seed,
@@ -198,8 +211,8 @@ class StateManager:
                 engines=resumed_from.engines,
                 wanted=resumed_from.wanted,
             )
-        if ranks is not None:
-            seed_generator.spawn(ranks.rank, inplace=True)
+        if self._group.is_split:
+            seed_generator.spawn(self._identity(ranks).rank, inplace=True)
         return resumed_from or beginning
 
     def dumps(self, source: ItemSource | None, ranks: Ranks | None, replayed: ReplayedItems | None = None) -> bytes:
@@ -217,7 +230,7 @@ class StateManager:
             raise StateError(self.refusal)
         if source is None and self._loaded:
             return text_of(self._loaded).encode()
-        rank, size = self._identity(ranks)
+        identity = self._identity(ranks)
         seeds, is_over = self.seeds, source is None or (source if replayed is None else replayed).is_over
         if is_over and self._seed is not None:  # the next epoch is the first of this seed
             seeds = EpochSeeds()
@@ -237,9 +250,9 @@ class StateManager:
             next=seeds.next,
             engines=seeds.engines,
             is_over=is_over,
-            rank=rank,
-            ranks=size,
-            distributed=self._distributed,
+            rank=identity.rank,
+            ranks=identity.ranks,
+            distributed=self._group.is_split,
             workers=self._workers,
             turn=0 if source is None or self.replay_reason else source.turn,
             parts=parts,
@@ -248,11 +261,9 @@ class StateManager:
         )
         return text_of([checkpoint]).encode()
 
-    def _identity(self, ranks: Ranks | None) -> tuple[int, int]:
-        """Return the rank and the number of ranks, even before the service has started."""
-        if ranks is not None:
-            return ranks.rank, ranks.size
-        return (_rank(), ranks_of_run()) if self._distributed else (0, 1)
+    def _identity(self, ranks: Ranks | None) -> RankIdentity:
+        """Return the identity of this rank, even before the service has started."""
+        return self._group.identity if ranks is None else ranks.identity
 
 
 def describe_loader_pipeline(pipe: Any) -> list[str]:

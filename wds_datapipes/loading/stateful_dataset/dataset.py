@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, has_begun, state_of, state_of_stream
+from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
-from wds_datapipes.loading.rank_agreement import RankAgreement, facts_of, lists_of
+from wds_datapipes.loading.rank_agreement import RankAgreement, facts_before_workers, facts_of
 from wds_datapipes.loading.splitting import (
     SPLIT_TWICE,
-    RankIdentity,
     advice_for_split,
     advice_for_torchrun,
     is_called_by_accelerate,
@@ -53,7 +53,7 @@ class StatefulShards(IterableDataset[Any]):
 
     It splits the shards between ranks and workers itself, wherever the pipeline has its ``.sharding_filter()``. If
     there are ranks, create it after ``init_process_group``. The orders of the epochs follow from ``seed``, and equal
-    those of a ``DataLoader2`` with that seed and a `ShardReadingService` (with ``distributed=True``, if there are
+    those of a ``DataLoader2`` with that seed and a `ShardReadingService` (with the same ``distributed``, if there are
     ranks).
 
     With torch's ``DataLoader``, loop over ``tracked(loader)``, and call `state_dict` on the dataset. A
@@ -62,9 +62,18 @@ class StatefulShards(IterableDataset[Any]):
 
     Args:
         pipe: the pipeline.
-        seed: the seed of the orders.
+        seed: the seed of the orders, the same on all ranks.
+        distributed: the ranks that share the data. By default, all ranks of the default process group, if there is one.
+            A ``ProcessGroup`` or a one-dimensional ``DeviceMesh``, such as ``mesh["dp"]``, is the data-parallel group
+            of this rank: ranks with the same place in their group read the same items. So is the pair
+            ``(rank, world_size)``, which needs no process group. ``False`` declares that the pipeline already reads
+            only the share of this rank.
 
     Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has an invalid value, or this process is not in the group that it passes.
+        RuntimeError: ``distributed`` is True, and there is no process group; or the ranks differ in their seeds, shards
+            or groups, or later in their workers.
         StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
 
     Examples:
@@ -84,7 +93,7 @@ class StatefulShards(IterableDataset[Any]):
         [[('2', '3')]]
     """
 
-    def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0) -> None:
+    def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0, distributed: Distributed = None) -> None:
         super().__init__()
         if not isinstance(pipe, IterDataPipe):
             raise TypeError(f"StatefulShards requires a pipeline, not {pipe!r}")
@@ -92,19 +101,23 @@ class StatefulShards(IterableDataset[Any]):
             raise TypeError(f"seed must be an integer, not {seed!r}")
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed must be a non-negative integer of at most 64 bits, not {seed}")
+        self._group = _group_of(distributed)
+        check_replicated(pipe, self._group)
         if reason := replay_reason(pipe):
             pipe = ReplayedItems(pipe, reason)
         self.pipe = pipe
         self.seed = seed
         self._stages = descriptions(pipe)
         self._shared = SharedEpochs()
-        self._epochs = Epochs(pipe, seed, self._shared)
+        self._epochs = Epochs(pipe, seed, self._shared, self._group)
         self._tracked: TrackedEpoch | None = None
         self._is_checked = False
+        self._knows_ranks = distributed is not None
+        self._is_replicated = self._group.is_replicated
         self._agreement: RankAgreement | None = None
-        if self._epochs.ranks > 1:
-            self._agreement = RankAgreement(pipe, RankIdentity(self._epochs.ranks, self._epochs.rank))
-            self._agreement.compare(lists_of(pipe))
+        if self._has_other_ranks:
+            self._agreement = RankAgreement(pipe)
+            self._agreement.compare(facts_before_workers(pipe, self._group, seed))
 
     def set_epoch(self, epoch: int) -> None:
         """Select the number of the next epoch, which determines its order together with the seed.
@@ -114,7 +127,7 @@ class StatefulShards(IterableDataset[Any]):
         Args:
             epoch: the number. Without a selection, each epoch's order follows from that of the previous epoch.
         """
-        if self._epochs.ranks > 1 and is_called_by_accelerate():
+        if self._has_other_ranks and is_called_by_accelerate():
             raise RuntimeError(SPLIT_TWICE)
         if epoch < 0:
             raise ValueError(f"epoch must be a non-negative integer, not {epoch!r}")
@@ -254,7 +267,7 @@ class StatefulShards(IterableDataset[Any]):
             raise unknown_length_error(error) from None
 
     def __iter__(self) -> Iterator[Any]:
-        if self._epochs.ranks > 1 and is_called_by_shard():
+        if self._has_other_ranks and is_called_by_shard():
             raise RuntimeError(SPLIT_TWICE)
         info = get_worker_info()
         if info is None or info.id == 0:
@@ -270,17 +283,16 @@ class StatefulShards(IterableDataset[Any]):
         Raises:
             RuntimeError: the ranks of the run are unknown here.
         """
-        if ranks_of_run() > self._epochs.ranks:
+        if not self._knows_ranks and ranks_of_run() > self._epochs.ranks:
             raise RuntimeError(
                 f"There are {ranks_of_run()} ranks, but this StatefulShards was created before init_process_group was "
                 "called, so each rank would read all of the data. Create it after that call"
             )
         is_checked, self._is_checked = self._is_checked, True
         if self._agreement is not None and (get_worker_info() is None or not self._shared.is_tracked):
-            self._agreement.compare(facts_of(self.pipe, workers))
-        advice = advice_for_torchrun() or advice_for_split(
-            self.pipe, workers=workers, ranks=self._epochs.ranks, knows_workers=True
-        )
+            self._agreement.compare(facts_of(self.pipe, workers, self._group))
+        advice = "" if self._knows_ranks else advice_for_torchrun()
+        advice = advice or advice_for_split(self.pipe, workers=workers, ranks=self._epochs.ranks, knows_workers=True)
         if advice and not is_checked:
             warn_user(advice)
 
@@ -330,6 +342,11 @@ class StatefulShards(IterableDataset[Any]):
         )
 
     @property
+    def _has_other_ranks(self) -> bool:
+        """Whether other ranks share the data, or read the same."""
+        return self._epochs.ranks > 1 or self._is_replicated
+
+    @property
     def _seeds(self) -> list[int]:
         """The possible seeds of the first epoch: the actual one, and the one it would have with (or without) ranks."""
         # Ranks draw the first seed from the given one, and the state may come from a run with ranks.
@@ -352,6 +369,19 @@ class StatefulShards(IterableDataset[Any]):
             epochs.before = self._saved(last.row or row, workers=len(found), parts=found)
             parts = [part.renewed() for part in found]
         return TrackedEpoch(parts, turn)
+
+
+def _group_of(distributed: Distributed) -> DataParallelGroup:
+    """Return the ranks that share the data; by default, those of the default process group, if there is one."""
+    group = DataParallelGroup.of(True if distributed is None else distributed)
+    if group.is_known:
+        return group
+    if distributed is None:
+        return DataParallelGroup()
+    raise RuntimeError(
+        "StatefulShards(distributed=True) requires a process group: first call torch.distributed.init_process_group, "
+        "or pass distributed=(rank, world_size)"
+    )
 
 
 ADVICE = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import distributed
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
+from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.seeding import EpochSeeds, guard_lists, reset_pipeline, seed_of, seed_stages
 from wds_datapipes.loading.splitting import (
     RankIdentity,
@@ -35,6 +35,7 @@ class Epochs:
         pipe: the pipeline, before the split.
         seed: the seed of the orders.
         shared: the memory that all processes share.
+        group: the ranks that share the data.
 
     Attributes:
         rank: the rank of this process among ``ranks``, if the run is ``distributed``.
@@ -47,11 +48,9 @@ class Epochs:
         is_tracked: whether those processes belong to a tracked loop.
     """
 
-    def __init__(self, pipe: Any, seed: int, shared: SharedEpochs) -> None:
-        self.distributed = distributed.is_available() and distributed.is_initialized()
-        self.rank, self.ranks = 0, 1
-        if self.distributed:
-            self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+    def __init__(self, pipe: Any, seed: int, shared: SharedEpochs, group: DataParallelGroup) -> None:
+        self.distributed = group.is_split
+        self.ranks, self.rank = group.identity
         self.loaded: list[Checkpoint] = []
         self.number = 0
         self.is_over = True

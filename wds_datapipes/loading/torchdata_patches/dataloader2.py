@@ -85,6 +85,8 @@ def repeated_order() -> None:
     from torchdata.dataloader2.random import seed_generator as seeding
     from torchdata.dataloader2.reading_service import MultiProcessingReadingService
 
+    from wds_datapipes.loading.seeding import draw_seed
+
     initialize_iteration = MultiProcessingReadingService.initialize_iteration
 
     @functools.wraps(initialize_iteration)
@@ -94,13 +96,8 @@ def repeated_order() -> None:
             seed_generator.seed(seed_generator.generate_shared_seed())
         return next_reset_fn
 
-    def torch_random_seed() -> int:
-        import torch
-
-        return int(torch.randint(-(2**63), 2**63 - 1, ()).item()) + 2**63
-
     setattr(MultiProcessingReadingService, "initialize_iteration", initialize_iteration_and_advance)
-    setattr(seeding, "_get_torch_random_seed", torch_random_seed)
+    setattr(seeding, "_get_torch_random_seed", draw_seed)
 
 
 def uneven_ranks() -> None:

@@ -1,0 +1,141 @@
+"""The data-parallel group of a process: the ranks that share the data, as given by the argument ``distributed``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, ranks_of_run
+from wds_datapipes.pipes.state.graph import name_of, upstream
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["DataParallelGroup", "Distributed", "check_replicated"]
+
+Distributed: TypeAlias = "bool | ProcessGroup | DeviceMesh | tuple[int, int] | None"
+"""The data-parallel group that an argument ``distributed`` describes; see `DataParallelGroup.of`."""
+
+
+@dataclass(frozen=True)
+class DataParallelGroup:
+    """The ranks that share the data, and the place of this process among them.
+
+    It holds numbers instead of torch's group, which could not be copied to a worker.
+
+    Attributes:
+        is_split: whether the data is split between ranks.
+        given: the identity of this rank in the group; ``None`` for all ranks of the default process group, which may
+            be initialized later.
+        is_synchronized: whether all ranks of the default process group take part, and so can agree on a seed. Otherwise
+            the program gives each of them the same.
+    """
+
+    is_split: bool = False
+    given: RankIdentity | None = None
+    is_synchronized: bool = False
+
+    @classmethod
+    def of(cls, distributed: Distributed) -> DataParallelGroup:
+        """Return the group that an argument ``distributed`` describes.
+
+        Args:
+            distributed: ``True`` for all ranks of the default process group; a process group, or a mesh with one
+                dimension; the pair ``(rank, world_size)``; ``False`` or ``None`` for this process alone.
+
+        Raises:
+            TypeError: it is none of these.
+            ValueError: the mesh has several dimensions, the rank is out of range, or this process is not in the group.
+
+        Examples:
+            >>> DataParallelGroup.of((1, 4)).identity
+            RankIdentity(ranks=4, rank=1)
+        """
+        if distributed is None or isinstance(distributed, bool):
+            return cls(is_split=distributed is True, is_synchronized=distributed is True)
+        if isinstance(distributed, tuple):
+            return cls(is_split=True, given=_identity_of_pair(distributed))
+        if isinstance(distributed, DeviceMesh):
+            return cls(is_split=True, given=_identity_in_mesh(distributed), is_synchronized=True)
+        if dist.is_available():
+            if isinstance(distributed, dist.ProcessGroup):
+                return cls(
+                    is_split=True, given=_identity_in(distributed.size(), distributed.rank()), is_synchronized=True
+                )
+            if distributed == dist.GroupMember.NON_GROUP_MEMBER:
+                raise ValueError(NOT_IN_GROUP.format(dist.get_rank()))
+        raise TypeError(
+            "distributed must be True, False, None, a ProcessGroup, a DeviceMesh with one dimension or the pair (rank, "
+            f"world_size), not {distributed!r}"
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the identity of this rank is known already."""
+        return not self.is_split or self.given is not None or (dist.is_available() and dist.is_initialized())
+
+    @property
+    def identity(self) -> RankIdentity:
+        """The identity of this rank; that of the only rank, if it is not known yet."""
+        if not (self.is_split and self.is_known):
+            return ONLY_RANK
+        return self.given or RankIdentity(dist.get_world_size(), dist.get_rank())
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether several ranks of the default process group read the same data, as far as it is known here."""
+        return self.is_split and self.is_known and self.identity.ranks < ranks_of_run()
+
+
+NOT_IN_GROUP = (
+    "Rank {} is not in the process group or mesh that was passed as distributed. Every rank that loads data passes the "
+    "data-parallel group that it belongs to itself; a rank that loads none creates no loader"
+)
+
+
+def _identity_of_pair(pair: tuple[Any, ...]) -> RankIdentity:
+    """Return the identity that a pair ``(rank, world_size)`` describes."""
+    if len(pair) != 2 or not all(type(number) is int for number in pair):
+        raise TypeError(f"distributed must be a pair of integers, (rank, world_size), not {pair!r}")
+    rank, ranks = pair
+    if not 0 <= rank < ranks:
+        raise ValueError(
+            f"distributed={pair!r} is the pair (rank, world_size), whose rank must be from 0 to world_size - 1"
+        )
+    return RankIdentity(ranks, rank)
+
+
+def _identity_in_mesh(mesh: DeviceMesh) -> RankIdentity:
+    """Return the identity of this process in a mesh, which must have one dimension."""
+    if mesh.ndim != 1:
+        names = mesh.mesh_dim_names or ()
+        example = f'mesh["{names[0] if names else "dp"}"]'
+        raise ValueError(
+            f"distributed must be a DeviceMesh with one dimension, but this one has {mesh.ndim}: "
+            f"{', '.join(map(repr, names)) or 'without names'}. Pass the data-parallel dimension, such as {example}; "
+            "flatten several into one"
+        )
+    coordinate = mesh.get_coordinate()
+    return _identity_in(mesh.size(), -1 if coordinate is None else coordinate[0])
+
+
+def _identity_in(ranks: int, rank: int) -> RankIdentity:
+    if rank < 0:
+        raise ValueError(NOT_IN_GROUP.format(dist.get_rank()))
+    return RankIdentity(ranks, rank)
+
+
+def check_replicated(pipe: Any, group: DataParallelGroup) -> None:
+    """Check that several ranks can read the same data, if they must.
+
+    Raises:
+        ValueError: a stage gives each shard to one process.
+    """
+    if group.is_replicated and any(name_of(stage) == "DirectoryShards" for stage in upstream(pipe)):
+        raise ValueError(
+            f"{ranks_of_run()} ranks share the data between {group.identity.ranks}, so some must read the same, but "
+            "DirectoryShards gives each shard to one process. List the shards with ShardList"
+        )
