@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import distributed as dist
@@ -91,16 +92,16 @@ class DataParallelGroup:
 
 
 NOT_IN_GROUP = (
-    "Rank {} is not in the process group or mesh that was passed as distributed. Every rank that loads data passes the "
-    "data-parallel group that it belongs to itself; a rank that loads none creates no loader"
+    "Rank {} is not in the process group or mesh that was passed as distributed. Pass the data-parallel group that it "
+    "belongs to. If only some ranks load data, pass the pair (rank, world_size) on those"
 )
 
 
 def _identity_of_pair(pair: tuple[Any, ...]) -> RankIdentity:
     """Return the identity that a pair ``(rank, world_size)`` describes."""
-    if len(pair) != 2 or not all(type(number) is int for number in pair):
+    if len(pair) != 2 or not all(isinstance(number, Integral) and not isinstance(number, bool) for number in pair):
         raise TypeError(f"distributed must be a pair of integers, (rank, world_size), not {pair!r}")
-    rank, ranks = pair
+    rank, ranks = map(int, pair)
     if not 0 <= rank < ranks:
         raise ValueError(
             f"distributed={pair!r} is the pair (rank, world_size), whose rank must be from 0 to world_size - 1"

@@ -23,7 +23,7 @@ from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, 
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.rank_agreement import RankAgreement, facts_of
 from wds_datapipes.loading.report import LoadingReport
-from wds_datapipes.loading.seeding import guard_lists, seed_of, seed_stages
+from wds_datapipes.loading.seeding import guard_lists, is_drawn, seed_of, seed_stages
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import advice_for_ranks, advice_for_split, given_identity, split_by_rank
@@ -176,7 +176,8 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             RankLostError: another rank has failed or left, or does not arrive in time.
             RuntimeError: the ranks have different seeds, or none.
         """
-        if self._agreement is not None and self._epoch == 0 and self._manager.resumed_from is None:
+        is_given = self._manager.resumed_from is None and not is_drawn(seed_generator)
+        if self._agreement is not None and self._epoch == 0 and is_given:
             self._agreement.compare({"seed": seed_of(seed_generator)})
         resumed_from = self._manager.begin(seed_generator, self._ranks)
         self._epoch += 1

@@ -1,0 +1,166 @@
+"""A data-parallel rank that is given as a pair ``(rank, world_size)``, without a process group."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes.errors import StateError
+from wds_datapipes.testing import build_shard
+
+EPOCHS = 3
+BATCH = 8  # over all ranks
+SIZES = (5, 1, 9, 12, 3, 7, 4)
+KEYS = sorted(f"{shard}/{number}" for shard, size in enumerate(SIZES) for number in range(size))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    for shard, size in enumerate(SIZES):
+        build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "1"} for number in range(size)])
+    return folder
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def stream(folder: Path, ranks: int) -> Any:
+    shards = ShardList(str(folder / "*.tar")).shuffle().sharding_filter()
+    return shards.load_wds_shards().group_samples().shuffle_samples(10).map(key_of).batch(BATCH // ranks)
+
+
+def indexed(folder: Path, ranks: int) -> Any:
+    samples: Any = IndexedSamples(str(folder / "*.tar"), batch_size=BATCH)
+    return samples.map(key_of).batch(BATCH // ranks)
+
+
+def flat(batches: Any) -> list[str]:
+    return list(chain.from_iterable(batches))
+
+
+def loader_of(folder: Path, distributed: Any, *, seed: int | None = 7, state: Any = None) -> Any:
+    loader: Any = DataLoader2(
+        stream(folder, distributed[1] if distributed else 1),
+        reading_service=ShardReadingService(distributed=distributed),
+    )
+    if seed is not None:
+        loader.seed(seed)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [stream, indexed])
+def test_pairs_share_each_epoch(folder: Path, make: Any, workers: int) -> None:
+    found = []
+    for rank in range(2):
+        service = ShardReadingService(workers, distributed=(rank, 2))
+        with DataLoader2(make(folder, 2), reading_service=service) as loader:
+            loader.seed(7)
+            found.append([list(loader) for _ in range(EPOCHS)])
+        data = StatefulShards(make(folder, 2), seed=7, distributed=(rank, 2))
+        torchs = DataLoader(data, batch_size=None, num_workers=workers)
+        assert [list(torchs) for _ in range(EPOCHS)] == found[rank]
+    for some, others in zip(*found, strict=True):
+        keys = flat(some + others)
+        assert len(set(keys)) == len(keys) == (len(KEYS) if make is stream else len(KEYS) // BATCH * BATCH)
+
+
+@pytest.mark.parametrize("pair", [(1, 2), (0, 1)])
+def test_a_loader_without_a_seed_is_refused(folder: Path, pair: tuple[int, int]) -> None:
+    """A seed of torch does not help: the peers may have drawn other numbers before."""
+    torch.manual_seed(3)
+    with (
+        loader_of(folder, pair, seed=None) as loader,
+        pytest.raises(RuntimeError, match=r"The loader has no seed.* Call loader\.seed\(n\)"),
+    ):
+        list(loader)
+
+
+def test_states_resume_with_the_seed_in_them(folder: Path) -> None:
+    states = []
+    for rank in range(2):
+        with loader_of(folder, (rank, 2)) as loader:
+            whole = [list(loader), list(loader)]
+        with loader_of(folder, (rank, 2)) as loader:
+            begun = list(islice(loader, 1))
+            states.append(loader.state_dict())
+        with loader_of(folder, (rank, 2), seed=None, state=states[-1]) as loader:
+            assert [begun + list(loader), list(loader)] == whole
+    with loader_of(folder, False, seed=None, state=merge_states(states)) as loader:
+        assert len(flat(loader)) == len(KEYS) - BATCH
+
+
+def test_a_rank_that_had_ended_needs_the_states_of_all(folder: Path) -> None:
+    """Nothing else tells it whether the others are still in the same epoch."""
+    with loader_of(folder, (0, 2)) as loader:
+        list(loader)
+        ended = loader.state_dict()
+        following = list(loader)
+    with loader_of(folder, (1, 2)) as loader:
+        next(iter(loader))
+        begun = loader.state_dict()
+    with (
+        loader_of(folder, (0, 2), state=ended) as loader,
+        pytest.raises(StateError, match="The epoch of rank 0 had ended"),
+    ):
+        list(loader)
+    with loader_of(folder, (0, 2), state=merge_states([ended, begun])) as loader:
+        assert [list(loader), list(loader)] == [[], following]
+
+
+def test_equal_states_of_a_rank_count_once(folder: Path) -> None:
+    states = []
+    for rank in (0, 1, 0, 1):
+        with loader_of(folder, (rank, 2)) as loader:
+            next(iter(loader))
+            states.append(loader.state_dict())
+    assert merge_states(states) == merge_states(states[:2]) != merge_states(states[1:3])
+    with loader_of(folder, (1, 2)) as loader:
+        list(islice(loader, 2))
+        later = loader.state_dict()
+    with pytest.raises(StateError, match="two different states of rank 1 of 2"):
+        merge_states([*states, later])
+
+
+@pytest.mark.parametrize(
+    ("distributed", "error", "text"),
+    [
+        ((2, 2), ValueError, r"\(2, 2\) is the pair \(rank, world_size\), whose rank must be from 0"),
+        ((4, 1), ValueError, "whose rank must be from 0 to world_size - 1"),
+        ((-1, 2), ValueError, "whose rank must be from 0"),
+        ((0, 0), ValueError, "whose rank must be from 0"),
+        ((0, 1, 2), TypeError, "must be a pair of integers"),
+        ((np.int64(2), np.int64(2)), ValueError, "whose rank must be from 0"),
+        ((True, 2), TypeError, "must be a pair of integers"),
+        (("0", 2), TypeError, "must be a pair of integers"),
+        (4, TypeError, r"a DeviceMesh with one dimension or the pair \(rank, world_size\), not 4"),
+        ("dp", TypeError, r"must be True, False, None, a ProcessGroup, .* not 'dp'"),
+    ],
+)
+def test_what_names_no_group_is_refused(folder: Path, distributed: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        ShardReadingService(distributed=distributed)
+    with pytest.raises(error, match=text):
+        StatefulShards(stream(folder, 2), distributed=distributed)
+
+
+def test_stateful_shards_ask_for_a_process_group(folder: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"StatefulShards\(distributed=True\) requires a process group"):
+        StatefulShards(stream(folder, 2), distributed=True)
+
+
+def test_a_list_of_one_rank_is_not_split(folder: Path) -> None:
+    data = StatefulShards(stream(folder, 2), distributed=False)
+    assert sorted(flat(DataLoader(data, batch_size=None))) == KEYS
