@@ -21,6 +21,12 @@ Distributed: TypeAlias = "bool | ProcessGroup | DeviceMesh | tuple[int, int] | N
 """The data-parallel group that an argument ``distributed`` describes; see `DataParallelGroup.of`."""
 
 
+NOT_IN_GROUP = (
+    "Rank {} is not in the process group or mesh that was passed as distributed. Pass the data-parallel group that it "
+    "belongs to. If only some ranks load data, pass the pair (rank, world_size) on those"
+)
+
+
 @dataclass(frozen=True)
 class DataParallelGroup:
     """The ranks that share the data, and the place of this process among them.
@@ -32,7 +38,7 @@ class DataParallelGroup:
         given: the identity of this rank in the group; ``None`` for all ranks of the default process group, which may
             be initialized later.
         is_synchronized: whether all ranks of the default process group take part, and so can agree on a seed. Otherwise
-            the program gives each of them the same.
+            the program must give each rank the same seed.
     """
 
     is_split: bool = False
@@ -63,9 +69,8 @@ class DataParallelGroup:
             return cls(is_split=True, given=_identity_in_mesh(distributed), is_synchronized=True)
         if dist.is_available():
             if isinstance(distributed, dist.ProcessGroup):
-                return cls(
-                    is_split=True, given=_identity_in(distributed.size(), distributed.rank()), is_synchronized=True
-                )
+                identity = _identity_in(distributed.size(), distributed.rank())
+                return cls(is_split=True, given=identity, is_synchronized=True)
             if distributed == dist.GroupMember.NON_GROUP_MEMBER:
                 raise ValueError(NOT_IN_GROUP.format(dist.get_rank()))
         raise TypeError(
@@ -89,12 +94,6 @@ class DataParallelGroup:
     def is_replicated(self) -> bool:
         """Whether several ranks of the default process group read the same data, as far as it is known here."""
         return self.is_split and self.is_known and self.identity.ranks < ranks_of_run()
-
-
-NOT_IN_GROUP = (
-    "Rank {} is not in the process group or mesh that was passed as distributed. Pass the data-parallel group that it "
-    "belongs to. If only some ranks load data, pass the pair (rank, world_size) on those"
-)
 
 
 def _identity_of_pair(pair: tuple[Any, ...]) -> RankIdentity:
@@ -124,6 +123,7 @@ def _identity_in_mesh(mesh: DeviceMesh) -> RankIdentity:
 
 
 def _identity_in(ranks: int, rank: int) -> RankIdentity:
+    """Return the identity of a rank in a group; its number is negative if it is not in it."""
     if rank < 0:
         raise ValueError(NOT_IN_GROUP.format(dist.get_rank()))
     return RankIdentity(ranks, rank)

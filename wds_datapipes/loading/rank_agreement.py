@@ -104,7 +104,7 @@ def facts_of(pipe: Any, workers: int, group: DataParallelGroup) -> dict[str, Any
         workers: the number of processes of this rank that run it.
         group: the ranks that share the data.
     """
-    return {**facts_before_workers(pipe, group), **({"workers": max(workers, 1)} if _matters(pipe, group) else {})}
+    return {**facts_before_workers(pipe, group), **({"workers": max(workers, 1)} if _must_agree(pipe, group) else {})}
 
 
 def facts_before_workers(pipe: Any, group: DataParallelGroup, seed: int | None = None) -> dict[str, Any]:
@@ -116,11 +116,11 @@ def facts_before_workers(pipe: Any, group: DataParallelGroup, seed: int | None =
         seed: the seed of this rank, unless the ranks agree on one.
     """
     facts = {"ranks": group.identity.ranks, "lists": [_summarize(urls) for urls in _lists(pipe)]}
-    return {**facts, "seed": seed} if seed is not None and _matters(pipe, group) else facts
+    return {**facts, "seed": seed} if seed is not None and _must_agree(pipe, group) else facts
 
 
-def _matters(pipe: Any, group: DataParallelGroup) -> bool:
-    """Whether ranks may not differ in their seeds and workers; they may in those of streams that are not split."""
+def _must_agree(pipe: Any, group: DataParallelGroup) -> bool:
+    """Whether all ranks need the same seed and number of workers, as they read from one order."""
     return group.is_replicated or any(map(splits, upstream(pipe)))
 
 

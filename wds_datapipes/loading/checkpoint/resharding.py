@@ -59,8 +59,9 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         known = checkpoints.setdefault((checkpoint.ranks, checkpoint.rank), checkpoint)
         if known != checkpoint:
             raise StateError(
-                f"There are two different states of rank {checkpoint.rank} of {checkpoint.ranks} that share the data. "
-                "Ranks that read the same data must save their states after the same step of the same run"
+                f"There are two different states of rank {checkpoint.rank} of {checkpoint.ranks}. Ranks that read the "
+                "same data must save their states after the same step of the same run, and those of loaders with "
+                "distributed=False cannot be merged"
             )
     _check_complete([*checkpoints.values()])
     return state_of([*checkpoints.values()])

@@ -113,9 +113,9 @@ class StatefulShards(IterableDataset[Any]):
         self._tracked: TrackedEpoch | None = None
         self._is_checked = False
         self._knows_ranks = distributed is not None
-        self._is_replicated = self._group.is_replicated
+        self._ranks_of_run = ranks_of_run()
         self._agreement: RankAgreement | None = None
-        if self._has_other_ranks:
+        if self._group.is_split and self._has_other_ranks:
             self._agreement = RankAgreement(pipe)
             self._agreement.compare(facts_before_workers(pipe, self._group, seed))
 
@@ -343,8 +343,8 @@ class StatefulShards(IterableDataset[Any]):
 
     @property
     def _has_other_ranks(self) -> bool:
-        """Whether other ranks share the data, or read the same."""
-        return self._epochs.ranks > 1 or self._is_replicated
+        """Whether there are other ranks, which share the data or read the same or their own."""
+        return max(self._epochs.ranks, self._ranks_of_run) > 1
 
     @property
     def _seeds(self) -> list[int]:
