@@ -87,6 +87,64 @@ def test_a_run_resumes_with_any_number_of_workers(manifest: Manifest, order: str
         assert rest[1] == expected[1], (workers, cut, later)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights": {"large": 3, "small": 1}},
+        {"weights": {"large": 3, "small": 1}, "order": "window", "window_shards": 2, "remainder": "pad"},
+        {"weights": {"large": 1, "small": 1}, "epoch_samples": 250, "remainder": "keep"},
+        {"select": {"large": slice(None, None, 2)}},
+    ],
+    ids=["weights", "window and padding", "a longer epoch", "selected samples"],
+)
+def test_a_mixture_resumes_with_any_number_of_workers(manifest: Manifest, options: dict[str, Any]) -> None:
+    datasets: Any = {"large": Manifest(manifest.entries[2:]), "small": Manifest(manifest.entries[:2])}
+
+    with service_loader(0, pipeline(datasets, **options)) as whole_loader:
+        whole = [list(whole_loader) for _ in range(EPOCHS)]
+        assert len(whole_loader) == len(whole[0])
+    for workers, cut, later in ((0, 2, 2), (2, 1, 3), (3, 3, 0)):
+        with service_loader(workers, pipeline(datasets, **options)) as first:
+            iterator = iter(first)
+            found = [next(iterator) for _ in range(cut)]
+            state = first.state_dict()
+        assert found == whole[0][:cut]
+        with service_loader(later, pipeline(datasets, **options)) as second:
+            second.load_state_dict(merge_states([state]))
+            assert [list(second) for _ in range(EPOCHS)] == [whole[0][cut:], *whole[1:]]
+    with (
+        service_loader(0, pipeline(datasets, **{**options, "weights": {"large": 5, "small": 1}})) as other,
+        pytest.raises(StateError),
+    ):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
+def test_a_run_with_unreadable_samples_resumes_with_any_number_of_workers(tmp_path: Path, remainder: str) -> None:
+    for shard in range(4):
+        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{n:02}", "cls": "1"} for n in range(20)])
+    damaged = Manifest(build_indexes(f"{tmp_path}/{{0..3}}.tar"))
+    os.truncate(tmp_path / "1.tar", 100)
+
+    def loader(workers: int) -> Any:
+        return service_loader(workers, pipeline(damaged, remainder=remainder, on_error="skip"))
+
+    with loader(0) as whole_loader:
+        whole = list(chain.from_iterable(whole_loader))
+    assert len(whole) == {"drop": 72, "pad": 84, "keep": 60}[remainder]
+    assert remainder == "drop" or sum(not key.endswith("+") for key in whole) == 60
+    for workers, cut, later in ((0, 2, 2), (2, 1, 3), (2, 3, 0)):
+        with loader(workers) as first:
+            iterator = iter(first)
+            found = list(chain.from_iterable(next(iterator) for _ in range(cut)))
+            state = first.state_dict()
+        with loader(later) as second:
+            second.load_state_dict(merge_states([state]))
+            found += chain.from_iterable(second)
+        assert sorted(found) == sorted(whole)
+        assert found == whole or remainder == "keep"
+
+
 def test_a_chain_of_runs_with_other_workers_and_a_buffer_yields_each_sample_once(manifest: Manifest) -> None:
     def loader(workers: int) -> Any:
         return service_loader(workers, pipeline(manifest, buffer=20, remainder="keep"))

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
 from wds_datapipes.index.permutation import Numbers, Permutation
 from wds_datapipes.seeds import derived_seed
 
-__all__ = ["EpochOrder", "Order"]
+__all__ = ["EpochOrder", "Order", "SampleOrder"]
 
 Order: TypeAlias = Literal["global", "window", "sequential"]
 """``"global"`` shuffles all samples, ``"window"`` the shards and then those of a few shards at a time."""
+
+
+class SampleOrder(Protocol):
+    """Finds the samples of an epoch by their positions in it."""
+
+    def __len__(self) -> int:
+        """Return the number of samples in the epoch."""
+
+    def find(self, positions: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the shard of the sample at each position of the epoch, and the number of the sample in it."""
 
 
 class EpochOrder:

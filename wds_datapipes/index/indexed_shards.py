@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -15,67 +16,153 @@ from wds_datapipes.index.batch_share import CHUNK
 from wds_datapipes.index.build_many import build_indexes, find_index
 from wds_datapipes.index.dataset_reader import DatasetReader
 from wds_datapipes.index.file_format import index_url
+from wds_datapipes.index.key_join import NAMED, JoinedReader, KeyJoin, missing_keys_error
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.selection import Select, Selection
+from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.parallel.map_shards import resolve_shards
+from wds_datapipes.samples.select import Lacking
 from wds_datapipes.types import Sample
 
-__all__ = ["IndexedShards", "shard_sizes"]
+__all__ = ["IndexedShards", "Reader", "shard_sizes"]
+
+Reader: TypeAlias = DatasetReader | JoinedReader
 
 #: About how many bytes of local and of remote shards, which are read concurrently, are read at a time.
 LOCAL_BYTES, REMOTE_BYTES = 1 << 20, 16 << 20
 
 
 class IndexedShards:
-    """The shards of a dataset and their numbers of samples; each process has its own reader of them.
+    """The shards of a dataset, or of several, and their numbers of samples; each process has its own readers of them.
 
     Args:
-        sizes: the URL of each shard, and its number of samples.
-        select: which samples; by default all.
+        datasets: for each dataset, the URL of each shard, and its number of samples. A single one has the name ``""``.
+        select: which samples; by default all. With several datasets, a function, or a mapping from names of datasets.
+        join: other datasets, whose fields are added to the samples with the same keys.
+        missing: what to do with samples without a counterpart in a joined dataset.
+        folder: the directory of the indexes; by default, that of the shards.
         options: those of `DatasetReader`.
 
     Attributes:
         urls: the URL of each shard.
         sizes: the number of selected samples in each shard.
+        parts: the shards of each dataset.
 
     Raises:
         EmptySourceError: there are no samples, or none is selected.
+        MisalignedShardsError: a sample has no counterpart, and ``missing`` is ``"raise"``.
+        DuplicateKeyError: a joined dataset has two samples with the same key.
+        ValueError: two shards have the same index.
     """
 
-    def __init__(self, sizes: list[tuple[str, int]], *, select: Select | None = None, **options: Any) -> None:
-        self.urls = [url for url, _ in sizes]
-        self._all_sizes = self.sizes = np.array([size for _, size in sizes], np.int64)
-        self._options = options
-        self._reader: tuple[int, DatasetReader] | None = None
-        self._selection: Selection | None = None
-        if select is not None and self._all_sizes.any():
-            with self.open() as reader:
-                self._selection = Selection(select, self._all_sizes, read_index=reader.index_of)
-            self.sizes = self._selection.sizes
-            if not self.sizes.any():
-                raise EmptySourceError(f"select chooses none of the {self._all_sizes.sum()} samples")
+    def __init__(
+        self,
+        datasets: Mapping[str, list[tuple[str, int]]],
+        *,
+        select: Select | Mapping[str, Select] | None = None,
+        join: Sequence[IndexedShards] = (),
+        missing: Lacking = "raise",
+        folder: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._options = {"folder": folder, **options}
+        self.parts: dict[str, slice] = {}
+        every = list[tuple[str, int]]()
+        for name, shards in datasets.items():
+            self.parts[name] = slice(len(every), len(every) + len(shards))
+            every += shards
+        self.urls = [url for url, _ in every]
+        self._all_sizes = self.sizes = np.array([size for _, size in every], np.int64)
+        self._starts = np.cumsum(self._all_sizes) - self._all_sizes
+        self._reader: tuple[int, Reader] | None = None
+        if not self._all_sizes.any():
+            raise EmptySourceError(f"There are no samples in {len(every)} shards. Check the pattern of the shards")
+        check_index_names([self.urls, *(other.urls for other in join)], folder)
+        self._others = join
+        self._joins: list[KeyJoin] = []
+        self._selections: list[tuple[slice, Selection]] = []
+        with self._open() as reader:
+            self._joins = [self._join(reader, other, missing) for other in join]
+            self._select(reader, select, missing)
         self._ends = np.cumsum(self.sizes)
         is_local = all(local_path(url) is not None for url in self.urls)
         self._chunk_bytes = LOCAL_BYTES if is_local else REMOTE_BYTES
-        if not len(self):
-            raise EmptySourceError(f"There are no samples in {len(sizes)} shards. Check the pattern of the shards")
+
+    def _join(self, reader: DatasetReader, other: IndexedShards, missing: Lacking) -> KeyJoin:
+        """Find the samples of another dataset that have the same keys."""
+        with other._open() as others:
+            keys = (reader.index_of(shard).keys for shard in range(len(self.urls)))
+            join = KeyJoin(keys, lambda shard: others.index_of(shard).keys, other.urls, other.sizes)
+        absent = np.flatnonzero(join.numbers < 0)
+        if missing == "raise" and len(absent):
+            shards = np.searchsorted(self._starts + self._all_sizes, absent[:NAMED], "right")
+            some = zip(shards.tolist(), (absent[:NAMED] - self._starts[shards]).tolist(), strict=True)
+            raise missing_keys_error([reader.index_of(shard).keys[number] for shard, number in some], len(absent), join)
+        return join
+
+    def _select(self, reader: DatasetReader, select: Select | Mapping[str, Select] | None, missing: Lacking) -> None:
+        """Restrict each dataset to the samples that are selected, and that have counterparts if they must."""
+        among = None
+        if self._joins and missing == "skip":
+            among = np.logical_and.reduce([join.numbers >= 0 for join in self._joins])
+        for name, chosen in _select_by_dataset(select, self.parts, is_restricted=among is not None).items():
+            part = self.parts[name]
+            sizes = self._all_sizes[part]
+            start = int(self._starts[part][0]) if len(sizes) else 0
+
+            def index_of(shard: int, first: int = part.start) -> ShardIndex:
+                return reader.index_of(first + shard)
+
+            own = None if among is None else among[start : start + int(sizes.sum())]
+            self._selections.append((part, Selection(chosen, sizes, read_index=index_of, among=own)))
+        self.sizes = self._all_sizes.copy()
+        for part, selection in self._selections:
+            self.sizes[part] = selection.sizes
+        if not self.sizes.any():
+            what = "select chooses none" if among is None else "select and join leave none"
+            raise EmptySourceError(f"{what} of the {self._all_sizes.sum()} samples")
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_reader": None}
 
-    def open(self) -> DatasetReader:
-        """Return a reader of all shards."""
+    def open(self) -> Reader:
+        """Return a reader of all shards, and of those that are joined."""
+        reader = self._open()
+        if not self._joins:
+            return reader
+        others = [other._open() for other in self._others]
+        return JoinedReader(reader, self._starts, list(zip(self._joins, others, strict=True)))
+
+    def _open(self) -> DatasetReader:
         return DatasetReader(self.urls, self._all_sizes, **self._options)
 
-    def numbers_in_shard(self, shards: Numbers, places: Numbers) -> Numbers:
-        """Return the numbers of samples in their shards, from their places among the selected samples of the shards."""
-        return places if self._selection is None else self._selection.find(shards, places)
+    def read(self, reader: Reader, shards: Numbers, places: Numbers) -> list[Sample]:
+        """Return samples, with the field ``__dataset__`` if there are several datasets.
+
+        Args:
+            reader: the result of `open`.
+            shards: the shard of each sample.
+            places: its place among the selected samples of the shard.
+        """
+        numbers = places
+        if self._selections:
+            numbers = places.copy()
+            for part, selection in self._selections:
+                own = (shards >= part.start) & (shards < part.stop)
+                numbers[own] = selection.find(shards[own] - part.start, places[own])
+        samples = reader.read(shards, numbers)
+        if "" not in self.parts:
+            names = list(self.parts)
+            found = np.searchsorted([part.stop for part in self.parts.values()], shards, "right")
+            for sample, number in zip(samples, found.tolist(), strict=True):
+                sample["__dataset__"] = names[number]
+        return samples
 
     def step_after(self, count: int, size: int) -> int:
         """Return how many samples to read at a time, after ``count`` samples had a ``size`` in bytes."""
@@ -96,7 +183,7 @@ class IndexedShards:
         if self._reader is None or self._reader[0] != os.getpid():  # a forked process needs its own connections
             self._reader = os.getpid(), self.open()
         places = wanted - (self._ends - self.sizes)[shards]
-        return self._reader[1].read(shards, self.numbers_in_shard(shards, places))
+        return self.read(self._reader[1], shards, places)
 
     def fingerprint(self) -> str:
         """Return the number of shards and samples, the first and last URL, and a digest of all."""
@@ -105,8 +192,42 @@ class IndexedShards:
     @cached_property
     def _fingerprint(self) -> str:
         text = f"{len(self)} samples in {len(self.urls)} shards from {redact(self.urls[0])} to {redact(self.urls[-1])}"
-        selection = [] if self._selection is None else [self._selection.fingerprint()]
-        return f"{text} #{fingerprint([self.urls, self.sizes.tolist(), *selection])[:12]}"
+        details = [selection.fingerprint() for _, selection in self._selections]
+        details += [
+            *(other.fingerprint() for other in self._others),
+            *(repr(part) for part in self.parts.items() if part[0]),
+        ]
+        return f"{text} #{fingerprint([self.urls, self.sizes.tolist(), *details])[:12]}"
+
+
+def check_index_names(datasets: Sequence[Sequence[str]], folder: str | os.PathLike[str] | None) -> None:
+    """Raise if shards of several datasets have the same index, as shards with the same name in a directory have.
+
+    Raises:
+        ValueError: they have.
+    """
+    known: dict[str, str] = {}
+    for url in {*chain(*datasets)} if folder is not None else ():
+        if (other := known.setdefault(index := index_url(url, folder), url)) != url:
+            raise ValueError(
+                f"{redact(url)} and {redact(other)} would both have the index {index}. Keep their indexes next to the "
+                "shards, or open the datasets with separate folders for indexes"
+            )
+
+
+def _select_by_dataset(
+    select: Select | Mapping[str, Select] | None, parts: Mapping[str, slice], *, is_restricted: bool
+) -> dict[str, Select]:
+    """Return what is selected of each dataset, except where nothing restricts it."""
+    if isinstance(select, Mapping):
+        if unknown := [name for name in select if name not in parts]:
+            raise ValueError(f"select is for the dataset {unknown[0]!r}, and the datasets are {sorted(parts)}")
+        chosen = dict(select)
+    elif select is None or callable(select) or len(parts) == 1:
+        chosen = {} if select is None else dict.fromkeys(parts, select)
+    else:
+        raise TypeError(f"With several datasets, select is a function or a mapping by name, not {select!r:.100}")
+    return {**(dict.fromkeys(parts, slice(None)) if is_restricted else {}), **chosen}
 
 
 def shard_sizes(

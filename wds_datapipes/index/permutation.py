@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from wds_datapipes.seeds import derived_seed
 
-__all__ = ["Numbers", "Permutation"]
+__all__ = ["Numbers", "Permutation", "hash_numbers"]
 
 Numbers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -61,14 +61,15 @@ class Permutation:
         low, high = numbers & mask, numbers >> shift
         for number, key in enumerate(self._keys):
             if number % 2:
-                high ^= _hash(low ^ key) & high_mask
+                high ^= hash_numbers(low ^ key) & high_mask
             else:
-                low ^= _hash(high ^ key) & mask
+                low ^= hash_numbers(high ^ key) & mask
         encrypted: npt.NDArray[np.uint64] = low | high << shift
         return encrypted
 
 
-def _hash(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def hash_numbers(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return a hash of each number, which is another one for each."""
     for factor in FACTORS:
         numbers = (numbers ^ numbers >> HALF) * factor
     hashed: npt.NDArray[np.uint64] = numbers ^ numbers >> HALF

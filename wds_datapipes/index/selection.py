@@ -27,6 +27,7 @@ class Selection:
         select: which samples, by their numbers in the order of the shards.
         sizes: the number of samples in each shard.
         read_index: returns the index of a shard, for a function.
+        among: a mask of the samples that may be selected; by default all.
 
     Raises:
         IndexError: there is no sample with one of the numbers.
@@ -39,7 +40,14 @@ class Selection:
         ([2, 1], [0, 2, 1])
     """
 
-    def __init__(self, select: Select, sizes: Numbers, *, read_index: Callable[[int], ShardIndex] | None) -> None:
+    def __init__(
+        self,
+        select: Select,
+        sizes: Numbers,
+        *,
+        read_index: Callable[[int], ShardIndex] | None,
+        among: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
         ends = np.cumsum(sizes)
         self._starts = ends - sizes
         count = int(ends[-1]) if len(ends) else 0
@@ -56,6 +64,9 @@ class Selection:
             self._numbers = np.concatenate([np.empty(0, np.int64), *moved])
         else:
             self._numbers = _numbers_of(select, count)
+        if among is not None:
+            numbers = np.asarray(self._numbers, np.int64)
+            self._numbers = numbers[among[numbers]]
         lasts = self._count_below(ends)
         self._firsts = np.concatenate(([0], lasts[:-1])) if len(lasts) else lasts
         #: How many samples of each shard are selected.

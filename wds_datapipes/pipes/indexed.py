@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from torch.utils.data import MapDataPipe
 
 from wds_datapipes.index.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
-from wds_datapipes.index.dataset_reader import DatasetReader
-from wds_datapipes.index.epoch_order import EpochOrder, Order
+from wds_datapipes.index.epoch_order import EpochOrder, Order, SampleOrder
+from wds_datapipes.index.epoch_reader import EpochReader
 from wds_datapipes.index.indexed_shards import IndexedShards, shard_sizes
 from wds_datapipes.index.manifest import Manifest
-from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.mixed_order import MixedOrder, integer_weights
 from wds_datapipes.index.selection import Select
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.sharding import SplittingStage, instance_of, rank_and_worker_of, warn_if_hidden
 from wds_datapipes.pipes.stage import Groups, RecordedStage
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.samples.select import Lacking
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 
 __all__ = ["IndexedDataset", "IndexedSamples"]
+
+Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+"""The shards of a dataset: a manifest, a pattern, or URLs."""
 
 
 class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample]):
@@ -45,7 +50,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
 
     Args:
         shards: a `Manifest`, which costs no access to any shard; or a pattern or an iterable of URLs, whose indexes are
-            read.
+            read; or a mapping from names to several of these datasets, which are mixed.
         order: ``"global"`` shuffles all samples; ``"window"`` shuffles the shards, and then the samples of
             ``window_shards`` shards at a time, which suits remote shards and disks; ``"sequential"`` keeps the order.
         batch_size: the number of samples in a global batch, over all ranks; by default, one per rank.
@@ -56,7 +61,20 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         select: the samples to read; by default all. A slice; an array of numbers in the order of the shards, in which
             a number that is repeated is read as often; a mask with a Boolean for each sample; or a function that
             returns such numbers or a mask for the `ShardIndex` of one shard. The samples stay in the order of the
-            shards, and other arguments and ``len()`` refer to the selected ones.
+            shards, and other arguments and ``len()`` refer to the selected ones. With several datasets, a function, or
+            a mapping from their names.
+        weights: the relative frequencies of the datasets, by name, which are exact in every period of a few samples
+            (integers and decimal fractions) and in every epoch. A dataset whose samples have all been read is read
+            again in another order; one of weight 0 is not read. Without weights, an epoch has each sample once.
+        epoch_samples: the number of samples in an epoch; by default, as many as the datasets that are read have. If
+            it is larger, samples repeat after all of them have been read.
+        join: another dataset, or a list of several, whose fields are added to the samples with the same keys. The
+            order of its shards and samples does not matter; those without a counterpart are not read.
+        missing: what to do with samples that have no counterpart in a joined dataset: ``"raise"``; ``"skip"`` them; or
+            ``"keep"`` them without its fields.
+        on_error: ``"raise"``; or, if a sample cannot be read, ``"warn"``, ``"skip"`` or an `ErrorBudget`, to count it
+            and read another sample of the epoch in its place, so that batches stay equal. With ``remainder="keep"``,
+            it is skipped. A handler that returns False raises.
         indexes: ``"build"`` missing and stale indexes, or ``"require"`` valid ones.
         index_folder: the directory of the indexes; by default, they are next to the shards.
         open_shards: the most shards that a process keeps open.
@@ -67,6 +85,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         EmptySourceError: there are no samples, none is selected, or there are fewer than a whole batch, and
             ``remainder`` is ``"drop"``.
         IndexError: ``select`` has the number of a sample that does not exist.
+        MisalignedShardsError: samples have no counterpart in a joined dataset, and ``missing`` is ``"raise"``.
+        DuplicateKeyError: two samples of a joined dataset have the same key, or two datasets the same field.
         ValueError: an argument is invalid, or the ranks cannot share a batch evenly.
         SidecarError: an index is missing, stale or damaged, or its shard is compressed.
         ShardError: a shard cannot be read.
@@ -90,14 +110,19 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
 
     def __init__(
         self,
-        shards: Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        shards: Shards | Mapping[str, Shards],
         *,
         order: Order = "global",
         batch_size: int | None = None,
         remainder: Remainder = "drop",
         window_shards: int = 16,
         fields: Collection[str] | None = None,
-        select: Select | None = None,
+        select: Select | Mapping[str, Select] | None = None,
+        weights: Mapping[str, float] | None = None,
+        epoch_samples: int | None = None,
+        join: Shards | Sequence[Shards] = (),
+        missing: Lacking = "raise",
+        on_error: OnError = "raise",
         indexes: Literal["build", "require"] = "build",
         index_folder: str | os.PathLike[str] | None = None,
         open_shards: int = 64,
@@ -109,8 +134,12 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
             raise ValueError(f'remainder must be "drop", "pad" or "keep", not {remainder!r}')
         if indexes not in ("build", "require"):
             raise ValueError(f'indexes must be "build" or "require", not {indexes!r}')
+        if missing not in ("raise", "keep", "skip"):
+            raise ValueError(f'missing must be "raise", "keep" or "skip", not {missing!r}')
+        check_on_error(on_error)
         for name, number in (
             ("batch_size", batch_size),
+            ("epoch_samples", epoch_samples),
             ("window_shards", window_shards),
             ("open_shards", open_shards),
         ):
@@ -126,19 +155,31 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         self.remainder = remainder
         self.window_shards = window_shards
         self.fields = fields
+        self.epoch_samples = epoch_samples
+        self.on_error = on_error
         self.groups: Groups = {}
         self._shuffles = True
         self._done, self._rest, self._position = 0, WHOLE_EPOCH, -1
         self._loaded: tuple[int, RestOfEpoch, tuple[int, ...]] | None = None
+        options: dict[str, Any] = {"folder": index_folder, "fields": fields, "storage_options": storage_options}
+        options |= {"open_shards": open_shards, "limits": limits}
+
+        def sizes_of(dataset: Shards) -> list[tuple[str, int]]:
+            return shard_sizes(dataset, indexes=indexes, folder=index_folder, storage_options=storage_options)
+
+        datasets = shards if isinstance(shards, Mapping) else {"": shards}
+        joined = [join] if isinstance(join, str | os.PathLike | Manifest) else join
         self._shards = IndexedShards(
-            shard_sizes(shards, indexes=indexes, folder=index_folder, storage_options=storage_options),
-            folder=index_folder,
+            {name: sizes_of(dataset) for name, dataset in datasets.items()},
             select=select,
-            fields=fields,
-            open_shards=open_shards,
-            storage_options=storage_options,
-            limits=limits,
+            join=[IndexedShards({"": sizes_of(dataset)}, **options) for dataset in joined],
+            missing=missing,
+            **options,
         )
+        parts = self._shards.parts
+        self.weights = None if weights is None else integer_weights(weights, list(parts))
+        used = zip(parts.values(), self.weights or [1] * len(parts), strict=True)
+        self._count = epoch_samples or sum(int(self._shards.sizes[part].sum()) for part, weight in used if weight)
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""
@@ -155,40 +196,42 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch in this process."""
+        if self.remainder == "keep" and self.on_error != "raise":
+            raise TypeError(f"IndexedSamples has no length, since on_error={self.on_error!r} may skip samples")
         return len(self._share())
 
     def __iter__(self) -> Iterator[Sample]:
         warn_if_hidden(self)
-        is_random = self._shuffles and self.order != "sequential"
-        order = EpochOrder(
-            self._shards.sizes,
-            self.order if is_random else "sequential",
-            seed=self.take_seed() if is_random else 0,
-            window_shards=self.window_shards,
-        )
+        order = self._order_of_epoch()
         (self._done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, ()), None
-        with self._shards.open() as reader:
-            yield from self._read(reader, order, [np.array(again, np.int64)])
-            for sample in self._read(reader, order, self._share(self._rest).positions(self._done)):
-                self._done += 1
-                yield sample
+        policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
+        substitutes = self.remainder != "keep"
+        marks = self.remainder == "pad" or (substitutes and not policy.always_raises)
+        with self._shards.open() as opened:
+            reader = EpochReader(self._shards, opened, order, policy=policy, substitutes=substitutes)
+            for is_new, chunks in (
+                (0, [np.array(again, np.int64)]),
+                (1, self._share(self._rest).positions(self._done)),
+            ):
+                for self._position, sample, is_substitute in reader.read(chunks):
+                    self._done += is_new
+                    if sample is not None:
+                        if marks:
+                            sample["__padding__"] = is_substitute or self._position >= len(order)
+                        yield sample
+        policy.finish()
 
-    def _read(self, reader: DatasetReader, order: EpochOrder, chunks: Iterable[Numbers]) -> Iterator[Sample]:
-        """Yield the samples at positions of the epoch."""
-        step = 1
-        for chunk in chunks:
-            shards, places = order.find(chunk % len(order))
-            numbers = self._shards.numbers_in_shard(shards, places)
-            start = 0
-            while start < len(chunk):
-                samples = reader.read(shards[start : start + step], numbers[start : start + step])
-                for position, sample in zip(chunk[start : start + step].tolist(), samples, strict=True):
-                    if self.remainder == "pad":
-                        sample["__padding__"] = position >= len(order)
-                    self._position = position
-                    yield sample
-                start += step
-                step = self._shards.step_after(len(samples), reader.bytes_read)
+    def _order_of_epoch(self) -> SampleOrder:
+        """Return the order of the next epoch."""
+        order = self.order if self._shuffles else "sequential"
+        seed = 0 if order == "sequential" else self.take_seed()
+        if self.weights is None and self.epoch_samples is None:
+            return EpochOrder(self._shards.sizes, order, seed=seed, window_shards=self.window_shards)
+        if self.weights is None:
+            datasets, weights = [self._shards.sizes], [1]
+        else:
+            datasets, weights = [self._shards.sizes[part] for part in self._shards.parts.values()], self.weights
+        return MixedOrder(datasets, weights, order, seed=seed, length=self._count, window_shards=self.window_shards)
 
     def _share(self, rest: RestOfEpoch = WHOLE_EPOCH) -> BatchShare:
         """Return the share of this instance in the rest of an epoch."""
@@ -202,9 +245,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         return instance_of(self.groups)[0] // workers, rank, workers, worker
 
     def _share_of(self, ranks: int, rank: int, workers: int, worker: int, rest: RestOfEpoch) -> BatchShare:
-        return BatchShare(
-            len(self._shards), self.batch_size or ranks, self.remainder, ranks, rank, workers, worker, rest
-        )
+        return BatchShare(self._count, self.batch_size or ranks, self.remainder, ranks, rank, workers, worker, rest)
 
     def position_reader(self) -> Callable[[], SamplePosition]:
         """Return a function that returns the position of the sample that was yielded last."""

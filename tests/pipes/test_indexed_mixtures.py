@@ -1,0 +1,257 @@
+"""`IndexedSamples` of several datasets, with joined fields, and with samples that cannot be read."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from collections import Counter
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wds_datapipes import ErrorBudget, IndexedSamples
+from wds_datapipes.errors import (
+    ChangedShardError,
+    DuplicateKeyError,
+    EmptySourceError,
+    ErrorBudgetError,
+    MisalignedShardsError,
+)
+from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.testing import build_shard, check_coverage
+
+SIZES = {"web": (7, 0, 20), "books": (4, 5)}
+RANKS_AND_WORKERS = [(1, 1), (1, 3), (2, 1), (2, 3), (4, 2)]
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifest]:
+    found = {}
+    for name, sizes in SIZES.items():
+        folder = tmp_path_factory.mktemp(name)
+        for shard, size in enumerate(sizes):
+            samples = [{"__key__": f"{name}-{shard}-{n:02}", "cls": f"{n}"} for n in range(size)]
+            build_shard(folder / f"{shard}.tar", samples)
+        found[name] = Manifest(build_indexes(f"{folder}/{{0..{len(sizes) - 1}}}.tar"))
+    return found
+
+
+def keys(samples: Any) -> list[str]:
+    return [sample["__key__"] for sample in samples]
+
+
+def shares(make: Any, ranks: int, workers: int) -> list[list[list[Any]]]:
+    """Return the samples of each worker of each rank."""
+    found = []
+    for rank in range(ranks):
+        own = []
+        for worker in range(workers):
+            pipe = make().set_seed(5)
+            pipe.apply_sharding(ranks * workers, worker * ranks + rank)
+            pipe.groups = {2: (ranks, rank), 3: (workers, worker)}
+            own.append(list(pipe))
+        found.append(own)
+    return found
+
+
+def global_batches(make: Any, batch: int, ranks: int, workers: int) -> list[list[Any]]:
+    size = batch // ranks
+    by_rank = []
+    for own in shares(make, ranks, workers):
+        cut = [[part[start : start + size] for start in range(0, len(part), size)] for part in own]
+        by_rank.append([each for each in chain.from_iterable(zip_longest(*cut, fillvalue=[])) if each])
+    return [list(chain.from_iterable(parts)) for parts in zip(*by_rank, strict=True)]
+
+
+@pytest.mark.parametrize("order", ["global", "window", "sequential"])
+@pytest.mark.parametrize(("ranks", "workers"), RANKS_AND_WORKERS)
+def test_a_mixture_has_the_same_global_batches_on_any_ranks_and_workers(
+    datasets: dict[str, Manifest], order: str, ranks: int, workers: int
+) -> None:
+    def make() -> Any:
+        weights = {"web": 2, "books": 1}
+        return IndexedSamples(datasets, weights=weights, batch_size=4, order=order, epoch_samples=120)  # type: ignore[arg-type]
+
+    expected = global_batches(make, 4, 1, 1)
+    assert len(expected) == 30
+    assert global_batches(make, 4, ranks, workers) == expected
+    samples = list(chain(*expected))
+    assert all(sample["__key__"].startswith(sample["__dataset__"]) for sample in samples)
+    counts = Counter(keys(samples))
+    for name, sizes in SIZES.items():  # each dataset repeats only after all of its samples
+        times = [counts[f"{name}-{shard}-{n:02}"] for shard, size in enumerate(sizes) for n in range(size)]
+        assert max(times) - min(times) <= 1
+
+
+def test_without_weights_each_sample_of_every_dataset_comes_once(datasets: dict[str, Manifest]) -> None:
+    every = [
+        f"{name}-{shard}-{n:02}"
+        for name, sizes in SIZES.items()
+        for shard, size in enumerate(sizes)
+        for n in range(size)
+    ]
+    samples = IndexedSamples(datasets)
+    assert len(samples) == len(every)
+    assert sorted(keys(samples)) == sorted(every)
+    assert keys(IndexedSamples(datasets, order="sequential")) == every
+    dataset = samples.map_style()
+    assert [dataset[number]["__dataset__"] for number in (0, 26, 27, 35)] == ["web", "web", "books", "books"]
+    check_coverage(lambda: IndexedSamples(datasets, remainder="keep"), ranks=2, workers=3)
+
+
+def test_an_epoch_is_as_long_as_the_datasets_that_are_read_or_as_requested(datasets: dict[str, Manifest]) -> None:
+    assert len(IndexedSamples(datasets, weights={"web": 1, "books": 1})) == 36
+    only = IndexedSamples(datasets, weights={"web": 0, "books": 0.5})
+    assert len(only) == 9
+    assert {sample["__dataset__"] for sample in only} == {"books"}
+    short = IndexedSamples(datasets["web"], epoch_samples=5)
+    assert len(set(keys(short))) == len(short) == 5
+    long = IndexedSamples(datasets["web"], epoch_samples=60)
+    assert sorted(Counter(keys(long)).values()) == [2] * 21 + [3] * 6
+    assert keys(IndexedSamples(datasets["web"], epoch_samples=60, order="sequential"))[27:54] == keys(
+        IndexedSamples(datasets["web"], order="sequential")
+    )
+    ten_epochs = IndexedSamples(datasets, weights={"web": 9, "books": 1}, epoch_samples=10**12)
+    assert len(ten_epochs) == 10**12
+    assert len(keys(sample for sample, _ in zip(ten_epochs, range(50), strict=False))) == 50
+
+
+def test_samples_of_single_datasets_are_selected_by_name(datasets: dict[str, Manifest]) -> None:
+    samples = IndexedSamples(datasets, select={"web": slice(None, None, 9)}, order="sequential")
+    assert keys(samples)[:4] == ["web-0-00", "web-2-02", "web-2-11", "books-0-00"]
+    assert len(samples) == 3 + 9
+    both = IndexedSamples(datasets, select=lambda index: [key.endswith("1") for key in index.keys], order="sequential")
+    assert keys(both) == ["web-0-01", "web-2-01", "web-2-11", "books-0-01", "books-1-01"]
+    with pytest.raises(TypeError, match="With several datasets, select is a function or a mapping by name, not slice"):
+        IndexedSamples(datasets, select=slice(3))
+    with pytest.raises(ValueError, match=r"select is for the dataset 'code', and the datasets are \['books', 'web'\]"):
+        IndexedSamples(datasets, select={"code": slice(3)})
+    with pytest.raises(EmptySourceError, match="dataset 1 of the mixture has a weight of 1, and no samples"):
+        list(IndexedSamples(datasets, weights={"web": 1, "books": 1}, select={"books": []}))
+
+
+def test_datasets_with_shards_of_one_name_need_separate_folders_of_indexes(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        build_shard(tmp_path / name / "0.tar", [{"__key__": name, "txt": "x"}])
+    patterns = {name: f"{tmp_path}/{name}/0.tar" for name in "ab"}
+    assert sorted(keys(IndexedSamples(patterns))) == ["a", "b"]
+    with pytest.raises(ValueError, match=r"would both have the index .*0\.tar\.wdsidx"):
+        IndexedSamples(patterns, index_folder=tmp_path / "indexes")
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """Captions of the books and of a third of the web, in random order, and of others."""
+    folder = tmp_path_factory.mktemp("captions")
+    names = [f"books-{shard}-{n:02}" for shard, size in enumerate(SIZES["books"]) for n in range(size)]
+    names += [f"web-0-{n:02}" for n in range(7)] + [f"other-{n}" for n in range(5)]
+    random.Random(0).shuffle(names)
+    for shard in range(3):
+        build_shard(folder / f"{shard}.tar", [{"__key__": key, "txt": f"of {key}"} for key in names[shard::3]])
+    return Manifest(build_indexes(f"{folder}/{{0..2}}.tar"))
+
+
+@pytest.mark.parametrize(("ranks", "workers"), RANKS_AND_WORKERS)
+def test_fields_of_another_dataset_are_joined_by_key(
+    datasets: dict[str, Manifest], captions: Manifest, ranks: int, workers: int
+) -> None:
+    def make() -> Any:
+        return IndexedSamples(datasets["books"], join=captions, remainder="keep")
+
+    found = [sample for own in shares(make, ranks, workers) for part in own for sample in part]
+    assert sorted(keys(found)) == sorted(keys(IndexedSamples(datasets["books"])))
+    for sample in found:
+        assert sample["txt"] == f"of {sample['__key__']}".encode()
+        assert set(sample) - {"__local_path__"} == {"__key__", "__url__", "cls", "txt"}
+        assert sample["__url__"] in datasets["books"].urls
+
+
+def test_samples_without_a_counterpart_are_errors_or_skipped_or_kept(
+    datasets: dict[str, Manifest], captions: Manifest
+) -> None:
+    with pytest.raises(
+        MisalignedShardsError,
+        match=r"20 samples have no sample with their key in .*: 'web-2-00', 'web-2-01', 'web-2-02', \.\.\.",
+    ):
+        IndexedSamples(datasets["web"], join=captions)
+    joined = IndexedSamples(datasets["web"], join=captions, missing="skip", order="sequential")
+    assert keys(joined) == [f"web-0-{n:02}" for n in range(7)]
+    assert len(joined) == len(joined.map_style()) == 7
+    assert joined.map_style()[3]["txt"] == b"of web-0-03"
+    assert list(pickle.loads(pickle.dumps(joined))) == list(joined)
+    kept = list(IndexedSamples(datasets["web"], join=[captions], missing="keep", order="sequential"))
+    assert [("txt" in sample) for sample in kept] == [True] * 7 + [False] * 20
+    some = IndexedSamples(
+        datasets, join=captions, missing="skip", select={"web": slice(None, None, 2)}, order="sequential"
+    )
+    assert keys(some) == [f"web-0-{n:02}" for n in (0, 2, 4, 6)] + keys(
+        IndexedSamples(datasets["books"], order="sequential")
+    )
+    with pytest.raises(EmptySourceError, match="select and join leave none of the 27 samples"):
+        IndexedSamples(datasets["web"], join=captions, missing="skip", select=slice(20, None))
+
+
+def test_joined_fields_must_differ_unless_only_some_are_read(datasets: dict[str, Manifest], tmp_path: Path) -> None:
+    names = [*keys(IndexedSamples(datasets["books"], order="sequential"))]
+    other = build_shard(tmp_path / "0.tar", [{"__key__": key, "cls": "9", "json": "{}"} for key in names])
+    with pytest.raises(DuplicateKeyError, match=r"join got 'cls' from .*0\.tar for .*books-"):
+        list(IndexedSamples(datasets["books"], join=[[other]]))
+    samples = list(IndexedSamples(datasets["books"], join=[[other]], fields=["json"]))
+    assert all(sample["json"] == b"{}" and "cls" not in sample for sample in samples)
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Manifest:
+    """Four shards of 10 samples, of which the third was cut after it was indexed, with its index unchanged."""
+    for shard in range(4):
+        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(10)])
+    manifest = Manifest(build_indexes(f"{tmp_path}/{{0..3}}.tar"))
+    os.truncate(tmp_path / "2.tar", 100)
+    return manifest
+
+
+def test_an_unreadable_sample_is_an_error(damaged: Manifest) -> None:
+    with pytest.raises(ChangedShardError, match=r"2\.tar has changed since it was indexed"):
+        list(IndexedSamples(damaged))
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+@pytest.mark.parametrize(("ranks", "workers"), RANKS_AND_WORKERS)
+def test_an_unreadable_sample_is_replaced_and_nothing_shifts(
+    damaged: Manifest, remainder: Any, ranks: int, workers: int
+) -> None:
+    def make() -> Any:
+        return IndexedSamples(damaged, batch_size=8, remainder=remainder, on_error="skip")
+
+    expected = global_batches(make, 8, 1, 1)
+    assert [len(batch) for batch in expected] == [8] * 5
+    assert global_batches(make, 8, ranks, workers) == expected
+    samples = list(chain(*expected))
+    assert sum(sample["__padding__"] for sample in samples) == 10
+    real = [sample["__key__"] for sample in samples if not sample["__padding__"]]
+    assert sorted(real) == sorted(f"{shard}-{n}" for shard in (0, 1, 3) for n in range(10))
+
+
+def test_unreadable_samples_are_counted_and_skipped_if_each_must_come_once(damaged: Manifest) -> None:
+    pipe = IndexedSamples(damaged, remainder="keep", on_error="skip")
+    found = keys(pipe)
+    assert sorted(found) == sorted(f"{shard}-{n}" for shard in (0, 1, 3) for n in range(10))
+    assert pipe.counters.skipped().counts["IndexedSamples: ChangedShardError"] == 10
+    with pytest.raises(TypeError, match="IndexedSamples has no length, since on_error='skip' may skip samples"):
+        len(pipe)
+    with pytest.raises(ErrorBudgetError, match="IndexedSamples skipped 4 of "):
+        list(IndexedSamples(damaged, on_error=ErrorBudget(max_errors=3, warn=False)))
+    with pytest.raises(ChangedShardError):
+        list(IndexedSamples(damaged, on_error=lambda error: False))
+    with pytest.warns(UserWarning, match="IndexedSamples skipped"):
+        assert len(list(IndexedSamples(damaged, on_error="warn"))) == 40
+
+
+def test_a_dataset_without_any_readable_sample_is_an_error(damaged: Manifest) -> None:
+    only = Manifest(damaged.entries[2:3])
+    with pytest.raises(ChangedShardError, match=r"2\.tar has changed"):
+        list(IndexedSamples(only, on_error="skip"))

@@ -1,0 +1,160 @@
+"""Key join: the samples of another indexed dataset that have the same keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError
+from wds_datapipes.index.dataset_reader import DatasetReader
+from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.io.openers import redact
+from wds_datapipes.samples.fields import describe_sample
+from wds_datapipes.types import Sample
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["JoinedReader", "KeyJoin"]
+
+#: The number of keys that a message names.
+NAMED = 3
+
+
+class KeyJoin:
+    """Finds the samples of another dataset that have the keys of given samples, in any order.
+
+    It holds 8 bytes for each of the given samples. Keys are compared by their hashes, and `add_fields` compares the
+    keys themselves.
+
+    Args:
+        keys: returns the keys of each shard of the samples.
+        others: returns the keys of each shard of the other dataset.
+        urls: the shards of the other dataset.
+        sizes: the numbers of samples in them.
+
+    Attributes:
+        urls: the shards of the other dataset.
+        numbers: for each of the samples, the number of the one with the same key in the other dataset, or -1.
+
+    Raises:
+        DuplicateKeyError: two samples of the other dataset have the same key.
+    """
+
+    def __init__(
+        self,
+        keys: Iterable[Sequence[str]],
+        others: Callable[[int], Sequence[str]],
+        urls: Sequence[str],
+        sizes: Numbers,
+    ) -> None:
+        self.urls, self._ends, self._sizes = urls, np.cumsum(sizes), sizes
+        found = _hashes(others(shard) for shard in range(len(urls)))
+        order = np.argsort(found, kind="stable")
+        ascending = found[order]
+        self._check_unique(order, ascending, others)
+        wanted = _hashes(keys)
+        places = np.searchsorted(ascending, wanted)
+        places[places == len(ascending)] = 0
+        self.numbers: Numbers = np.full(len(wanted), -1, np.int64)
+        if len(ascending):
+            is_found = ascending[places] == wanted
+            self.numbers[is_found] = order[places[is_found]]
+
+    def find(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the shards of samples of the other dataset, and their numbers in these shards."""
+        shards = np.searchsorted(self._ends, numbers, "right")
+        return shards, numbers - (self._ends - self._sizes)[shards]
+
+    def _check_unique(self, order: Numbers, ascending: Numbers, others: Callable[[int], Sequence[str]]) -> None:
+        """Raise if two samples of the other dataset have the same key."""
+        for place in np.flatnonzero(ascending[1:] == ascending[:-1]).tolist():
+            shards, numbers = (each.tolist() for each in self.find(order[place : place + 2]))
+            first, second = (others(shard)[number] for shard, number in zip(shards, numbers, strict=True))
+            if first != second:
+                raise MisalignedShardsError(f"The keys {first!r} and {second!r} have the same hash. Run it again")
+            raise DuplicateKeyError(
+                f"join needs samples with different keys, but {redact(self.urls[shards[0]])} and "
+                f"{redact(self.urls[shards[1]])} both have the key {first!r} (samples {numbers[0]} and {numbers[1]})"
+            )
+
+
+class JoinedReader:
+    """Reads samples of a dataset together with those of other datasets that have the same keys.
+
+    Args:
+        reader: reads the samples.
+        starts: the number of the first sample of each shard.
+        joins: the other datasets, and their readers.
+    """
+
+    def __init__(self, reader: DatasetReader, starts: Numbers, joins: Sequence[tuple[KeyJoin, DatasetReader]]) -> None:
+        self._reader, self._starts, self._joins = reader, starts, joins
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes the last `read` has read."""
+        return sum(reader.bytes_read for reader in (self._reader, *(reader for _, reader in self._joins)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, shards: Numbers, numbers: Numbers) -> list[Sample]:
+        """Return samples with the fields of all datasets; one that another dataset lacks has no fields of it.
+
+        Raises:
+            DuplicateKeyError: two datasets have the same field.
+            ShardError: a shard cannot be read, or has changed since it was indexed.
+            SidecarError: an index is missing or damaged.
+        """
+        samples = self._reader.read(shards, numbers)
+        for join, reader in self._joins:
+            others = join.numbers[self._starts[shards] + numbers]
+            own = np.flatnonzero(others >= 0)
+            for place, other in zip(own.tolist(), reader.read(*join.find(others[own])), strict=True):
+                add_fields(samples[place], other)
+        return samples
+
+    def close(self) -> None:
+        """Close all shards."""
+        self._reader.close()
+        for _, reader in self._joins:
+            reader.close()
+
+
+def add_fields(sample: Sample, other: Sample) -> None:
+    """Add the fields of another sample that must have the same key, and no field of the same name."""
+    if other["__key__"] != sample["__key__"]:
+        raise MisalignedShardsError(
+            f"{describe_sample(sample)} was joined with {describe_sample(other)}, which has another key. The indexes "
+            "were replaced, or the keys have the same hash: open the dataset again"
+        )
+    for name, value in other.items():
+        if name[:2] == "__":
+            continue
+        if name in sample:
+            raise DuplicateKeyError(
+                f"join got {name!r} from {redact(str(other['__url__']))} for {describe_sample(sample)}, which already "
+                "has this field. Choose other fields with fields="
+            )
+        sample[name] = value
+
+
+def missing_keys_error(keys: Sequence[str], count: int, join: KeyJoin) -> MisalignedShardsError:
+    """Return the error for samples that have no counterpart, of which a few are named."""
+    named = ", ".join(map(repr, keys[:NAMED])) + (", ..." if count > NAMED else "")
+    return MisalignedShardsError(
+        f"{count} samples have no sample with their key in {redact(join.urls[0])} and {len(join.urls) - 1} other "
+        f'shards: {named}. Pass missing="skip" to leave them out, or missing="keep" to read them without its fields'
+    )
+
+
+def _hashes(shards: Iterable[Sequence[Any]]) -> Numbers:
+    """Return the hashes of all keys, which are only valid in this process."""
+    parts = [np.fromiter(map(hash, keys), np.int64, len(keys)) for keys in shards]
+    return np.concatenate([np.empty(0, np.int64), *parts])

@@ -1,0 +1,158 @@
+"""Mixed order: the order of an epoch that draws from several datasets in exact proportions, computed by position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from numbers import Real
+
+import numpy as np
+
+from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.index.epoch_order import EpochOrder, Order
+from wds_datapipes.index.permutation import Numbers, hash_numbers
+from wds_datapipes.seeds import derived_seed
+
+__all__ = ["MAX_PERIOD", "MixedOrder", "integer_weights"]
+
+#: The most draws in a period; weights that need more are rounded.
+MAX_PERIOD = 1 << 16
+
+
+class MixedOrder:
+    """The order of an epoch that draws samples from several datasets in exact proportions.
+
+    A period is the shortest sequence of draws with the exact proportions. In each, the draws from a dataset are evenly
+    spaced, and the seed chooses where that pattern begins, so that no rank always reads the same dataset. Successive
+    draws from a dataset read it in an order of its own, and in another one when all of its samples have been read: no
+    sample is read again before all others have been. Like an `EpochOrder`, it is computed and not stored.
+
+    Args:
+        datasets: for each dataset, the numbers of samples in its shards.
+        weights: the number of draws from each dataset in a period; a dataset of weight 0 is not read.
+        order: the order within each dataset.
+        seed: the seed of the epoch.
+        length: the number of samples in the epoch.
+        window_shards: how many shards of a dataset ``"window"`` shuffles together.
+
+    Raises:
+        EmptySourceError: a dataset with a positive weight has no samples.
+
+    Examples:
+        >>> order = MixedOrder([[2], [5]], [1, 2], "sequential", seed=0, length=6)
+        >>> [each.tolist() for each in order.find(np.arange(6))]
+        [[1, 0, 1, 1, 0, 1], [0, 0, 1, 2, 1, 3]]
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[Sequence[int] | Numbers],
+        weights: Sequence[int],
+        order: Order,
+        *,
+        seed: int,
+        length: int,
+        window_shards: int = 16,
+    ) -> None:
+        self._datasets = [np.asarray(sizes, np.int64) for sizes in datasets]
+        self._sizes = [int(sizes.sum()) for sizes in self._datasets]
+        for number, (size, weight) in enumerate(zip(self._sizes, weights, strict=True)):
+            if weight and not size:
+                raise EmptySourceError(f"dataset {number} of the mixture has a weight of {weight}, and no samples")
+        ends = np.cumsum([len(sizes) for sizes in self._datasets])
+        self._first_shards = ends - [len(sizes) for sizes in self._datasets]
+        self._order, self._seed, self._length, self._window_shards = order, seed, length, window_shards
+        self._key = np.uint64(derived_seed("mixture", seed))
+        self._weights = np.asarray(weights, np.int64)
+        #: The dataset of each place of the pattern.
+        self._pattern = _spaced_evenly(self._weights)
+        #: The places, by dataset; a dataset's number, times the length of the pattern, is added to its places.
+        places = np.arange(len(self._pattern)) + self._pattern * len(self._pattern)
+        self._places = np.sort(places)
+        self._last_orders: dict[int, tuple[int, EpochOrder]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._length
+
+    def find(self, positions: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the shard of the sample at each position of the epoch, and the number of the sample in it.
+
+        Args:
+            positions: positions from 0 to ``len(order) - 1``.
+        """
+        period = len(self._pattern)
+        periods, draws = np.divmod(positions, period)
+        begins = np.zeros_like(draws)
+        if self._order != "sequential":
+            begins = (hash_numbers(periods.astype(np.uint64) ^ self._key) % np.uint64(period)).astype(np.int64)
+        chosen = self._pattern[(begins + draws) % period]
+        earlier = self._count_before(chosen, (begins + draws) % period) - self._count_before(chosen, begins)
+        rounds = periods * self._weights[chosen] + earlier % self._weights[chosen]
+        shards, places = np.empty_like(rounds), np.empty_like(rounds)
+        for number in np.unique(chosen).tolist():
+            passes, rest = np.divmod(rounds, self._sizes[number])
+            for epoch in np.unique(passes[chosen == number]).tolist():
+                own = (chosen == number) & (passes == epoch)
+                found, places[own] = self._order_of(number, epoch).find(rest[own])
+                shards[own] = found + self._first_shards[number]
+        return shards, places
+
+    def _count_before(self, datasets: Numbers, places: Numbers) -> Numbers:
+        """Return how many draws from a dataset are before a place of the pattern, up to a constant for the dataset."""
+        return np.searchsorted(self._places, datasets * len(self._pattern) + places)
+
+    def _order_of(self, number: int, epoch: int) -> EpochOrder:
+        """Return the order of a dataset in an epoch of its own; that of the last one is kept."""
+        known, order = self._last_orders.get(number, (-1, None))
+        if order is None or known != epoch:
+            seed = derived_seed("dataset", self._seed, number, epoch)
+            order = EpochOrder(self._datasets[number], self._order, seed=seed, window_shards=self._window_shards)
+            self._last_orders[number] = epoch, order
+        return order
+
+
+def _spaced_evenly(weights: Numbers) -> Numbers:
+    """Return the number of each weight as often as the weight says, evenly spaced."""
+    numbers = np.repeat(np.arange(len(weights)), weights)
+    ranks = np.arange(len(numbers)) - np.repeat(np.cumsum(weights) - weights, weights)
+    return numbers[np.argsort((ranks + 0.5) / weights[numbers], kind="stable")]
+
+
+def integer_weights(weights: Mapping[str, float], names: Sequence[str]) -> list[int]:
+    """Return integers in the proportions of weights, in the order of the datasets' names.
+
+    Decimal fractions are exact, such as 0.7 and 0.3. If the sum of the integers would exceed `MAX_PERIOD`, they are
+    rounded to about that sum, and a positive weight stays positive.
+
+    Raises:
+        ValueError: a weight is missing, negative or not finite, is for an unknown dataset, or all are 0.
+        TypeError: the weights are not a mapping to numbers.
+
+    Examples:
+        >>> integer_weights({"web": 0.75, "books": 0.25}, ["web", "books"])
+        [3, 1]
+    """
+    if not isinstance(weights, Mapping):
+        raise TypeError(f'weights must be a mapping, as in {{"{names[0]}": 2}}, not {weights!r}')
+    if {*weights} != {*names}:
+        raise ValueError(f"weights are for {sorted(weights)}, and the datasets are {sorted(names)}")
+    fractions = list[Fraction]()
+    for name in names:
+        weight = weights[name]
+        if isinstance(weight, bool) or not isinstance(weight, Real):
+            raise TypeError(f"the weight of {name!r} must be a number, not {weight!r}")
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"the weight of {name!r} must be finite and not negative, not {weight!r}")
+        fractions.append(Fraction(str(float(weight))) if not isinstance(weight, int) else Fraction(weight))
+    if not any(fractions):
+        raise ValueError("weights must not all be 0")
+    scale = math.lcm(*(fraction.denominator for fraction in fractions))
+    found = [int(fraction * scale) for fraction in fractions]
+    divisor = math.gcd(*found)
+    found = [number // divisor for number in found]
+    if sum(found) > MAX_PERIOD:
+        total = sum(found)
+        found = [max(round(number * MAX_PERIOD / total), 1) if number else 0 for number in found]
+    return found
