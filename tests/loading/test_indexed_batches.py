@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,13 +21,13 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import IndexedSamples, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.index import Manifest, build_indexes, write_manifest
+from wds_datapipes.index import Manifest, build_indexes
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 1, 30, 12, 5, 45)
 BATCH = 12
 EPOCHS = 2
-SCRIPT = Path(__file__).with_name("indexed_training.py")
+SCRIPT = Path(__file__).parents[2] / "docs/examples/train_by_index.py"
 
 
 @pytest.fixture(scope="module")
@@ -213,46 +212,34 @@ def test_a_state_of_another_selection_is_refused(manifest: Manifest) -> None:
         loader.load_state_dict(state)
 
 
-def train_on_ranks(
-    ranks: int, manifest: Manifest, folder: Path, *, workers: int, state: str = "", stop: int = 0
-) -> tuple[list[tuple[list[str], float]], str]:
-    """Train, and return the keys and the loss of each global batch, and the folder with what each rank has saved.
-
-    Args:
-        ranks: the number of ranks.
-        manifest: the dataset.
-        folder: a folder for all runs.
-        workers: the number of workers of each rank.
-        state: the folder of an earlier run, to resume it.
-        stop: the number of the step after which all ranks save a state, and are killed; 0 for none.
-    """
-    own = folder / f"{ranks}-{workers}-{stop}"
-    own.mkdir()
-    write_manifest(manifest, own / "manifest.json")
-    arguments = [str(each) for each in (own, BATCH, EPOCHS, workers, stop, state)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
-    started = [
-        subprocess.Popen([sys.executable, "-W", "ignore", SCRIPT, *arguments], env={**environment, "RANK": str(rank)})
-        for rank in range(ranks)
-    ]
-    assert [process.wait() for process in started] == [-signal.SIGKILL if stop else 0] * ranks
-    logs = [[json.loads(line) for line in (own / f"{rank}.log").read_text().splitlines()] for rank in range(ranks)]
-    assert all(log == logs[0] for log in logs)
-    return [(keys, loss) for keys, loss in logs[0]], str(own)
+def train(manifest: Manifest, folder: Path, ranks: int, *options: str) -> list[dict[str, Any]]:
+    """Train with the script of docs/tutorials/train-by-index.md, and return the facts of each global batch."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    pattern = str(Path(manifest.urls[0]).parent / "*.tar")
+    numbers = ("--batch-size", str(BATCH), "--epochs", str(EPOCHS), "--save-every", "3")
+    done = subprocess.run(
+        [*command, str(SCRIPT), pattern, "--folder", str(folder), *numbers, *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # torchrun would otherwise print a notice about it
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert bool(done.returncode) == ("--die-at" in options), done.stderr
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 def test_training_is_the_same_on_any_number_of_ranks_and_resumes_on_others(manifest: Manifest, tmp_path: Path) -> None:
-    whole, _ = train_on_ranks(1, manifest, tmp_path, workers=0)
+    whole = train(manifest, tmp_path / "1", 1, "--workers", "0")
     steps = -(-sum(SIZES) // BATCH)
     assert len(whole) == EPOCHS * steps
-    assert whole[0][1] > whole[-1][1], "it learns"
-    others, _ = train_on_ranks(4, manifest, tmp_path, workers=2)
-    begun, saved = train_on_ranks(2, manifest, tmp_path, workers=2, stop=steps // 2)
-    rest, _ = train_on_ranks(4, manifest, tmp_path, workers=1, state=saved)
-    assert len(begun) == steps // 2
-    for found in (others, begun + rest):
-        assert [keys for keys, _ in found] == [keys for keys, _ in whole]
-        np.testing.assert_allclose([loss for _, loss in found], [loss for _, loss in whole], rtol=1e-9)
+    assert whole[0]["loss"] > whole[-1]["loss"], "it learns"
+    others = train(manifest, tmp_path / "4", 4, "--workers", "2")
+    train(manifest, tmp_path / "2", 2, "--die-at", str(steps // 2 + 1))
+    resumed = train(manifest, tmp_path / "2", 4)
+    assert [line["ranks"] for line in resumed] == [2] * 3 + [4] * (len(whole) - 3)
+    for found in (others, resumed):
+        assert [line["keys"] for line in found] == [line["keys"] for line in whole]
+        np.testing.assert_allclose([line["loss"] for line in found], [line["loss"] for line in whole], rtol=1e-9)
 
 
 class Wrapper(IterableDataset[Any]):
