@@ -47,6 +47,17 @@ def test_a_manifest_and_digests(program: Any, shards: list[str]) -> None:
     assert program("verify", *shards, "--digest", "--manifest", "m.json").code == 0
 
 
+def test_columns_of_a_function(program: Any, shards: list[str]) -> None:
+    Path("counts.py").write_text(
+        "def count(sample):\n    return {'fields': sum(name[:2] != '__' for name in sample)}\n"
+    )
+    field = build_index(shards[0]).fields[0]
+    done = program("index", *shards, "--columns", "counts:count", "--field", field)
+    assert (done.code, done.out) == (0, "3 shards, 12 samples: 3 indexes written\n")
+    assert read_index(f"{shards[0]}.wdsidx").columns["fields"].tolist() == [1] * 4
+    assert program("index", *shards).out == "3 shards, 12 samples: 0 indexes written, 3 already up to date\n"
+
+
 @pytest.mark.parametrize(("name", "suffix"), [("dali", ".idx"), ("energon", ".tar.idx")])
 def test_to_the_format_of_another_program_and_back(program: Any, shards: list[str], name: str, suffix: str) -> None:
     done = program("index", *shards, "--to", name, "--workers", "2")
@@ -83,6 +94,8 @@ def test_a_faulty_shard_is_an_error(program: Any, shards: list[str]) -> None:
         ("a-0.tar --to wids", "--output is required with --to wids"),
         ("a-0.tar --output x.json", "--output is required with --to wids"),
         ("a-0.tar --from dali --to energon", "--from converts to indexes of wds-datapipes"),
+        ("a-0.tar --to dali --columns a:b", "--columns cannot be used with --to and --from"),
+        ("a-0.tar --field cls", "so it requires --columns"),
         ("a-0.tar --to dali --digest", "--digest cannot be used with --to and --from"),
         ("a-0.tar --to dali --key-rule last-dot", "--key-rule cannot be used with --to and --from"),
         ("a-0.tar --from dali --manifest m.json", "--manifest cannot be used with --to and --from"),

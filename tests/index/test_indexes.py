@@ -278,12 +278,12 @@ def test_a_full_disk_leaves_the_existing_index(tmp_path: Path) -> None:
 def test_the_version_of_the_format_is_reported(tmp_path: Path) -> None:
     from zlib import crc32
 
-    content = index_bytes(build_index(shard(tmp_path / "x.tar"))).replace(b'"version": 1', b'"version": 2')
+    content = index_bytes(build_index(shard(tmp_path / "x.tar"))).replace(b'"version": 1', b'"version": 3')
     length = int.from_bytes(content[8:12], "little")
     content = content[:12] + crc32(content[16 : 16 + length]).to_bytes(4, "little") + content[16:]
     (tmp_path / "x.wdsidx").write_bytes(content)
     with pytest.raises(
-        CorruptSidecarError, match=r"it has version 2 of the format, but this version of wds-datapipes reads 1"
+        CorruptSidecarError, match=r"it has version 3 of the format, but this version of wds-datapipes reads up to 2"
     ):
         read_index(str(tmp_path / "x.wdsidx"))
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from wds_datapipes.cli._app import WrongUse, printable
+from wds_datapipes.cli._functions import OWN, load_function
 from wds_datapipes.cli._meter import ProgressMeter, plural
 from wds_datapipes.cli._options import LimitedOptions, Shards, Workers
 from wds_datapipes.index.build_many import IndexResult, build_indexes
@@ -69,6 +70,19 @@ def index(
     digest: Annotated[
         bool, typer.Option("--digest", help="Include the SHA-256 of each shard, which reads all of it.")
     ] = False,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A function from a sample to a mapping of names to values, which become columns of the index.",
+            show_default=False,
+            **OWN,
+        ),
+    ] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--field", metavar="FIELD", help="A field that this function needs; may be repeated.", **OWN),
+    ] = None,
     workers: Workers = None,
 ) -> None:
     """Write an index next to each shard whose index is missing or stale.
@@ -78,7 +92,9 @@ def index(
     """
     if options.limits and (to is not Format.wds or source is not IndexSource.shard):
         raise WrongUse("--limit cannot be used with --to and --from")
-    check_use(to, source, output, manifest, folder, rebuild, digest, options.rule)
+    check_use(to, source, output, manifest, folder, rebuild, digest, columns, options.rule)
+    if fields and columns is None:
+        raise WrongUse("--field names the fields that the function of --columns needs, so it requires --columns")
     urls = options.list_shards(shards)
     if any(url == "-" or url.startswith("pipe:") for url in urls) and folder is None:
         raise WrongUse(
@@ -92,6 +108,8 @@ def index(
                 folder=folder,
                 rebuild=rebuild,
                 digest=digest,
+                columns=None if columns is None else load_function(columns),
+                fields=fields or None,
                 **options.reading,
                 max_workers=workers,
             )
@@ -125,6 +143,7 @@ def check_use(
     folder: str | None,
     rebuild: bool,
     digest: bool,
+    columns: str | None,
     key_rule: KeyRule,
 ) -> None:
     """Reject options that cannot be combined."""
@@ -137,6 +156,7 @@ def check_use(
             "--from converts to indexes of wds-datapipes. Write other formats from the shards, without --from"
         )
     own = {"--manifest": manifest, "--folder": folder, "--rebuild": rebuild, "--digest": digest}
+    own["--columns"] = columns
     given = [name for name, value in own.items() if value]
     if key_rule is not first_dot:
         given.append("--key-rule")

@@ -9,7 +9,7 @@ import typer
 from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.cli._copy import CopyOptions, Output, check_outputs, copy_samples, report
 from wds_datapipes.cli._options import Shards
-from wds_datapipes.prepare.subset import KeySplit
+from wds_datapipes.samples.key_split import KeySplit
 from wds_datapipes.writing.shard_names import NUMBER
 
 __all__ = ["split"]

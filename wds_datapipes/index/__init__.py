@@ -12,11 +12,16 @@ from wds_datapipes.index.interop.energon import (
 )
 from wds_datapipes.index.interop.wids import read_wids_index, write_wids_index
 from wds_datapipes.index.manifest import Manifest, check_manifest, read_manifest, write_manifest
+from wds_datapipes.index.sample_table import SampleTable, balance, read_table
 from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.samples.key_split import KeySplit
 
 __all__ = [
+    "KeySplit",
     "Manifest",
+    "SampleTable",
     "ShardIndex",
+    "balance",
     "build_index",
     "build_indexes",
     "check_index",
@@ -27,6 +32,7 @@ __all__ = [
     "read_energon_index",
     "read_index",
     "read_manifest",
+    "read_table",
     "read_wids_index",
     "write_dali_index",
     "write_energon_dataset",

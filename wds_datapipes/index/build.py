@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from wds_datapipes.errors import StaleSidecarError
 from wds_datapipes.index.builder import IndexBuilder
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
+from wds_datapipes.index.user_columns import ComputeColumns, add_columns
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.range_reader import FileFacts, file_facts
@@ -34,6 +35,8 @@ def build_index(
     digest: bool = False,
     ignore_zeros: bool = False,
     end_marker: EndMarker = "required",
+    columns: ComputeColumns | None = None,
+    fields: Collection[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     limits: ReadLimits = DEFAULT_LIMITS,
 ) -> ShardIndex:
@@ -52,6 +55,9 @@ def build_index(
         digest: compute the SHA-256 of the shard too, which reads all of it.
         ignore_zeros: continue after an end marker, to read concatenated archives.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        columns: a function from a sample, with its fields as bytes, to a mapping of names to numbers, Boolean values or
+            short text, such as ``lambda sample: {"label": int(sample["cls"])}``. They are arrays in ``index.columns``.
+        fields: the fields that this function needs; by default all. Others are not read.
         storage_options: passed to a remote file system.
         limits: the limits for the shard, see `ReadLimits`.
 
@@ -59,6 +65,7 @@ def build_index(
         ShardError: the shard cannot be read to its end, or exceeds its limits.
         SampleError: a field occurs twice, or a key recurs.
         StaleSidecarError: the shard has changed while it was read.
+        UnsupportedSidecarError: columns of a compressed shard.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -84,7 +91,11 @@ def build_index(
         limits=limits,
     )
     facts = ShardFacts(scan.bytes, scan.sha256, scan.mtime_ns, scan.etag, scan.compression)
-    return builder.finish(end=scan.end, facts=facts)
+    index = builder.finish(end=scan.end, facts=facts)
+    if columns is None:
+        return index
+    options: dict[str, Any] = {"key_rule": key_rule, "storage_options": storage_options, "limits": limits}
+    return add_columns(index, path, columns, fields=fields, **options)
 
 
 def index_from_layout(

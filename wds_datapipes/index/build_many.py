@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError
+from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError
 from wds_datapipes.index.build import build_index
 from wds_datapipes.index.file_format import index_url, read_index, write_index
 from wds_datapipes.index.shard_index import ShardIndex, rule_name
-from wds_datapipes.io.openers import local_path
+from wds_datapipes.index.user_columns import ComputeColumns, columns_fingerprint
+from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
@@ -70,6 +72,8 @@ def build_indexes(
     on_duplicate: OnDuplicate = "raise",
     ignore_zeros: bool = False,
     end_marker: EndMarker = "required",
+    columns: ComputeColumns | None = None,
+    fields: Collection[str] | None = None,
     on_error: OnError = "raise",
     executor: Executor | None = None,
     max_workers: int | None = None,
@@ -93,6 +97,9 @@ def build_indexes(
         on_duplicate: what to do if a field occurs twice in a sample.
         ignore_zeros: read concatenated archives.
         end_marker: ``"optional"`` accepts archives without their end marker.
+        columns: a function that computes columns of your own, such as labels, from each sample; see `build_index`. An
+            index with columns of another function is invalid then. Without this argument, valid indexes keep theirs.
+        fields: the fields that this function needs; by default all. Others are not read.
         on_error: ``"raise"`` stops at the first shard that cannot be indexed, and keeps the indexes built so far. The
             other values are the same as in all stages.
         executor: any executor of `concurrent.futures`, such as one for a cluster; by default, processes on this host.
@@ -130,7 +137,8 @@ def build_indexes(
     policy = ErrorPolicy(on_error, "build_indexes")
     results: dict[int, IndexResult] = {}
     arguments = (folder, rules, rebuild, storage_options)
-    for number, task in map_shards(_update_index, shards, arguments, executor=executor, max_workers=max_workers):
+    update = partial(_update_index, columns=columns, fields=fields)
+    for number, task in map_shards(update, shards, arguments, executor=executor, max_workers=max_workers):
         policy.tried += 1
         error = task.exception()
         if isinstance(error, Exception):
@@ -145,19 +153,42 @@ def build_indexes(
 
 
 def _update_index(
-    url: str, folder: str | None, rules: _Rules, rebuild: bool, storage_options: Mapping[str, Any] | None
+    url: str,
+    folder: str | None,
+    rules: _Rules,
+    rebuild: bool,
+    storage_options: Mapping[str, Any] | None,
+    *,
+    columns: ComputeColumns | None = None,
+    fields: Collection[str] | None = None,
 ) -> IndexResult:
     """Build the index of a shard, unless it has a valid one."""
     path = index_url(url, folder)
-    index = None if rebuild else find_index(url, path, *rules[:4], storage_options=storage_options)
+    by = None if columns is None else columns_fingerprint(columns, fields)
+    index = None if rebuild else find_index(url, path, *rules[:4], columns_by=by, storage_options=storage_options)
     is_new = index is None
     if index is None:
-        index = build_index(url, **rules._asdict(), storage_options=storage_options)
+        if columns is None and not rebuild:
+            _check_no_columns(path, storage_options)
+        index = build_index(url, **rules._asdict(), columns=columns, fields=fields, storage_options=storage_options)
         if folder is not None and (file := local_path(path)) is not None:
             Path(file).parent.mkdir(parents=True, exist_ok=True)
         write_index(index, path, storage_options=storage_options)
     facts = index.facts
     return IndexResult(url, path, len(index), index.members, facts.bytes or 0, facts.sha256, is_new)
+
+
+def _check_no_columns(path: str, storage_options: Mapping[str, Any] | None) -> None:
+    """Raise if a stale index has columns, which would be lost."""
+    try:
+        index = read_index(path, storage_options=storage_options)
+    except (MissingSidecarError, CorruptSidecarError):
+        return
+    if index.columns_by is not None:
+        raise StaleSidecarError(
+            f"{redact(path)} is stale, and has the columns {index.user_columns}, which only the function that computed "
+            "them can compute again. Call build_indexes(columns=...) with it, or delete the index"
+        )
 
 
 def find_index(
@@ -168,12 +199,15 @@ def find_index(
     on_duplicate: OnDuplicate = "raise",
     digest: bool = False,
     *,
+    columns_by: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardIndex | None:
     """Return the index of a shard, if there is a valid one with these options."""
     try:
         index = read_index(path, storage_options=storage_options)
     except (MissingSidecarError, CorruptSidecarError):
+        return None
+    if columns_by not in (None, index.columns_by):
         return None
     then, now = index.facts, file_facts(url, storage_options=storage_options)
     options = (then.key_rule, then.lowercase, then.on_duplicate)

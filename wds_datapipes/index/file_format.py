@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,9 @@ HEAD = struct.Struct("<8sII")
 ALIGNMENT = 64
 #: The maximum size of the JSON text, which usually takes about 1,000 bytes.
 MAX_HEADER_BYTES = 64 * 1024
-FORMAT, VERSION = "wds-datapipes shard index", 1
+FORMAT = "wds-datapipes shard index"
+#: The versions of the format: the second has columns of the user, and is only written if there are some.
+PLAIN, WITH_COLUMNS = 1, 2
 
 
 def index_url(url: str, folder: str | os.PathLike[str] | None = None) -> str:
@@ -97,18 +100,20 @@ def index_bytes(index: ShardIndex) -> bytes:
     """Serialize an index deterministically."""
     body = bytearray()
     columns = {}
-    for name, kind in COLUMNS.items():
-        column = np.ascontiguousarray(index.columns[name], kind)
+    for name, values in index.columns.items():
+        kind = COLUMNS.get(name) or values.dtype.newbyteorder("<").str
+        column = np.ascontiguousarray(values, kind)
         columns[name] = [kind, len(body), len(column)]
         body += column.tobytes()
         body += bytes(-len(body) % ALIGNMENT)
     facts = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": PLAIN if index.columns_by is None else WITH_COLUMNS,
         "shard": vars(index.facts),
         "columns": columns,
         "bytes": len(body),
         "crc32": crc32(body),
+        **({} if index.columns_by is None else {"columns_by": index.columns_by}),
     }
     text = json.dumps(facts).encode()
     text += b" " * (-(HEAD.size + len(text)) % ALIGNMENT)
@@ -132,9 +137,12 @@ def parse_index(content: Any, *, name: str) -> ShardIndex:
             )
         columns = {each: _column(body, each, span) for each, span in facts["columns"].items()}
         shard = ShardFacts.from_json(facts["shard"])
+        columns_by = facts["columns_by"] if facts["version"] == WITH_COLUMNS else None
+        if type(columns_by) not in (str, type(None)):
+            raise ValueError(f"its columns_by is {columns_by!r}")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSidecarError(f"{name} is damaged: {error}. Delete it and build it again") from error
-    return ShardIndex(shard, columns, name=name)
+    return ShardIndex(shard, columns, columns_by=columns_by, name=name)
 
 
 def _header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
@@ -150,19 +158,29 @@ def _header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
     facts = json.loads(text)
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError("its header has another format")
-    if facts.get("version") != VERSION:
+    if facts.get("version") not in (PLAIN, WITH_COLUMNS):
         raise ValueError(
-            f"it has version {facts.get('version')!r} of the format, but this version of wds-datapipes reads {VERSION}"
+            f"it has version {facts.get('version')!r} of the format, but this version of wds-datapipes reads up to "
+            f"{WITH_COLUMNS}"
         )
+    if facts["version"] == PLAIN and facts["columns"].keys() != COLUMNS.keys():
+        raise ValueError(f"it has the columns {sorted(facts['columns'])}, not {sorted(COLUMNS)}")
     return facts, view[HEAD.size + length :]
 
 
 def _column(body: memoryview, name: str, span: Any) -> np.ndarray[Any, Any]:
     kind, offset, length = span
-    if COLUMNS.get(name) != kind or type(offset) is not int or type(length) is not int:
+    if COLUMNS.get(name, kind) != kind or not _is_kind(kind) or type(offset) is not int or type(length) is not int:
         raise ValueError(f"it has a column {name} at {span!r}")
     if not (0 <= offset <= len(body) and offset % ALIGNMENT == 0 and 0 <= length <= len(body)):
         raise ValueError(f"its column {name} is outside of it, at {span!r}")
     if offset + length * np.dtype(kind).itemsize > len(body):
         raise ValueError(f"its column {name} is outside of it, at {span!r}")
     return np.frombuffer(body, kind, length, offset)
+
+
+def _is_kind(kind: Any) -> bool:
+    """Whether a type is one of those of the format's columns, or a type that those of the user may have."""
+    return isinstance(kind, str) and (
+        kind in COLUMNS.values() or re.fullmatch(r"\|b1|<i8|<f8|<U\d{1,3}", kind) is not None
+    )

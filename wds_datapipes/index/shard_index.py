@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-__all__ = ["COLUMNS", "Columns", "IndexEntry", "IndexedSample", "ShardFacts", "ShardIndex", "rule_name"]
+__all__ = [
+    "COLUMNS",
+    "MAX_VALUE_BYTES",
+    "Columns",
+    "IndexEntry",
+    "IndexedSample",
+    "ShardFacts",
+    "ShardIndex",
+    "rule_name",
+]
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,10 @@ COLUMNS = {
     "field_ends": "<i8",
     "field_text": "|u1",
 }
+#: The kinds of the user's columns: Boolean values, integers, floating-point numbers and text of a fixed width.
+KINDS = "bifU"
+#: The most bytes of a value in these; a character of text takes 4.
+MAX_VALUE_BYTES = 4 * 256
 #: The key rules that an index refers to by name.
 RULES: dict[str, KeyRule] = {"first_dot": first_dot, "last_dot": last_dot}
 
@@ -140,12 +153,15 @@ class ShardIndex:
 
     Args:
         facts: facts about the shard.
-        columns: the arrays, as `COLUMNS` lists them; they are not copied.
+        columns: the arrays, as `COLUMNS` lists them, and those of the user, with one value per sample; they are not
+            copied.
+        columns_by: the fingerprint of the function that computed the columns of the user; ``None`` if there are none.
         name: the name of the index in error messages.
 
     Attributes:
         facts: facts about the shard, a `ShardFacts`.
-        columns: the arrays, by name, for vectorized work on all samples.
+        columns: the arrays, by name, for vectorized work on all samples; those of `build_indexes`'s ``columns`` too.
+        columns_by: the fingerprint of the function that computed these.
         fields: the distinct names of all fields in the shard; ``member_fields`` refers to positions in this list.
 
     Raises:
@@ -164,9 +180,13 @@ class ShardIndex:
         1
     """
 
-    def __init__(self, facts: ShardFacts, columns: Columns, *, name: str = "An index") -> None:
+    def __init__(
+        self, facts: ShardFacts, columns: Columns, *, columns_by: str | None = None, name: str = "An index"
+    ) -> None:
         self.facts = facts
-        self.columns = dict(columns)
+        self.columns = _NamedColumns(columns)
+        self.columns.index_name = name
+        self.columns_by = columns_by
         try:
             _check_columns(self.columns)
             raw_fields = _texts(self.columns["field_ends"], self.columns["field_text"])
@@ -197,20 +217,31 @@ class ShardIndex:
         """Whether two indexes have the same content."""
         if not isinstance(other, ShardIndex):
             return NotImplemented
-        return self.facts == other.facts and self.has_same_layout(other)
+        return (
+            (self.facts, self.columns_by) == (other.facts, other.columns_by)
+            and self.has_same_layout(other)
+            and self.user_columns == other.user_columns
+            and all(np.array_equal(self.columns[name], other.columns[name]) for name in self.user_columns)
+        )
 
     __hash__ = None  # type: ignore[assignment]  # it compares arrays
 
     def __repr__(self) -> str:
         return f"<ShardIndex of {len(self)} samples, {self.members} members, {self.facts.bytes} bytes>"
 
-    def __reduce__(self) -> tuple[Callable[..., ShardIndex], tuple[ShardFacts, dict[str, npt.NDArray[Any]], str]]:
-        return _rebuild, (self.facts, {name: np.array(column) for name, column in self.columns.items()}, self._name)
+    def __reduce__(self) -> tuple[Callable[..., ShardIndex], tuple[Any, ...]]:
+        columns = {name: np.array(column) for name, column in self.columns.items()}
+        return _rebuild, (self.facts, columns, self.columns_by, self._name)
 
     @property
     def members(self) -> int:
         """The number of members of all samples."""
         return len(self.columns["member_offsets"])
+
+    @property
+    def user_columns(self) -> list[str]:
+        """The names of the columns of the user."""
+        return [name for name in self.columns if name not in COLUMNS]
 
     @property
     def sample_sizes(self) -> npt.NDArray[np.int64]:
@@ -313,8 +344,22 @@ def rule_name(rule: KeyRule) -> str:
     return f"{getattr(rule, '__module__', '?')}:{getattr(rule, '__qualname__', type(rule).__qualname__)}"
 
 
-def _rebuild(facts: ShardFacts, columns: Columns, name: str) -> ShardIndex:
-    return ShardIndex(facts, columns, name=name)
+class _NamedColumns(dict[str, "npt.NDArray[Any]"]):
+    """Columns, with an error for those of the user that were not built."""
+
+    index_name = ""
+
+    def __missing__(self, name: str) -> npt.NDArray[Any]:
+        if len(self["sample_offsets"]) == 1:  # the user's function was never called
+            return np.empty(0)
+        raise KeyError(
+            f"{self.index_name} has no column {name!r}, only {sorted(self.keys() - COLUMNS.keys())}. Build it with "
+            "build_indexes(columns=...)"
+        )
+
+
+def _rebuild(facts: ShardFacts, columns: Columns, columns_by: str | None, name: str) -> ShardIndex:
+    return ShardIndex(facts, columns, columns_by=columns_by, name=name)
 
 
 def _text(raw: npt.NDArray[np.uint8]) -> str:
@@ -328,7 +373,7 @@ def _texts(ends: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8]) -> list[str]
 
 def _check_columns(columns: dict[str, npt.NDArray[Any]]) -> None:
     """Raise ValueError unless the columns are consistent: no offset may be outside of its sample."""
-    if columns.keys() != COLUMNS.keys():
+    if not columns.keys() >= COLUMNS.keys():
         raise ValueError(f"it has the columns {sorted(columns)}, not {sorted(COLUMNS)}")
     for name, kind in COLUMNS.items():
         if columns[name].dtype != np.dtype(kind) or columns[name].ndim != 1:
@@ -345,6 +390,10 @@ def _check_columns(columns: dict[str, npt.NDArray[Any]]) -> None:
         np.all((offsets % BLOCK == 0) & (offsets - BLOCK >= begins) & (offsets <= ends)), "the offsets of its members"
     )
     _expect(np.all((sizes >= 0) & (sizes <= ends - offsets)), "the sizes of its members")
+    for name in columns.keys() - COLUMNS.keys():
+        column = columns[name]
+        _expect(column.ndim == 1 and len(column) == len(samples) - 1, f"its column {name}")
+        _expect(column.dtype.kind in KINDS and column.dtype.itemsize <= MAX_VALUE_BYTES, f"its column {name}")
     for name in ("key", "field"):
         texts, raw = columns[f"{name}_ends"], columns[f"{name}_text"]
         whole = int(texts[-1]) if len(texts) else 0

@@ -1,13 +1,10 @@
-"""Subsets of a dataset: selected samples and fields, renamed and rekeyed, and splits by key."""
+"""Subsets of a dataset: selected samples and fields, renamed and rekeyed."""
 
 from __future__ import annotations
 
-import hashlib
 import string
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -23,7 +20,7 @@ from wds_datapipes.shards.position import ItemCounter
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
 
-__all__ = ["KeySplit", "Subset", "check_rekey", "make_key"]
+__all__ = ["Subset", "check_rekey", "make_key"]
 
 #: The placeholders of a pattern for new keys.
 KEY_PARTS = ("number", "key", "name", "shard")
@@ -116,41 +113,6 @@ class Subset:
         if self.rename:
             samples = rename(samples, self.rename, on_error=self.on_error)
         return _rekey_samples(samples, self.rekey) if self.rekey else samples
-
-
-class KeySplit:
-    """Assigns samples to splits by their keys alone.
-
-    A sample stays in its split regardless of its shard, its position, and the other samples.
-
-    Args:
-        shares: maps the name of each split to its share; only their proportions count.
-        seed: a different seed assigns samples differently.
-
-    Raises:
-        ValueError: there are no shares, or one is not positive.
-
-    Examples:
-        >>> splits = KeySplit({"train": 0.8, "val": 0.2})
-        >>> [splits.assign(f"{number:06d}") for number in range(6)]
-        ['train', 'train', 'train', 'train', 'train', 'train']
-    """
-
-    def __init__(self, shares: Mapping[str, float], *, seed: int = 0) -> None:
-        if not shares or not all(0 < share < float("inf") for share in shares.values()):
-            raise ValueError(
-                f"the shares of splits must be positive, as in {{'train': 0.9, 'val': 0.1}}, not {dict(shares)!r}"
-            )
-        self.names = list(shares)
-        self._ends = list(accumulate(shares.values()))
-        self._seed = str(seed).encode()[:64]
-
-    def assign(self, key: str) -> str:
-        """Return the split of the sample with this key."""
-        digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=7, key=self._seed).digest()
-        # 53 bits are exact as a float.
-        at = int.from_bytes(digest, "big") >> 3
-        return self.names[bisect_right(self._ends, at / (1 << 53) * self._ends[-1], hi=len(self._ends) - 1)]
 
 
 def check_rekey(pattern: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from wds_datapipes.prepare.subset import KeySplit
+from wds_datapipes import IndexedSamples, ShardList
+from wds_datapipes.samples.key_split import KeySplit
+from wds_datapipes.testing import build_shard
 
 KEYS = [f"d/{number:05d}" for number in range(20_000)]
 
@@ -35,3 +38,20 @@ def test_a_part_depends_only_on_the_key_and_the_seed() -> None:
 def test_shares_are_above_0(shares: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="shares of splits must be positive"):
         KeySplit(shares)
+
+
+def test_indexed_samples_are_split_as_streamed_ones(tmp_path: Path) -> None:
+    for shard in range(3):
+        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(40)])
+    pattern = f"{tmp_path}/{{0..2}}.tar"
+    splits = KeySplit({"train": 3, "val": 1})
+    streamed = [sample["__key__"] for sample in ShardList(pattern).load_wds_shards().group_samples()]
+    found = []
+    for name in splits.names:
+        samples = IndexedSamples(pattern, select=splits.select(name), order="sequential")
+        keys = [sample["__key__"] for sample in samples]
+        assert keys == [key for key in streamed if splits.assign(key) == name]
+        found += keys
+    assert sorted(found) == sorted(streamed)
+    with pytest.raises(ValueError, match=r"there is no split 'test', only \['train', 'val'\]"):
+        splits.select("test")

@@ -1,0 +1,100 @@
+"""Tables of samples: keys, sizes and columns of a dataset, keys that are found, and balanced labels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes import IndexedSamples
+from wds_datapipes.errors import DuplicateKeyError
+from wds_datapipes.index import Manifest, balance, build_indexes, read_table
+from wds_datapipes.testing import build_shard
+
+SIZES = (4, 0, 7)
+
+
+def label(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"label": int(sample["cls"])}
+
+
+@pytest.fixture
+def pattern(tmp_path: Path) -> str:
+    for shard, size in enumerate(SIZES):
+        samples: list[dict[str, bytes | str]] = [
+            {"__key__": f"{shard}-{n}", "cls": f"{int(n == 3)}", "bin": b"x" * n} for n in range(size)
+        ]
+        build_shard(tmp_path / f"{shard}.tar", samples)
+    build_indexes(f"{tmp_path}/{{0..2}}.tar", columns=label)
+    return f"{tmp_path}/{{0..2}}.tar"
+
+
+def test_a_table_has_the_samples_in_the_order_of_the_shards(pattern: str) -> None:
+    table = read_table(pattern)
+    dataset = IndexedSamples(pattern).map_style()
+    assert repr(table) == "<SampleTable of 11 samples in 3 shards, columns ['label']>"
+    for number in range(len(dataset)):
+        sample = dataset[number]
+        assert table.keys[number] == sample["__key__"]
+        assert table.urls[table.shards[number]] == sample["__url__"]
+        assert table.sizes[number] == len(sample["cls"]) + len(sample["bin"])
+        assert table.columns["label"][number] == int(sample["cls"])
+    again = read_table(Manifest(build_indexes(pattern)), indexes="require")
+    assert again.keys == table.keys
+
+
+def test_keys_are_found_in_the_order_of_the_request(pattern: str) -> None:
+    table = read_table(pattern)
+    assert table.find(["2-6", "0-0", "2-6"]).tolist() == [10, 0, 10]
+    chosen = IndexedSamples(pattern, select=table.find(["2-6", "0-2"]), order="sequential")
+    assert [sample["__key__"] for sample in chosen] == ["0-2", "2-6"]
+    with pytest.raises(KeyError, match=r"4 of 5 keys are not in the dataset: 'a', 'b', 'c', \.\.\."):
+        table.find(["a", "b", "0-0", "c", "d"])
+
+
+def test_a_key_that_is_not_unique_is_refused_if_it_is_wanted(pattern: str, tmp_path: Path) -> None:
+    twice = build_shard(tmp_path / "3.tar", [{"__key__": "0-1", "cls": "1"}, {"__key__": "new", "cls": "0"}])
+    build_indexes([twice], columns=label)
+    table = read_table([*read_table(pattern).urls, twice])
+    assert table.find(["new", "0-0"]).tolist() == [12, 0]
+    with pytest.raises(
+        DuplicateKeyError, match=r"'0-1' is not unique: .* sample 1 \(in .*0\.tar\) and of sample 11 \(in .*3\.tar\)"
+    ):
+        table.find(["0-1"])
+
+
+def test_shards_with_different_columns_are_refused(pattern: str, tmp_path: Path) -> None:
+    other = build_shard(tmp_path / "3.tar", [{"__key__": "x", "cls": "1"}])
+    shards = [*read_table(pattern).urls, other]
+    with pytest.raises(ValueError, match=r"3\.tar has the columns \[\], and that of .*0\.tar has \['label'\]"):
+        read_table(shards)
+    build_indexes([other], columns=lambda sample: {"label": "one"})
+    with pytest.raises(ValueError, match="The column 'label' has different types in different shards: <U3, int64"):
+        read_table(shards)
+    build_indexes([other], columns=lambda sample: {"label": 0.5})
+    assert read_table(shards).columns["label"].tolist()[-1] == 0.5
+
+
+@given(st.lists(st.sampled_from("aab cd"), max_size=40), st.integers(0, 5))
+def test_balanced_labels_are_equally_frequent(labels: list[str], seed: int) -> None:
+    numbers = balance(labels, seed=seed)
+    counts = Counter(labels[number] for number in numbers)
+    most = max(Counter(labels).values(), default=0)
+    assert counts == dict.fromkeys(labels, most)
+    for wanted in set(labels):  # no sample repeats much more often than another
+        times = Counter(numbers.tolist())
+        own = [times[number] for number, each in enumerate(labels) if each == wanted]
+        assert max(own) - min(own) <= 1
+    assert numbers.tolist() == sorted(numbers) == balance(labels, seed=seed).tolist()
+
+
+def test_a_balanced_dataset_is_read(pattern: str) -> None:
+    table = read_table(pattern)
+    samples = IndexedSamples(pattern, select=balance(table.columns["label"]))
+    assert Counter(sample["cls"] for sample in samples) == {b"0": 9, b"1": 9}
+    assert balance(np.empty(0)).tolist() == []

@@ -1,0 +1,126 @@
+"""Columns of the user: one value for each sample of a shard, computed from its fields when its index is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.index.sample_reader import SampleReader
+from wds_datapipes.index.shard_index import COLUMNS, MAX_VALUE_BYTES, ShardIndex
+from wds_datapipes.io.openers import redact
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.on_error.policy import note
+from wds_datapipes.samples.fields import describe_sample
+from wds_datapipes.samples.keys import KeyRule
+from wds_datapipes.types import Sample
+
+__all__ = ["ComputeColumns", "add_columns", "columns_fingerprint"]
+
+Value: TypeAlias = "bool | int | float | str"
+ComputeColumns: TypeAlias = Callable[[Sample], Mapping[str, Value]]
+"""A function from a sample, with its fields as bytes, to a value for each column."""
+
+#: About how many bytes of samples are read at a time.
+READ_BYTES = 4 << 20
+
+
+def add_columns(
+    index: ShardIndex,
+    url: str,
+    compute: ComputeColumns,
+    *,
+    fields: Collection[str] | None,
+    key_rule: KeyRule,
+    storage_options: Mapping[str, Any] | None = None,
+    limits: ReadLimits = DEFAULT_LIMITS,
+) -> ShardIndex:
+    """Return an index with columns that a function computes from the samples.
+
+    Raises:
+        UnsupportedSidecarError: the shard is compressed.
+        ShardError: the shard cannot be read.
+        TypeError: the function returns something else than a mapping from names to values of one type.
+        ValueError: it returns different names for different samples, or a name or a value that cannot be stored.
+    """
+    index.check_random_access()
+    reader = SampleReader(url, index, key_rule=key_rule, storage_options=storage_options, limits=limits)
+    found: dict[str, list[Value]] = {}
+    try:
+        for sample in _read_all(reader, fields):
+            try:
+                values = compute(sample)
+            except Exception as error:
+                note(error, f"raised in the function for columns, for {describe_sample(sample)}")
+                raise
+            _check_names(values, found, sample)
+            for name, value in values.items():
+                found.setdefault(name, []).append(value)
+    finally:
+        reader.close()
+    columns = {name: _column(name, values, redact(url)) for name, values in found.items()}
+    layout = {name: index.columns[name] for name in COLUMNS}
+    by = columns_fingerprint(compute, fields)
+    return ShardIndex(index.facts, {**layout, **columns}, columns_by=by, name=f"The index of {redact(url)}")
+
+
+def columns_fingerprint(compute: ComputeColumns, fields: Collection[str] | None) -> str:
+    """Return a digest of a function and the fields that it gets."""
+    return fingerprint(compute, None if fields is None else sorted(fields))
+
+
+def _read_all(reader: SampleReader, fields: Collection[str] | None) -> Iterator[Sample]:
+    """Yield all samples of a shard, some at a time."""
+    ends = np.cumsum(reader.index.sample_sizes)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(ends, before + READ_BYTES, "right")), start + 1)
+        yield from reader.read_many(range(start, stop), fields)
+        start = stop
+
+
+def _check_names(values: object, found: Mapping[str, Any], sample: Sample) -> None:
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise TypeError(
+            f"the function for columns must return a mapping from names to values, not {values!r:.100}, for "
+            f"{describe_sample(sample)}"
+        )
+    if found and values.keys() != found.keys():
+        raise ValueError(
+            f"the function for columns returned {sorted(values)} for {describe_sample(sample)}, and {sorted(found)} "
+            "for those before. Return the same names for all, and nan or an empty string if there is no value"
+        )
+    if reserved := values.keys() & COLUMNS.keys():
+        raise ValueError(f"a column cannot have the name {min(reserved)!r}, which every index has. Choose another one")
+
+
+def _column(name: str, values: list[Value], archive: str) -> npt.NDArray[Any]:
+    """Return values as an array of one type."""
+    plain = [value.item() if isinstance(value, np.generic) else value for value in values]
+    types = {type(value) for value in plain}
+    if types == {bool}:
+        return np.array(plain, np.bool_)
+    if types == {int}:
+        try:
+            return np.array(plain, np.int64)
+        except OverflowError:
+            raise ValueError(f"the column {name!r} of {archive} has integers of more than 64 bits") from None
+    if types <= {int, float}:
+        return np.array(plain, np.float64)
+    if types != {str}:
+        names = ", ".join(sorted(each.__name__ for each in types))
+        raise TypeError(
+            f"the column {name!r} of {archive} has values of the types {names}. Return numbers, or text, or Boolean "
+            "values, for all samples"
+        )
+    column = np.array(plain)
+    if column.dtype.itemsize > MAX_VALUE_BYTES or column.tolist() != plain:
+        raise ValueError(
+            f"the column {name!r} of {archive} has a text of more than {MAX_VALUE_BYTES // 4} characters, or one that "
+            "ends with a null character. Store a shorter one, such as its length or a category"
+        )
+    return column.astype("<U1") if column.dtype.itemsize == 0 else column
