@@ -64,11 +64,12 @@ def not_threefold(sample: dict[str, Any]) -> bool:
 
 
 def pipeline(
-    buffer_size: int = 5, *, filtered: bool = False, twice: bool = False, mapped: bool = False
+    buffer_size: int = 5, *, filtered: bool = False, twice: bool = False, mapped: bool = False, open_shards: int = 1
 ) -> IterDataPipe[Any]:
     urls = ShardList("{0..6}.tar").shuffle().sharding_filter()
     urls = urls.map(same) if mapped else urls
-    pipe: IterDataPipe[Any] = urls.load_wds_shards().group_samples().shuffle_samples(buffer_size)
+    samples = urls.load_wds_shards(open_shards=open_shards).group_samples()
+    pipe: IterDataPipe[Any] = samples.shuffle_samples(buffer_size)
     pipe = pipe.filter(not_threefold) if filtered else pipe
     pipe = pipe.shuffle_samples(3) if twice else pipe
     return pipe.map(key_of)
@@ -90,6 +91,8 @@ PIPELINES: dict[str, Callable[[], IterDataPipe[Any]]] = {
     "two buffers": partial(pipeline, twice=True, mapped=True),
     "filtered between buffers": partial(pipeline, 4, filtered=True, twice=True),
     "a mixture": mixture,
+    "shards in turn": partial(pipeline, 1, open_shards=3),
+    "shards in turn, shuffled": partial(pipeline, 4, open_shards=2, filtered=True, twice=True),
 }
 #: How many ranks a run has, and how many workers each of them has.
 Topology = tuple[int, int]
@@ -141,6 +144,9 @@ cuts = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=12, ma
 )
 @example("two buffers", [((1, 1), [(9, 3)] * 12), ((2, 2), [(3, 0)] * 12), ((2, 2), [(0, 0)] * 12)], (1, 3))
 @example("a mixture", [((2, 2), [(5, 2)] * 12), ((1, 3), [(2, 1)] * 12), ((3, 3), [(1, 0)] * 12)], (1, 2))
+@example(
+    "shards in turn, shuffled", [((2, 1), [(6, 2)] * 12), ((1, 2), [(2, 1)] * 12), ((2, 2), [(1, 0)] * 12)], (1, 1)
+)
 @example("in order", [((3, 4), [(4, 1)] * 12), ((1, 1), [(9, 0)] * 12), ((1, 2), [(2, 0)] * 12)], (3, 1))
 def test_a_chain_of_runs_yields_each_sample_once_however_often_it_is_resharded(
     kind: str, chain: list[tuple[Topology, list[tuple[int, int]]]], last: Topology

@@ -124,14 +124,14 @@ def neighbours(items: Iterator[Any]) -> Iterator[Any]:
     return itertools.pairwise(items)
 
 
-def split(name: str = "") -> Pipe:
+def split(name: str = "", open_shards: int = 1) -> Pipe:
     shards = ShardList([f"{name}{shard}.tar" for shard in range(len(SIZES[name]))])
-    return shards.shuffle().sharding_filter().load_wds_shards().group_samples()
+    return shards.shuffle().sharding_filter().load_wds_shards(open_shards=open_shards).group_samples()
 
 
-def drawn(name: str = "", count: int | None = None) -> Pipe:
+def drawn(name: str = "", count: int | None = None, open_shards: int = 1) -> Pipe:
     shards = ShardList([f"{name}{shard}.tar" for shard in range(len(SIZES[name]))])
-    return shards.resample_wds_shards(count).load_wds_shards().group_samples()
+    return shards.resample_wds_shards(count).load_wds_shards(open_shards=open_shards).group_samples()
 
 
 def listed() -> Pipe:
@@ -239,6 +239,10 @@ EXACT: dict[str, Callable[[], Pipe]] = {
     "slices between shuffles": lambda: split().shuffle_samples(5).slice_samples(2, None, 2).shuffle_samples(2),
     "a shuffle of few bytes": lambda: split().shuffle_samples(30, max_bytes=150),
     "drawn shards": lambda: drawn(count=6).shuffle_samples(4),
+    "shards in turn": lambda: split(open_shards=3).shuffle_samples(5).wds_decode().batch(2),
+    "all shards in turn": lambda: split(open_shards=9),
+    "drawn shards in turn": lambda: drawn(count=6, open_shards=2).shuffle_samples(3),
+    "a mixture of shards in turn": lambda: split("a", 2).mix_samples(split("b", 3), stop="all").shuffle_samples(4),
     "a mixture up to the first end": lambda: split("a").mix_samples(split("b"), weights=[3, 1]).shuffle_samples(3),
     "a mixture of all": lambda: split("a").mix_samples(drawn("b", 5), split(), stop="all").shuffle_samples(6),
     "a mixture in a mixture": lambda: split().mix_samples(nested(), stop="all").shuffle_samples(5).rsample(0.7),
@@ -258,6 +262,7 @@ STREAMS: dict[str, Callable[[], Pipe]] = {
     "a small shuffle after it": lambda: split().with_epoch(9).shuffle_samples(30, max_bytes=150),
     "a filter after it": lambda: drawn().shuffle_samples(3).with_epoch(23).filter(is_even),
     "a mixture": lambda: split("a").shuffle_samples(3).mix_samples(drawn("b"), stop="never").with_epoch(12),
+    "shards in turn": lambda: drawn(open_shards=3).shuffle_samples(4).with_epoch(11),
 }
 #: These resume by replay.
 REPLAYED: dict[str, Callable[[], Pipe]] = {

@@ -162,7 +162,7 @@ STAGES: dict[str, Any] = {
     "url_map": lambda pipe: pipe.map(as_it_is),
     "cycle": lambda pipe, times: pipe.cycle(times),
     "resample": lambda pipe, count, seed: pipe.resample_wds_shards(count, seed=seed),
-    "load": lambda pipe: pipe.load_wds_shards().group_samples(),
+    "load": lambda pipe, open_shards=1: pipe.load_wds_shards(open_shards=open_shards).group_samples(),
     "mix": lambda pipe, weights, stop, *others: pipe.mix_samples(*map(build, others), weights=weights, stop=stop),
     "shuffle_samples": lambda pipe, size, initial: pipe.shuffle_samples(size, initial=initial),
     "torch_shuffle": lambda pipe, size: pipe.shuffle(buffer_size=size),

@@ -195,7 +195,7 @@ def draw_source(rng: Random, name: str) -> Steps:
     is_filled = sum(map(bool, sizes)) * 2 > len(sizes)
     if is_filled and rng.random() < 0.1:
         count = rng.choice([None, rng.randint(1, 6)])
-        return (*steps, ("resample", count, rng.randrange(3)), ("load",))
+        return (*steps, ("resample", count, rng.randrange(3)), draw_loader(rng))
     if rng.random() < 0.08:
         steps += (("cycle", 2),)
     if rng.random() < 0.6:
@@ -204,12 +204,17 @@ def draw_source(rng: Random, name: str) -> Steps:
     if place == "urls":
         steps += (("split",),)
         steps += (("url_map",),) if rng.random() < 0.1 else ()
-    steps += (("load",),)
+    steps += (draw_loader(rng),)
     if place == "samples":
         steps += (("split",),)
     if rng.random() < 0.15:
         steps += draw_step(rng, rng.choice(["keep", "shuffle_samples", "tagging"]))
     return steps
+
+
+def draw_loader(rng: Random) -> tuple[Any, ...]:
+    """Draw the number of open shards."""
+    return ("load", rng.choice([2, 3, 9])) if rng.random() < 0.25 else ("load",)
 
 
 def draw_step(rng: Random, name: str) -> Steps:

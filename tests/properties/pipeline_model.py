@@ -125,9 +125,14 @@ def applied(steps: Steps, items: Iterable[Any]) -> Iterator[Any]:
     return iter(items)
 
 
-def loaded(shards: Iterable[Any]) -> Iterator[Any]:
-    for name, shard, size in shards:
-        yield from (sample(name, shard, number) for number in range(size))
+def loaded(shards: Iterable[Any], open_shards: int = 1) -> Iterator[Any]:
+    left = ([sample(name, shard, number) for number in range(size)] for name, shard, size in shards)
+    opened: list[list[Any]] = []
+    while opened := opened + list(itertools.islice(left, open_shards - len(opened))):
+        current, *opened = opened
+        if current:
+            yield current[0]
+            opened += [current[1:]] if len(current) > 1 else []
 
 
 def decoded(each: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from wds_datapipes.io.openers import open_url
@@ -25,10 +26,10 @@ T = TypeVar("T")
 READ_AHEAD_BYTES = 32 << 20
 #: Shards are read in blocks of at most this many bytes.
 BLOCK_BYTES = 1 << 20
-#: With a smaller buffer than this, threads would wait for each other more than for the store.
-MIN_BYTES = 128 << 10
-#: At most this many shards are read concurrently, however small they are.
-MAX_SHARDS = 8
+#: With a smaller buffer per shard than this, threads would wait for each other more than for the store.
+MIN_SHARD_BYTES = 64 << 10
+#: At most this many shards are prefetched before they are requested, however small they are.
+MAX_NEXT_SHARDS = 7
 #: At most this many URLs are taken from the source to find the next shard to prefetch.
 MAX_PENDING = 1000
 #: Seconds for which closing waits for a response that is no longer needed.
@@ -44,22 +45,31 @@ class ShardPrefetcher(Iterable[T]):
 
     Args:
         source: yields the URLs.
-        max_bytes: the most bytes to prefetch into memory, for all shards together, raised to at least 128 KiB; 0
-            disables prefetching.
+        max_bytes: the most bytes to prefetch into memory, for all shards together, raised to at least 64 KiB for each
+            that is open and for the next one; 0 disables prefetching.
         options: passed to `open_url`.
         is_requested: whether all of a shard will be read, by its index in the source.
+        open_shards: the number of shards that are read at the same time. With 1, a shard is closed when the next one is
+            requested; otherwise, all shards that are yielded must be opened, and closed at their end.
     """
 
     def __init__(
-        self, source: Iterable[T], max_bytes: int, options: Mapping[str, Any], is_requested: Callable[[int], bool]
+        self,
+        source: Iterable[T],
+        max_bytes: int,
+        options: Mapping[str, Any],
+        is_requested: Callable[[int], bool],
+        open_shards: int = 1,
     ) -> None:
         self._source: Iterator[tuple[int, T]] | None = enumerate(source)
-        self._max_bytes = max(max_bytes, MIN_BYTES) if max_bytes else 0
+        self._open_shards = open_shards
+        self._max_bytes = max(max_bytes, MIN_SHARD_BYTES * (open_shards + 1)) if max_bytes else 0
+        self._shard_bytes = self._max_bytes // (open_shards + 1)
         self._options, self._is_requested = options, is_requested
         #: URLs that were taken from the source and not yielded yet.
         self._pending: deque[tuple[int, T]] = deque()
         self._failure: Exception | None = None
-        #: The shards that are being read, by index; the first may be the one that was yielded last.
+        #: The shards that are being read, by index; the first ones may have been yielded.
         self._fetches: dict[int, PrefetchThread] = {}
         self._current = -1
         self._can_extend = True
@@ -67,10 +77,12 @@ class ShardPrefetcher(Iterable[T]):
     def __iter__(self) -> Iterator[T]:
         try:
             while self._pending or self._take():
-                if (last := self._fetches.pop(self._current, None)) is not None:
-                    last.close()
+                if self._open_shards == 1:
+                    self._release(self._current)
                 self._current, url = self._pending.popleft()
                 self._can_extend = True
+                if self._open_shards > 1 and self._is_prefetchable(url) and self._is_requested(self._current):
+                    self._fetch(self._current, str(url))  # its turn may come later
                 yield url
             if self._failure is not None:
                 raise self._failure
@@ -79,14 +91,23 @@ class ShardPrefetcher(Iterable[T]):
                 _, fetch = self._fetches.popitem()
                 fetch.close()
 
-    def open(self, path: str, /, **options: Any) -> BinaryIO:
-        """Open the shard that was yielded last, as `open_url` does."""
+    def open(self, index: int, path: str, /, **options: Any) -> BinaryIO:
+        """Open a shard that was yielded, by its index in the source, as `open_url` does."""
         if not self._is_prefetchable(path):
             return open_url(path, **options)
-        if self._current not in self._fetches:
-            self._fetches[self._current] = PrefetchThread(path, options, self._max_bytes // 2)
+        self._fetch(index, path)
         self._extend()
-        return cast(BinaryIO, PrefetchedStream(self._fetches[self._current], self._extend))
+        return cast(BinaryIO, PrefetchedStream(self._fetches[index], self._extend, partial(self._release, index)))
+
+    def _fetch(self, index: int, url: str) -> None:
+        """Start to prefetch a shard, unless it is being prefetched."""
+        if index not in self._fetches:
+            self._fetches[index] = PrefetchThread(url, self._options, self._shard_bytes)
+
+    def _release(self, index: int) -> None:
+        """Stop to prefetch a shard."""
+        if (fetch := self._fetches.pop(index, None)) is not None:
+            fetch.close()
 
     def _is_prefetchable(self, url: object) -> bool:
         if not self._max_bytes or not isinstance(url, str) or isinstance(url, OpeningURL):
@@ -95,14 +116,15 @@ class ShardPrefetcher(Iterable[T]):
 
     def _extend(self) -> None:
         """Start to prefetch the next shards, as far as the limit allows."""
-        while self._can_extend and len(self._fetches) < MAX_SHARDS and len(self._pending) < MAX_PENDING:
+        most = self._open_shards + MAX_NEXT_SHARDS
+        while self._can_extend and len(self._fetches) < most and len(self._pending) < MAX_PENDING:
             reserved = sum(fetch.reserved_bytes for fetch in self._fetches.values())
-            if reserved + self._max_bytes // 2 > self._max_bytes or not self._take():
+            if reserved + self._shard_bytes > self._max_bytes or not self._take():
                 return
             index, url = self._pending[-1]
             self._can_extend = self._is_prefetchable(url)
             if self._can_extend and self._is_requested(index):
-                self._fetches[index] = PrefetchThread(str(url), self._options, self._max_bytes // 2)
+                self._fetch(index, str(url))
 
     def _take(self) -> bool:
         """Take a URL from the source; return False at its end."""
@@ -215,12 +237,13 @@ class PrefetchedStream(io.RawIOBase):
     """A stream of prefetched bytes.
 
     Args:
-        fetch: the thread that reads the shard; closed with the stream.
+        fetch: the thread that reads the shard.
         extend: called when buffered bytes were consumed.
+        release: called when the stream is closed.
     """
 
-    def __init__(self, fetch: PrefetchThread, extend: Callable[[], None]) -> None:
-        self._fetch, self._extend = fetch, extend
+    def __init__(self, fetch: PrefetchThread, extend: Callable[[], None], release: Callable[[], None]) -> None:
+        self._fetch, self._extend, self._release = fetch, extend, release
         self._block = memoryview(b"")
 
     def readable(self) -> bool:
@@ -241,5 +264,5 @@ class PrefetchedStream(io.RawIOBase):
     def close(self) -> None:
         """Stop reading."""
         if not self.closed:
-            self._fetch.close()
+            self._release()
             super().close()

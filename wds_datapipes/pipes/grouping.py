@@ -19,7 +19,8 @@ from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, check_seen, listings_before
-from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, check_next_key, group_samples, split_by_shard
+from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, SampleGrouping, check_next_key, split_by_shard
+from wds_datapipes.samples.interleaving import interleave_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.shards.position import (
@@ -28,6 +29,7 @@ from wds_datapipes.shards.position import (
     Resume,
     SamplePosition,
     ShardShare,
+    unpack_open_shards,
     unpack_positions,
 )
 from wds_datapipes.types import Member, Sample
@@ -120,8 +122,10 @@ class SampleGrouper(RecordedStage[Sample]):
         """Record the position of the next sample: the index of its shard in this instance, and the byte offset.
 
         ``"check"`` is a checksum of that sample's key; 0 if it is unknown. If the rest of the epoch was resharded,
-        shards are counted across all instances, and ``"dealt"`` is the share of this one. ``"listed"`` identifies the
-        list of shards, if a loader has inserted a `ShardOrder`.
+        shards are counted across all instances, and ``"dealt"`` is the share of this one. If several shards are open,
+        ``"open"`` lists the index, the offset and the checksum for each, in the order of their turns, and ``"next"`` is
+        the next shard that was not opened. ``"listed"`` identifies the list of shards, if a loader has inserted a
+        `ShardOrder`.
         """
         row, progress = recorder.row, self._progress
         token, column, form = self._form
@@ -131,16 +135,24 @@ class SampleGrouper(RecordedStage[Sample]):
             and self._listed_at == ShardOrder.changes
             and progress.floor < progress.next
             and self._resume is None
+            and len(progress.open) == len(form.get("open", ()))
         ):
             row += progress.next  # nothing else has changed
+            for position in progress.open:
+                row += position
             return form
         column = len(row)
         (shard, offset, key), share = self._position()
         form = {"next": [recorder.number(shard), recorder.number(offset)], "check": recorder.checked(key)}
+        positions = self._progress.open if self._resume is None else self._resume.open_positions()
+        if self._open_shards > 1:
+            number, checked = recorder.number, recorder.checked
+            form["open"] = [[number(shard), number(offset), checked(key)] for shard, offset, key in positions]
         if seen := self._seen():
             form["listed"] = recorder.keep(self, seen, "listed")
         if share is not None:
-            form["dealt"] = recorder.keep(self, share.state_dict((shard, offset)), "dealt")
+            opened = {number: offset for number, offset, _ in positions}
+            form["dealt"] = recorder.keep(self, share.state_dict((shard, offset), opened), "dealt")
         self._form = recorder.token, column, form
         return form
 
@@ -149,6 +161,11 @@ class SampleGrouper(RecordedStage[Sample]):
         if self._resume is not None:  # loaded, and not started
             return (*self._resume.next, self._resume.check), self._resume.share
         return self._progress.resume_position(), self._share
+
+    @property
+    def _open_shards(self) -> int:
+        """The number of shards to keep open."""
+        return self.source.open_shards if type(self.source) is ShardLoader else 1
 
     def _seen(self) -> list[Seen]:
         """Return the identifiers of the lists of shards; the same object until they change."""
@@ -171,7 +188,8 @@ class SampleGrouper(RecordedStage[Sample]):
         for position in again:
             spans[position.shard].append((position.start, position.end))
         share = ShardShare.from_state(state["dealt"]) if "dealt" in state else None
-        self._resume = Resume((shard, offset), spans, share, state.get("check", 0))
+        was_open = unpack_open_shards(state.get("open", ()))
+        self._resume = Resume((shard, offset), spans, share, state.get("check", 0), was_open)
         self._listed_at = -1
         self._listed = [check_seen(seen) for seen in state.get("listed", ())]
 
@@ -190,21 +208,26 @@ class SampleGrouper(RecordedStage[Sample]):
         if resume is not None:
             for listing, seen in zip(self._listings.value, self._listed, strict=False):
                 listing.expect(seen)
-        # torch's hook around each member would take a tenth of the time for small samples.
         loader = self.source
-        shards = loader.read_shards(resume) if type(loader) is ShardLoader else split_by_shard(loader)
-        if resume is not None and resume.check:
-            shards = check_next_key(shards, resume.next, resume.check, self.key_rule)
-        yield from group_samples(
-            shards,
+        grouping = SampleGrouping(
             key_rule=self.key_rule,
             fields=self.fields,
             lowercase=self.lowercase,
             on_duplicate=self.on_duplicate,
             on_repeated_key=self.on_repeated_key,
             on_error=self.counted_errors,
-            progress=progress,
         )
+        if self._open_shards > 1:
+            resume = resume or Resume()
+            shards = loader.open(resume)
+            yield from interleave_samples(shards, grouping, self._open_shards, progress=progress, resume=resume)
+            return
+        # torch's hook around each member would take a tenth of the time for small samples.
+        shards = loader.read_shards(resume) if type(loader) is ShardLoader else split_by_shard(loader)
+        if resume is not None and resume.check:
+            shards = check_next_key(shards, resume.next, resume.check, self.key_rule)
+        yield from grouping.group(shards, progress)
+        grouping.finish()
 
 
 @register_stage("shuffle_samples")

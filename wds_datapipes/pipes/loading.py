@@ -11,9 +11,12 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.pipes.directory_shards import DirectoryShards
 from wds_datapipes.pipes.sharding import unsplit, warn_if_hidden
 from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.shards.loading import ReadOptions, ShardMembers, read_shards
+from wds_datapipes.shards.open_shards import OpenShards
 from wds_datapipes.shards.position import Resume
 from wds_datapipes.shards.seeking import resume_shards
 from wds_datapipes.tar.headers import EndMarker
@@ -52,12 +55,18 @@ class ShardLoader(Stage[Member]):
             with growing pauses of at most five minutes in total.
         read_ahead: the number of bytes of remote shards, next shards included, that threads prefetch, so that the end
             of a shard causes no wait; 32 MiB by default, at least 128 KiB, 0 to disable. URLs are taken from the source
-            in advance while all of them are remote.
+            in advance while all of them are remote. The open shards and the next one have equal parts of it, of at
+            least 64 KiB each.
+        open_shards: the number of shards that are open at the same time. ``.group_samples()``, which must come directly
+            after this stage, takes one sample of each in turn, so that a shuffle buffer mixes more shards. When a shard
+            ends, the next one takes its place.
         limits: limits on the size of members, and others, see `ReadLimits`. The defaults reject only malicious or
             damaged shards.
         safe: open only files on a network; see `ShardList`, which should have it as well.
 
     Raises:
+        RuntimeError: several shards are to be open, but the next stage is not ``.group_samples()``, or the shards come
+            from `DirectoryShards`.
         ShardOpenError: a shard does not exist, or access is denied.
         TruncatedShardError: a shard is truncated, or ends without its end marker.
         CorruptShardError: a header's checksum is wrong, or the file is not a tar archive.
@@ -88,6 +97,7 @@ class ShardLoader(Stage[Member]):
         timeout_s: float | None = None,
         retries: int | None = None,
         read_ahead: int = READ_AHEAD_BYTES,
+        open_shards: int = 1,
         limits: ReadLimits = DEFAULT_LIMITS,
         safe: bool = False,
     ) -> None:
@@ -103,6 +113,7 @@ class ShardLoader(Stage[Member]):
             timeout_s=timeout_s,
             retries=retries,
             read_ahead=read_ahead,
+            open_shards=open_shards,
             limits=limits,
             safe=safe,
         )
@@ -112,9 +123,16 @@ class ShardLoader(Stage[Member]):
         self.rename_files = rename_files
         self.ignore_zeros = ignore_zeros
         self.end_marker = end_marker
+        self.open_shards = open_shards
         self.on_error = on_error
 
     def __iter__(self) -> Iterator[Member]:
+        if self.open_shards > 1:
+            raise RuntimeError(
+                f"load_wds_shards(open_shards={self.open_shards}) takes one sample of each shard in turn, and only "
+                "group_samples knows which files are a sample. Put .group_samples() directly after it; select_files "
+                "and rename_files replace .filter() and .map() between the two"
+            )
         for _, members in self.read_shards():
             yield from map(Member._make, members)
 
@@ -124,9 +142,31 @@ class ShardLoader(Stage[Member]):
         Args:
             resume: the part of the shards that remains to be read after a state; None for all.
         """
-        warn_if_hidden(self.source)
-        options = replace(self._options, on_error=self.counted_errors)
+        options = self._begin()
         if resume is None:
             return read_shards(self.source, options)
-        source = self.source if resume.share is None else unsplit(self.source)
-        return resume_shards(source, options, resume)
+        return resume_shards(self._list_of(resume), options, resume)
+
+    def open(self, resume: Resume) -> OpenShards:
+        """Return the shards, to keep several of them open; for grouping.
+
+        Args:
+            resume: the part of the shards that remains to be read.
+        """
+        options = self._begin()
+        for stage in upstream(self.source):
+            if isinstance(stage, DirectoryShards):
+                raise RuntimeError(
+                    f"load_wds_shards(open_shards={self.open_shards}) requests shards before it has read the earlier "
+                    "ones, but DirectoryShards counts a shard as read when the next one is requested, and may delete "
+                    "it. Read it with open_shards=1"
+                )
+        return OpenShards(self._list_of(resume), options, resume)
+
+    def _begin(self) -> ReadOptions:
+        warn_if_hidden(self.source)
+        return replace(self._options, on_error=self.counted_errors)
+
+    def _list_of(self, resume: Resume) -> Any:
+        """Return the list of shards that a state refers to."""
+        return self.source if resume.share is None else unsplit(self.source)

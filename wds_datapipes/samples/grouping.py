@@ -16,7 +16,7 @@ from wds_datapipes.shards.position import Progress, key_checksum
 from wds_datapipes.types import MemberTuple, Sample, Shard
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["OnDuplicate", "OnRepeatedKey", "check_next_key", "group_samples", "split_by_shard"]
+__all__ = ["OnDuplicate", "OnRepeatedKey", "SampleGrouping", "check_next_key", "group_samples", "split_by_shard"]
 
 OnDuplicate: TypeAlias = Literal["raise", "first", "last"]
 OnRepeatedKey: TypeAlias = Literal["warn", "raise", "ignore"]
@@ -36,7 +36,6 @@ def group_samples(
     on_duplicate: OnDuplicate = "raise",
     on_repeated_key: OnRepeatedKey = "warn",
     on_error: OnError = "raise",
-    progress: Progress | None = None,
 ) -> Iterator[Sample]:
     """Group consecutive members with the same key into samples; a sample never spans two shards.
 
@@ -50,77 +49,127 @@ def group_samples(
         on_duplicate: what to do if a field occurs twice in a sample.
         on_repeated_key: what to do if a key occurs again after other keys of the same shard.
         on_error: the error policy, applied to samples.
-        progress: updated with the position of each sample, and of the next one, before the sample is yielded.
     """
-    policy = ErrorPolicy(on_error, "group_samples")
-    names = _FieldNames(lowercase)
-    wanted = None if fields is None else frozenset(field.lower() if lowercase else field for field in fields)
-    progress = Progress() if progress is None else progress
-    by_first_dot = key_rule is first_dot
-    seen = set[str]()  # the keys of the shard
+    grouping = SampleGrouping(
+        key_rule=key_rule,
+        fields=fields,
+        lowercase=lowercase,
+        on_duplicate=on_duplicate,
+        on_repeated_key=on_repeated_key,
+        on_error=on_error,
+    )
+    yield from grouping.group(shards, Progress())
+    grouping.finish()
 
-    for shard, members in shards:
-        empty = _empty_sample(shard)
-        sample: Sample | None = None  # the current sample; None at the beginning, and after it was rejected
-        key, start, offsets = None, 0, list[int]()  # of this sample: its offset, and those of its fields
-        prefix, skip = NO_NAME, len(NO_NAME)  # the prefix of its names, if it is known
-        seen.clear()
-        for _, name, data, offset in members:
-            # No need to split a name that consists of the prefix and a known field.
-            if name[:skip] != prefix or (field := names.get(name[skip:], "")) == "":
-                member_key, _, raw_field = name.partition(".")
-                field = names.get(raw_field, "") if by_first_dot and name[:1] != "_" else ""
-                if field == "" or member_key[-1:] in ("", "/"):
-                    parts = None if name[:2] == "__" and is_meta(name) else key_rule(name)
-                    if parts is None:
-                        continue
-                    member_key, raw_field = parts
-                    field = names[raw_field]
-                if member_key != key:
-                    if sample is not None and len(sample) > len(empty):
-                        progress.last, progress.next = (shard.number, start, offset), (shard.number, offset, member_key)
-                        yield sample
-                    key, start, offsets = member_key, offset, []
-                    # If the key looks like a meta member's, a name that continues it may name a meta member.
-                    prefix = f"{key}." if by_first_dot and key[:2] != "__" else NO_NAME
-                    skip = len(prefix)
-                    sample = empty.copy()
-                    sample["__key__"] = key
-                    policy.tried += 1
-                    if key not in seen:
-                        if len(seen) < KEYS_REMEMBERED:
-                            seen.add(key)
-                    elif on_repeated_key == "raise":
-                        sample = None
-                        message = _repeated_key_message(shard.url, key, offset)
-                        if not policy.handle(DuplicateKeyError(message), url=shard.url, key=key):
-                            break
-                    elif on_repeated_key == "warn":
-                        on_repeated_key = "ignore"  # one warning is enough
-                        warn_user(_repeated_key_message(shard.url, key, offset))
-            if sample is None or (wanted is not None and field not in wanted):
-                continue
-            if field not in sample:
-                offsets.append(offset)
-                sample[field] = data
-            elif field in empty:
-                continue  # written by another program, to identify the source of the sample
-            elif on_duplicate == "last":
-                sample[field] = data
-            elif on_duplicate == "raise":
-                first = offsets[list(sample).index(field) - len(empty)]
-                sample = None
-                message = _duplicate_message(shard.url, name, key, field, first, offset)
-                if not policy.handle(DuplicateKeyError(message), url=shard.url, key=key or "", field=field):
-                    break
-        continues_in_shard = shard.is_complete and shard.end >= 0
-        progress.next = (shard.number, shard.end, "") if continues_in_shard else (shard.number + 1, 0, "")
-        if policy.has_ended:
-            break
-        if sample is not None and len(sample) > len(empty) and shard.is_complete:
-            progress.last = (shard.number, start, shard.end)
-            yield sample
-    policy.finish()
+
+class SampleGrouping:
+    """How members are grouped into samples; `group_samples` describes the arguments.
+
+    Attributes:
+        key_rule: splits a name into key and field.
+    """
+
+    def __init__(
+        self,
+        *,
+        key_rule: KeyRule,
+        fields: Collection[str] | None,
+        lowercase: bool,
+        on_duplicate: OnDuplicate,
+        on_repeated_key: OnRepeatedKey,
+        on_error: OnError,
+    ) -> None:
+        self.key_rule = key_rule
+        self._wanted = None if fields is None else frozenset(each.lower() if lowercase else each for each in fields)
+        self._names = _FieldNames(lowercase)
+        self._on_duplicate = on_duplicate
+        self._on_repeated_key = on_repeated_key
+        self._policy = ErrorPolicy(on_error, "group_samples")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the error policy has ended grouping."""
+        return self._policy.has_ended
+
+    def finish(self) -> None:
+        """Warn about the skipped samples, if there are more than already reported."""
+        self._policy.finish()
+
+    def group(self, shards: Iterable[ShardMembers], progress: Progress) -> Iterator[Sample]:
+        """Yield the samples of shards, one shard after the other.
+
+        Args:
+            shards: the shards with their members.
+            progress: updated with the position of each sample, and of the next one, before the sample is yielded.
+        """
+        policy, names, wanted, key_rule = self._policy, self._names, self._wanted, self.key_rule
+        by_first_dot = key_rule is first_dot
+        seen = set[str]()  # the keys of the shard
+
+        for shard, members in shards:
+            empty = _empty_sample(shard)
+            sample: Sample | None = None  # the current sample; None at the beginning, and after it was rejected
+            key, start, offsets = None, 0, list[int]()  # of this sample: its offset, and those of its fields
+            prefix, skip = NO_NAME, len(NO_NAME)  # the prefix of its names, if it is known
+            seen.clear()
+            for _, name, data, offset in members:
+                # No need to split a name that consists of the prefix and a known field.
+                if name[:skip] != prefix or (field := names.get(name[skip:], "")) == "":
+                    member_key, _, raw_field = name.partition(".")
+                    field = names.get(raw_field, "") if by_first_dot and name[:1] != "_" else ""
+                    if field == "" or member_key[-1:] in ("", "/"):
+                        parts = None if name[:2] == "__" and is_meta(name) else key_rule(name)
+                        if parts is None:
+                            continue
+                        member_key, raw_field = parts
+                        field = names[raw_field]
+                    if member_key != key:
+                        if sample is not None and len(sample) > len(empty):
+                            progress.last, progress.next = (
+                                (shard.number, start, offset),
+                                (shard.number, offset, member_key),
+                            )
+                            yield sample
+                        key, start, offsets = member_key, offset, []
+                        # If the key looks like a meta member's, a name that continues it may name a meta member.
+                        prefix = f"{key}." if by_first_dot and key[:2] != "__" else NO_NAME
+                        skip = len(prefix)
+                        sample = empty.copy()
+                        sample["__key__"] = key
+                        policy.tried += 1
+                        if key not in seen:
+                            if len(seen) < KEYS_REMEMBERED:
+                                seen.add(key)
+                        elif self._on_repeated_key == "raise":
+                            sample = None
+                            message = _repeated_key_message(shard.url, key, offset)
+                            if not policy.handle(DuplicateKeyError(message), url=shard.url, key=key):
+                                break
+                        elif self._on_repeated_key == "warn":
+                            self._on_repeated_key = "ignore"  # one warning is enough
+                            warn_user(_repeated_key_message(shard.url, key, offset))
+                if sample is None or (wanted is not None and field not in wanted):
+                    continue
+                if field not in sample:
+                    offsets.append(offset)
+                    sample[field] = data
+                elif field in empty:
+                    continue  # written by another program, to identify the source of the sample
+                elif self._on_duplicate == "last":
+                    sample[field] = data
+                elif self._on_duplicate == "raise":
+                    first = offsets[list(sample).index(field) - len(empty)]
+                    sample = None
+                    message = _duplicate_message(shard.url, name, key, field, first, offset)
+                    if not policy.handle(DuplicateKeyError(message), url=shard.url, key=key or "", field=field):
+                        break
+            continues_in_shard = shard.is_complete and shard.end >= 0
+            progress.next = (shard.number, shard.end, "") if continues_in_shard else (shard.number + 1, 0, "")
+            if policy.has_ended:
+                break
+            if sample is not None and len(sample) > len(empty) and shard.is_complete:
+                progress.last = (shard.number, start, shard.end)
+                yield sample
 
 
 def split_by_shard(source: Iterable[MemberTuple]) -> Iterator[ShardMembers]:

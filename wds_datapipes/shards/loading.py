@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, BinaryIO
 
 from wds_datapipes.errors import (
@@ -62,6 +63,8 @@ class ReadOptions:
     read_ahead: int = 0
     limits: ReadLimits = DEFAULT_LIMITS
     safe: bool = False
+    #: The number of shards that are read at the same time.
+    open_shards: int = 1
 
     def __post_init__(self) -> None:
         check_on_error(self.on_error)
@@ -77,6 +80,8 @@ class ReadOptions:
             raise ValueError(f"retries must be a non-negative integer, not {self.retries!r}")
         if operator.index(self.read_ahead) < 0:
             raise ValueError(f"read_ahead must be a non-negative number of bytes, not {self.read_ahead!r}")
+        if isinstance(self.open_shards, bool) or operator.index(self.open_shards) < 1:
+            raise ValueError(f"open_shards must be a positive integer, not {self.open_shards!r}")
         if not isinstance(self.limits, ReadLimits):
             raise TypeError(f"limits must be a ReadLimits, such as ReadLimits(member_bytes=10**9), not {self.limits!r}")
 
@@ -122,7 +127,7 @@ def load_wds_shards(
 
 
 class ShardReader:
-    """One pass over shards: yields each, and reads its members.
+    """One pass over shards: yields each, and reads its members. At most ``options.open_shards`` may be open.
 
     Args:
         source: yields the paths or URLs of shards.
@@ -139,7 +144,14 @@ class ShardReader:
         self.options = options
         self._policy = ErrorPolicy(options.on_error, "load_wds_shards")
         self.opener_options = {**options.opener_options, "counters": self._policy.counters}
-        self._prefetcher = ShardPrefetcher(source, options.read_ahead, self.opener_options, is_whole)
+        self._prefetcher = ShardPrefetcher(
+            source, options.read_ahead, self.opener_options, is_whole, options.open_shards
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the error policy has ended reading."""
+        return self._policy.has_ended
 
     def __iter__(self) -> Iterator[Shard]:
         """Yield the shards in order, until the source is exhausted or the error policy ends reading."""
@@ -158,12 +170,11 @@ class ShardReader:
         self._policy.finish()
 
     def read(self, shard: Shard) -> Iterator[MemberTuple]:
-        """Yield all members of the shard yielded last."""
+        """Yield all members of a shard."""
         self.record_shard(shard)
         with self.handle_errors(shard), ExitStack() as stack:
-            stream = open_archive(
-                shard.url, self.opener_options, stack, self._prefetcher.open, limits=self.options.limits
-            )
+            opener = partial(self._prefetcher.open, shard.number)
+            stream = open_archive(shard.url, self.opener_options, stack, opener, limits=self.options.limits)
             yield from self.members(stream, shard)
 
     def record_shard(self, shard: Shard) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ __all__ = [
     "merge_spans",
     "missing_samples_error",
     "pack_positions",
+    "unpack_open_shards",
     "unpack_positions",
 ]
 
@@ -74,6 +75,20 @@ def unpack_positions(values: Iterable[Sequence[int]]) -> list[SamplePosition]:
     return positions
 
 
+def unpack_open_shards(values: Iterable[Sequence[int]]) -> dict[int, tuple[int, int]]:
+    """Return the offset and the checksum for each open shard in a state, by its number, in the order of their turns.
+
+    >>> unpack_open_shards([[4, 512, 2478529769], [3, 0, 0]])
+    {4: (512, 2478529769), 3: (0, 0)}
+    """
+    found = dict[int, tuple[int, int]]()
+    for shard, offset, check in values:
+        if {int} != {*map(type, (shard, offset, check))} or min(shard, offset, check) < 0 or shard in found:
+            raise ValueError(f"an open shard has the values {(shard, offset, check)!r:.200}")
+        found[shard] = offset, check
+    return found
+
+
 class Progress:
     """The position of a reader: its last sample, and the next one.
 
@@ -83,16 +98,20 @@ class Progress:
 
     Attributes:
         last: the shard of the sample yielded last, its offset, and the offset of the next one, or -1.
-        next: the shard and the offset of the next sample, and its key, or "" if unknown.
+        next: the shard and the offset of the next sample, and its key, or "" if unknown. If several shards are open,
+            the next one that was not opened.
+        open: if several shards are open, the position of the next sample of each, like ``next``, in the order of their
+            turns; a key may be its `key_checksum`.
         floor: a bound just after the given ``floor``; later positions are greater.
     """
 
-    __slots__ = ("_check", "floor", "last", "next")
+    __slots__ = ("_check", "floor", "last", "next", "open")
 
     def __init__(self, floor: tuple[int, int] = (0, 0), check: int = 0) -> None:
         shard, offset = floor
         self.last = (-1, 0, 0)
         self.next = (shard, offset, "")
+        self.open: deque[tuple[int, int, int | str]] = deque()
         self.floor = (shard, offset + 1)
         self._check = check
 
@@ -180,14 +199,20 @@ class ShardShare:
         yield from self.pieces
         yield from range(self.since + (self.turn - self.since) % self.every, end, self.every)
 
-    def state_dict(self, after: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-        """Return the share as plain values, without most of the pieces before a position."""
-        shard, reached = after
+    def state_dict(self, after: tuple[int, int] = (0, 0), opened: Mapping[int, int] | None = None) -> dict[str, Any]:
+        """Return the share as plain values, without most of the pieces that were read.
+
+        Args:
+            after: the shard and the offset before which the pieces were read.
+            opened: for each earlier shard that is open, the offset before which its pieces were read.
+        """
+        shard, offset = after
+        reached = {shard: offset, **(opened or {})}
         pieces = [
             [number, start, end]
             for number, spans in self.pieces.items()
             for start, end in spans
-            if number > shard or (number == shard and (end < 0 or end > reached))
+            if (number > shard or number in reached) and (end < 0 or end > reached.get(number, 0))
         ]
         return {"every": self.every, "turn": self.turn, "since": self.since, "pieces": pieces}
 
@@ -214,16 +239,19 @@ class Resume:
     """The part of a list of shards that remains to be read.
 
     Attributes:
-        next: the shard and the offset from which nothing was read yet.
+        next: the shard and the offset from which nothing was read yet, except from the shards of ``open``.
         again: the spans of earlier samples to read again first, by the number of their shard.
         share: the share of this instance in the list before it is split; None if the list is its own.
         check: the `key_checksum` of the key of the sample at ``next``.
+        open: earlier shards that were open, in the order of their turns: for each, the offset from which nothing was
+            read yet, and the `key_checksum` of the key there.
     """
 
     next: tuple[int, int] = (0, 0)
     again: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     share: ShardShare | None = None
     check: int = 0
+    open: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def last(self) -> int:
@@ -232,13 +260,23 @@ class Resume:
 
     def spans(self, shard: int) -> list[tuple[int, int]]:
         """Return the spans of a shard to read, in order, as pairs of offsets; -1 is its end."""
-        spans = merge_spans(self.again.get(shard, ()))
+        return merge_spans(self.again.get(shard, ())) + self.unread(shard)
+
+    def open_positions(self) -> deque[tuple[int, int, int | str]]:
+        """Return the shards of ``open`` as in `Progress`."""
+        return deque((shard, offset, check) for shard, (offset, check) in self.open.items())
+
+    def unread(self, shard: int) -> list[tuple[int, int]]:
+        """Return the spans of a shard of which nothing was read yet, in order."""
         first, offset = self.next
-        if shard >= first:
+        if shard in self.open:
+            reached, _ = self.open[shard]
+        elif shard >= first:
             reached = offset if shard == first else 0
-            own = (self.share or ALL).spans(shard)
-            spans += [(max(start, reached), end) for start, end in own if end < 0 or end > reached]
-        return spans
+        else:
+            return []
+        own = (self.share or ALL).spans(shard)
+        return [(max(start, reached), end) for start, end in own if end < 0 or end > reached]
 
 
 def missing_samples_error(count: int) -> ChangedShardError:

@@ -26,7 +26,7 @@ from wds_datapipes.types import MemberTuple, Shard
 if TYPE_CHECKING:
     from wds_datapipes.io.remote.range_sources import RangeSource
 
-__all__ = ["resume_shards"]
+__all__ = ["WHOLE", "read_spans", "resume_shards"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 
@@ -53,14 +53,16 @@ def resume_shards(source: Iterable[Any], options: ReadOptions, resume: Resume) -
     remaining = source if resume.last == sys.maxsize else islice(source, resume.last + 1)  # may be infinite
     reader = ShardReader(remaining, options, is_whole)
     for shard in reader:
-        spans = resume.spans(shard.number)
-        if spans == [WHOLE]:
-            yield shard, reader.read(shard)
-        elif spans:
-            yield from _read_spans(reader, shard, spans)
+        yield from read_spans(reader, shard, resume.spans(shard.number))
 
 
-def _read_spans(reader: ShardReader, shard: Shard, spans: Sequence[tuple[int, int]]) -> Iterator[ShardMembers]:
+def read_spans(reader: ShardReader, shard: Shard, spans: Sequence[tuple[int, int]]) -> Iterator[ShardMembers]:
+    """Read spans of a shard, in order, each as a separate shard with the same number."""
+    if not spans:
+        return
+    if spans == [WHOLE]:
+        yield shard, reader.read(shard)
+        return
     reader.record_shard(shard)
     archive = _SpanReader(reader, shard, last_start=spans[-1][0])
     try:

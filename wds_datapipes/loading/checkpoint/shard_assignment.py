@@ -10,7 +10,7 @@ from typing import Any
 from wds_datapipes.pipes.indexed import IndexedSamples
 from wds_datapipes.pipes.state.pipeline_state import stateful
 from wds_datapipes.pipes.state.shard_order import merge_seen
-from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare, unpack_positions
+from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare, unpack_open_shards, unpack_positions
 
 __all__ = ["assign_shards", "reshard_states"]
 
@@ -90,7 +90,7 @@ def assign_shards(
         for shard in {*resume.again, *share.shards(since)}:
             if spans := resume.spans(shard):
                 pieces[shard] = spans
-                is_open = shard >= resume.next[0] and spans[-1][1] < 0
+                is_open = resume.unread(shard) != [] and spans[-1][1] < 0
                 sizes[shard] = is_open, sum(max(0, end - start) for start, end in spans)
     # Assign large pieces first, so that no instance has much more than another.
     order = sorted(pieces, key=lambda shard: (*sizes[shard], -shard), reverse=True)
@@ -118,4 +118,7 @@ def _remaining(
         share, every, turn = ShardShare(instances, number), instances, number
     for address in (*_waiting_positions(stages), *held_later):
         again[address.shard * every + turn].append((address.start, address.end))
-    return share, Resume((shard * every + turn, start), again, share)
+    was_open = {
+        number * every + turn: position for number, position in unpack_open_shards(first.get("open", ())).items()
+    }
+    return share, Resume((shard * every + turn, start), again, share, open=was_open)

@@ -1,0 +1,76 @@
+"""Interleaving of the samples of several shards."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import cast
+
+from wds_datapipes.samples.grouping import SampleGrouping, check_next_key
+from wds_datapipes.shards.open_shards import OpenShards
+from wds_datapipes.shards.position import Progress, Resume
+from wds_datapipes.types import Sample
+
+__all__ = ["interleave_samples"]
+
+
+def interleave_samples(
+    shards: OpenShards, grouping: SampleGrouping, open_shards: int, *, progress: Progress, resume: Resume
+) -> Iterator[Sample]:
+    """Yield one sample of each open shard in turn; the next shard takes the place of one that has ended.
+
+    Args:
+        shards: the shards.
+        grouping: groups their members into samples.
+        open_shards: the number of open shards.
+        progress: updated with the position of each sample, and of the next ones, before the sample is yielded.
+        resume: the part of the shards that remains to be read.
+    """
+    progress.open = resume.open_positions()
+    turns = deque(_OpenShard(shards, grouping, *each) for each in progress.open)
+    again = Progress()
+    try:
+        for sample in grouping.group(shards.reread(), again):
+            progress.last = again.last
+            yield sample
+        while not (shards.has_ended or grouping.has_ended):
+            while len(turns) < open_shards and (number := shards.take()) is not None:
+                turns.append(_OpenShard(shards, grouping, number))
+                progress.open.append((number, 0, ""))
+                progress.next = (number + 1, 0, "")
+            if not turns:
+                break
+            current = turns[0]
+            sample_or_end = next(current.samples, None)
+            # Only now, so that the state after an error still has this turn.
+            turns.popleft()
+            progress.open.popleft()
+            if sample_or_end is None:
+                continue
+            following = current.progress.resume_position()
+            if following[0] == current.number:
+                turns.append(current)
+                progress.open.append(following)
+            progress.last = current.progress.last
+            yield sample_or_end
+        grouping.finish()
+    finally:
+        for each in turns:
+            each.samples.close()
+        shards.close()
+
+
+class _OpenShard:
+    """A shard whose samples are read in turn with others, from an offset on; it is opened at its first turn."""
+
+    __slots__ = ("number", "progress", "samples")
+
+    def __init__(
+        self, shards: OpenShards, grouping: SampleGrouping, number: int, offset: int = 0, check: int | str = 0
+    ) -> None:
+        self.number = number
+        self.progress = Progress((number, offset), int(check))
+        members = shards.read(number)
+        if check:
+            members = check_next_key(members, (number, offset), int(check), grouping.key_rule)
+        self.samples = cast(Generator[Sample, None, None], grouping.group(members, self.progress))
