@@ -158,8 +158,8 @@ def test_no_more_is_buffered_than_requested(shards: dict[str, str], monkeypatch:
     limit = 200_000
     taken = most = 0
     ahead = ShardPrefetcher([shards[name] for name in "cecb"], limit, {}, lambda _: True)
-    for url in ahead:
-        with ahead.open(url) as stream:
+    for index, url in enumerate(ahead):
+        with ahead.open(index, url) as stream:
             while data := stream.read(7 * KIB):
                 taken += len(data)
                 if taken % 5 == 0:
@@ -168,6 +168,69 @@ def test_no_more_is_buffered_than_requested(shards: dict[str, str], monkeypatch:
     assert taken == sum(Watched.read.values())
     # Besides the buffered blocks, each of two shards has two blocks in flight, and the reader has one.
     assert limit / 2 <= most <= limit + 5 * block
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    names=st.lists(st.sampled_from("abcdexyABCDE"), max_size=8),
+    read_ahead=st.sampled_from([1, 400_000, 32 << 20]),
+    open_shards=st.integers(2, 5),
+)
+def test_reading_several_shards_ahead_changes_no_sample(
+    shards: dict[str, str], names: list[str], read_ahead: int, open_shards: int
+) -> None:
+    urls = [shards[name] for name in names]
+    options: dict[str, Any] = {"open_shards": open_shards, "on_error": "skip"}
+    ahead, plain = (
+        [
+            sample["__key__"]
+            for sample in IterableWrapper(urls).load_wds_shards(read_ahead=size, **options).group_samples()
+        ]
+        for size in (read_ahead, 0)
+    )
+    assert ahead == plain
+    assert not threads()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 200])
+def test_all_threads_of_open_shards_end_after_an_interruption(shards: dict[str, str], count: int) -> None:
+    samples = iter(IterableWrapper([shards[name] for name in "ace"]).load_wds_shards(open_shards=5).group_samples())
+    for _ in zip(range(count), samples, strict=False):
+        pass
+    del samples
+    assert not threads()
+
+
+@pytest.mark.parametrize("open_shards", [2, 4])
+def test_open_shards_share_the_limit(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch, open_shards: int) -> None:
+    block = 1 << 14
+    monkeypatch.setattr(prefetch, "BLOCK_BYTES", block)
+    monkeypatch.setattr(fsspec_file, "BLOCK_BYTES", block)
+    limit = 500_000
+    pipe = IterableWrapper([shards[name] for name in "cececece"]).load_wds_shards(
+        open_shards=open_shards, read_ahead=limit
+    )
+    most = used = 0
+    for sample in pipe.group_samples():
+        used += len(sample["bin"]) + KIB  # with its headers
+        if used % 10 == 0:
+            time.sleep(0.005)
+        most = max(most, sum(Watched.read.values()) - used)
+    # Besides the buffered blocks, each open shard and the next one have two blocks in flight, and its reader has some.
+    assert limit / 2 <= most <= limit + 4 * block * (open_shards + 1)
+
+
+def test_all_open_shards_are_read_at_the_same_time(shards: dict[str, str]) -> None:
+    Watched.gates["a.tar"] = threading.Event()
+    names = "ace"
+    samples = iter(IterableWrapper([shards[name] for name in names]).load_wds_shards(open_shards=3).group_samples())
+    thread = threading.Thread(target=next, args=(samples,))
+    thread.start()
+    until(lambda: {"c.tar", "e.tar"} <= Watched.read.keys())
+    Watched.gates["a.tar"].set()
+    thread.join()
+    assert [sample["__key__"] for sample in itertools.islice(samples, 3)] == ["c0", "e0", "a1"]
+    del samples
 
 
 def test_a_source_of_local_files_is_not_read_ahead(shards: dict[str, str]) -> None:

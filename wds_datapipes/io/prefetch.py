@@ -50,7 +50,7 @@ class ShardPrefetcher(Iterable[T]):
         options: passed to `open_url`.
         is_requested: whether all of a shard will be read, by its index in the source.
         open_shards: the number of shards that are read at the same time. With 1, a shard is closed when the next one is
-            requested; otherwise, all shards that are yielded must be opened, and closed at their end.
+            requested, or iteration ends; otherwise with its stream, or by `close`.
     """
 
     def __init__(
@@ -87,9 +87,14 @@ class ShardPrefetcher(Iterable[T]):
             if self._failure is not None:
                 raise self._failure
         finally:
-            while self._fetches:
-                _, fetch = self._fetches.popitem()
-                fetch.close()
+            if self._open_shards == 1:
+                self.close()
+
+    def close(self) -> None:
+        """Stop to prefetch all shards."""
+        while self._fetches:
+            _, fetch = self._fetches.popitem()
+            fetch.close()
 
     def open(self, index: int, path: str, /, **options: Any) -> BinaryIO:
         """Open a shard that was yielded, by its index in the source, as `open_url` does."""

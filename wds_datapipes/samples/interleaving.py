@@ -53,6 +53,7 @@ def interleave_samples(
                 progress.open.append(following)
             progress.last = current.progress.last
             yield sample_or_end
+        shards.finish()
         grouping.finish()
     finally:
         for each in turns:

@@ -116,6 +116,7 @@ def read_shards(
     reader = ShardReader(source, options)
     for shard in reader:
         yield shard, reader.read(shard)
+    reader.finish()
 
 
 def load_wds_shards(
@@ -167,7 +168,14 @@ class ShardReader:
             yield Shard(path, _local_path(path), number)
             if self._policy.has_ended:
                 return
+
+    def finish(self) -> None:
+        """Warn about the skipped shards, if there are more than already reported."""
         self._policy.finish()
+
+    def close(self) -> None:
+        """Stop prefetching."""
+        self._prefetcher.close()
 
     def read(self, shard: Shard) -> Iterator[MemberTuple]:
         """Yield all members of a shard."""

@@ -67,6 +67,11 @@ class OpenShards:
             )
         yield from read_spans(self._reader, self._taken.pop(number), self._resume.unread(number))
 
+    def finish(self) -> None:
+        """Warn about the skipped shards, if there are more than already reported."""
+        self._reader.finish()
+
     def close(self) -> None:
-        """Stop prefetching."""
+        """End the iteration of the source, and stop prefetching."""
         self._shards.close()
+        self._reader.close()

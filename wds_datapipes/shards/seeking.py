@@ -54,6 +54,7 @@ def resume_shards(source: Iterable[Any], options: ReadOptions, resume: Resume) -
     reader = ShardReader(remaining, options, is_whole)
     for shard in reader:
         yield from read_spans(reader, shard, resume.spans(shard.number))
+    reader.finish()
 
 
 def read_spans(reader: ShardReader, shard: Shard, spans: Sequence[tuple[int, int]]) -> Iterator[ShardMembers]:
