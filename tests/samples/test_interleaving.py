@@ -155,7 +155,7 @@ def test_an_error_comes_at_the_turn_of_its_shard_and_closes_the_others() -> None
 
 def test_the_skipped_shards_are_counted_after_the_last_open_one() -> None:
     urls = [write("a", 9), broken("b"), broken("c")]
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="skipped") as warned:
         list(loaded(urls, 3, on_error="warn"))
     assert [str(each.message).partition(":")[0] for each in warned] == [
         "load_wds_shards skipped an item",

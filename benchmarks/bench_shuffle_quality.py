@@ -1,0 +1,235 @@
+"""How well does each way of shuffling mix an epoch, and how many samples and open files does it take?
+
+    python benchmarks/bench_shuffle_quality.py --json shuffle.json --plot shuffle.png
+
+One process reads 64 shards of 500 samples, in an order from a seed, and the positions of the samples in the epoch are
+compared with those in a uniform permutation. Medians over the rounds, each with another seed:
+
+- "shards in a batch": how many shards contribute to a batch of 64; 40.6 on average in a uniform permutation.
+- "same shard": how many percent of adjacent samples are from one shard; 1.6 in a uniform permutation.
+- "spread": the standard deviation of the positions of a shard's samples, relative to a uniform permutation. At 100 %,
+  a shard is spread over the epoch; at 0 %, its samples come one after the other.
+- "distance": how far apart two samples are, on average, that are adjacent in their shard, relative to a uniform
+  permutation.
+- "held" and "open": the most samples that wait in memory, and the most shards that are open at a time.
+
+Results: with a buffer of 1000, 8 shards contribute to a batch, as with webdataset; with 16 open shards, 18 do, and with
+16 open shards and a buffer of 100, still 16. "window" does the same without a buffer, and "global" mixes like a
+uniform permutation. The figures depend on the numbers of shards and samples, and not on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import webdataset
+from contest import options, parse, pyplot, write_report
+from datasets import folder, write_shard
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from torch.utils.data.graph_settings import apply_random_seed
+
+from wds_datapipes import IndexedSamples, ShardList
+from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index.epoch_order import Order
+
+SHARDS, SAMPLES, BATCH = 64, 500, 64
+#: The size of a sample for the memory in the table, in bytes.
+SAMPLE_BYTES = 100_000
+#: The shards whose samples are plotted.
+PLOTTED = 3
+
+Begin = Callable[[list[str], "Meter", int], Iterable[dict[str, Any]]]
+
+
+class Meter:
+    """Counts the samples that were read and not yet delivered, and the shards that are open.
+
+    Attributes:
+        held: the most samples held.
+        open: the most open shards.
+    """
+
+    def __init__(self) -> None:
+        self.held = self.open = 0
+        self._read = self._delivered = 0
+
+    def count(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Count a sample that was read, and return it."""
+        self._read += 1
+        return sample
+
+    def deliver(self) -> None:
+        """Count a sample that was delivered."""
+        self._delivered += 1
+        self.held = max(self.held, self._read - self._delivered)
+        if self._delivered % 50 == 0:
+            self.open = max(self.open, sum(map(_is_shard, os.scandir("/proc/self/fd"))))
+
+
+def _is_shard(descriptor: os.DirEntry[str]) -> bool:
+    try:
+        return Path(descriptor.path).readlink().suffix == ".tar"
+    except FileNotFoundError:  # of the scan itself
+        return False
+
+
+def webdatasets(urls: list[str], meter: Meter, seed: int, *, buffer_size: int) -> Iterable[dict[str, Any]]:
+    dataset = webdataset.WebDataset(urls, shardshuffle=len(urls), seed=seed).map(meter.count)
+    samples: Iterable[dict[str, Any]] = dataset.shuffle(buffer_size, seed=seed)
+    return samples
+
+
+def stream(
+    urls: list[str], meter: Meter, seed: int, *, buffer_size: int, open_shards: int = 1
+) -> Iterable[dict[str, Any]]:
+    samples = ShardList(urls).shuffle().load_wds_shards(open_shards=open_shards).group_samples()
+    return _seeded(samples.map(meter.count).shuffle_samples(buffer_size), seed)
+
+
+def indexed(urls: list[str], _meter: Meter, seed: int, *, order: Order, open_shards: int) -> Iterable[dict[str, Any]]:
+    manifest = Manifest(build_indexes(urls))
+    return _seeded(IndexedSamples(manifest, order=order, window_shards=16, open_shards=open_shards), seed)
+
+
+def _seeded(pipe: Any, seed: int) -> Iterable[dict[str, Any]]:
+    apply_random_seed(pipe, torch.Generator().manual_seed(seed))
+    samples: Iterable[dict[str, Any]] = pipe
+    return samples
+
+
+CONTENDERS: dict[str, Begin] = {
+    "shards only": partial(stream, buffer_size=1),
+    "webdataset, buffer 1000": partial(webdatasets, buffer_size=1000),
+    "buffer 1000": partial(stream, buffer_size=1000),
+    "buffer 8000": partial(stream, buffer_size=8000),
+    "4 open shards, buffer 1000": partial(stream, buffer_size=1000, open_shards=4),
+    "16 open shards, buffer 100": partial(stream, buffer_size=100, open_shards=16),
+    "16 open shards, buffer 1000": partial(stream, buffer_size=1000, open_shards=16),
+    'index, "window" of 16': partial(indexed, order="window", open_shards=16),
+    'index, "global"': partial(indexed, order="global", open_shards=64),
+}
+
+
+class Quality(NamedTuple):
+    """How well an epoch is mixed, and what it takes."""
+
+    shards_in_a_batch: float
+    same_shard: float
+    spread: float
+    distance: float
+    held: float
+    open: float
+
+
+def measure(begin: Begin, urls: list[str], seed: int) -> tuple[Quality, NDArray[np.int64]]:
+    """Return the quality of an epoch, and its order: the numbers of the samples, shard by shard."""
+    meter = Meter()
+    numbers = []
+    for sample in begin(urls, meter, seed):
+        meter.deliver()
+        numbers.append(int(sample["__key__"]))
+    order = np.array(numbers)
+    size, per_shard = len(order), len(order) // len(urls)
+    if not np.array_equal(np.sort(order), np.arange(len(urls) * per_shard)):
+        raise AssertionError("a sample is missing or repeated")
+    shards = order // per_shard
+    positions = np.argsort(order).reshape(len(urls), per_shard)
+    batches = [len(np.unique(batch)) for batch in np.split(shards, range(BATCH, size, BATCH)) if len(batch) == BATCH]
+    quality = Quality(
+        shards_in_a_batch=statistics.mean(batches),
+        same_shard=float(np.mean(shards[1:] == shards[:-1])),
+        spread=float(np.mean(positions.std(axis=1)) / (size / np.sqrt(12))),
+        distance=float(np.mean(np.abs(np.diff(positions, axis=1))) / (size / 3)),
+        held=meter.held,
+        open=meter.open,
+    )
+    return quality, order
+
+
+def write_shards(folder: Path, samples: int) -> list[str]:
+    """Write missing shards; the keys number all samples."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"shuffle-{samples}-{shard}.tar" for shard in range(SHARDS)]
+    for shard, path in enumerate(paths):
+        if not path.exists():
+            keys: Iterator[int] = iter(range(shard * samples, (shard + 1) * samples))
+            write_shard(path, ((f"{key:06d}", {"cls": b"1"}) for key in keys))
+    return list(map(str, paths))
+
+
+def show(found: dict[str, Quality]) -> None:
+    table = Table(title=f"An epoch of {SHARDS} shards", title_justify="left")
+    table.add_column("order", no_wrap=True)
+    for heading in ("shards in a batch", "same shard (%)", "spread (%)", "distance (%)", "held", "MB", "open"):
+        table.add_column(heading, justify="right")
+    for name, quality in found.items():
+        table.add_row(
+            name,
+            f"{quality.shards_in_a_batch:.1f}",
+            *(f"{100 * share:.1f}" for share in (quality.same_shard, quality.spread, quality.distance)),
+            f"{quality.held:.0f}",
+            f"{quality.held * SAMPLE_BYTES / 1e6:.0f}",
+            f"{quality.open:.0f}",
+        )
+    Console(width=120).print(table)
+    print(f"MB: for samples of {SAMPLE_BYTES // 1000} KB")
+
+
+def plot(path: Path | None, found: dict[str, Quality], orders: dict[str, NDArray[np.int64]]) -> None:
+    """Plot where the samples of some shards are in the epoch, with the figures beside them."""
+    if path is None:
+        return
+    figure, panel = pyplot().subplots(figsize=(10, 0.5 * len(found) + 1.2))
+    columns = {1.07: "shards in\na batch", 1.17: "samples\nheld", 1.26: "open\nshards"}
+    for row, (name, quality) in enumerate(found.items()):
+        order = orders[name]
+        positions = np.argsort(order).reshape(SHARDS, -1)
+        ranked = np.argsort(np.median(positions, axis=1))
+        for number in range(PLOTTED):
+            # The shards in the middle of each third of the epoch.
+            shard = ranked[(2 * number + 1) * SHARDS // (2 * PLOTTED)]
+            panel.eventplot(
+                positions[shard] / len(order), lineoffsets=row, linelengths=0.7, linewidths=0.4, color=f"C{number}"
+            )
+        figures = (f"{quality.shards_in_a_batch:.0f}", f"{quality.held:,.0f}", f"{quality.open:.0f}")
+        for place, text in zip(columns, figures, strict=True):
+            panel.text(place, row, text, ha="center", va="center", transform=panel.get_yaxis_transform(), fontsize=9)
+    for place, text in columns.items():
+        panel.text(place, -0.75, text, ha="center", va="bottom", transform=panel.get_yaxis_transform(), fontsize=8)
+    panel.set_yticks(range(len(found)), list(found), fontsize=9)
+    panel.set_ylim(len(found) - 0.5, -0.6)
+    panel.set_xlim(0, 1)
+    panel.set_xticks([0, 0.5, 1], ["start of the epoch", "half", "end"], fontsize=8)
+    panel.set_title(
+        f"Where the samples of {PLOTTED} of {SHARDS} shards come in an epoch", loc="left", fontsize=10, pad=26
+    )
+    panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+
+
+def main() -> None:
+    arguments = parse(options(__doc__, rounds=5))
+    urls = write_shards(folder(arguments.data), max(8, round(SAMPLES * arguments.scale)))
+    found, orders = dict[str, Quality](), dict[str, NDArray[np.int64]]()
+    for name, begin in CONTENDERS.items():
+        qualities = []
+        for seed in range(arguments.rounds):
+            quality, orders[name] = measure(begin, urls, seed)
+            qualities.append(quality)
+        found[name] = Quality(*(statistics.median(values) for values in zip(*qualities, strict=True)))
+    show(found)
+    write_report(arguments.json, {name: quality._asdict() for name, quality in found.items()})
+    plot(arguments.plot, found, orders)
+
+
+if __name__ == "__main__":
+    main()
