@@ -147,8 +147,12 @@ def test_an_error_comes_at_the_turn_of_its_shard_and_closes_the_others() -> None
         next(pipe)
     assert open_tars() == []
     del failed
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_truncated_shard_closes_the_others() -> None:
     with pytest.raises(TruncatedShardError, match=r"b\.tar") as failed:
-        list(loaded([urls[0], broken("b"), urls[2]], 3))
+        list(loaded([write("a", 30), broken("b"), write("c", 30)], 3))
     assert open_tars() == []
     del failed
 
@@ -203,7 +207,7 @@ def test_a_number_that_is_not_positive_is_refused(value: int) -> None:
     with pytest.raises(ValueError, match=f"open_shards must be a positive integer, not {value}"):
         ShardList("a.tar").load_wds_shards(open_shards=value)
     with pytest.raises(TypeError):
-        ShardList("a.tar").load_wds_shards(open_shards=1.5)  # type: ignore[arg-type]
+        ShardList("a.tar").load_wds_shards(open_shards=1.5)
 
 
 # States -------------------------------------------------------------------------------------------------------------
