@@ -93,6 +93,12 @@ def test_a_buffer_mixes_the_open_shards() -> None:
     assert shards_in_batches == [1, 2, 8]
 
 
+def test_cached_shards_are_read_in_turn() -> None:
+    urls = [f"file:{Path(write(str(shard), 3 + shard)).resolve()}" for shard in range(5)]
+    cached = IterableWrapper(urls).cache_wds_shards("copies", max_bytes=10**6)
+    assert keys(iter(cached.load_wds_shards(open_shards=3).group_samples())) == keys(iter(loaded(urls, 3)))
+
+
 def test_the_key_rule_of_the_samples_decides_where_a_turn_ends() -> None:
     for shard in "ab":
         with tarfile.open(f"{shard}.tar", "w") as archive:
