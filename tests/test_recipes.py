@@ -42,6 +42,7 @@ RECIPES = [
     Recipe("how-to/train-on-several-ranks.md", "pipeline().unbatch_samples()"),
     Recipe("how-to/cache-samples.md", "decoded()"),
     Recipe("explanation/data-loading.md", "pipeline()"),
+    Recipe("explanation/order-and-epochs.md", "stream()"),
     # The page for users of webdataset has this instead of `repeat`.
     Recipe("how-to/questions.md", "samples().cycle(2)", times=2),
     Recipe("how-to/questions.md", "samples(urls[0::2]).mix_samples(samples(urls[1::2]), stop='all').cycle(3)", times=3),
