@@ -167,9 +167,11 @@ def minimal(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("peer", [nox.param(name, id=name) for name in ("dali", "energon", "mpi", "stores", "wids")])
+@nox.parametrize(
+    "peer", [nox.param(name, id=name) for name in ("dali", "energon", "hugging_face", "mpi", "stores", "wids")]
+)
 def peers(session: nox.Session, peer: str) -> None:
-    """Let DALI, Energon and wids read our indexes, convert shards with MPI, and read from emulated stores.
+    """Let DALI, Energon and wids read our indexes, train with Hugging Face, convert with MPI, and emulate stores.
 
     DALI takes 2 GB, and needs no GPU.
     """

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
 
@@ -36,7 +36,8 @@ class Model(lightning.LightningModule):  # type: ignore[misc]  # it is not insta
 
     def on_train_epoch_start(self) -> None:
         loader: Any = self.trainer.train_dataloader
-        loader.set_epoch(self.current_epoch)
+        if hasattr(loader, "set_epoch"):  # Lightning calls that of torch's samplers
+            loader.set_epoch(self.current_epoch)
 
     def training_step(self, batch: Any, _: int) -> Any:
         self.seen.append(sorted(batch))
@@ -82,6 +83,24 @@ def of_dataloader2(length: int | None, **options: Any) -> Any:
     return loader
 
 
+def of_indexed(_: int | None, **options: Any) -> Any:
+    """Return a loader whose length is known, because it reads by index."""
+    pipe: Any = IndexedSamples("{0..3}.tar").map(key_of).batch(5)
+    loader: Any = DataLoader2(pipe, reading_service=ShardReadingService(2, **options))
+    loader.seed(7)
+    return loader
+
+
+def of_map_style() -> Any:
+    """Return a plain DataLoader of a map-style dataset, which Lightning gives a DistributedSampler."""
+    data = IndexedSamples("{0..3}.tar").map_style()
+    return DataLoader(data, batch_size=5, shuffle=True, collate_fn=keys_of, num_workers=1)
+
+
+def keys_of(samples: list[dict[str, Any]]) -> list[str]:
+    return [key_of(sample) for sample in samples]
+
+
 def of_stateful(length: int | None) -> Any:
     data = StatefulShards(pipeline(length), seed=7)
     loader: Any = StatefulDataLoader(data, batch_size=None, num_workers=2)
@@ -98,6 +117,7 @@ LOADERS: dict[str, Callable[[int | None], Any]] = {
     "DataLoader2": of_dataloader2,
     "StatefulDataLoader": of_stateful,
     "DataLoader": of_data_loader,
+    "indexed DataLoader2": of_indexed,
 }
 
 
@@ -144,11 +164,16 @@ class Recorder(lightning.Callback):  # type: ignore[misc]  # it is not installed
 
 def of_ranks() -> None:
     """Train on two ranks, and write the batches that each has seen."""
-    for name, options in {"split": {"distributed": True}, "not said": {}}.items():
+    loaders: dict[str, Callable[[], Any]] = {
+        "split": lambda: of_dataloader2(None, distributed=True),
+        "not said": lambda: of_dataloader2(None),
+        "indexed": lambda: of_indexed(None, distributed=True),
+        "map style": of_map_style,
+    }
+    for name, new in loaders.items():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            loader = of_dataloader2(None, **options)
-            fit(loader, Model([]), callbacks=[Recorder(name, caught)], devices=2, strategy="ddp_fork")
+            fit(new(), Model([]), callbacks=[Recorder(name, caught)], devices=2, strategy="ddp_fork")
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ def keys_of(batches: list[list[str]]) -> list[str]:
 
 def test_a_fit_resumes_from_its_checkpoints_with_the_exact_batches(shards: Path) -> None:
     told = json.loads(run(shards, str(LENGTH)).splitlines()[-1])
-    assert set(told["loaders"]) == {"DataLoader2", "StatefulDataLoader", "DataLoader"}
+    assert set(told["loaders"]) == {"DataLoader2", "StatefulDataLoader", "DataLoader", "indexed DataLoader2"}
     for name, found in told["loaders"].items():
         whole: list[Any] = found["whole"]
         assert [keys_of(whole[begin : begin + LENGTH]) for begin in range(0, 3 * LENGTH, LENGTH)] == [KEYS] * 3
@@ -56,12 +56,17 @@ def test_a_fit_resumes_from_its_checkpoints_with_the_exact_batches(shards: Path)
 
 def test_ranks_share_the_data_or_warn(shards: Path) -> None:
     run(shards, "ranks")
-    split, not_said = (
+    split, not_said, indexed, map_style = (
         [json.loads(shards.joinpath(f"{name}-{rank}.json").read_text()) for rank in range(2)]
-        for name in ("split", "not said")
+        for name in ("split", "not said", "indexed", "map style")
     )
     batches = [batch for rank in split for batch in rank["seen"]]
     assert keys_of(batches) == sorted(3 * KEYS)
     assert not any("ranks" in text for rank in split for text in rank["warnings"])
     for rank in not_said:
         assert any("There are 2 ranks" in text and "distributed=True" in text for text in rank["warnings"])
+    for equal in (indexed, map_style):
+        by_epoch = [[rank["seen"][start : start + LENGTH // 2] for rank in equal] for start in range(0, 12, 4)]
+        assert [keys_of(list(chain(*parts))) for parts in by_epoch] == [KEYS] * 3
+        assert [len(rank["seen"]) for rank in equal] == [3 * LENGTH // 2] * 2
+        assert not any("ranks" in text for rank in equal for text in rank["warnings"])
