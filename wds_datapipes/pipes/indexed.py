@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from torch.utils.data import MapDataPipe
 
 from wds_datapipes.index.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.epoch_order import EpochOrder, Order, SampleOrder
@@ -18,6 +17,7 @@ from wds_datapipes.index.mixed_order import MixedOrder, integer_weights
 from wds_datapipes.index.selection import Select
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
+from wds_datapipes.pipes.indexed_dataset import IndexedDataset
 from wds_datapipes.pipes.sharding import SplittingStage, instance_of, rank_and_worker_of, warn_if_hidden
 from wds_datapipes.pipes.stage import Groups, RecordedStage
 from wds_datapipes.pipes.state.recording import Form, Recorder
@@ -26,7 +26,7 @@ from wds_datapipes.samples.select import Lacking
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 
-__all__ = ["IndexedDataset", "IndexedSamples"]
+__all__ = ["IndexedSamples"]
 
 Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 """The shards of a dataset: a manifest, a pattern, or URLs."""
@@ -292,21 +292,3 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         ]
         left = rest_of_epoch(shares, [position.start for position in waiting])
         return [{"passed": 0, "ranks": 1, "rest": left.state_dict()} for _ in range(instances)]
-
-
-class IndexedDataset(MapDataPipe[Sample]):
-    """A map-style dataset of indexed samples, in the order of the shards; see `IndexedSamples.map_style`."""
-
-    def __init__(self, shards: IndexedShards) -> None:
-        super().__init__()
-        self._shards = shards
-
-    def __getitem__(self, number: int) -> Sample:
-        return self._shards.sample(number)
-
-    def __getitems__(self, numbers: list[int]) -> list[Sample]:
-        """Return several samples; torch's ``DataLoader`` calls this for each batch."""
-        return self._shards.samples(numbers)
-
-    def __len__(self) -> int:
-        return len(self._shards)
