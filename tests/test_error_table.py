@@ -234,6 +234,11 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
         r"field 'json' of sample 'a' in shard '.*x\.tar' cannot be decoded",
     ),
     (
+        "SampleSizeError",
+        lambda folder: list(samples(shard(folder)).bucket_samples(lambda _: 9, max_tokens=8)),
+        r"the sample 'a' of .*x\.tar has the length 9, which exceeds max_tokens=8",
+    ),
+    (
         "EncodeError",
         lambda folder: list(IterableWrapper([{"__key__": "a", "cls": None}]).wds_encode()),
         r"field 'cls' of sample 'a' holds None, which cannot be encoded.*It takes an int",

@@ -16,6 +16,7 @@
     ├── SampleError                              one sample cannot be used
     │   ├── DuplicateKeyError (ValueError)       a field occurs twice in a sample, or a key twice in a shard
     │   ├── MissingFieldError (ValueError)       a field, or the entry of a table for the sample, is missing
+    │   ├── SampleSizeError (ValueError)         its length is not a number, or exceeds that of a batch or a row
     │   ├── DecodeError (ValueError)             a field cannot be decoded as its name says
     │   ├── EncodeError (ValueError)             it cannot be written so that it is read back as it is
     │   └── SampleSourceError (ValueError)       its source cannot be read, or the command that makes it failed
@@ -57,6 +58,7 @@ __all__ = [
     "RankLostError",
     "ReadLimitError",
     "SampleError",
+    "SampleSizeError",
     "SampleSourceError",
     "ShardError",
     "ShardOpenError",
@@ -146,6 +148,10 @@ class DuplicateKeyError(SampleError, ValueError):
 
 class MissingFieldError(SampleError, ValueError):
     """A sample lacks a field that was requested, or a table has no entry for its key."""
+
+
+class SampleSizeError(SampleError, ValueError):
+    """The length of a sample is not a number, or exceeds what a batch or a row can hold."""
 
 
 class DecodeError(SampleError, ValueError):

@@ -17,6 +17,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
@@ -89,6 +90,11 @@ def parity(sample: dict[str, Any]) -> int:
 
 def length(sample: dict[str, Any]) -> int:
     return len(sample["txt"]) + 1
+
+
+def tokens_of(sample: dict[str, Any]) -> dict[str, Any]:
+    number = number_in(sample)
+    return {"__key__": sample["__key__"], "tokens": torch.arange(2 * number % 5 + 5 * (number > 3))}
 
 
 def is_member_wanted(member: Any) -> bool:
@@ -227,6 +233,10 @@ def shuffled_thrice() -> Pipe:
     return pipe.map_samples_with_rng(draw).shuffle_samples(2).log_samples(first=0)
 
 
+def packed(**options: Any) -> Pipe:
+    return split().shuffle_samples(4).map(tokens_of).pack_samples(7, "tokens", open_rows=3, **options)
+
+
 def nested() -> Pipe:
     return split("a").shuffle_samples(3).mix_samples(split("b"), weights=[2, 1], stop="all")
 
@@ -250,6 +260,19 @@ EXACT: dict[str, Callable[[], Pipe]] = {
     "a mixture without end": lambda: (
         split("a").mix_samples(drawn("b"), stop="never").shuffle_samples(9).slice_samples(30)
     ),
+    "buckets": lambda: split().shuffle_samples(3).bucket_samples("cls", boundaries=[1, 2], batch_size=2).batch(2),
+    "buckets of tokens": lambda: drawn(count=6).bucket_samples(length, max_tokens=40).map(as_it_is),
+    "buckets of a mixture": lambda: (
+        split("a")
+        .mix_samples(drawn("b", 5).rsample(0.8), stop="all")
+        .shuffle_samples(4)
+        .bucket_samples(length, batch_size=3)
+    ),
+    "a mixture of buckets": lambda: (
+        split("a").bucket_samples(length, batch_size=2).mix_samples(drawn("b", 5).batch(2), stop="all")
+    ),
+    "packed rows": lambda: packed(long_samples="truncate"),
+    "packed parts": lambda: packed(long_samples="split", layout="cu_seqlens"),
     "a stage that keeps nothing": lambda: Declared(split().shuffle_samples(7)),
     "a mapper": lambda: OwnMapper(split().shuffle_samples(5), key_of),
     "a stage with a state": lambda: Pairs(split().shuffle_samples(7)),
@@ -263,6 +286,9 @@ STREAMS: dict[str, Callable[[], Pipe]] = {
     "a filter after it": lambda: drawn().shuffle_samples(3).with_epoch(23).filter(is_even),
     "a mixture": lambda: split("a").shuffle_samples(3).mix_samples(drawn("b"), stop="never").with_epoch(12),
     "shards in turn": lambda: drawn(open_shards=3).shuffle_samples(4).with_epoch(11),
+    "buckets in it": lambda: split().bucket_samples(length, batch_size=2).with_epoch(16),
+    "buckets after it": lambda: drawn().with_epoch(13).bucket_samples(length, max_tokens=50),
+    "packed rows": lambda: packed(long_samples="split").with_epoch(8),
 }
 #: These resume by replay.
 REPLAYED: dict[str, Callable[[], Pipe]] = {
@@ -275,6 +301,8 @@ REPLAYED: dict[str, Callable[[], Pipe]] = {
     "a cache on disk": lambda: split().shuffle_samples(5).cache_samples("kept").rsample(0.8),
     "a mixture of such": lambda: split().add_columns(more_of).mix_samples(split("a").compose(neighbours), stop="all"),
     "a shuffle of batches": lambda: split().batch(2).shuffle_samples(3),
+    "a shuffle of buckets": lambda: split().bucket_samples(length, batch_size=2).shuffle_samples(3),
+    "buckets of rows": lambda: packed(long_samples="split").bucket_samples("tokens", max_tokens=8),
     "a state before a shuffle": lambda: Pairs(split()).shuffle_samples(4),
     "torch's shuffle": lambda: split().shuffle(buffer_size=7),
     "a subclass of it": lambda: OwnShuffler(split(), buffer_size=7),
@@ -383,7 +411,7 @@ class Stateful(InStateful):
 
 
 def comparable(item: Any) -> Any:
-    if isinstance(item, torch.Tensor):
+    if isinstance(item, torch.Tensor | np.ndarray):
         return item.tolist()
     if isinstance(item, dict):
         return {key: comparable(value) for key, value in item.items()}
@@ -559,6 +587,7 @@ AFTER_SAMPLES: dict[str, Build] = {
     "zip_with_iter": lambda pipe: pipe.zip_with_iter(split(), key_fn=key_of, buffer_size=100),
     # this package
     "add_columns": lambda pipe: pipe.add_columns(more_of),
+    "bucket_samples": lambda pipe: pipe.bucket_samples(length, batch_size=2),
     "associate": lambda pipe: pipe.associate({f"{s}-{n}": {"n": n} for s in range(6) for n in range(9)}),
     "cache_samples": lambda pipe: pipe.cache_samples(),
     "compose": lambda pipe: pipe.compose(every_second),
@@ -570,6 +599,7 @@ AFTER_SAMPLES: dict[str, Build] = {
     "map_tuple": lambda pipe: pipe.to_tuple("__key__", "cls").map_tuple(as_it_is, None),
     "mix_samples": lambda pipe: pipe.mix_samples(split(), stop="all"),
     "non_empty": lambda pipe: pipe.non_empty(),
+    "pack_samples": lambda pipe: pipe.map(tokens_of).pack_samples(9, "tokens"),
     "rename": lambda pipe: pipe.rename(label="cls"),
     "rename_keys": lambda pipe: pipe.rename_keys(label="cls"),
     "rsample": lambda pipe: pipe.rsample(0.7),
@@ -587,6 +617,7 @@ AFTER_SAMPLES: dict[str, Build] = {
 #: What stands before .load_wds_shards(), or is built from it. These are replayed from the same seeds.
 BEFORE_SHARDS: dict[str, Build] = {
     "batch": lambda urls: urls.batch(2).unbatch(),
+    "bucket_samples": lambda urls: urls.bucket_samples(len, batch_size=2).unbatch(),
     "bucketbatch": lambda urls: urls.bucketbatch(2, batch_num=2, bucket_num=1).unbatch(),
     "concat": lambda urls: urls.concat(ShardList("more-{0..2}.tar")),
     "cache_samples": lambda urls: urls.cache_samples(),
@@ -641,7 +672,7 @@ AFTER_MEMBERS: dict[str, Build] = {
 
 #: After samples, these resume at their position, and all others by replay.
 AT_POSITION = {
-    *("batch", "collate", "filter", "map"),
+    *("batch", "bucket_samples", "collate", "filter", "map", "pack_samples"),
     *("extract_keys", "log_samples", "map_dict", "map_samples", "map_samples_with_rng", "map_tuple", "non_empty"),
     *("associate", "rename", "rename_keys", "rsample", "select_fields", "shuffle_samples", "slice_samples", "to_tuple"),
     *("mix_samples", "wds_decode", "wds_encode", "with_epoch", "with_length"),

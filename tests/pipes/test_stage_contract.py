@@ -25,6 +25,7 @@ from wds_datapipes.errors import (
     EncodeError,
     MisalignedShardsError,
     MissingFieldError,
+    SampleSizeError,
     ShardOpenError,
     WdsError,
 )
@@ -34,6 +35,7 @@ SAMPLES = [{"__key__": str(key), "__url__": "a.tar", "cls": b"%d" % key, "txt": 
 #: Stages without a functional name, because they start a pipeline.
 SOURCES = [ShardList, DatasetSpec, DirectoryShards, MockSamples]
 ROWS = [{"__key__": str(key), "__url__": "a.tar"} for key in range(3)]
+TOKENS = [{"__key__": str(key), "tokens": torch.arange(key)} for key in range(4)]
 MEMBERS = [Member("a.tar", f"{key}.cls", b"1", key * 1024) for key in range(3)]
 
 
@@ -90,6 +92,9 @@ TABLE = {
         MissingFieldError,
         "the sample 'x'",
     ),
+    "bucket_samples": Stage(
+        SAMPLES, ("txt",), {"batch_size": 2}, [{"__key__": "x"}], MissingFieldError, "length from the field 'txt'"
+    ),
     "cache_samples": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
     "cache_wds_shards": Stage(["a.tar", "b.tar.gz"], ("copies",), {}, [3], TypeError, "must yield str, not int: 3"),
     "extract_keys": Stage(
@@ -112,6 +117,14 @@ TABLE = {
     "map_tuple": Stage([(2, "a"), (4, "b")], (halve, None), {}, [(3, "a")], ValueError, "3 is odd"),
     "mix_samples": Stage(SAMPLES[:3], (IterableWrapper(SAMPLES[3:]),), {"stop": "all"}, [], ValueError, "3 is odd"),
     "non_empty": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
+    "pack_samples": Stage(
+        TOKENS,
+        (3, "tokens"),
+        {},
+        [{"__key__": "x", "tokens": [1] * 4}],
+        SampleSizeError,
+        "'x'.* 4 tokens.*max_length=3",
+    ),
     "rename": Stage(
         SAMPLES, (), {"label": "class;cls"}, [{"__key__": "x"}], MissingFieldError, "'class;cls' was requested"
     ),
@@ -202,7 +215,14 @@ def failing(name: str) -> IterDataPipe[Any]:
 
 def items_of(pipe: IterDataPipe[Any]) -> list[Any]:
     apply_random_seed(pipe, torch.Generator().manual_seed(0))
-    return list(pipe)
+    return [comparable(item) for item in pipe]
+
+
+def comparable(item: Any) -> Any:
+    """Return an item with lists instead of the tensors of its fields."""
+    if not isinstance(item, dict):
+        return item
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in item.items()}
 
 
 def test_the_table_contains_every_stage() -> None:

@@ -1,5 +1,6 @@
 """Registered stages: the classes whose functional forms every ``IterDataPipe`` has once they are imported."""
 
+from wds_datapipes.pipes.bucketing import SampleBucketer
 from wds_datapipes.pipes.caching import SampleCacher
 from wds_datapipes.pipes.composing import StreamComposer
 from wds_datapipes.pipes.decoding import SampleDecoder
@@ -12,6 +13,7 @@ from wds_datapipes.pipes.joining import Associator, ColumnAdder
 from wds_datapipes.pipes.loading import ShardLoader
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.mock_samples import MockSamples
+from wds_datapipes.pipes.packing import SamplePacker
 from wds_datapipes.pipes.random_functions import RngSampleMapper
 from wds_datapipes.pipes.resampling import ShardResampler
 from wds_datapipes.pipes.sample_log import SampleLogger
@@ -38,6 +40,7 @@ __all__ = [
     "MockSamples",
     "NonEmptyChecker",
     "RngSampleMapper",
+    "SampleBucketer",
     "SampleCacher",
     "SampleDecoder",
     "SampleEncoder",
@@ -45,6 +48,7 @@ __all__ = [
     "SampleLogger",
     "SampleMapper",
     "SampleMixer",
+    "SamplePacker",
     "SampleRsampler",
     "SampleShuffler",
     "SampleSlicer",

@@ -76,6 +76,7 @@ class Stage(IterDataPipe[T_co]):
         has_position: whether its state contains the position of the pipeline in the shards, so that the stages before
             it need no state.
         rereads_samples: whether the samples at the ``"waiting"`` positions of its state are read again to resume.
+        combines_samples: whether its items consist of several samples, such as batches, and therefore have no position.
         spans_epochs: whether an epoch continues where the previous one ended.
         keeps_share: whether each item belongs to the same instance of the pipeline whenever its source is iterated.
         can_reshard: whether the rest of an epoch can be assigned to another number of workers: its state consists of
@@ -111,6 +112,7 @@ class Stage(IterDataPipe[T_co]):
     is_stateless: bool = False
     has_position: bool = False
     rereads_samples: bool = False
+    combines_samples: bool = False
     spans_epochs: bool = False
     keeps_share: bool = False
     can_reshard: bool = False

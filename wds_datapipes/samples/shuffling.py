@@ -16,18 +16,19 @@ T = TypeVar("T")
 
 _END = object()
 
-#: Marks an item that was added in the last slot, among the slots of the items that were removed.
+#: Marks an item that was added in the last slot, among the items that were removed.
 ADDED = -1
 
 
 class ShuffleMoves:
-    """The changes to an initially empty shuffle buffer, as plain numbers to save memory.
+    """The changes to an initially empty buffer of samples, as plain numbers to save memory.
 
     Args:
         waiting: the positions of the first items added.
 
     Attributes:
-        slots: the slot of each item that was removed, and `ADDED` for each that was added, in order.
+        slots: the changes in order: `ADDED`; the slot of an item that was removed, and replaced by the last item; or
+            ``-2 - slot`` if the items after it moved up instead.
         added: the shard, start and end of each item that was added, flattened.
         routes: the index among the added items, and the route, of each item that has one.
     """
@@ -47,6 +48,10 @@ class ShuffleMoves:
             self.routes.append((len(self.added) // 3, position[3]))
         self.added.extend(position[:3])
         self.slots.append(ADDED)
+
+    def remove_in_order(self, slot: int) -> None:
+        """Record that an item was removed, and the items after it moved up."""
+        self.slots.append(-2 - slot)
 
 
 class ShuffleState:
@@ -144,18 +149,20 @@ def list_waiting(moves: Iterable[int]) -> list[int]:
     """Return the numbers of the items that are buffered after some moves of an empty buffer.
 
     Args:
-        moves: the slot of each item that was removed, and `ADDED` for each that was added.
+        moves: the changes, as in `ShuffleMoves`.
 
     Examples:
-        >>> list_waiting([ADDED, ADDED, 0, ADDED])
-        [1, 2]
+        >>> list_waiting([ADDED, ADDED, ADDED, 0, ADDED]), list_waiting([ADDED, ADDED, ADDED, -2, ADDED])
+        ([2, 1, 3], [1, 2, 3])
     """
     waiting: list[int] = []
     number = 0
     for slot in moves:
-        if slot < 0:
+        if slot == ADDED:
             waiting.append(number)
             number += 1
+        elif slot < 0:
+            del waiting[-2 - slot]
         else:
             last = waiting.pop()
             if slot < len(waiting):

@@ -282,7 +282,7 @@ class Resume:
 def missing_samples_error(count: int) -> ChangedShardError:
     """Return the error for buffered samples that are not found again."""
     return ChangedShardError(
-        f"{count} samples from a shuffle buffer are not found at their saved positions. A state can only be loaded "
+        f"{count} samples that a stage had buffered are not found at their saved positions. A state can only be loaded "
         "with the same shards that it was saved with"
     )
 

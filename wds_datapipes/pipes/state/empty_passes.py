@@ -21,8 +21,8 @@ MAX_HELD_BACK = 100_000
 
 #: Stages that read several items before yielding one.
 HOLDING = {
-    *("Batcher", "ReplayedItems", "SampleShuffler", "SampleUnbatcher", "SampleWriter", "Shuffler"),
-    "StreamComposer",
+    *("Batcher", "ReplayedItems", "SampleBucketer", "SamplePacker", "SampleShuffler", "SampleUnbatcher"),
+    *("SampleWriter", "Shuffler", "StreamComposer"),
 }
 
 

@@ -42,7 +42,7 @@ includes their states (see `Stage.nested_sources`). A pipeline that resumes by r
 NOT_RESTARTED_EACH_EPOCH = ("Cycler", "InMemoryCacheHolder", "SampleCacher")
 
 #: The numbers in the states of this package's stages, and their upper bounds.
-COUNTS, LIMIT = ("check", "draws", "given", "passed", "room", "turn"), 1 << 63
+COUNTS, LIMIT = ("check", "cut", "draws", "given", "passed", "room", "turn"), 1 << 63
 
 
 def save_state(pipe: Any, recorder: Recorder | None = None) -> State:
@@ -228,8 +228,8 @@ def stateful(pipe: Any, later_stages: Sequence[Any] = ()) -> list[Any]:
                 "group_samples can determine its position only directly after load_wds_shards, but here it comes after "
                 f"{type(stage.source).__name__}"
             )
-        if isinstance(stage, Batcher):
-            _check_batches(later)
+        if isinstance(stage, Batcher) or as_stage(stage).combines_samples:
+            _check_batches(stage, later)
         check_declaration(stage, later)
         later.append(stage)
         if has_state(stage):
@@ -268,17 +268,22 @@ def _check_shard_list(loader: Any) -> None:
             )
 
 
-def _check_batches(later_stages: Sequence[Any]) -> None:
-    """Make sure that no stage after ``.batch()`` records positions of batches: only samples can be read again.
+def _check_batches(batcher: Any, later_stages: Sequence[Any]) -> None:
+    """Make sure that no stage after one that makes batches records their positions: only samples can be read again.
+
+    Args:
+        batcher: the stage that makes batches.
+        later_stages: the stages after it.
 
     Raises:
         StateError: a stage does.
     """
+    name = ".batch()" if isinstance(batcher, Batcher) else name_of(batcher)
     for stage in later_stages:
         if as_stage(stage).rereads_samples:
             raise StateError(
                 f"{name_of(stage)} records the positions of the single samples that it holds back, but here it comes "
-                "after .batch(). Put it before .batch()"
+                f"after {name}. Put it before {name}"
             )
 
 

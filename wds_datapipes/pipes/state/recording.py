@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import StateError
+from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.samples.shuffling import ShuffleMoves, ShuffleState
 from wds_datapipes.shards.position import key_checksum, pack_positions
 
@@ -163,7 +164,7 @@ class Recorder:
         self.token = object()
         self._run = Run()
         self._kept: dict[tuple[int, str], tuple[str, Form]] = {}
-        self._numbers: dict[int, tuple[int, ShuffleState]] = {}
+        self._numbers: dict[int, tuple[int, ShuffleState | SampleBuffer]] = {}
         self._longest = 0  # the maximum number of records and moves in this run
 
     def record(self, save: Callable[[Any, Recorder], Form], pipe: Any, is_first: bool) -> Record:
@@ -237,12 +238,12 @@ class Recorder:
         self.row.append(key)
         return (len(self.row) - 1, CHECK)
 
-    def waiting(self, owner: object, state: ShuffleState) -> Form:
-        """Return the form of a shuffle buffer, and let the shuffle record its moves in this run.
+    def waiting(self, owner: object, state: ShuffleState | SampleBuffer) -> Form:
+        """Return the form of a buffer of samples, and let it record its changes in this run.
 
         Args:
             owner: the stage.
-            state: the state of its shuffle.
+            state: the state of its shuffle, or its buffer.
         """
         number, known = self._numbers.get(id(owner), (-1, None))
         if known is not state:
@@ -270,8 +271,8 @@ class PlainRecorder(Recorder):
         """Return the checksum of a key."""
         return key if isinstance(key, int) else key_checksum(key)
 
-    def waiting(self, owner: object, state: ShuffleState) -> list[list[int]]:  # noqa: ARG002 - of Recorder
-        """Return the positions of the items in a shuffle buffer."""
+    def waiting(self, owner: object, state: ShuffleState | SampleBuffer) -> list[list[int]]:  # noqa: ARG002 - of Recorder
+        """Return the positions of the buffered items."""
         return pack_positions(state.waiting)
 
 

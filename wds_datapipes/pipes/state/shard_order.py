@@ -57,7 +57,7 @@ CALLING_USER_CODE = {
         "SampleDecoder",
         "SampleEncoder",
     ),
-    *("SampleMapper", "StreamComposer", "TupleMapper"),
+    *("SampleBucketer", "SampleMapper", "StreamComposer", "TupleMapper"),
 }
 
 

@@ -1,0 +1,59 @@
+"""The law of stages that hold samples in a `SampleBuffer`: reading these again leads to the same rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.samples.shuffling import ShuffleMoves, list_waiting
+from wds_datapipes.shards.position import SamplePosition
+
+__all__ = ["check_buffer_resumes"]
+
+Run = Callable[[Iterator[Any], SampleBuffer, Callable[[], SamplePosition]], Iterator[Any]]
+
+
+class _Source:
+    """Items at positions, which count from 0."""
+
+    def __init__(self, items: list[Any], again: list[int], start: int) -> None:
+        self._items = items
+        self._order = [*again, *range(start, len(items))]
+        self.read = start
+        self._number = -1
+
+    def __iter__(self) -> Iterator[Any]:
+        for self._number in self._order:
+            self.read = max(self.read, self._number + 1)
+            yield self._items[self._number]
+
+    def position(self) -> SamplePosition:
+        return SamplePosition(0, self._number, self._number + 1)
+
+
+def check_buffer_resumes(run: Run, items: list[Any], *, most: int | None = None) -> list[Any]:
+    """Interrupt a stage after each of its items, resume it, and return the items.
+
+    Args:
+        run: applies the stage to a source, with a buffer, and a function that returns the current position.
+        items: what the source yields.
+        most: the most samples that the stage may hold.
+    """
+    results, states = [], [([], 0, 0)]
+    source, buffer = _Source(items, [], 0), SampleBuffer()
+    buffer.moves = ShuffleMoves()
+    for result in run(iter(source), buffer, source.position):
+        results.append(result)
+        starts = [position.start for position in buffer.waiting]
+        added = buffer.moves.added[1::3]
+        assert [added[number] for number in list_waiting(buffer.moves.slots)] == starts
+        assert most is None or len(starts) <= most
+        states.append((starts, buffer.cut, source.read))
+    for done, (starts, cut, read) in enumerate(states):
+        again = Random(done).sample(starts, len(starts))  # in any order
+        source = _Source(items, again, read)
+        buffer = SampleBuffer([SamplePosition(0, start, start + 1) for start in starts], cut)
+        assert [*run(iter(source), buffer, source.position)] == results[done:], f"after {done} items"
+    return results

@@ -1,0 +1,196 @@
+"""`bucket_samples`: batches of samples of similar length."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from resumed_buffer import check_buffer_resumes
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from wds_datapipes import ErrorBudget, ShardList
+from wds_datapipes.errors import MissingFieldError, SampleSizeError
+from wds_datapipes.samples.bucketing import LengthBuckets, bucket_samples
+from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.testing import build_shard
+
+LENGTHS = st.lists(st.integers(0, 20), max_size=60)
+BOUNDARIES = st.none() | st.sets(st.integers(1, 25), max_size=4).map(sorted)
+LIMITS = st.tuples(st.none() | st.integers(1, 5), st.none() | st.integers(20, 60)).filter(any)
+
+
+def numbered(lengths: list[int]) -> list[tuple[int, int]]:
+    return list(enumerate(lengths))
+
+
+def length_of(sample: tuple[int, int]) -> int:
+    return sample[1]
+
+
+def run(
+    buckets: LengthBuckets, drop_last: bool = False
+) -> Callable[[Iterator[Any], SampleBuffer, Callable[[], SamplePosition] | None], Iterator[Any]]:
+    def start(source: Iterator[Any], buffer: SampleBuffer, position: Any) -> Iterator[Any]:
+        return bucket_samples(
+            source,
+            buckets,
+            size=length_of,
+            drop_last=drop_last,
+            on_error="raise",
+            buffer=buffer,
+            position=position,
+        )
+
+    return start
+
+
+@given(LENGTHS, BOUNDARIES, LIMITS)
+def test_each_sample_is_in_one_batch_of_its_bucket_within_the_limits(
+    lengths: list[int], boundaries: list[int] | None, limits: tuple[int | None, int | None]
+) -> None:
+    batch_size, max_tokens = limits
+    buckets = LengthBuckets(boundaries, batch_size, max_tokens)
+    batches = list(run(buckets)(iter(numbered(lengths)), SampleBuffer(), None))
+    assert sorted(sample for batch in batches for sample in batch) == numbered(lengths)
+    for batch in batches:
+        assert batch == sorted(batch)
+        assert len({buckets.number(length) for _, length in batch}) == 1
+        assert batch_size is None or len(batch) <= batch_size
+        assert max_tokens is None or len(batch) * max(length for _, length in batch) <= max_tokens
+
+
+@given(LENGTHS, BOUNDARIES, LIMITS)
+def test_batches_of_a_bucket_take_its_samples_in_their_order_and_as_many_as_fit(
+    lengths: list[int], boundaries: list[int] | None, limits: tuple[int | None, int | None]
+) -> None:
+    buckets = LengthBuckets(boundaries, *limits)
+    batches = list(run(buckets)(iter(numbered(lengths)), SampleBuffer(), None))
+    for number in {buckets.number(length) for length in lengths}:
+        own = [batch for batch in batches if buckets.number(batch[0][1]) == number]
+        assert [sample for batch in own for sample in batch] == [
+            sample for sample in numbered(lengths) if buckets.number(sample[1]) == number
+        ]
+        for batch, following in itertools.pairwise(own):
+            longest = max(length for _, length in [*batch, following[0]])
+            assert not buckets.fits(len(batch) + 1, longest)
+
+
+@given(LENGTHS, BOUNDARIES, LIMITS)
+def test_drop_last_drops_the_batches_of_the_end_which_are_not_full_and_come_from_short_to_long(
+    lengths: list[int], boundaries: list[int] | None, limits: tuple[int | None, int | None]
+) -> None:
+    buckets = LengthBuckets(boundaries, *limits)
+    batches = list(run(buckets)(iter(numbered(lengths)), SampleBuffer(), None))
+    kept = list(run(buckets, drop_last=True)(iter(numbered(lengths)), SampleBuffer(), None))
+    assert batches[: len(kept)] == kept
+    rest = [buckets.number(batch[0][1]) for batch in batches[len(kept) :]]
+    assert rest == sorted({*rest})
+
+
+@given(LENGTHS, BOUNDARIES, LIMITS, st.booleans())
+def test_reading_the_held_samples_again_resumes_with_the_same_batches(
+    lengths: list[int], boundaries: list[int] | None, limits: tuple[int | None, int | None], drop_last: bool
+) -> None:
+    buckets = LengthBuckets(boundaries, *limits)
+    most = None if limits[0] is None else limits[0] * (len(boundaries or "12345") + 1)
+    check_buffer_resumes(run(buckets, drop_last), numbered(lengths), most=most)
+
+
+def test_samples_without_tokens_fill_batches_too() -> None:
+    batches = list(IterableWrapper([""] * 7).bucket_samples(len, max_tokens=3))
+    assert [len(batch) for batch in batches] == [3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "length"),
+    [
+        *((3, 3), (b"abc", 3), ("four", 4), ([1, 2], 2), (np.int16(6), 6)),
+        *((np.zeros((5, 2)), 5), (torch.zeros(4), 4), (torch.tensor(7), 7), (np.array(8), 8)),
+    ],
+)
+def test_the_length_of_a_field_is_its_number_or_its_len(value: Any, length: int) -> None:
+    pipe = IterableWrapper([{"__key__": "a", "x": value}])
+    assert len(list(pipe.bucket_samples("x", max_tokens=length))) == 1
+    with pytest.raises(SampleSizeError, match=f"'a' .* has the length {length}, which exceeds max_tokens={length - 1}"):
+        list(pipe.bucket_samples("x", max_tokens=length - 1))
+
+
+@pytest.mark.parametrize("value", [2.0, -1, None, True, torch.tensor(1.5), float("nan")])
+def test_a_length_that_is_no_count_is_an_error_that_names_the_sample(value: Any) -> None:
+    samples = IterableWrapper([{"__key__": "a", "__url__": "a.tar", "x": value}], deepcopy=False)
+    with pytest.raises(
+        SampleSizeError, match=r"the field 'x' of .* the length .* for the sample 'a' of a\.tar, .* an int"
+    ):
+        list(samples.bucket_samples("x", batch_size=2))
+    with pytest.raises(SampleSizeError, match=r"^size of bucket_samples gives"):
+        list(samples.bucket_samples(lambda sample: sample["x"], batch_size=2))
+
+
+def test_a_field_needs_samples_that_have_it() -> None:
+    with pytest.raises(MissingFieldError, match=r"length from the field 'x', but the sample 'a' .* has \['y'\]"):
+        list(IterableWrapper([{"__key__": "a", "y": 1}]).bucket_samples("x", batch_size=2))
+    with pytest.raises(TypeError, match="bucket_samples needs samples, which are dicts of fields, but got a tuple"):
+        list(IterableWrapper([(1, 2)]).bucket_samples("x", batch_size=2))
+
+
+def test_on_error_skips_and_counts_samples_that_are_too_long_or_have_no_length() -> None:
+    samples = [{"__key__": str(n), "x": n} for n in (1, 9, 2, -3)] + [{"__key__": "none"}]
+    stage = IterableWrapper(samples).bucket_samples("x", max_tokens=4, boundaries=[4], on_error="skip")
+    assert [[sample["x"] for sample in batch] for batch in stage] == [[1, 2]]
+    counts = {"bucket_samples: SampleSizeError": 2, "bucket_samples: MissingFieldError": 1}
+    assert stage.counters.skipped().counts == counts
+    budget = ErrorBudget(max_errors=1, warn=False)
+    with pytest.raises(Exception, match="bucket_samples skipped 2 of 4 items"):
+        list(IterableWrapper(samples).bucket_samples("x", max_tokens=4, on_error=budget))
+
+
+def test_an_error_of_the_function_is_raised_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(IterableWrapper([{"__key__": "a"}]).bucket_samples(lambda _: 1 // 0, batch_size=2))
+
+
+class Value:
+    """Something of which the life can be observed."""
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_the_stage_does_not_keep_the_samples_that_it_has_yielded() -> None:
+    found: list[weakref.ref[Value]] = []
+
+    def sample() -> dict[str, Any]:
+        value = Value()
+        found.append(weakref.ref(value))
+        return {"__key__": "a", "x": value}
+
+    batches = bucket_samples(
+        (sample() for _ in range(6)),
+        LengthBuckets(None, 2),
+        size="x",
+        drop_last=False,
+        on_error="raise",
+        buffer=SampleBuffer(),
+    )
+    for batch in batches:
+        assert len(batch) == 2
+        del batch
+        gc.collect()
+        assert not any(each() for each in found)
+
+
+def test_batches_with_boundaries_as_an_array(tmp_path: Path) -> None:
+    url = build_shard(tmp_path / "a.tar", [{"__key__": str(n), "txt": "x" * n} for n in range(8)])
+    pipe = ShardList(str(url)).load_wds_shards().group_samples()
+    batches = list(pipe.bucket_samples("txt", boundaries=np.array([2, 4]), batch_size=3))
+    assert [[len(sample["txt"]) for sample in batch] for batch in batches] == [[0, 1, 2], [5, 6, 7], [3, 4]]

@@ -1,0 +1,183 @@
+"""Batches of samples of similar length."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from wds_datapipes.errors import MissingFieldError, SampleSizeError
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
+from wds_datapipes.samples.fields import describe_sample, not_a_sample_error
+from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.shards.position import SamplePosition
+
+__all__ = ["LengthBuckets", "Size", "bucket_samples"]
+
+T = TypeVar("T")
+
+Size: TypeAlias = str | Callable[[Any], int]
+"""The name of a field, or a function that returns the length of a sample."""
+
+
+@dataclass(frozen=True)
+class LengthBuckets:
+    """Which samples share a bucket, and how many of them make a batch.
+
+    Args:
+        boundaries: the longest length of each bucket, in ascending order; longer samples share another one. None stands
+            for the powers of two.
+        batch_size: the most samples in a batch.
+        max_tokens: the most tokens in a padded batch: the longest length times the number of samples.
+
+    Raises:
+        TypeError: an argument is not an integer.
+        ValueError: there is no limit, an argument is below 1, or the boundaries are not in ascending order.
+
+    Examples:
+        >>> buckets = LengthBuckets(batch_size=8)
+        >>> [buckets.number(length) for length in (0, 1, 2, 3, 4, 5, 8, 9)]
+        [0, 0, 1, 2, 2, 3, 3, 4]
+        >>> [LengthBuckets((2, 5), batch_size=8).number(length) for length in (0, 2, 3, 5, 6)]
+        [0, 0, 1, 1, 2]
+    """
+
+    boundaries: Sequence[int] | None = None
+    batch_size: int | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is None and self.max_tokens is None:
+            raise ValueError("bucket_samples needs batch_size, max_tokens, or both")
+        named = [("batch_size", self.batch_size), ("max_tokens", self.max_tokens)]
+        named += [("each of boundaries", boundary) for boundary in self.boundaries or ()]
+        for name, number in named:
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+                raise TypeError(f"{name} must be an integer, not {number!r}")
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, not {number}")
+        if any(low >= high for low, high in pairwise(self.boundaries or ())):
+            raise ValueError(f"boundaries must be in ascending order, without repetitions, not {self.boundaries}")
+
+    def number(self, length: int) -> int:
+        """Return the number of the bucket for a length; the buckets of shorter lengths have lower numbers."""
+        return (max(length, 1) - 1).bit_length() if self.boundaries is None else bisect_left(self.boundaries, length)
+
+    def fits(self, count: int, longest: int) -> bool:
+        """Whether a batch may have so many samples, of which the longest has a length."""
+        return (self.batch_size is None or count <= self.batch_size) and (
+            self.max_tokens is None or count * max(longest, 1) <= self.max_tokens
+        )
+
+
+class _Bucket(Generic[T]):
+    """Samples of similar length, with their numbers in the buffer."""
+
+    def __init__(self) -> None:
+        self.samples: list[T] = []
+        self.numbers: list[int] = []
+        self.longest = 0
+
+    def add(self, sample: T, length: int, number: int) -> None:
+        self.samples.append(sample)
+        self.numbers.append(number)
+        self.longest = max(self.longest, length)
+
+
+def bucket_samples(
+    source: Iterable[T],
+    buckets: LengthBuckets,
+    *,
+    size: Size,
+    drop_last: bool,
+    on_error: OnError,
+    buffer: SampleBuffer,
+    position: Callable[[], SamplePosition] | None = None,
+) -> Iterator[list[T]]:
+    """Yield batches of samples from the same bucket, each as soon as no other sample fits into it.
+
+    Args:
+        source: the samples, preceded by those in ``buffer``.
+        buckets: the buckets.
+        size: the length of a sample.
+        drop_last: drop the samples that remain at the end, instead of yielding them from the shortest to the longest.
+        on_error: the policy for samples without a valid length.
+        buffer: the samples that are held back; updated in place.
+        position: returns the position of the last item of ``source``, if it is known.
+    """
+    policy = ErrorPolicy(on_error, "bucket_samples")
+    held = defaultdict[int, _Bucket[T]](_Bucket)
+
+    def take(number: int) -> list[T]:
+        bucket = held.pop(number)
+        buffer.remove(bucket.numbers)
+        return bucket.samples
+
+    for sample in policy.counted(buffer.read(source, position)):
+        try:
+            length = _length_of(sample, size)
+            if not buckets.fits(1, length):
+                raise SampleSizeError(
+                    f"{_describe(sample)} has the length {length}, which exceeds max_tokens={buckets.max_tokens} of "
+                    'bucket_samples. Raise the limit, shorten such samples before, or skip them with on_error="skip"'
+                )
+        except Exception as error:  # noqa: BLE001 - the policy handles all errors of a user's function
+            if policy.handle(error, sample if isinstance(sample, Mapping) else None):
+                continue
+            break
+        number, place = buckets.number(length), buffer.add()
+        if not buckets.fits(len(held[number].samples) + 1, max(held[number].longest, length)):
+            yield take(number)
+        held[number].add(sample, length, place)
+        del sample  # do not keep it alive once its batch is yielded
+        if not buckets.fits(len(held[number].samples) + 1, held[number].longest):
+            yield take(number)
+    policy.finish()
+    for number in [] if drop_last else sorted(held):
+        yield take(number)
+
+
+def _length_of(sample: Any, size: Size) -> int:
+    """Return the length of a sample.
+
+    Raises:
+        MissingFieldError: it does not have the field.
+        SampleSizeError: its length is not an integer from 0.
+        TypeError: it has no fields.
+    """
+    if isinstance(size, str):
+        if not isinstance(sample, Mapping):
+            raise not_a_sample_error("bucket_samples", sample)
+        if size not in sample:
+            fields = [name for name in sample if name[:2] != "__"]
+            raise MissingFieldError(
+                f"bucket_samples takes the length from the field {size!r}, but {_describe(sample)} has {fields}"
+            )
+        found = sample[size]
+        if hasattr(found, "__len__") and getattr(found, "ndim", None) != 0:
+            return len(found)
+    else:
+        try:
+            found = size(sample)
+        except Exception as error:
+            note(error, f"raised in bucket_samples for {_describe(sample)}")
+            raise
+    try:
+        length = operator.index(found)
+    except TypeError:
+        length = -1
+    if length < 0 or isinstance(found, bool):
+        what = f"the field {size!r}" if isinstance(size, str) else "size"
+        raise SampleSizeError(
+            f"{what} of bucket_samples gives the length {found!r:.100} for {_describe(sample)}, and must give an "
+            "integer from 0"
+        )
+    return length
+
+
+def _describe(sample: Any) -> str:
+    return describe_sample(dict(sample)) if isinstance(sample, Mapping) else f"a {type(sample).__name__}"

@@ -1,0 +1,283 @@
+"""Packing of token sequences into rows of bounded length."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+
+from wds_datapipes.errors import MissingFieldError, SampleError, SampleSizeError
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError
+from wds_datapipes.samples.fields import describe_sample, not_a_sample_error
+from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.types import Sample
+
+__all__ = ["Layout", "LongSamples", "Piece", "RowFormat", "pack_samples"]
+
+Layout: TypeAlias = Literal["segment_ids", "cu_seqlens"]
+"""How a row tells its sequences apart: a number for each token, or the offsets of the sequences."""
+
+LongSamples: TypeAlias = Literal["raise", "truncate", "split"]
+"""What to do with sequences longer than a row: raise, keep the beginning, or split them into several."""
+
+
+class Piece(NamedTuple):
+    """A sequence of tokens: a sample, or a part of one.
+
+    Attributes:
+        key: the key of the sample.
+        arrays: the values of each packed field, which all have the same length.
+    """
+
+    key: Any
+    arrays: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def cut(self, start: int, end: int | None = None) -> Piece:
+        """Return a part of it."""
+        return Piece(self.key, tuple(array[start:end] for array in self.arrays))
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """The fields of a row, and its length.
+
+    Args:
+        fields: the names of the fields to pack.
+        max_length: the most tokens in a row.
+        layout: how a row tells its sequences apart.
+        pad: the value with which each field is filled up to ``max_length``; by default, rows are shorter.
+
+    Raises:
+        TypeError: a name or the length has the wrong type.
+        ValueError: an argument is invalid.
+    """
+
+    fields: tuple[str, ...]
+    max_length: int
+    layout: Layout = "segment_ids"
+    pad: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_length, bool) or not isinstance(self.max_length, int):
+            raise TypeError(f"max_length must be an integer, not {self.max_length!r}")
+        if self.max_length < 1:
+            raise ValueError(f"max_length must be at least 1, not {self.max_length}")
+        if not all(isinstance(name, str) for name in self.fields):
+            raise TypeError(f"fields must be names of fields, not {self.fields!r}")
+        added = ("__key__", "position_ids", *get_args(Layout))
+        if not self.fields or len({*self.fields, *added}) < len(self.fields) + len(added):
+            raise ValueError(f"pack_samples needs fields with distinct names, other than {added}, not {self.fields}")
+        if self.layout not in get_args(Layout):
+            raise ValueError(f'layout must be "segment_ids" or "cu_seqlens", not {self.layout!r}')
+        if self.pad is not None and self.layout == "cu_seqlens":
+            raise ValueError('pad fills up rows with layout="segment_ids"; the offsets of "cu_seqlens" need no padding')
+        if self.pad is not None and self.pad.keys() != {*self.fields}:
+            raise ValueError(f"pad needs a value for each of the fields {self.fields}, not {dict(self.pad)}")
+
+    def read(self, sample: Any) -> Piece:
+        """Return the tokens of a sample.
+
+        Raises:
+            MissingFieldError: a field is missing.
+            SampleSizeError: the fields are not arrays of one dimension and the same length.
+            TypeError: it is not a sample.
+        """
+        if not isinstance(sample, dict):
+            raise not_a_sample_error("pack_samples", sample)
+        for name in self.fields:
+            if name not in sample:
+                names = [name for name in sample if name[:2] != "__"]
+                raise MissingFieldError(
+                    f"pack_samples packs the field {name!r}, but {describe_sample(sample)} has {names}"
+                )
+        piece = Piece(sample.get("__key__"), tuple(_as_array(sample, name) for name in self.fields))
+        lengths = [*map(len, piece.arrays)]
+        if len({*lengths}) > 1:
+            raise SampleSizeError(
+                f"pack_samples needs fields of the same length, but those of {describe_sample(sample)} have "
+                f"{', '.join(f'{name}: {length}' for name, length in zip(self.fields, lengths, strict=True))}"
+            )
+        return piece
+
+    def join(self, pieces: Sequence[Piece]) -> Sample:
+        """Return a row of several sequences."""
+        lengths = [*map(len, pieces)]
+        offsets = np.cumsum([0, *lengths])
+        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        missing = 0 if self.pad is None else self.max_length - int(offsets[-1])
+        row: Sample = {"__key__": [piece.key for piece in pieces]}
+        for number, name in enumerate(self.fields):
+            value = 0 if self.pad is None else self.pad[name]
+            row[name] = _concatenate([piece.arrays[number] for piece in pieces], missing, value)
+        row["position_ids"] = np.pad(positions, (0, missing))
+        if self.layout == "segment_ids":
+            row["segment_ids"] = np.pad(np.repeat(np.arange(1, len(pieces) + 1), lengths), (0, missing))
+        else:
+            row["cu_seqlens"] = offsets.astype(np.int32)
+        if not isinstance(row[self.fields[0]], np.ndarray):
+            for name in ("position_ids", self.layout):
+                row[name] = sys.modules["torch"].from_numpy(row[name])
+        return row
+
+
+class _OpenRows:
+    """Rows with room for more tokens.
+
+    Args:
+        max_length: the most tokens in a row.
+        limit: the most rows.
+    """
+
+    def __init__(self, max_length: int, limit: int) -> None:
+        self._max_length, self._limit = max_length, limit
+        self._rooms: list[tuple[int, int]] = []  # the room and the number of each row, ordered
+        self._rows: dict[int, list[tuple[Piece, int]]] = {}
+        self._begun = 0
+
+    def add(self, piece: Piece, number: int) -> int | None:
+        """Add a sequence to the row that it fills best, and return the number of a row that is finished, if any.
+
+        Args:
+            piece: the sequence.
+            number: the number of its sample.
+        """
+        length = max(len(piece), 1)  # an empty one takes room, too, so that their number is bounded
+        at = bisect_left(self._rooms, (length, -1))
+        if at < len(self._rooms):
+            room, row = self._rooms.pop(at)
+        else:
+            room, row = self._max_length, self._begun
+            self._rows[row] = []
+            self._begun += 1
+        self._rows[row].append((piece, number))
+        if room == length:
+            return row
+        insort(self._rooms, (room - length, row))
+        return self._rooms.pop(0)[1] if len(self._rooms) > self._limit else None
+
+    def pop(self, row: int) -> list[tuple[Piece, int]]:
+        """Remove a row, and return its sequences with the numbers of their samples."""
+        return self._rows.pop(row)
+
+    def finish(self) -> list[int]:
+        """Return the numbers of all rows, the oldest first."""
+        return sorted(self._rows)
+
+
+def pack_samples(
+    source: Iterable[Sample],
+    row_format: RowFormat,
+    *,
+    long_samples: LongSamples,
+    open_rows: int,
+    on_error: OnError,
+    buffer: SampleBuffer,
+    position: Callable[[], SamplePosition] | None = None,
+) -> Iterator[Sample]:
+    """Yield rows of several samples, each when it is full, or the fullest if there are too many.
+
+    A sample is added to the row in which it leaves the least room. This choice does not depend on rows that are
+    finished, so the samples of the others lead to the same rows when they are read again.
+
+    Args:
+        source: the samples, preceded by those in ``buffer``.
+        row_format: the fields of a row, and its length.
+        long_samples: what to do with samples that are longer than a row.
+        open_rows: the most rows that are neither full nor yielded.
+        on_error: the policy for samples that cannot be packed.
+        buffer: the samples in rows that are not yielded; updated in place.
+        position: returns the position of the last item of ``source``, if it is known.
+    """
+    policy = ErrorPolicy(on_error, "pack_samples")
+    max_length = row_format.max_length
+    rows = _OpenRows(max_length, open_rows)
+    kinds: list[tuple[type, Any]] = []
+
+    def take(row: int) -> Sample:
+        pieces = rows.pop(row)
+        buffer.remove(number for _, number in pieces)
+        return row_format.join([piece for piece, _ in pieces])
+
+    for sample in policy.counted(buffer.read(source, position)):
+        try:
+            piece = row_format.read(sample)
+            _check_kinds(piece, kinds, sample)
+            if len(piece) > max_length and long_samples == "raise":
+                raise SampleSizeError(
+                    f"{describe_sample(sample)} has {len(piece)} tokens, and a row of pack_samples has at most "
+                    f'max_length={max_length}. Pass long_samples="truncate" or "split", or skip it with on_error="skip"'
+                )
+        except SampleError as error:
+            if policy.handle(error, sample):
+                continue
+            break
+        del sample  # do not keep it alive once its row is yielded
+        if long_samples == "truncate":
+            piece = piece.cut(0, max_length)
+        number, length = buffer.add(), len(piece)
+        whole = length - length % max_length
+        begin = 0
+        if buffer.again >= 0:  # it is read again, and the rows that it filled alone were yielded
+            begin = buffer.cut if buffer.cut and not buffer.again else whole
+        for start in range(begin, whole, max_length):
+            end = start + max_length
+            buffer.cut = end % length
+            if end == length:
+                buffer.remove([number])
+            yield row_format.join([piece.cut(start, end)])
+        if buffer.again <= 0:
+            buffer.cut = 0
+        if whole < length or not length:
+            row = rows.add(piece.cut(whole), number)
+            del piece
+            if row is not None:
+                yield take(row)
+    policy.finish()
+    for row in rows.finish():
+        yield take(row)
+
+
+def _as_array(sample: Sample, name: str) -> Any:
+    """Return a field as an array or a tensor of one dimension."""
+    value = sample[name]
+    if isinstance(value, list | tuple):
+        value = np.array(value, None if value else np.int64)
+    if getattr(value, "ndim", None) != 1 or (isinstance(value, np.ndarray) and value.dtype.kind not in "biuf"):
+        what = type(sample[name]).__name__
+        what += f" of shape {tuple(value.shape)} and {value.dtype}" if hasattr(value, "shape") else ""
+        raise SampleSizeError(
+            f"pack_samples joins arrays of numbers with one dimension, but the field {name!r} of "
+            f"{describe_sample(sample)} is a {what}"
+        )
+    return value
+
+
+def _check_kinds(piece: Piece, kinds: list[tuple[type, Any]], sample: Sample) -> None:
+    """Make sure that arrays have the same types as those before, which ``kinds`` lists.
+
+    Raises:
+        SampleSizeError: they do not.
+    """
+    found = [(type(array), array.dtype) for array in piece.arrays]
+    kinds += [] if kinds else found
+    if found != kinds:
+        old, new = (", ".join(f"{kind.__name__} of {dtype}" for kind, dtype in each) for each in (kinds, found))
+        raise SampleSizeError(
+            f"pack_samples joins arrays of one type, but {describe_sample(sample)} has {new}, and those before have "
+            f"{old}. Convert them before, such as with .map_dict()"
+        )
+
+
+def _concatenate(arrays: Sequence[Any], missing: int, value: float) -> Any:
+    """Return arrays or tensors as a single one, which ends with a value that is repeated."""
+    if isinstance(arrays[0], np.ndarray):
+        return np.concatenate([*arrays, np.full(missing, value, arrays[0].dtype)])
+    return sys.modules["torch"].cat([*arrays, arrays[0].new_full((missing,), value)])

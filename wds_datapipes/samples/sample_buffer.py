@@ -1,0 +1,107 @@
+"""Buffer of the samples that a stage combines, and their positions."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from wds_datapipes.samples.shuffling import ShuffleMoves
+from wds_datapipes.shards.position import SamplePosition, missing_samples_error
+
+__all__ = ["SampleBuffer"]
+
+T = TypeVar("T")
+
+_END = object()
+
+
+class SampleBuffer:
+    """The positions of the samples that a stage has read and not yielded, in the order in which it has read them.
+
+    It suits a stage for which reading only these samples again, in this order, leads to the same buffer. Such a stage
+    resumes without any code of its own: `read` yields the buffered samples in their order, and then new ones.
+
+    Args:
+        again: the positions in a loaded state.
+        cut: the number of tokens in it.
+
+    Attributes:
+        waiting: the positions of the buffered samples.
+        moves: the changes to ``waiting`` since it was recorded; None if they are not recorded.
+        again: how many buffered samples are read again after the current one, which is one of them; -1 if it is new.
+        cut: how many tokens of the sample that was buffered last have been yielded, while some have no row yet.
+        is_ambiguous: whether two successive samples have the same position, so that it does not identify a sample.
+    """
+
+    def __init__(self, again: Iterable[SamplePosition] = (), cut: int = 0) -> None:
+        self.waiting = [*again]
+        self.cut = cut
+        self.moves: ShuffleMoves | None = None
+        self.again = -1
+        self.is_ambiguous = False
+        self._numbers: list[int] = []
+        self._next = 0
+        self._position: Callable[[], SamplePosition] | None = None
+        self._at: SamplePosition | None = None
+
+    def read(self, source: Iterable[T], position: Callable[[], SamplePosition] | None) -> Iterator[T]:
+        """Yield the samples of a source.
+
+        Args:
+            source: the samples, preceded by the buffered ones, in any order.
+            position: returns the position of the last sample of ``source``, if it is known.
+
+        Raises:
+            ChangedShardError: a buffered sample is not found at its position.
+        """
+        items = iter(source)
+        self._position = position
+        again, self.waiting = self.waiting[::-1], []
+        if self.moves is not None:  # the samples are added again
+            for _ in again:
+                self.moves.remove_in_order(0)
+        samples = self._find(items, again)
+        while samples:
+            self._at, self.again = again.pop(), len(samples) - 1
+            yield samples.pop()
+        self.again = -1
+        yield from map(self._locate, items)
+
+    def add(self) -> int:
+        """Buffer the sample that was read last, and return its number, counted from 0."""
+        if self._at is not None:
+            self.waiting.append(self._at)
+            if self.moves is not None:
+                self.moves.add(self._at)
+        self._numbers.append(self._next)
+        self._next += 1
+        return self._numbers[-1]
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Remove samples by their numbers."""
+        for number in numbers:
+            slot = bisect_left(self._numbers, number)
+            del self._numbers[slot]
+            if self._at is not None:
+                del self.waiting[slot]
+                if self.moves is not None:
+                    self.moves.remove_in_order(slot)
+
+    def _find(self, items: Iterator[T], positions: list[SamplePosition]) -> list[T]:
+        """Return the samples at some positions, which come next in any order."""
+        missing = {position.identity: slot for slot, position in enumerate(positions)}
+        found: list[Any] = [None] * len(positions)
+        while missing:
+            item: Any = next(items, _END)
+            slot = None if item is _END or self._position is None else missing.pop(self._position().identity, None)
+            if slot is None:
+                raise missing_samples_error(len(missing))
+            found[slot] = item
+        return found
+
+    def _locate(self, item: T) -> T:
+        if self._position is not None:
+            before, self._at = self._at, self._position()
+            self.is_ambiguous |= before == self._at
+        return item
