@@ -124,6 +124,10 @@ def is_kept(modulus: int, each: Any) -> bool:
     return bool(number_of(each) % modulus)
 
 
+def parity_of(each: Any) -> int:
+    return number_of(each) % 2
+
+
 def key_of(each: dict[str, Any]) -> str:
     return str(each["__key__"])
 
@@ -184,6 +188,7 @@ STAGES: dict[str, Any] = {
     "to_tuple": lambda pipe: pipe.to_tuple("__key__", "cls"),
     "key": lambda pipe: pipe.map(key_of),
     "batch": lambda pipe, size, drop_last: pipe.batch(size, drop_last=drop_last),
+    "buckets": lambda pipe, size: pipe.bucket_samples(parity_of, boundaries=[0], batch_size=size),
     "unbatch": lambda pipe: pipe.unbatch_samples(collated=False),
     "torch_unbatch": lambda pipe: pipe.unbatch(),
     "slice": lambda pipe, *positions: pipe.slice_samples(*positions),

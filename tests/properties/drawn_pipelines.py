@@ -78,7 +78,7 @@ def must_resume(steps: Steps) -> bool:
         return False
     for at, name in enumerate(names):
         # The buffered samples would pass a stage with its own state twice.
-        if name == "lagging" and {"shuffle_samples", "with_epoch", "mix"} & {*names[at:]}:
+        if name == "lagging" and {"shuffle_samples", "buckets", "with_epoch", "mix"} & {*names[at:]}:
             return False
     mixed = [other for step in steps for other in others_of(step)]
     return all(must_resume(other) and "with_epoch" not in names_of(other) for other in mixed)
@@ -87,7 +87,7 @@ def must_resume(steps: Steps) -> bool:
 #: Steps of pipelines that other ranks and workers can resume.
 RESHARDED = (
     *("list", "shuffle", "split", "url_map", "load", "shuffle_samples", "tag", "tagging", "keep", "draw", "decode"),
-    *("select", "to_tuple", "key", "batch", "mix", "with_length"),
+    *("select", "to_tuple", "key", "batch", "buckets", "mix", "with_length"),
 )
 
 
@@ -107,7 +107,11 @@ def draw_case(seed: int) -> Case:
     ranks = 2 if loader not in ("pipeline", "stock") and rng.random() < 0.15 else 1
     topology = Topology(ranks, 0 if loader == "pipeline" else rng.choice([0, 1, 2, 2, 2, 3]))
     batch = None
-    if loader in ("StatefulShards", "StatefulDataLoader") and "batch" not in names_of(steps) and rng.random() < 0.4:
+    if (
+        loader in ("StatefulShards", "StatefulDataLoader")
+        and not {"batch", "buckets"} & {*names_of(steps)}
+        and rng.random() < 0.4
+    ):
         batch = (rng.randint(1, 6), rng.random() < 0.2)
     others = ["StatefulShards", "StatefulDataLoader"] if batch else ["DataLoader2", "StatefulShards"]
     resuming = rng.choice([loader, loader, *others])
@@ -231,6 +235,7 @@ def draw_step(rng: Random, name: str) -> Steps:
         "slice": rng.choice([(rng.randint(1, 20),), (rng.randint(0, 3), rng.randint(3, 20), rng.randint(1, 3))]),
         "collated": (rng.randint(1, 6),),
         "batch": (rng.randint(1, 6), rng.random() < 0.2),
+        "buckets": (rng.randint(1, 4),),
         "with_length": (rng.randint(1, 50),),
     }
     return ((name, *arguments.get(name, ())),)
@@ -266,7 +271,7 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
     if kind == "key" and rng.random() < 0.2:
         later += draw_step(rng, "lagging")
     if rng.random() < 0.4:
-        later += draw_step(rng, "batch")
+        later += draw_step(rng, rng.choice(["batch", "batch", "buckets"]))
         if rng.random() < 0.2:
             later += ((rng.choice(["unbatch", "unbatch", "torch_unbatch"]),),)
     is_endless = has_no_end((*steps, *later))

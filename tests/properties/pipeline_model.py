@@ -147,6 +147,18 @@ def batched(items: Iterable[Any], size: int, drop_last: bool) -> Iterator[list[A
             yield batch
 
 
+def bucketed(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Yield batches of samples whose numbers have the same parity."""
+    buckets: list[list[Any]] = [[], []]
+    for item in items:
+        bucket = buckets[number_of(item) % 2]
+        bucket.append(item)
+        if len(bucket) == size:
+            yield bucket.copy()
+            bucket.clear()
+    yield from filter(None, buckets)
+
+
 def number_of(item: Any) -> int:
     """Return the number of a sample in its shard, after any steps."""
     key = item["__key__"] if isinstance(item, dict) else item[0] if isinstance(item, tuple) else item
@@ -163,6 +175,7 @@ MAKING: dict[str, Any] = {
     "to_tuple": lambda items: ((each["__key__"], each["cls"]) for each in items),
     "key": lambda items: (each["__key__"] for each in items),
     "batch": batched,
+    "buckets": bucketed,
     "unbatch": itertools.chain.from_iterable,
     "torch_unbatch": itertools.chain.from_iterable,
     "select": lambda items: ({"__key__": each["__key__"], "cls": each["cls"]} for each in items),

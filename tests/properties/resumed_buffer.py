@@ -25,9 +25,10 @@ class _Source:
         self._number = -1
 
     def __iter__(self) -> Iterator[Any]:
-        for self._number in self._order:
-            self.read = max(self.read, self._number + 1)
-            yield self._items[self._number]
+        for number in self._order:
+            self._number = number
+            self.read = max(self.read, number + 1)
+            yield self._items[number]
 
     def position(self) -> SamplePosition:
         return SamplePosition(0, self._number, self._number + 1)

@@ -17,6 +17,7 @@ from wds_datapipes.index.build_many import build_indexes, find_index
 from wds_datapipes.index.dataset_reader import DatasetReader
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.index.key_join import NAMED, JoinedReader, KeyJoin, missing_keys_error
+from wds_datapipes.index.length_order import Lengths, check_lengths
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.selection import Select, Selection
@@ -42,6 +43,7 @@ class IndexedShards:
         select: which samples; by default all. With several datasets, a function, or a mapping from names of datasets.
         join: other datasets, whose fields are added to the samples with the same keys.
         missing: what to do with samples without a counterpart in a joined dataset.
+        lengths: the length of each selected sample, or a function that returns those of all samples of a shard.
         folder: the directory of the indexes; by default, that of the shards.
         options: those of `DatasetReader`.
 
@@ -49,6 +51,7 @@ class IndexedShards:
         urls: the URL of each shard.
         sizes: the number of selected samples in each shard.
         parts: the shards of each dataset.
+        lengths: the length of each selected sample, in the order of the shards; None if unknown.
 
     Raises:
         EmptySourceError: there are no samples, or none is selected.
@@ -64,6 +67,7 @@ class IndexedShards:
         select: Select | Mapping[str, Select] | None = None,
         join: Sequence[IndexedShards] = (),
         missing: Lacking = "raise",
+        lengths: Lengths | None = None,
         folder: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -86,7 +90,8 @@ class IndexedShards:
         with self._open() as reader:
             self._joins = [self._join(reader, other, missing) for other in join]
             self._select(reader, select, missing)
-        self._ends = np.cumsum(self.sizes)
+            self._ends = np.cumsum(self.sizes)
+            self.lengths = None if lengths is None else self._measure(reader, lengths)
         is_local = all(local_path(url) is not None for url in self.urls)
         self._chunk_bytes = LOCAL_BYTES if is_local else REMOTE_BYTES
 
@@ -124,6 +129,23 @@ class IndexedShards:
             what = "select chooses none" if among is None else "select and join leave none"
             raise EmptySourceError(f"{what} of the {self._all_sizes.sum()} samples")
 
+    def _measure(self, reader: DatasetReader, lengths: Lengths) -> Numbers:
+        """Return the length of each selected sample."""
+        if not callable(lengths):
+            return check_lengths(lengths, len(self), "the dataset")
+        parts = [
+            check_lengths(lengths(reader.index_of(shard)), size, redact(self.urls[shard]))
+            for shard, size in enumerate(self._all_sizes.tolist())
+        ]
+        found = np.concatenate(parts)
+        shards = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        return found[self._starts[shards] + self._numbers_in_shard(shards, np.arange(len(self)) - self.starts[shards])]
+
+    @property
+    def starts(self) -> Numbers:
+        """The number of the first selected sample of each shard."""
+        return self._ends - self.sizes
+
     def __len__(self) -> int:
         """Return the number of samples."""
         return int(self._ends[-1])
@@ -150,19 +172,21 @@ class IndexedShards:
             shards: the shard of each sample.
             places: its place among the selected samples of the shard.
         """
-        numbers = places
-        if self._selections:
-            numbers = places.copy()
-            for part, selection in self._selections:
-                own = (shards >= part.start) & (shards < part.stop)
-                numbers[own] = selection.find(shards[own] - part.start, places[own])
-        samples = reader.read(shards, numbers)
+        samples = reader.read(shards, self._numbers_in_shard(shards, places))
         if "" not in self.parts:
             names = list(self.parts)
             found = np.searchsorted([part.stop for part in self.parts.values()], shards, "right")
             for sample, number in zip(samples, found.tolist(), strict=True):
                 sample["__dataset__"] = names[number]
         return samples
+
+    def _numbers_in_shard(self, shards: Numbers, places: Numbers) -> Numbers:
+        """Return the numbers of samples in their shards, from their places among the selected ones."""
+        numbers = places.copy()
+        for part, selection in self._selections:
+            own = (shards >= part.start) & (shards < part.stop)
+            numbers[own] = selection.find(shards[own] - part.start, places[own])
+        return numbers
 
     def step_after(self, count: int, size: int) -> int:
         """Return how many samples to read at a time, after ``count`` samples had a ``size`` in bytes."""
@@ -182,7 +206,7 @@ class IndexedShards:
         shards = np.searchsorted(self._ends, wanted, "right")
         if self._reader is None or self._reader[0] != os.getpid():  # a forked process needs its own connections
             self._reader = os.getpid(), self.open()
-        places = wanted - (self._ends - self.sizes)[shards]
+        places = wanted - self.starts[shards]
         return self.read(self._reader[1], shards, places)
 
     def fingerprint(self) -> str:
@@ -196,6 +220,7 @@ class IndexedShards:
         details += [
             *(other.fingerprint() for other in self._others),
             *(repr(part) for part in self.parts.items() if part[0]),
+            *([] if self.lengths is None else [self.lengths.tobytes()]),
         ]
         return f"{text} #{fingerprint([self.urls, self.sizes.tolist(), *details])[:12]}"
 

@@ -12,6 +12,7 @@ from wds_datapipes.index.batch_share import WHOLE_EPOCH, BatchShare, Remainder, 
 from wds_datapipes.index.epoch_order import EpochOrder, Order, SampleOrder
 from wds_datapipes.index.epoch_reader import EpochReader
 from wds_datapipes.index.indexed_shards import IndexedShards, shard_sizes
+from wds_datapipes.index.length_order import LengthOrder, Lengths
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.mixed_order import MixedOrder, integer_weights
 from wds_datapipes.index.selection import Select
@@ -57,6 +58,11 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         remainder: the samples after the last whole batch: ``"drop"`` them; ``"pad"`` the batch with the first samples
             of the epoch; or ``"keep"`` them, which divides them between the ranks, so that some may lack a batch.
         window_shards: the number of shards that ``"window"`` shuffles together.
+        bucket_by: the length of each sample, so that each global batch has samples of similar length: an array in the
+            order of the shards, or a function that returns the lengths for the `ShardIndex` of one shard. Takes 8 bytes
+            per sample, and needs ``batch_size``.
+        bucket_window: how many global batches are sorted by length together. Their order is then shuffled again,
+            except with ``order="sequential"``. A larger window leaves less padding, and mixes samples less.
         fields: the fields to read; by default all. The data of others is not read.
         select: the samples to read; by default all. A slice; an array of numbers in the order of the shards, in which
             a number that is repeated is read as often; a mask with a Boolean for each sample; or a function that
@@ -116,6 +122,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         batch_size: int | None = None,
         remainder: Remainder = "drop",
         window_shards: int = 16,
+        bucket_by: Lengths | None = None,
+        bucket_window: int = 50,
         fields: Collection[str] | None = None,
         select: Select | Mapping[str, Select] | None = None,
         weights: Mapping[str, float] | None = None,
@@ -141,6 +149,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
             ("batch_size", batch_size),
             ("epoch_samples", epoch_samples),
             ("window_shards", window_shards),
+            ("bucket_window", bucket_window),
             ("open_shards", open_shards),
         ):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
@@ -149,11 +158,14 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
                 raise ValueError(f"{name} must be at least 1, not {number}")
         if isinstance(fields, str):
             raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not the string {fields!r}')
+        if bucket_by is not None and batch_size is None:
+            raise ValueError("bucket_by makes batches of samples of similar length, and needs their batch_size")
         EpochOrder([], order, seed=0)  # checks it
         self.order = order
         self.batch_size = batch_size
         self.remainder = remainder
         self.window_shards = window_shards
+        self.bucket_window = bucket_window
         self.fields = fields
         self.epoch_samples = epoch_samples
         self.on_error = on_error
@@ -174,6 +186,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
             select=select,
             join=[IndexedShards({"": sizes_of(dataset)}, **options) for dataset in joined],
             missing=missing,
+            lengths=bucket_by,
             **options,
         )
         parts = self._shards.parts
@@ -225,6 +238,20 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         """Return the order of the next epoch."""
         order = self.order if self._shuffles else "sequential"
         seed = 0 if order == "sequential" else self.take_seed()
+        samples = self._order_of_samples(order, seed)
+        if self._shards.lengths is None or self.batch_size is None:
+            return samples
+        return LengthOrder(
+            samples,
+            self._shards.lengths,
+            self._shards.starts,
+            batch_size=self.batch_size,
+            window=self.bucket_window,
+            seed=None if order == "sequential" else seed,
+        )
+
+    def _order_of_samples(self, order: Order, seed: int) -> SampleOrder:
+        """Return the order of an epoch without regard to lengths."""
         if self.weights is None and self.epoch_samples is None:
             return EpochOrder(self._shards.sizes, order, seed=seed, window_shards=self.window_shards)
         if self.weights is None:

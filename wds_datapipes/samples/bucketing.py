@@ -36,7 +36,7 @@ class LengthBuckets:
 
     Raises:
         TypeError: an argument is not an integer.
-        ValueError: there is no limit, an argument is below 1, or the boundaries are not in ascending order.
+        ValueError: there is no limit, an argument is too small, or the boundaries are not in ascending order.
 
     Examples:
         >>> buckets = LengthBuckets(batch_size=8)
@@ -53,13 +53,13 @@ class LengthBuckets:
     def __post_init__(self) -> None:
         if self.batch_size is None and self.max_tokens is None:
             raise ValueError("bucket_samples needs batch_size, max_tokens, or both")
-        named = [("batch_size", self.batch_size), ("max_tokens", self.max_tokens)]
-        named += [("each of boundaries", boundary) for boundary in self.boundaries or ()]
-        for name, number in named:
+        named = [("batch_size", self.batch_size, 1), ("max_tokens", self.max_tokens, 1)]
+        named += [("each of boundaries", boundary, 0) for boundary in self.boundaries or ()]
+        for name, number, least in named:
             if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
                 raise TypeError(f"{name} must be an integer, not {number!r}")
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1, not {number}")
+            if number is not None and number < least:
+                raise ValueError(f"{name} must be at least {least}, not {number}")
         if any(low >= high for low, high in pairwise(self.boundaries or ())):
             raise ValueError(f"boundaries must be in ascending order, without repetitions, not {self.boundaries}")
 
