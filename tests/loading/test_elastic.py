@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,6 +84,39 @@ def mixture() -> IterDataPipe[Any]:
     return keys
 
 
+def tokens_of(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"__key__": sample["__key__"], "tokens": [0] * (int(sample["cls"]) % 7)}
+
+
+def parity(sample: dict[str, Any]) -> int:
+    return int(sample["cls"]) % 2
+
+
+def keys_of(batch: list[dict[str, Any]]) -> list[str]:
+    return [key_of(sample) for sample in batch]
+
+
+def samples() -> IterDataPipe[Any]:
+    urls = ShardList("{0..6}.tar").shuffle().sharding_filter()
+    pipe: IterDataPipe[Any] = urls.load_wds_shards().group_samples().shuffle_samples(3)
+    return pipe
+
+
+def buckets() -> IterDataPipe[Any]:
+    batches: IterDataPipe[Any] = samples().bucket_samples(parity, batch_size=3).map(keys_of)
+    return batches
+
+
+def rows() -> IterDataPipe[Any]:
+    packed: IterDataPipe[Any] = samples().map(tokens_of).pack_samples(8, "tokens", open_rows=2)
+    return packed.map(operator.itemgetter("__key__"))
+
+
+def flat(items: Iterable[Any]) -> list[str]:
+    """Return the keys of items, which may be lists of keys."""
+    return sorted(key for item in items for key in (item if isinstance(item, list) else [item]))
+
+
 SEED = 17
 PIPELINES: dict[str, Callable[[], IterDataPipe[Any]]] = {
     "in order": partial(pipeline, 1),
@@ -93,6 +127,8 @@ PIPELINES: dict[str, Callable[[], IterDataPipe[Any]]] = {
     "a mixture": mixture,
     "shards in turn": partial(pipeline, 1, open_shards=3),
     "shards in turn, shuffled": partial(pipeline, 4, open_shards=2, filtered=True, twice=True),
+    "buckets": buckets,
+    "packed rows": rows,
 }
 #: How many ranks a run has, and how many workers each of them has.
 Topology = tuple[int, int]
@@ -153,7 +189,7 @@ def test_a_chain_of_runs_yields_each_sample_once_however_often_it_is_resharded(
 ) -> None:
     """Each worker has delivered some items, and has made some more that it has not delivered."""
     new = PIPELINES[kind]
-    whole = sorted(new())
+    whole = flat(new())
     came, saved = list[str](), list[Checkpoint]()
     expected: list[list[str]] = []  # the items that each instance would have yielded after the state
     before: Topology | None = None
@@ -182,11 +218,11 @@ def test_a_chain_of_runs_yields_each_sample_once_however_often_it_is_resharded(
                 assert made[:delivered] + rests[-1] == expected[number]  # the same numbers resume exactly
         saved = [checkpoint_of(topology, rank, states[rank * workers : (rank + 1) * workers]) for rank in range(ranks)]
         before, expected = topology, rests
-    assert sorted(came + list(itertools.chain(*expected))) == whole
+    assert flat(came + list(itertools.chain(*expected))) == whole
     # The next epoch is split as usual.
     following = [list(worker_of(pipe, last, number, START)[1]) for number, pipe in enumerate(pipes)]
     assert following == [list(worker_of(new(), last, number, START)[1]) for number in range(len(pipes))]
-    assert sorted(itertools.chain(*following)) == whole
+    assert flat(itertools.chain(*following)) == whole
 
 
 def test_a_state_does_not_grow_with_each_resharding() -> None:
@@ -382,6 +418,16 @@ def test_incomplete_states_of_ranks_are_refused(spoil: Any, text: str) -> None:
         (
             lambda urls: urls.sharding_filter().load_wds_shards().group_samples().rsample(0.5),
             "SampleRsampler records or counts what each worker has read",
+        ),
+        (
+            lambda urls: (
+                urls.sharding_filter()
+                .load_wds_shards()
+                .group_samples()
+                .map(tokens_of)
+                .pack_samples(4, "tokens", long_samples="split")
+            ),
+            "SamplePacker records or counts what each worker has read",
         ),
     ],
 )

@@ -28,7 +28,7 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 from users_stages import Buckets, OwnShuffler
 
-from wds_datapipes import ShardList, ShardReadingService, Stage, StatefulShards
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, Stage, StatefulShards
 from wds_datapipes.codecs.extensions import ExtensionDecoder
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.state.pipeline_state import check_state
@@ -273,6 +273,12 @@ EXACT: dict[str, Callable[[], Pipe]] = {
     ),
     "packed rows": lambda: packed(long_samples="truncate"),
     "packed parts": lambda: packed(long_samples="split", layout="cu_seqlens"),
+    "buckets of indexed samples": lambda: (
+        IndexedSamples("{0..5}.tar", batch_size=2).shuffle_samples(3).bucket_samples(length, batch_size=2)
+    ),
+    "packed indexed samples": lambda: (
+        IndexedSamples("{0..5}.tar", batch_size=3, remainder="keep").map(tokens_of).pack_samples(9, "tokens")
+    ),
     "a stage that keeps nothing": lambda: Declared(split().shuffle_samples(7)),
     "a mapper": lambda: OwnMapper(split().shuffle_samples(5), key_of),
     "a stage with a state": lambda: Pairs(split().shuffle_samples(7)),

@@ -1,0 +1,136 @@
+"""`IndexedSamples(bucket_by=)`: global batches of samples of similar length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import IndexedSamples, ShardReadingService, merge_states
+from wds_datapipes.errors import StateError
+from wds_datapipes.index import ShardIndex, build_indexes
+from wds_datapipes.testing import build_shard
+
+SIZES = (7, 1, 30, 12, 5, 45)
+BATCH = 6
+
+
+@pytest.fixture(autouse=True)
+def lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Write shards; return the length of each sample."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    found = []
+    for shard, size in enumerate(SIZES):
+        own = rng.integers(1, 200, size).tolist()
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n:02}", "txt": "x" * own[n]} for n in range(size)])
+        found += own
+    build_indexes("{0..5}.tar", columns=lambda sample: {"length": len(sample["txt"])})
+    return found
+
+
+def text_sizes(index: ShardIndex) -> Any:
+    return index.columns["member_sizes"]
+
+
+def from_column(index: ShardIndex) -> Any:
+    return index.columns["length"]
+
+
+def length_of(sample: dict[str, Any]) -> int:
+    return len(sample["txt"])
+
+
+def loader_of(pipe: Any, workers: int = 0, batch: int = BATCH) -> Any:
+    loader: Any = DataLoader2(pipe.map(length_of).batch(batch), reading_service=ShardReadingService(workers))
+    loader.seed(4)
+    return loader
+
+
+def padding(batches: list[list[int]]) -> float:
+    return sum(max(batch) * len(batch) - sum(batch) for batch in batches) / sum(map(sum, batches))
+
+
+@pytest.mark.parametrize("order", ["global", "window"])
+def test_batches_need_less_padding_and_have_each_sample_once(order: Any, lengths: list[int]) -> None:
+    plain, grouped = (
+        list(loader_of(IndexedSamples("{0..5}.tar", batch_size=BATCH, remainder="keep", order=order, **options)))
+        for options in ({}, {"bucket_by": text_sizes})
+    )
+    assert sorted(length for batch in grouped for length in batch) == sorted(lengths)
+    assert [len(batch) for batch in plain] == [len(batch) for batch in grouped]
+    assert padding(grouped) < padding(plain) / 4
+    assert [batch[0] for batch in grouped] != sorted(batch[0] for batch in grouped)
+
+
+@pytest.mark.parametrize("by", ["array", "function", "column", "selected"])
+def test_lengths_come_from_an_array_or_a_function_of_each_index(by: str, lengths: list[int]) -> None:
+    options: dict[str, Any] = {
+        "array": {"bucket_by": lengths},
+        "function": {"bucket_by": text_sizes},
+        "column": {"bucket_by": from_column},
+        "selected": {"bucket_by": text_sizes, "select": slice(3, None, 2)},
+    }[by]
+    pipe = IndexedSamples("{0..5}.tar", batch_size=BATCH, order="sequential", bucket_window=4, **options)
+    expected = lengths[3::2] if by == "selected" else lengths
+    found = [len(sample["txt"]) for sample in pipe]
+    assert len(found) == len(expected) // BATCH * BATCH
+    for start in range(0, len(found), 4 * BATCH):
+        assert found[start : start + 4 * BATCH] == sorted(expected[: len(found)][start : start + 4 * BATCH])
+
+
+def test_a_mixture_has_lengths_in_the_order_of_its_shards(lengths: list[int]) -> None:
+    datasets = {"few": ["0.tar", "1.tar"], "many": "{2..5}.tar"}
+    pipe = IndexedSamples(datasets, weights={"few": 1, "many": 2}, batch_size=BATCH, bucket_by=lengths)
+    batches = list(loader_of(pipe))
+    assert all(batch == sorted(batch) for batch in batches)
+    assert len(batches) == len(lengths) // BATCH
+
+
+def test_a_run_resumes_with_any_number_of_workers_and_the_same_batches() -> None:
+    def new(workers: int) -> Any:
+        return loader_of(IndexedSamples("{0..5}.tar", batch_size=BATCH, bucket_by=text_sizes, bucket_window=5), workers)
+
+    with new(0) as loader:
+        whole = [list(loader) for _ in range(2)]
+    assert whole[0] != whole[1]
+    for workers, cut, later in ((0, 5, 2), (2, 1, 3), (3, 4, 0)):
+        with new(workers) as first:
+            iterator = iter(first)
+            assert [next(iterator) for _ in range(cut)] == whole[0][:cut]
+            state = first.state_dict()
+        with new(later) as second:
+            second.load_state_dict(merge_states([state]))
+            assert [list(second) for _ in range(2)] == [whole[0][cut:], whole[1]]
+
+
+def test_a_state_belongs_to_its_lengths(lengths: list[int]) -> None:
+    with loader_of(IndexedSamples("{0..5}.tar", batch_size=BATCH, bucket_by=lengths)) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    other = loader_of(IndexedSamples("{0..5}.tar", batch_size=BATCH, bucket_by=lengths[::-1]))
+    with other, pytest.raises(StateError, match=r"was saved with a different pipeline.*IndexedSamples"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"bucket_by": [1] * 100}, ValueError, "bucket_by .* needs their batch_size"),
+        ({"bucket_by": [1] * 99, "batch_size": 2}, ValueError, r"shape \(99,\), and the dataset has 100 samples"),
+        ({"bucket_by": [1.5] * 100, "batch_size": 2}, TypeError, "integers as lengths, not float64"),
+        ({"bucket_by": [1] * 99 + [-3], "batch_size": 2}, ValueError, "the length -3 for the sample 99 of the dataset"),
+        ({"bucket_by": len, "batch_size": 2}, ValueError, r"shape \(\), and .*0\.tar has 7 samples"),
+        (
+            {"bucket_by": text_sizes, "batch_size": 2, "bucket_window": 0},
+            ValueError,
+            "bucket_window must be at least 1",
+        ),
+    ],
+)
+def test_wrong_lengths_are_errors(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        IndexedSamples("{0..5}.tar", **options)
