@@ -16,9 +16,14 @@ SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=6)
 SEEDS = st.none() | st.integers(0, 99)
 
 
+def starts_of(sizes: list[int]) -> Any:
+    return np.cumsum(sizes, dtype=np.int64) - sizes
+
+
 def numbers_of(order: Any, sizes: list[int]) -> list[int]:
     shards, places = order.find(np.arange(len(order)))
-    return ((np.cumsum(sizes) - sizes)[shards] + places).tolist()
+    numbers: list[int] = (starts_of(sizes)[shards] + places).tolist()
+    return numbers
 
 
 @given(SIZES, ORDERS, SEEDS, st.integers(1, 7), st.integers(1, 5), st.data())
@@ -28,7 +33,7 @@ def test_each_window_has_its_samples_in_batches_of_neighbours_by_length(
     count = sum(sizes)
     lengths = np.array(data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)), np.int64)
     base = EpochOrder(sizes, kind, seed=3, window_shards=2)
-    starts = np.cumsum(sizes) - sizes
+    starts = starts_of(sizes)
     order = LengthOrder(base, lengths, starts, batch_size=batch_size, window=window, seed=seed)
     before, after = numbers_of(base, sizes), numbers_of(order, sizes)
     whole = count - count % batch_size
@@ -48,7 +53,7 @@ def test_a_position_alone_determines_the_sample(
     sizes: list[int], kind: Order, seed: int | None, batch_size: int, window: int
 ) -> None:
     lengths = np.arange(sum(sizes))[::-1] % 11
-    starts = np.cumsum(sizes) - sizes
+    starts = starts_of(sizes)
 
     def new() -> LengthOrder:
         base = EpochOrder(sizes, kind, seed=3)

@@ -58,7 +58,7 @@ def padding(batches: list[list[int]]) -> float:
 def test_batches_need_less_padding_and_have_each_sample_once(order: Any, lengths: list[int]) -> None:
     plain, grouped = (
         list(loader_of(IndexedSamples("{0..5}.tar", batch_size=BATCH, remainder="keep", order=order, **options)))
-        for options in ({}, {"bucket_by": text_sizes})
+        for options in (dict[str, Any](), {"bucket_by": text_sizes})
     )
     assert sorted(length for batch in grouped for length in batch) == sorted(lengths)
     assert [len(batch) for batch in plain] == [len(batch) for batch in grouped]
@@ -68,8 +68,8 @@ def test_batches_need_less_padding_and_have_each_sample_once(order: Any, lengths
 
 @pytest.mark.parametrize("by", ["array", "function", "column", "selected"])
 def test_lengths_come_from_an_array_or_a_function_of_each_index(by: str, lengths: list[int]) -> None:
-    options: dict[str, Any] = {
-        "array": {"bucket_by": lengths},
+    options = {
+        "array": dict[str, Any](bucket_by=lengths),
         "function": {"bucket_by": text_sizes},
         "column": {"bucket_by": from_column},
         "selected": {"bucket_by": text_sizes, "select": slice(3, None, 2)},

@@ -42,7 +42,8 @@ def check_buffer_resumes(run: Run, items: list[Any], *, most: int | None = None)
         items: what the source yields.
         most: the most samples that the stage may hold.
     """
-    results, states = [], [([], 0, 0)]
+    results: list[Any] = []
+    states: list[tuple[list[int], int, int]] = [([], 0, 0)]
     source, buffer = _Source(items, [], 0), SampleBuffer()
     buffer.moves = ShuffleMoves()
     for result in run(iter(source), buffer, source.position):

@@ -137,9 +137,10 @@ class IndexedShards:
             check_lengths(lengths(reader.index_of(shard)), size, redact(self.urls[shard]))
             for shard, size in enumerate(self._all_sizes.tolist())
         ]
-        found = np.concatenate(parts)
         shards = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        return found[self._starts[shards] + self._numbers_in_shard(shards, np.arange(len(self)) - self.starts[shards])]
+        numbers = self._numbers_in_shard(shards, np.arange(len(self)) - self.starts[shards])
+        found: Numbers = np.concatenate(parts)[self._starts[shards] + numbers]
+        return found
 
     @property
     def starts(self) -> Numbers:
@@ -182,7 +183,7 @@ class IndexedShards:
 
     def _numbers_in_shard(self, shards: Numbers, places: Numbers) -> Numbers:
         """Return the numbers of samples in their shards, from their places among the selected ones."""
-        numbers = places.copy()
+        numbers: Numbers = places.copy()
         for part, selection in self._selections:
             own = (shards >= part.start) & (shards < part.stop)
             numbers[own] = selection.find(shards[own] - part.start, places[own])
@@ -220,7 +221,7 @@ class IndexedShards:
         details += [
             *(other.fingerprint() for other in self._others),
             *(repr(part) for part in self.parts.items() if part[0]),
-            *([] if self.lengths is None else [self.lengths.tobytes()]),
+            *([] if self.lengths is None else [fingerprint(self.lengths.tobytes())]),
         ]
         return f"{text} #{fingerprint([self.urls, self.sizes.tolist(), *details])[:12]}"
 

@@ -39,7 +39,8 @@ class SampleBucketer(BufferingStage[list[Any]]):
         size: the length of a sample: the name of a field that is a number, or of which ``len()`` is taken; or a
             function of the sample that returns an integer.
         boundaries: the longest length of each bucket, in ascending order. Longer samples share another bucket. By
-            default the powers of two.
+            default, there are four buckets between powers of two: 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, and
+            so on. Wider buckets leave more padding, and hold fewer samples.
         batch_size: the most samples in a batch.
         max_tokens: the most tokens in a padded batch: its longest length times its number of samples. One of
             ``batch_size`` and ``max_tokens`` is needed; with both, a batch respects both.
@@ -55,7 +56,7 @@ class SampleBucketer(BufferingStage[list[Any]]):
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> texts = IterableWrapper(["a", "bcde", "f", "g", "hijkl", "mno"])
         >>> list(texts.bucket_samples(len, batch_size=2))
-        [['a', 'f'], ['bcde', 'mno'], ['g'], ['hijkl']]
+        [['a', 'f'], ['g'], ['mno'], ['bcde'], ['hijkl']]
         >>> list(texts.bucket_samples(len, boundaries=[2, 5], max_tokens=10))
         [['bcde', 'hijkl'], ['a', 'f', 'g'], ['mno']]
     """

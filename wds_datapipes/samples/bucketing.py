@@ -30,7 +30,7 @@ class LengthBuckets:
 
     Args:
         boundaries: the longest length of each bucket, in ascending order; longer samples share another one. None stands
-            for the powers of two.
+            for four buckets between powers of two: 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, and so on.
         batch_size: the most samples in a batch.
         max_tokens: the most tokens in a padded batch: the longest length times the number of samples.
 
@@ -40,8 +40,8 @@ class LengthBuckets:
 
     Examples:
         >>> buckets = LengthBuckets(batch_size=8)
-        >>> [buckets.number(length) for length in (0, 1, 2, 3, 4, 5, 8, 9)]
-        [0, 0, 1, 2, 2, 3, 3, 4]
+        >>> [buckets.number(length) for length in (0, 1, 2, 8, 9, 10, 16, 17, 100)]
+        [1, 1, 2, 8, 10, 10, 16, 20, 112]
         >>> [LengthBuckets((2, 5), batch_size=8).number(length) for length in (0, 2, 3, 5, 6)]
         [0, 0, 1, 1, 2]
     """
@@ -65,7 +65,11 @@ class LengthBuckets:
 
     def number(self, length: int) -> int:
         """Return the number of the bucket for a length; the buckets of shorter lengths have lower numbers."""
-        return (max(length, 1) - 1).bit_length() if self.boundaries is None else bisect_left(self.boundaries, length)
+        if self.boundaries is not None:
+            return bisect_left(self.boundaries, length)
+        length = max(length, 1)
+        bits = max((length - 1).bit_length() - 3, 0)
+        return -(-length >> bits) << bits
 
     def fits(self, count: int, longest: int) -> bool:
         """Whether a batch may have so many samples, of which the longest has a length."""

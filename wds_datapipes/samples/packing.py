@@ -111,15 +111,17 @@ class RowFormat:
         """Return a row of several sequences."""
         lengths = [*map(len, pieces)]
         offsets = np.cumsum([0, *lengths])
-        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        missing = 0 if self.pad is None else self.max_length - int(offsets[-1])
+        length = int(offsets[-1])
+        missing = 0 if self.pad is None else self.max_length - length
         row: Sample = {"__key__": [piece.key for piece in pieces]}
         for number, name in enumerate(self.fields):
             value = 0 if self.pad is None else self.pad[name]
             row[name] = _concatenate([piece.arrays[number] for piece in pieces], missing, value)
-        row["position_ids"] = np.pad(positions, (0, missing))
+        row["position_ids"] = np.zeros(length + missing, np.int64)
+        row["position_ids"][:length] = np.arange(length) - np.repeat(offsets[:-1], lengths)
         if self.layout == "segment_ids":
-            row["segment_ids"] = np.pad(np.repeat(np.arange(1, len(pieces) + 1), lengths), (0, missing))
+            row["segment_ids"] = np.zeros(length + missing, np.int64)
+            row["segment_ids"][:length] = np.repeat(np.arange(1, len(pieces) + 1), lengths)
         else:
             row["cu_seqlens"] = offsets.astype(np.int32)
         if not isinstance(row[self.fields[0]], np.ndarray):
