@@ -92,6 +92,10 @@ def length(sample: dict[str, Any]) -> int:
     return len(sample["txt"]) + 1
 
 
+def draw_beside(item: Any, rng: Random) -> Any:
+    return item, rng.random()
+
+
 def tokens_of(sample: dict[str, Any]) -> dict[str, Any]:
     number = number_in(sample)
     return {"__key__": sample["__key__"], "tokens": torch.arange(2 * number % 5 + 5 * (number > 3))}
@@ -261,7 +265,7 @@ EXACT: dict[str, Callable[[], Pipe]] = {
         split("a").mix_samples(drawn("b"), stop="never").shuffle_samples(9).slice_samples(30)
     ),
     "buckets": lambda: split().shuffle_samples(3).bucket_samples("cls", boundaries=[1, 2], batch_size=2).batch(2),
-    "buckets of tokens": lambda: drawn(count=6).bucket_samples(length, max_tokens=40).map(as_it_is),
+    "buckets of tokens": lambda: drawn(count=15).bucket_samples(length, max_tokens=40).map(as_it_is),
     "buckets of a mixture": lambda: (
         split("a")
         .mix_samples(drawn("b", 5).rsample(0.8), stop="all")
@@ -273,6 +277,10 @@ EXACT: dict[str, Callable[[], Pipe]] = {
     ),
     "packed rows": lambda: packed(long_samples="truncate"),
     "packed parts": lambda: packed(long_samples="split", layout="cu_seqlens"),
+    "random buckets": lambda: (
+        split().shuffle_samples(3).bucket_samples(length, batch_size=2).map_samples_with_rng(draw_beside)
+    ),
+    "random parts": lambda: packed(long_samples="split").map_samples_with_rng(draw_beside),
     "buckets of indexed samples": lambda: (
         IndexedSamples("{0..5}.tar", batch_size=2).shuffle_samples(3).bucket_samples(length, batch_size=2)
     ),

@@ -156,6 +156,7 @@ def test_lists_become_arrays_and_empty_samples_keep_their_place() -> None:
         ({"labels": [1]}, r"packs the field 'tokens', but the sample 'x' .* has \['labels'\]"),
         ({"tokens": [1, 2], "labels": [1]}, r"the same length, but those of the sample 'x' .* tokens: 2, labels: 1"),
         ({"tokens": [[1]], "labels": [1]}, r"one dimension, but the field 'tokens' of the sample 'x' .* is a list"),
+        ({"tokens": [[1], [2, 3]], "labels": [1]}, r"one dimension, but the field 'tokens' .* is a list"),
         ({"tokens": b"abc", "labels": [1]}, r"one dimension, but the field 'tokens' of the sample 'x' .* is a bytes"),
         ({"tokens": ["a"], "labels": [1]}, r"arrays of numbers .* the field 'tokens'"),
         ({"tokens": torch.zeros(2, 3), "labels": [1]}, r"is a Tensor of shape \(2, 3\) and torch.float32"),

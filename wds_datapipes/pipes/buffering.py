@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from wds_datapipes.errors import StateError
@@ -57,6 +57,10 @@ class BufferingStage(RecordedStage[T_co]):
         if len({position.identity for position in waiting}) < len(waiting):
             raise StateError(f"The state of {name_of(self)} is corrupt: it lists a buffered sample twice")
         self._loaded = SampleBuffer(waiting, state.get("cut", 0))
+
+    def position_reader(self) -> Callable[[], SamplePosition] | None:
+        """Return a function that returns the position of the first sample of the item that was yielded last."""
+        return None if self.source_position() is None else (lambda: self._buffer.at)
 
     def reset_state(self) -> None:
         """Discard a loaded state, so that the next iteration starts from the beginning."""

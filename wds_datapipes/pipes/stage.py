@@ -76,7 +76,8 @@ class Stage(IterDataPipe[T_co]):
         has_position: whether its state contains the position of the pipeline in the shards, so that the stages before
             it need no state.
         rereads_samples: whether the samples at the ``"waiting"`` positions of its state are read again to resume.
-        combines_samples: whether its items consist of several samples, such as batches, and therefore have no position.
+        combines_samples: whether its items consist of several samples, such as batches, so that a position does not
+            suffice to read one again.
         spans_epochs: whether an epoch continues where the previous one ended.
         keeps_share: whether each item belongs to the same instance of the pipeline whenever its source is iterated.
         can_reshard: whether the rest of an epoch can be assigned to another number of workers: its state consists of

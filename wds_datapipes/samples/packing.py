@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -205,7 +206,7 @@ def pack_samples(
 
     def take(row: int) -> Sample:
         pieces = rows.pop(row)
-        buffer.remove(number for _, number in pieces)
+        buffer.remove([number for _, number in pieces])
         return row_format.join([piece for piece, _ in pieces])
 
     for sample in policy.counted(buffer.read(source, position)):
@@ -231,9 +232,7 @@ def pack_samples(
             begin = buffer.cut if buffer.cut and not buffer.again else whole
         for start in range(begin, whole, max_length):
             end = start + max_length
-            buffer.cut = end % length
-            if end == length:
-                buffer.remove([number])
+            buffer.cut_part(start, end % length)
             yield row_format.join([piece.cut(start, end)])
         if buffer.again <= 0:
             buffer.cut = 0
@@ -251,7 +250,8 @@ def _as_array(sample: Sample, name: str) -> Any:
     """Return a field as an array or a tensor of one dimension."""
     value = sample[name]
     if isinstance(value, list | tuple):
-        value = np.array(value, None if value else np.int64)
+        with suppress(ValueError):  # such as lists of different lengths, which are refused below
+            value = np.array(value, None if value else np.int64)
     if getattr(value, "ndim", None) != 1 or (isinstance(value, np.ndarray) and value.dtype.kind not in "biuf"):
         what = type(sample[name]).__name__
         what += f" of shape {tuple(value.shape)} and {value.dtype}" if hasattr(value, "shape") else ""

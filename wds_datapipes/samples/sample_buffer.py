@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from wds_datapipes.samples.shuffling import ShuffleMoves
@@ -29,6 +29,7 @@ class SampleBuffer:
     Attributes:
         waiting: the positions of the buffered samples.
         moves: the changes to ``waiting`` since it was recorded; None if they are not recorded.
+        at: the position of the last item that the stage has yielded, which is that of its first sample.
         again: how many buffered samples are read again after the current one, which is one of them; -1 if it is new.
         cut: how many tokens of the sample that was buffered last have been yielded, while some have no row yet.
         is_ambiguous: whether two successive samples have the same position, so that it does not identify a sample.
@@ -38,6 +39,7 @@ class SampleBuffer:
         self.waiting = [*again]
         self.cut = cut
         self.moves: ShuffleMoves | None = None
+        self.at = SamplePosition(-1, 0, 0)
         self.again = -1
         self.is_ambiguous = False
         self._numbers: list[int] = []
@@ -78,8 +80,10 @@ class SampleBuffer:
         self._next += 1
         return self._numbers[-1]
 
-    def remove(self, numbers: Iterable[int]) -> None:
-        """Remove samples by their numbers."""
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Remove the samples of the next item by their numbers."""
+        if self._at is not None:
+            self.at = self.waiting[bisect_left(self._numbers, numbers[0])]
         for number in numbers:
             slot = bisect_left(self._numbers, number)
             del self._numbers[slot]
@@ -87,6 +91,19 @@ class SampleBuffer:
                 del self.waiting[slot]
                 if self.moves is not None:
                     self.moves.remove_in_order(slot)
+
+    def cut_part(self, start: int, end: int) -> None:
+        """Record that the next item consists of some of the tokens of the sample that was buffered last.
+
+        Args:
+            start: the number of the first of them.
+            end: the number of the token after them; 0 if no tokens are left.
+        """
+        self.cut = end
+        if not end:
+            self.remove(self._numbers[-1:])
+        if self._at is not None:
+            self.at = self._at._replace(route=(*self._at.route, start))
 
     def _find(self, items: Iterator[T], positions: list[SamplePosition]) -> list[T]:
         """Return the samples at some positions, which come next in any order."""
