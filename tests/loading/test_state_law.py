@@ -278,7 +278,7 @@ EXACT: dict[str, Callable[[], Pipe]] = {
     "packed rows": lambda: packed(long_samples="truncate"),
     "packed parts": lambda: packed(long_samples="split", layout="cu_seqlens"),
     "random buckets": lambda: (
-        split().shuffle_samples(3).bucket_samples(length, batch_size=2).map_samples_with_rng(draw_beside)
+        split(open_shards=3).shuffle_samples(3).bucket_samples(length, batch_size=2).map_samples_with_rng(draw_beside)
     ),
     "random parts": lambda: packed(long_samples="split").map_samples_with_rng(draw_beside),
     "buckets of indexed samples": lambda: (
