@@ -24,9 +24,10 @@ class SampleBucketer(BufferingStage[list[Any]]):
     of samples that are held is bounded. At the end of the epoch, the rest of each bucket is a batch, from the shortest
     lengths to the longest.
 
-    torchdata's ``.max_token_bucketize()`` drops samples that are too long without a message, yields each buffer from
-    the shortest to the longest, and resumes only by replay, as ``.bucketbatch()`` does. This stage has a state: a run
-    resumes with the same batches. Put it last, before ``.collate()``: a shuffle after it would have no position.
+    torchdata's ``.max_token_bucketize()`` drops samples that are too long without a message, and always yields the
+    shortest samples that it holds; ``.bucketbatch()`` knows no tokens. Both resume only by replay. This stage has a
+    state: a run resumes with the same batches. Put it last, before ``.collate()``: a shuffle after it would have no
+    position.
 
     The number of batches depends on the lengths, so ranks may have different numbers of them. ``.with_epoch(n)`` makes
     them equal; and `IndexedSamples` makes equal batches of similar length with ``bucket_by``.
