@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from wds_datapipes.io.file_lock import READ_ONLY, lock_file
 from wds_datapipes.io.openers import redact, split_scheme
 
-__all__ = ["READ_ONLY", "CopyFacts", "Entry", "entries", "lock_file", "stamp"]
+__all__ = ["CopyFacts", "Entry", "entries", "stamp"]
 
 FORMAT = "wds-datapipes copy"
 VERSION = 1
@@ -31,8 +28,6 @@ UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 FACTS, PART, LOCK = ".json", ".part", ".lock"
 #: The file that is locked during eviction; its modification time is the last use of any copy.
 FOLDER_LOCK = "folder.lock"
-#: The errors of a read-only disk or folder.
-READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 @dataclass(frozen=True)
@@ -119,40 +114,6 @@ def entries(folder: Path) -> list[Entry]:
     return [Entry(folder, match[1], match[2]) for match in found if match]
 
 
-@contextmanager
-def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False) -> Iterator[int | None]:
-    """Lock a file within the context; yield its descriptor, or None if another process holds the lock.
-
-    Args:
-        path: the file, which is created if needed.
-        wait: wait for the current owner of the lock.
-        keep_file: do not remove the file at the end.
-
-    Raises:
-        OSError: the file cannot be created, or its file system does not support locks.
-    """
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield None
-                return
-            if not _is_same_file(path, descriptor):  # its last owner has removed it
-                continue
-            try:
-                yield descriptor
-            finally:
-                if not keep_file:
-                    path.unlink(missing_ok=True)
-                # A process forked meanwhile has the descriptor too, and would keep the lock.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            return
-        finally:
-            os.close(descriptor)
-
-
 def stamp(folder: Path, path: Path) -> None:
     """Record in a file's modification time that its copy is used now, monotonically even if the clock is not.
 
@@ -168,13 +129,3 @@ def stamp(folder: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in READ_ONLY:
             raise
-
-
-def _is_same_file(path: Path, descriptor: int) -> bool:
-    """Whether a path still refers to an open file."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return False
-    own = os.fstat(descriptor)
-    return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)

@@ -9,7 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from wds_datapipes.shard_cache.entry import FACTS, FOLDER_LOCK, LOCK, PART, Entry, entries, lock_file
+from wds_datapipes.io.file_lock import lock_file
+from wds_datapipes.shard_cache.entry import FACTS, FOLDER_LOCK, LOCK, PART, Entry, entries
 
 __all__ = ["evict", "reserve_space", "used_bytes"]
 

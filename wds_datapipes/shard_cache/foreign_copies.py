@@ -12,10 +12,11 @@ from stat import S_ISREG
 from urllib.parse import quote, urlsplit
 
 from wds_datapipes.errors import MissingDependencyError, ShardError, ShardOpenError
+from wds_datapipes.io.file_lock import READ_ONLY
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.shard_cache.download import FACTS_OPTIONS, DownloadRequest
-from wds_datapipes.shard_cache.entry import READ_ONLY, CopyFacts, Entry, entries
+from wds_datapipes.shard_cache.entry import CopyFacts, Entry, entries
 from wds_datapipes.tar.scanner import scan_shard
 
 __all__ = ["adopt", "webdataset_name"]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from wds_datapipes.errors import CacheError, CorruptShardError, ShardError, TruncatedShardError
+from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.shard_cache.download import DownloadRequest, fetch_copy
-from wds_datapipes.shard_cache.entry import CopyFacts, Entry, lock_file, stamp
+from wds_datapipes.shard_cache.entry import CopyFacts, Entry, stamp
 from wds_datapipes.shard_cache.eviction import evict
 from wds_datapipes.shard_cache.foreign_copies import adopt
 from wds_datapipes.user_warnings import warn_user
