@@ -10,9 +10,10 @@ import typer
 
 from wds_datapipes.cli._app import on_one_line, printable
 from wds_datapipes.cli._copy import print_skipped
-from wds_datapipes.cli._meter import human_bytes, plural
+from wds_datapipes.cli._meter import plural
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.error_log import LoggedError, message_of
+from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.convert import ConvertedShard
 
 __all__ = ["facts_of", "report"]

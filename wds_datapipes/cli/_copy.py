@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, has_options, on_one_line, printable, say_nothing_found
-from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
+from wds_datapipes.cli._meter import plural
 from wds_datapipes.cli._options import LimitedOptions, parse_bytes
 from wds_datapipes.errors import EncodeError
 from wds_datapipes.io.openers import redact
+from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.prepare.subset import Subset
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_overwritten

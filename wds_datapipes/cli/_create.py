@@ -16,11 +16,11 @@ import typer
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._copy import WriterOptions, report
 from wds_datapipes.cli._functions import OWN, Decode, Function, load_function, parse_decoders, parse_encoders
-from wds_datapipes.cli._meter import ProgressMeter
 from wds_datapipes.cli._options import SampleOptions, Workers, parse_bytes
 from wds_datapipes.index.manifest import Manifest, write_manifest
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import write_sidecar
+from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.sample_spec import Source
 from wds_datapipes.prepare.sources.image_folder import Faults, ImageFiles

@@ -11,9 +11,10 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
-from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
+from wds_datapipes.cli._meter import plural
 from wds_datapipes.cli._options import AsJson, Shards, StoreOptions, parse_bytes
 from wds_datapipes.index.manifest import read_manifest
+from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.shard_cache.entry import Entry, entries
 from wds_datapipes.shard_cache.eviction import by_last_use, evict
 from wds_datapipes.shard_cache.store import CacheFolder

@@ -12,7 +12,7 @@ import typer
 
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._functions import OWN, load_function
-from wds_datapipes.cli._meter import ProgressMeter, plural
+from wds_datapipes.cli._meter import plural
 from wds_datapipes.cli._options import LimitedOptions, Shards, Workers
 from wds_datapipes.index.build_many import IndexResult, build_indexes
 from wds_datapipes.index.file_format import index_url, write_index
@@ -23,6 +23,7 @@ from wds_datapipes.index.manifest import Manifest, write_manifest
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import map_shards
+from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.samples.keys import KeyRule, first_dot
 
 __all__ = ["index"]
@@ -171,7 +172,7 @@ def own_indexes(urls: Sequence[str], meter: ProgressMeter, **options: Any) -> li
         meter.add(shards=1, samples=result.samples, size=result.bytes)
 
     try:
-        return build_indexes(urls, on_result=done, **options)
+        return build_indexes(urls, on_result=done, progress=False, **options)
     except ValueError as error:
         if type(error) is not ValueError:  # an error class of this package
             raise

@@ -17,11 +17,11 @@ from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line
 from wds_datapipes.cli._conversion_report import facts_of, report
 from wds_datapipes.cli._copy import Compression, RemoveOld
 from wds_datapipes.cli._functions import Decode, Function, load_function, parse_decoders
-from wds_datapipes.cli._meter import ProgressMeter
 from wds_datapipes.cli._options import Limits, SampleOptions, Shards, parse_limits
 from wds_datapipes.errors import ConversionError, StateError
 from wds_datapipes.parallel.error_log import DaskErrorLog, ErrorLog
 from wds_datapipes.parallel.executors import connect_dask, send_module
+from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
 from wds_datapipes.prepare.shell_command import SampleCommand
 

@@ -16,12 +16,13 @@ from rich.style import Style
 from rich.text import Text
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line, printable
-from wds_datapipes.cli._meter import ProgressMeter, human_bytes, new_console, plural
+from wds_datapipes.cli._meter import new_console, plural
 from wds_datapipes.cli._options import ReadingOptions, Shards, Workers
 from wds_datapipes.cli.show_sheet import LABELS, make_sheet
 from wds_datapipes.cli.show_sheet_html import sheet_as_html
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
+from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.prepare.preview import Preview, preview_field
 from wds_datapipes.prepare.random_samples import draw_samples
 from wds_datapipes.prepare.shard_contents import ShardFault

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from wds_datapipes.cli._meter import human_bytes
 from wds_datapipes.io.openers import redact
+from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.preview import Preview, preview_field
 from wds_datapipes.prepare.random_samples import RandomSamples
 from wds_datapipes.types import Sample

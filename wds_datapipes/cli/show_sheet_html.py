@@ -10,8 +10,9 @@ from string import Template
 from PIL import Image
 
 from wds_datapipes.cli._app import without_controls
-from wds_datapipes.cli._meter import human_bytes, plural
+from wds_datapipes.cli._meter import plural
 from wds_datapipes.cli.show_sheet import Bar, Card, Sheet
+from wds_datapipes.parallel.progress import human_bytes
 
 __all__ = ["sheet_as_html"]
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from wds_datapipes.cli._copy import CopyOptions, Output, Rekey, check_outputs, make_subset, report, with_option_hint
-from wds_datapipes.cli._meter import ProgressMeter
 from wds_datapipes.cli._options import Shards
 from wds_datapipes.errors import EncodeError
+from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.reorder import SampleEntries
 
 __all__ = ["reorder", "shuffle"]

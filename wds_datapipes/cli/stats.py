@@ -10,8 +10,9 @@ from typing import Any
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, printable
-from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
+from wds_datapipes.cli._meter import plural
 from wds_datapipes.cli._options import ReadingOptions, Shards, Workers
+from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
 
 __all__ = ["stats"]

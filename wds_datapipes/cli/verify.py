@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
-from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
+from wds_datapipes.cli._meter import plural
 from wds_datapipes.cli._options import LimitedOptions, Shards, Workers
 from wds_datapipes.index.manifest import read_manifest
+from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.prepare.verify import Checks, VerifiedShard, find_common_keys, verify_shards
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError
 from wds_datapipes.index.build import build_index
+from wds_datapipes.index.build_lock import lock_folder, lock_index
 from wds_datapipes.index.file_format import index_url, read_index, write_index
 from wds_datapipes.index.shard_index import ShardIndex, rule_name
 from wds_datapipes.index.user_columns import ComputeColumns, columns_fingerprint
@@ -20,11 +23,14 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
+from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.samples.grouping import OnDuplicate
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.headers import EndMarker
 
-__all__ = ["IndexResult", "build_indexes", "find_index"]
+__all__ = ["IndexResult", "build_indexes", "build_missing_index", "find_index"]
+
+LOGGER = logging.getLogger("wds_datapipes")
 
 
 class IndexResult(NamedTuple):
@@ -78,6 +84,7 @@ def build_indexes(
     executor: Executor | None = None,
     max_workers: int | None = None,
     on_result: Callable[[IndexResult], object] | None = None,
+    progress: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     limits: ReadLimits = DEFAULT_LIMITS,
 ) -> list[IndexResult]:
@@ -85,6 +92,12 @@ def build_indexes(
 
     An index is valid if it matches the size of the shard and its ETag or, for a local file, its modification time; an
     index without a modification time must be newer than the shard.
+
+    Of several processes that need the same indexes, such as the ranks of a training run, one builds them, and the
+    others wait until they find them valid. A process that builds indexes in a directory locks it; if the process dies,
+    another one continues. Indexes in a remote store are not locked, so each process may build them.
+
+    Progress is logged to the logger ``wds_datapipes``, at most every 10 seconds.
 
     Args:
         urls: a pattern as for `ShardList`, but without variables, or an iterable of URLs, such as a `ShardList`.
@@ -105,6 +118,7 @@ def build_indexes(
         executor: any executor of `concurrent.futures`, such as one for a cluster; by default, processes on this host.
         max_workers: the number of processes; by default, one per processor.
         on_result: called with each result as it arrives, in any order.
+        progress: show a progress bar while indexes are built, if standard error is a terminal and rich is installed.
         storage_options: passed to remote file systems.
         limits: the limits for shards, see `ReadLimits`.
 
@@ -114,7 +128,7 @@ def build_indexes(
     Raises:
         ShardError: a shard cannot be read.
         SampleError: a field occurs twice in a sample.
-        SidecarError: an index cannot be written, or a shard has changed while it was read.
+        SidecarError: an index, or its directory, cannot be written; or a shard has changed while it was read.
         WorkerDiedError: a process died without a result.
         ValueError: two shards would have the same index.
 
@@ -136,46 +150,118 @@ def build_indexes(
     rules = _Rules(key_rule, lowercase, on_duplicate, digest, ignore_zeros, end_marker, limits)
     policy = ErrorPolicy(on_error, "build_indexes")
     results: dict[int, IndexResult] = {}
-    arguments = (folder, rules, rebuild, storage_options)
-    update = partial(_update_index, columns=columns, fields=fields)
-    for number, task in map_shards(update, shards, arguments, executor=executor, max_workers=max_workers):
-        policy.tried += 1
-        error = task.exception()
-        if isinstance(error, Exception):
-            if not policy.handle(error, url=shards[number]):
+
+    def run(work: Callable[..., IndexResult | None], numbers: list[int], meter: ProgressMeter | None) -> list[int]:
+        """Call a function for shards; return those without a result, unless the policy stops."""
+        left = []
+        urls = [shards[number] for number in numbers]
+        arguments = (folder, rules, storage_options)
+        for place, task in map_shards(work, urls, arguments, executor=executor, max_workers=max_workers):
+            error, number = task.exception(), numbers[place]
+            if isinstance(error, Exception):
+                policy.tried += 1
+                if not policy.handle(error, url=shards[number]):
+                    return []
+                continue
+            result = task.result()
+            if result is None:
+                left.append(number)
+                continue
+            policy.tried += 1
+            results[number] = result
+            if meter is not None:
+                meter.add(shards=1, samples=result.samples, size=result.bytes)
+            if on_result is not None:
+                on_result(result)
+        return sorted(left)
+
+    by = None if columns is None else columns_fingerprint(columns, fields)
+    find = partial(_find_result, columns_by=by)
+    build = partial(_build_result, columns=columns, fields=fields, columns_by=by, rebuild=rebuild)
+    missing = [*range(len(shards))] if rebuild else run(find, [*range(len(shards))], None)
+    while missing:
+        with lock_folder(targets[missing[0]], create=folder is not None) as has_waited:
+            if rebuild or not has_waited:
+                with ProgressMeter("Indexing", len(missing), shown=progress, logger=LOGGER) as meter:
+                    run(build, missing, meter)
                 break
-            continue
-        results[number] = task.result()
-        if on_result is not None:
-            on_result(results[number])
+        missing = run(find, missing, None)
     policy.finish()
     return [results[number] for number in sorted(results)]
 
 
-def _update_index(
+def _find_result(
     url: str,
     folder: str | None,
     rules: _Rules,
-    rebuild: bool,
     storage_options: Mapping[str, Any] | None,
     *,
-    columns: ComputeColumns | None = None,
-    fields: Collection[str] | None = None,
-) -> IndexResult:
-    """Build the index of a shard, unless it has a valid one."""
+    columns_by: str | None,
+) -> IndexResult | None:
+    """Return the result of a shard that has a valid index."""
     path = index_url(url, folder)
-    by = None if columns is None else columns_fingerprint(columns, fields)
-    index = None if rebuild else find_index(url, path, *rules[:4], columns_by=by, storage_options=storage_options)
-    is_new = index is None
-    if index is None:
-        if columns is None and not rebuild:
-            _check_no_columns(path, storage_options)
+    index = find_index(url, path, *rules[:4], columns_by=columns_by, storage_options=storage_options)
+    return None if index is None else _result(url, path, index, is_new=False)
+
+
+def _build_result(
+    url: str,
+    folder: str | None,
+    rules: _Rules,
+    storage_options: Mapping[str, Any] | None,
+    *,
+    columns: ComputeColumns | None,
+    fields: Collection[str] | None,
+    columns_by: str | None,
+    rebuild: bool,
+) -> IndexResult:
+    """Build the index of a shard, unless another process has built it meanwhile."""
+    path = index_url(url, folder)
+    with lock_index(path, create=folder is not None):
+        if not rebuild:
+            found = _find_result(url, folder, rules, storage_options, columns_by=columns_by)
+            if found is not None:
+                return found
+            if columns is None:
+                _check_no_columns(path, storage_options)
         index = build_index(url, **rules._asdict(), columns=columns, fields=fields, storage_options=storage_options)
-        if folder is not None and (file := local_path(path)) is not None:
-            Path(file).parent.mkdir(parents=True, exist_ok=True)
         write_index(index, path, storage_options=storage_options)
+    return _result(url, path, index, is_new=True)
+
+
+def _result(url: str, path: str, index: ShardIndex, *, is_new: bool) -> IndexResult:
     facts = index.facts
     return IndexResult(url, path, len(index), index.members, facts.bytes or 0, facts.sha256, is_new)
+
+
+def build_missing_index(
+    url: str,
+    path: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    limits: ReadLimits = DEFAULT_LIMITS,
+    create_folder: bool = False,
+) -> tuple[ShardIndex, str | None]:
+    """Build the index of a shard that has none, or a damaged one, unless another process does.
+
+    Returns:
+        The index, and why it could not be written, if so.
+
+    Raises:
+        ShardError: the shard cannot be read.
+        SampleError: a field occurs twice in a sample.
+    """
+    with ExitStack() as stack:
+        with suppress(MissingSidecarError):  # then it cannot be written either
+            stack.enter_context(lock_index(path, create=create_folder))
+        with suppress(MissingSidecarError, CorruptSidecarError):
+            return read_index(path, storage_options=storage_options), None
+        index = build_index(url, storage_options=storage_options, limits=limits)
+        try:
+            write_index(index, path, storage_options=storage_options)
+        except MissingSidecarError as error:
+            return index, str(error)
+    return index, None
 
 
 def _check_no_columns(path: str, storage_options: Mapping[str, Any] | None) -> None:

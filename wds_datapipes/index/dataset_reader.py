@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wds_datapipes.errors import ChangedShardError
+from wds_datapipes.errors import ChangedShardError, CorruptSidecarError, MissingSidecarError
+from wds_datapipes.index.build_many import build_missing_index
 from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.sample_reader import SampleReader
 from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.io.openers import local_path
+from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.keys import first_dot
 from wds_datapipes.types import Sample
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["DatasetReader"]
+
+LOGGER = logging.getLogger("wds_datapipes")
 
 #: The number of threads that read remote shards concurrently.
 THREADS = 16
@@ -39,6 +43,8 @@ class DatasetReader:
         folder: the directory of the indexes; by default, that of the shards.
         fields: the fields to read; by default all.
         open_shards: the most shards that are kept open, with their indexes.
+        build: build missing and damaged indexes when their shards are first opened, and write them; those that cannot
+            be written are kept in memory.
         storage_options: passed to remote file systems.
         limits: the limits for the shards.
 
@@ -60,11 +66,13 @@ class DatasetReader:
         folder: str | os.PathLike[str] | None = None,
         fields: Collection[str] | None = None,
         open_shards: int = 64,
+        build: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         limits: ReadLimits = DEFAULT_LIMITS,
     ) -> None:
         self._urls, self._sizes, self._folder = urls, sizes, folder
-        self._fields = fields
+        self._fields, self._build = fields, build
+        self._unwritten: dict[int, ShardIndex] = {}
         self._open_shards, self._storage_options, self._limits = open_shards, storage_options, limits
         self._readers = OrderedDict[int, SampleReader]()  # the one that was used last is at the end
         self._pool: ThreadPoolExecutor | None = None
@@ -134,20 +142,42 @@ class DatasetReader:
         return reader
 
     def index_of(self, shard: int) -> ShardIndex:
-        """Return the index of a shard.
+        """Return the index of a shard, which is built if it is missing and `DatasetReader` was told so.
 
         Raises:
             ChangedShardError: it has another number of samples than the dataset was opened with.
             SidecarError: it is missing or damaged, or its shard is compressed.
+            ShardError: it is missing, and cannot be built.
         """
         path = index_url(self._urls[shard], self._folder)
-        index = read_index(path, storage_options=self._storage_options)
+        index = self._unwritten.get(shard)
+        if index is None:
+            try:
+                index = read_index(path, storage_options=self._storage_options)
+            except (MissingSidecarError, CorruptSidecarError):
+                if not self._build:
+                    raise
+                index = self._build_index(shard, path)
         index.check_random_access()
         if len(index) != self._sizes[shard]:
             raise ChangedShardError(
-                f"The index {path} has {len(index)} samples, and the dataset was opened with {self._sizes[shard]}. The "
-                f"shard was replaced: open the dataset again"
+                f"The index {redact(path)} has {len(index)} samples, and the dataset was opened with "
+                f"{self._sizes[shard]}. The shard was replaced, or its manifest is that of another one: write the "
+                "manifest again, if there is one, and open the dataset again"
             )
+        return index
+
+    def _build_index(self, shard: int, path: str) -> ShardIndex:
+        options: dict[str, Any] = {"storage_options": self._storage_options, "limits": self._limits}
+        index, failure = build_missing_index(self._urls[shard], path, create_folder=self._folder is not None, **options)
+        if failure is not None:
+            if not self._unwritten:
+                LOGGER.warning(
+                    "%s. Such indexes are kept in memory, so each process reads the headers of each shard again. Pass "
+                    "index_folder=, a directory that can be written, or build the indexes in advance",
+                    failure,
+                )
+            self._unwritten[shard] = index
         return index
 
     def _open(self, shard: int) -> SampleReader:

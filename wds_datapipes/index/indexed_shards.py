@@ -23,6 +23,7 @@ from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.selection import Select, Selection
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.parallel.map_shards import resolve_shards
 from wds_datapipes.samples.select import Lacking
 from wds_datapipes.types import Sample
@@ -262,6 +263,7 @@ def shard_sizes(
     indexes: Literal["build", "require"],
     folder: str | os.PathLike[str] | None,
     storage_options: Mapping[str, Any] | None,
+    limits: ReadLimits = DEFAULT_LIMITS,
 ) -> list[tuple[str, int]]:
     """Return the shards and their numbers of samples, which costs no access to a shard if there is a manifest.
 
@@ -270,6 +272,7 @@ def shard_sizes(
         indexes: build missing and stale indexes, or require valid ones.
         folder: the directory of the indexes; by default, that of the shards.
         storage_options: passed to remote file systems.
+        limits: the limits for the shards.
 
     Raises:
         StaleSidecarError: a shard has no valid index.
@@ -279,7 +282,7 @@ def shard_sizes(
         return [(entry.url, entry.samples) for entry in shards.entries]
     urls = resolve_shards(shards)
     if indexes == "build":
-        results = build_indexes(urls, folder=folder, storage_options=storage_options)
+        results = build_indexes(urls, folder=folder, storage_options=storage_options, limits=limits)
         return [(result.url, result.samples) for result in results]
     found = []
     for url in urls:

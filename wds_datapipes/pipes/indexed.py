@@ -81,7 +81,9 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         on_error: ``"raise"``; or, if a sample cannot be read, ``"warn"``, ``"skip"`` or an `ErrorBudget`, to count it
             and read another sample of the epoch in its place, so that batches stay equal. With ``remainder="keep"``,
             it is skipped. A handler that returns False raises.
-        indexes: ``"build"`` missing and stale indexes, or ``"require"`` valid ones.
+        indexes: ``"build"`` missing and stale indexes when the dataset is opened, those of a manifest when a shard is
+            first opened; or ``"require"`` valid ones. Of several processes, one builds, and the others wait for it;
+            see `build_indexes`.
         index_folder: the directory of the indexes; by default, they are next to the shards.
         open_shards: the most shards that a process keeps open.
         storage_options: options for fsspec, such as credentials.
@@ -174,10 +176,11 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         self._done, self._rest, self._position = 0, WHOLE_EPOCH, -1
         self._loaded: tuple[int, RestOfEpoch, tuple[int, ...]] | None = None
         options: dict[str, Any] = {"folder": index_folder, "fields": fields, "storage_options": storage_options}
-        options |= {"open_shards": open_shards, "limits": limits}
+        options |= {"open_shards": open_shards, "limits": limits, "build": indexes == "build"}
 
         def sizes_of(dataset: Shards) -> list[tuple[str, int]]:
-            return shard_sizes(dataset, indexes=indexes, folder=index_folder, storage_options=storage_options)
+            read: dict[str, Any] = {"folder": index_folder, "storage_options": storage_options, "limits": limits}
+            return shard_sizes(dataset, indexes=indexes, **read)
 
         datasets = shards if isinstance(shards, Mapping) else {"": shards}
         joined = [join] if isinstance(join, str | os.PathLike | Manifest) else join

@@ -1,0 +1,122 @@
+"""Progress of work on shards: a bar in a terminal, and lines in a log."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ProgressMeter", "human_bytes", "human_time"]
+
+#: The minimum time between two updates of the bar, and between two lines in the log, in seconds.
+BAR_PERIOD_S, LOG_PERIOD_S = 0.1, 10.0
+
+
+class ProgressMeter:
+    """Shows a progress bar on standard error if that is a terminal and rich is installed, and removes it at the end.
+
+    The bar is updated by `add`, without a thread, as worker processes may be forked meanwhile.
+
+    Args:
+        label: the name of the task, such as ``"Indexing"``.
+        total: the number of shards or samples.
+        shown: whether to show the bar; false if a tar archive goes to standard output.
+        unit: the unit of the bar, ``"shards"`` or ``"samples"``.
+        logger: also gets a line every 10 seconds, and one at the end.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        *,
+        shown: bool = True,
+        unit: Literal["shards", "samples"] = "shards",
+        logger: logging.Logger | None = None,
+    ) -> None:
+        self._label, self._total, self._unit, self._logger = label, total, unit, logger
+        self._bar = _new_bar() if shown else None
+        self._task = None if self._bar is None else self._bar.add_task(label, total=total, rate=unit)
+        self._started = self._updated = self._logged = perf_counter()
+        self._shards = self._samples = self._bytes = 0
+
+    def add(self, *, shards: int = 0, samples: int = 0, size: int = 0) -> None:
+        """Add finished shards, samples and bytes."""
+        self._shards += shards
+        self._samples += samples
+        self._bytes += size
+        now = perf_counter()
+        if self._bar is not None and now - self._updated >= BAR_PERIOD_S:
+            self._updated = now
+            seconds = now - self._started
+            rate = (
+                f"{f'shards  {self._samples:,} samples' if self._unit == 'shards' else self._unit}  "
+                f"{self._samples / seconds:,.0f} samples/s  {human_bytes(self._bytes / seconds)}/s"
+            )
+            self._bar.update(self._task, completed=self._done, rate=rate, refresh=True)
+        if self._logger is not None and now - self._logged >= LOG_PERIOD_S and self._done:
+            self._logged = now
+            left = human_time((now - self._started) * (self._total / self._done - 1))
+            self._logger.info("%s: %d of %d %s, %s left", self._label, self._done, self._total, self._unit, left)
+
+    @property
+    def _done(self) -> int:
+        return self._shards if self._unit == "shards" else self._samples
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        if self._logger is not None:
+            taken = human_time(perf_counter() - self._started)
+            self._logger.info("%s: did %d of %d %s in %s", self._label, self._done, self._total, self._unit, taken)
+
+
+def _new_bar() -> Any:
+    """Return a bar, or None if there is no terminal to show it."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    except ImportError:
+        return None
+    console = Console(stderr=True, highlight=False)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")
+    return Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
+
+
+def human_bytes(count: float) -> str:
+    """Format a number of bytes.
+
+    >>> human_bytes(0), human_bytes(999), human_bytes(1000), human_bytes(12_345_678), human_bytes(999_999)
+    ('0 B', '999 B', '1.00 kB', '12.3 MB', '1.00 MB')
+    """
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    at = 0
+    while count >= (999.5 if at else 1000) and at < len(units) - 1:
+        count /= 1000
+        at += 1
+    if at == 0:
+        return f"{count:.0f} B"
+    return f"{count:.{0 if count >= 99.95 else 1 if count >= 9.995 else 2}f} {units[at]}"
+
+
+def human_time(seconds: float) -> str:
+    """Format a duration.
+
+    >>> human_time(0.4), human_time(59.7), human_time(150), human_time(7500)
+    ('0 s', '1 min', '2 min', '2 h 5 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
