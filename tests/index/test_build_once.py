@@ -340,8 +340,8 @@ def test_nothing_is_logged_when_nothing_is_built(pattern: str, caplog: pytest.Lo
     assert line.startswith("Indexing: did 5 of 5 shards in ")
 
 
-@pytest.mark.parametrize("progress", [True, False])
-def test_a_terminal_has_a_bar(pattern: str, progress: bool) -> None:
+@pytest.mark.parametrize(("progress", "has_rich"), [(True, True), (False, True), (True, False)])
+def test_a_terminal_has_a_bar_if_rich_is_installed(pattern: str, progress: bool, has_rich: bool) -> None:
     def slow(sample: Sample) -> dict[str, Any]:
         time.sleep(0.05)
         return {}
@@ -352,6 +352,8 @@ def test_a_terminal_has_a_bar(pattern: str, progress: bool) -> None:
         try:
             sys.stderr = open(2, "w")  # noqa: SIM115  this process ends
             os.environ.update(TERM="xterm", COLUMNS="150")
+            if not has_rich:
+                sys.modules["rich.console"] = None  # type: ignore[assignment]  # importing it raises then
             build_indexes(pattern, columns=slow, max_workers=1, progress=progress)
             code = 0
         finally:
@@ -366,4 +368,4 @@ def test_a_terminal_has_a_bar(pattern: str, progress: bool) -> None:
     finally:
         os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert (b"Indexing" in shown) is (b"3/5" in shown) is progress
+    assert (b"Indexing" in shown) is (b"3/5" in shown) is (progress and has_rich)

@@ -19,19 +19,25 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes import ShardList, first_dot, last_dot
+from wds_datapipes import IndexedSamples, ShardList, first_dot, last_dot
 from wds_datapipes.errors import (
+    ChangedShardError,
     CorruptSidecarError,
     DuplicateKeyError,
+    EmptySourceError,
     MissingSidecarError,
+    ShardError,
     SidecarError,
     StaleSidecarError,
     TruncatedShardError,
+    UnsupportedSidecarError,
 )
 from wds_datapipes.index import (
     Manifest,
     ShardIndex,
     build_index,
+    build_indexes,
+    check_manifest,
     read_dali_index,
     read_energon_dataset,
     read_energon_index,
@@ -43,6 +49,7 @@ from wds_datapipes.index import (
 )
 from wds_datapipes.index.interop.dali import dali_index_url, dali_text
 from wds_datapipes.index.interop.energon import energon_index_url, energon_rule
+from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.testing import build_shard
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -541,3 +548,105 @@ def test_no_foreign_index_is_written_of_a_truncated_shard(plain: str, kind: str,
     with pytest.raises(TruncatedShardError):
         WRITERS[kind](plain, tmp_path / "y")
     assert list(tmp_path.iterdir()) == [Path(plain)]
+
+
+#: For each format, how a folder of shards is described in it, and how the description becomes a manifest.
+DATASETS: dict[str, tuple[Callable[[list[str], Path], object], Callable[[Path], Manifest]]] = {
+    "wids": (
+        lambda urls, folder: write_wids_index(urls, folder / "index.json", max_workers=1),
+        lambda folder: read_wids_index(folder / "index.json", depth="size", max_workers=1),
+    ),
+    "energon": (
+        lambda urls, folder: write_energon_dataset(folder, {"train": urls}, keys=False, max_workers=1),
+        lambda folder: read_energon_dataset(folder).manifest("train"),
+    ),
+}
+
+
+@pytest.fixture(params=list(DATASETS))
+def described(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[str], Callable[[Path], Manifest]]:
+    """Shards that a file of another program lists, and the function that reads it."""
+    (tmp_path / "v1.2").mkdir()
+    contents = {"v1.2/b": ["b-0", "v1.2/b-1", "b-2"], "a": ["a-0"], "v1.2/c": LONG}
+    urls = [shard(tmp_path / f"{name}.tar", fields(keys), "gnu") for name, keys in contents.items()]
+    write, read = DATASETS[request.param]
+    write(urls, tmp_path)
+    return urls, read
+
+
+def test_a_dataset_of_another_program_is_read_by_index(
+    described: tuple[list[str], Callable[[Path], Manifest]], tmp_path: Path
+) -> None:
+    urls, read = described
+    manifest = read(tmp_path)
+    assert [(entry.url, entry.samples) for entry in manifest.entries] == list(zip(urls, (3, 1, 3), strict=True))
+    before = sorted(tmp_path.rglob("*"))
+    samples = IndexedSamples(manifest, order="sequential")
+    assert len(samples) == 7
+    assert sorted(tmp_path.rglob("*")) == before  # no index was needed
+    assert samples[3]["__key__"] == "a-0"
+    assert sorted(set(tmp_path.rglob("*")) - set(before)) == [tmp_path / "a.tar.wdsidx"]
+    expected = list(ShardList(urls).load_wds_shards().group_samples())
+    assert list(samples) == expected
+    assert {sample["__key__"] for sample in IndexedSamples(manifest)} == {sample["__key__"] for sample in expected}
+    check_manifest(manifest, depth="headers", max_workers=1)
+    assert [result.is_new for result in build_indexes(urls, max_workers=1)] == [False] * 3
+
+
+def test_a_dataset_of_another_program_with_a_changed_shard_is_refused(
+    described: tuple[list[str], Callable[[Path], Manifest]], tmp_path: Path
+) -> None:
+    urls, read = described
+    manifest = read(tmp_path)
+    shard(Path(urls[1]), fields(["a-0", "a-1"]))
+    samples = IndexedSamples(manifest, order="sequential")
+    with pytest.raises(ChangedShardError, match=r"a\.tar\.wdsidx has 2 samples, and the dataset was opened with 1"):
+        list(samples)
+    with pytest.raises(StaleSidecarError, match=r"a\.tar has 2 samples, not 1"):
+        check_manifest(manifest, depth="headers", max_workers=1)
+
+
+def test_a_dataset_of_another_program_with_a_lost_shard_is_an_error_that_names_it(
+    described: tuple[list[str], Callable[[Path], Manifest]], tmp_path: Path
+) -> None:
+    urls, read = described
+    manifest = read(tmp_path)
+    Path(urls[1]).unlink()
+    with pytest.raises(ShardError, match=r"a\.tar"):
+        list(IndexedSamples(manifest))
+
+
+def test_the_splits_of_a_dataset_of_energon(tmp_path: Path) -> None:
+    for name, count in (("a", 3), ("b", 2), ("c", 1)):
+        shard(tmp_path / f"{name}.tar", fields([f"{name}-{number}" for number in range(count)]))
+    splits = {"train": f"{tmp_path}/{{a,b}}.tar", "val": [str(tmp_path / "c.tar")]}
+    write_energon_dataset(tmp_path, splits, max_workers=1)
+
+    def keys(split: str) -> list[str]:
+        manifest = read_energon_dataset(tmp_path).manifest(split)
+        return [sample["__key__"] for sample in IndexedSamples(manifest, order="sequential")]
+
+    assert keys("train") == ["a-0", "a-1", "a-2", "b-0", "b-1"]
+    assert keys("val") == ["c-0"]
+    with pytest.raises(EmptySourceError, match="There are no samples in 0 shards"):
+        keys("test")
+    with pytest.raises(ValueError, match="has the splits 'train', 'val', 'test', not 'dev'"):
+        keys("dev")
+    file = tmp_path / ".nv-meta/split.yaml"
+    file.write_text("split_parts: {train: ['{a,b}.tar'], val: [c.tar]}\nexclude: ['{a,x}.tar', c.tar/c-0]")
+    assert keys("train") == ["b-0", "b-1"]
+    with pytest.raises(UnsupportedSidecarError, match=r"excludes the sample \S+/c\.tar/c-0, but a manifest .*select="):
+        keys("val")
+    file.write_text("split_parts: {train: [a.tar, d.tar]}")
+    with pytest.raises(CorruptSidecarError, match=r"d\.tar, whose number of samples is not in \.info\.json"):
+        keys("train")
+    file.write_text("split_parts: {train: [a.tar]}\nexclude: 7")
+    with pytest.raises(CorruptSidecarError, match=r"split\.yaml is not a file of Energon, or is damaged"):
+        keys("train")
+
+
+def test_a_shard_of_unknown_size_is_cached(plain: str, tmp_path: Path) -> None:
+    url = f"pipe:cat {plain}"
+    manifest = Manifest([ManifestEntry(url, 3, 0)])
+    pipe = ShardList([url]).cache_wds_shards(tmp_path / "cache", manifest=manifest)
+    assert len(list(pipe.load_wds_shards().group_samples())) == 3

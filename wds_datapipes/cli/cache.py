@@ -71,7 +71,7 @@ def warm(
         for each in warm_cache(
             copies,
             urls,
-            known={entry.url: (entry.bytes, entry.sha256) for entry in found},
+            known={entry.url: (entry.bytes or None, entry.sha256) for entry in found},
             options={} if options.store is None else {"storage_options": options.store},
             at_once=at_once,
         ):

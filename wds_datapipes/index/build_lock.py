@@ -68,8 +68,9 @@ def _locked(lock: Path, what: str, level: int, *, create: bool) -> Iterator[bool
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise MissingSidecarError(
-                    f"The directory {lock.parent} cannot be written, so {what} cannot be built there: {error.strerror}. "
-                    "Pass another directory for indexes, index_folder= of IndexedSamples or folder= of build_indexes"
+                    f"The directory {lock.parent} cannot be written, so {what} cannot be built there: "
+                    f"{error.strerror}. Pass another directory for indexes, index_folder= of IndexedSamples or folder= "
+                    "of build_indexes"
                 ) from None
             lock.unlink(missing_ok=True)
         yield has_waited

@@ -61,7 +61,7 @@ class ManifestEntry:
     Attributes:
         url: the shard.
         samples: the number of samples.
-        bytes: its size.
+        bytes: its size, or 0 if it is unknown.
         sha256: its digest in hexadecimal digits, or ``None``.
     """
 
@@ -227,8 +227,8 @@ def check_manifest(
 
     Args:
         manifest: the manifest.
-        depth: ``"size"`` compares the sizes; ``"headers"`` also counts the samples, by reading the headers; ``"bytes"``
-            also compares the digests, if the manifest has them.
+        depth: ``"size"`` compares the sizes that are known; ``"headers"`` also counts the samples, by reading the
+            headers; ``"bytes"`` also compares the digests, if the manifest has them.
         executor: any executor to read the shards; by default, processes on this host, or threads for ``"size"``.
         max_workers: the number of processes or threads.
         storage_options: passed to remote file systems.
@@ -267,7 +267,7 @@ def _compare(
     entry = expected[url]
     try:
         size = file_facts(url, storage_options=storage_options).bytes
-        if size is not None and size != entry.bytes:
+        if size is not None and entry.bytes and size != entry.bytes:
             return f"{redact(url)} has {size} bytes, not {entry.bytes}"
         if depth == "size":
             return ""

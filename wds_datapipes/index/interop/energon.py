@@ -22,6 +22,7 @@ from wds_datapipes.extras import require
 from wds_datapipes.index.builder import IndexBuilder
 from wds_datapipes.index.interop.energon_sqlite import energon_keys, remove_energon_keys
 from wds_datapipes.index.interop.member_table import MemberTable
+from wds_datapipes.index.manifest import Manifest, ManifestEntry
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.small_files import join_name, read_sidecar, within, write_sidecar
@@ -54,11 +55,50 @@ class EnergonDataset(NamedTuple):
 
     Attributes:
         counts: the number of samples of each shard, in the order of the shards.
-        splits: the shards of each split, such as ``"train"``.
+        splits: the shards of each split, such as ``"train"``, without those that ``split.yaml`` excludes.
+        excluded_samples: the single samples that ``split.yaml`` excludes, each named after its shard and a slash.
     """
 
     counts: dict[str, int]
     splits: dict[str, list[str]]
+    excluded_samples: Sequence[str] = ()
+
+    def manifest(self, split: str) -> Manifest:
+        """Return the shards of a split as a manifest, for `IndexedSamples`. Their sizes are unknown, so they are 0.
+
+        Args:
+            split: the name, such as ``"train"``.
+
+        Raises:
+            ValueError: there is no such split.
+            CorruptSidecarError: a shard of the split has no number of samples.
+            UnsupportedSidecarError: single samples of the split are excluded.
+
+        Examples:
+            >>> from wds_datapipes import IndexedSamples
+            >>> from wds_datapipes.index import read_energon_dataset, write_energon_dataset
+            >>> from wds_datapipes.testing import build_shard
+            >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}])
+            >>> _ = write_energon_dataset(".", {"train": [url]})
+            >>> samples = IndexedSamples(read_energon_dataset(".").manifest("train"))
+            >>> [sample["txt"] for sample in samples]
+            [b'one']
+        """
+        if split not in self.splits:
+            raise ValueError(f"The dataset has the splits {', '.join(map(repr, self.splits)) or 'none'}, not {split!r}")
+        urls = self.splits[split]
+        if unknown := [url for url in urls if url not in self.counts]:
+            raise CorruptSidecarError(
+                f"split.yaml names the shard {redact(unknown[0])}, whose number of samples is not in .info.json. Run "
+                "`energon prepare`, or call write_energon_dataset"
+            )
+        for name in self.excluded_samples:
+            if any(name.startswith(f"{url}/") for url in urls):
+                raise UnsupportedSidecarError(
+                    f"split.yaml excludes the sample {redact(name)}, but a manifest lists whole shards. Remove the "
+                    "entry, and choose samples with select= of IndexedSamples"
+                )
+        return Manifest(ManifestEntry(url, self.counts[url], 0) for url in urls)
 
 
 def energon_rule(name: str) -> tuple[str, str] | None:
@@ -265,17 +305,23 @@ def read_energon_dataset(
         if not all(type(count) is int and count >= 0 for count in counts.values()):
             raise ValueError("its counts are not whole numbers")
         name = f"{root}.nv-meta/split.yaml"
-        parts = parse_plain_yaml(yaml, read_sidecar(name, storage_options))["split_parts"]
-        splits = {split: [url for part in parts.get(split) or () for url in expand_braces(part)] for split in parts}
+        found = parse_plain_yaml(yaml, read_sidecar(name, storage_options))
+        listed = {split: _expand(parts) for split, parts in found["split_parts"].items()}
+        excluded = set(_expand(found.get("exclude")))
         dataset = EnergonDataset(
             {join_name(root, url): count for url, count in counts.items()},
-            {split: [join_name(root, url) for url in urls] for split, urls in splits.items()},
+            {split: [join_name(root, url) for url in urls if url not in excluded] for split, urls in listed.items()},
+            [join_name(root, each) for each in sorted(excluded.difference(*listed.values())) if "/" in each],
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSidecarError(f"{redact(name)} is not a file of Energon, or is damaged: {error}") from error
     for url in {*dataset.counts, *chain.from_iterable(dataset.splits.values())}:
         refuse_commands(url, name)
     return dataset
+
+
+def _expand(patterns: Sequence[str] | None) -> list[str]:
+    return [url for pattern in patterns or () for url in expand_braces(pattern)]
 
 
 def _index(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
