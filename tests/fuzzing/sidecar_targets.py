@@ -29,7 +29,8 @@ from wds_datapipes.errors import (
 from wds_datapipes.index.build import build_index, check_index
 from wds_datapipes.index.file_format import HEAD, MAGIC, index_bytes, parse_index
 from wds_datapipes.index.interop.dali import dali_text, read_dali_index
-from wds_datapipes.index.interop.energon import read_energon_dataset, read_energon_index
+from wds_datapipes.index.interop.energon import read_energon_index
+from wds_datapipes.index.interop.energon_dataset import read_energon_dataset
 from wds_datapipes.index.interop.wids import read_wids_index
 from wds_datapipes.index.manifest import Manifest, ManifestEntry, read_manifest, write_manifest
 from wds_datapipes.index.shard_index import ShardIndex

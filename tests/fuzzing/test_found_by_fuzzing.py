@@ -20,7 +20,7 @@ from wds_datapipes.codecs.media import AudioDecoder
 from wds_datapipes.errors import CorruptSidecarError, EncodeError, SpecError, StateError
 from wds_datapipes.index.build import build_index
 from wds_datapipes.index.interop.dali import read_dali_index, write_dali_index
-from wds_datapipes.index.interop.energon import read_energon_dataset
+from wds_datapipes.index.interop.energon_dataset import read_energon_dataset
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import retry_after
 from wds_datapipes.loading.checkpoint.loader_states import STATE

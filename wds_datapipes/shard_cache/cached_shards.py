@@ -27,8 +27,8 @@ GRACE_S = 2.0
 #: Standard input cannot be read twice, so it is never cached.
 STANDARD_INPUT = "-"
 
-KnownShards = Mapping[str, tuple[int, str | None]]
-"""URL -> the size of the shard in bytes, and its SHA-256 or None."""
+KnownShards = Mapping[str, tuple[int | None, str | None]]
+"""URL -> the size of the shard in bytes, and its SHA-256, or None for what is unknown."""
 
 
 class CachedShard(OpeningURL):

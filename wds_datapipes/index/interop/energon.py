@@ -1,104 +1,36 @@
-"""Index files of Megatron Energon, next to the shards and in the folder ``.nv-meta`` of a dataset.
+"""Index files of Megatron Energon.
 
 An index is an array of little-endian 64-bit numbers: the offsets of the first headers of all samples, and that of the
-end marker. ``.info.json`` has the number of samples of each shard, and ``split.yaml`` the shards of each split.
+end marker.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError, UnsupportedSidecarError
-from wds_datapipes.extras import require
+from wds_datapipes.errors import CorruptSidecarError, StaleSidecarError, UnsupportedSidecarError
 from wds_datapipes.index.builder import IndexBuilder
-from wds_datapipes.index.interop.energon_sqlite import energon_keys, remove_energon_keys
 from wds_datapipes.index.interop.member_table import MemberTable
-from wds_datapipes.index.manifest import Manifest, ManifestEntry
 from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.io.openers import local_path, redact, split_scheme
-from wds_datapipes.io.small_files import join_name, read_sidecar, within, write_sidecar
-from wds_datapipes.io.url_safety import refuse_commands
-from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
-from wds_datapipes.shards.mixture_spec import parse_plain_yaml
-from wds_datapipes.shards.patterns import expand_braces
+from wds_datapipes.io.openers import redact, split_scheme
+from wds_datapipes.io.small_files import read_sidecar, write_sidecar
 from wds_datapipes.tar.headers import EndMarker
 
 __all__ = [
-    "EnergonDataset",
+    "build_energon_index",
     "energon_index_url",
     "energon_rule",
-    "read_energon_dataset",
     "read_energon_index",
-    "write_energon_dataset",
     "write_energon_index",
 ]
 
-#: The version recorded in ``.info.json``, whose format this is.
-ENERGON_VERSION = "7.4.1"
 #: Energon's split of names: the directory may have dots, but the key after it has none.
 NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
-#: The splits that Energon supports.
-SPLITS = ("train", "val", "test")
-
-
-class EnergonDataset(NamedTuple):
-    """The metadata of a dataset in its folder ``.nv-meta``.
-
-    Attributes:
-        counts: the number of samples of each shard, in the order of the shards.
-        splits: the shards of each split, such as ``"train"``, without those that ``split.yaml`` excludes.
-        excluded_samples: the single samples that ``split.yaml`` excludes, each named after its shard and a slash.
-    """
-
-    counts: dict[str, int]
-    splits: dict[str, list[str]]
-    excluded_samples: Sequence[str] = ()
-
-    def manifest(self, split: str) -> Manifest:
-        """Return the shards of a split as a manifest, for `IndexedSamples`. Their sizes are unknown, so they are 0.
-
-        Args:
-            split: the name, such as ``"train"``.
-
-        Raises:
-            ValueError: there is no such split.
-            CorruptSidecarError: a shard of the split has no number of samples.
-            UnsupportedSidecarError: single samples of the split are excluded.
-
-        Examples:
-            >>> from wds_datapipes import IndexedSamples
-            >>> from wds_datapipes.index import read_energon_dataset, write_energon_dataset
-            >>> from wds_datapipes.testing import build_shard
-            >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}])
-            >>> _ = write_energon_dataset(".", {"train": [url]})
-            >>> samples = IndexedSamples(read_energon_dataset(".").manifest("train"))
-            >>> [sample["txt"] for sample in samples]
-            [b'one']
-        """
-        if split not in self.splits:
-            raise ValueError(f"The dataset has the splits {', '.join(map(repr, self.splits)) or 'none'}, not {split!r}")
-        urls = self.splits[split]
-        if unknown := [url for url in urls if url not in self.counts]:
-            raise CorruptSidecarError(
-                f"split.yaml names the shard {redact(unknown[0])}, whose number of samples is not in .info.json. Run "
-                "`energon prepare`, or call write_energon_dataset"
-            )
-        for name in self.excluded_samples:
-            if any(name.startswith(f"{url}/") for url in urls):
-                raise UnsupportedSidecarError(
-                    f"split.yaml excludes the sample {redact(name)}, but a manifest lists whole shards. Remove the "
-                    "entry, and choose samples with select= of IndexedSamples"
-                )
-        return Manifest(ManifestEntry(url, self.counts[url], 0) for url in urls)
 
 
 def energon_rule(name: str) -> tuple[str, str] | None:
@@ -153,7 +85,7 @@ def write_energon_index(
     """
     shard = os.fspath(url)
     target = os.fspath(path) if path is not None else energon_index_url(shard)
-    _write(shard, target, end_marker, storage_options)
+    build_energon_index(shard, target, end_marker, storage_options)
     return target
 
 
@@ -207,128 +139,9 @@ def read_energon_index(
     return index
 
 
-def write_energon_dataset(
-    folder: str | os.PathLike[str],
-    splits: Mapping[str, Shards],
-    *,
-    keys: bool = True,
-    end_marker: EndMarker = "required",
-    executor: Executor | None = None,
-    max_workers: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> EnergonDataset:
-    """Write the indexes and the ``.nv-meta`` that turn a folder of shards into a dataset of Energon.
-
-    ``dataset.yaml``, which defines how samples are built from files, is written for a dataset that yields the fields
-    unchanged (``CrudeWebdataset``); an existing one is kept.
-
-    Args:
-        folder: the folder that contains all shards, possibly in subfolders.
-        splits: the shards of each split, ``"train"``, ``"val"`` or ``"test"``: a pattern, or an iterable of URLs.
-        keys: write ``index.sqlite`` too, if the folder is local. Energon needs it to find samples by key, to exclude
-            samples, and to read only some of their files; keys must be unique then. Without it, samples are loaded in
-            order, and an existing one is removed, as it may describe other shards.
-        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at their end.
-        executor: any executor to read the shards; by default, processes on this host.
-        max_workers: the number of processes.
-        storage_options: passed to a remote file system.
-
-    Returns:
-        The metadata that was written.
-
-    Raises:
-        ValueError: a shard is not in the folder, or a split is unknown.
-        SidecarError: a file cannot be written, or Energon cannot use a shard, or its keys.
-        ShardError: a shard cannot be read.
-    """
-    root = os.fspath(folder).rstrip("/") + "/"
-    listed = {split: resolve_shards(shards) for split, shards in splits.items()}
-    if unknown := listed.keys() - set(SPLITS):
-        raise ValueError(f"Energon supports the splits {', '.join(SPLITS)}, not {min(unknown)!r}")
-    urls = list(dict.fromkeys(url for split in SPLITS for url in listed.get(split, ())))
-    names = {url: within(root, url) for url in urls}
-    for url, name in names.items():
-        if split_scheme(name)[0] or name.startswith("/"):
-            raise ValueError(f"{redact(url)} is not in the folder {redact(root)}, where Energon looks for shards")
-    meta = local_path(f"{root}.nv-meta/")
-    if meta is not None:
-        os.makedirs(meta, exist_ok=True)  # noqa: PTH103  a string
-    counts: dict[int, int] = {}
-    work = (end_marker, storage_options)
-    with contextlib.ExitStack() as opened:
-        table = opened.enter_context(energon_keys(meta)) if keys and meta is not None else None
-        for number, task in map_shards(_index, urls, work, executor=executor, max_workers=max_workers):
-            index = task.result()
-            counts[number] = len(index)
-            if table is not None:
-                table.add(number, redact(urls[number]), index)
-    if not keys and meta is not None:
-        remove_energon_keys(meta)
-    dataset = EnergonDataset(
-        {names[url]: counts[number] for number, url in enumerate(urls)},
-        {split: [names[url] for url in listed.get(split, ())] for split in SPLITS},
-    )
-    files = {
-        ".info.json": json.dumps({"energon_version": ENERGON_VERSION, "shard_counts": dataset.counts}, indent=2),
-        "split.yaml": _yaml(dataset.splits),
-    }
-    crude = "__module__: megatron.energon\n__class__: CrudeWebdataset"
-    try:
-        read_sidecar(f"{root}.nv-meta/dataset.yaml", storage_options)
-    except MissingSidecarError:
-        files["dataset.yaml"] = crude
-    for name, text in files.items():
-        write_sidecar(f"{root}.nv-meta/{name}", f"{text}\n".encode(), storage_options)
-    return dataset
-
-
-def read_energon_dataset(
-    folder: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
-) -> EnergonDataset:
-    """Read the ``.nv-meta`` of a dataset of Energon, with the paths of its shards.
-
-    Args:
-        folder: the folder that contains ``.nv-meta``.
-        storage_options: passed to a remote file system.
-
-    Raises:
-        MissingSidecarError: a file cannot be read.
-        CorruptSidecarError: a file is damaged or not one of Energon.
-        MissingDependencyError: PyYAML is not installed.
-        UnsafeInputError: it comes from another host and names a command as a shard.
-    """
-    root = os.fspath(folder).rstrip("/") + "/"
-    yaml = require("yaml", extra="yaml", purpose="read split.yaml")
-    name = f"{root}.nv-meta/.info.json"
-    try:
-        counts = json.loads(read_sidecar(name, storage_options))["shard_counts"]
-        if not all(type(count) is int and count >= 0 for count in counts.values()):
-            raise ValueError("its counts are not whole numbers")
-        name = f"{root}.nv-meta/split.yaml"
-        found = parse_plain_yaml(yaml, read_sidecar(name, storage_options))
-        listed = {split: _expand(parts) for split, parts in found["split_parts"].items()}
-        excluded = set(_expand(found.get("exclude")))
-        dataset = EnergonDataset(
-            {join_name(root, url): count for url, count in counts.items()},
-            {split: [join_name(root, url) for url in urls if url not in excluded] for split, urls in listed.items()},
-            [join_name(root, each) for each in sorted(excluded.difference(*listed.values())) if "/" in each],
-        )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptSidecarError(f"{redact(name)} is not a file of Energon, or is damaged: {error}") from error
-    for url in {*dataset.counts, *chain.from_iterable(dataset.splits.values())}:
-        refuse_commands(url, name)
-    return dataset
-
-
-def _expand(patterns: Sequence[str] | None) -> list[str]:
-    return [url for pattern in patterns or () for url in expand_braces(pattern)]
-
-
-def _index(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
-    return _write(url, energon_index_url(url), end_marker, storage_options)
-
-
-def _write(url: str, path: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
+def build_energon_index(
+    url: str, path: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None
+) -> ShardIndex:
     """Write the index of a shard for Energon, and return it as a `ShardIndex`."""
     index = _index_shard(MemberTable(url, end_marker=end_marker, storage_options=storage_options), redact(url))
     if not len(index):
@@ -343,11 +156,3 @@ def _index_shard(members: MemberTable, archive: str) -> ShardIndex:
     for member in members.found:
         builder.add(*member)
     return builder.finish(end=members.scan.end, facts=members.facts)
-
-
-def _yaml(splits: Mapping[str, Sequence[str]]) -> str:
-    """Return the text of split.yaml; strings are quoted as in JSON, which is valid YAML."""
-    lines = ["split_parts:"]
-    for split, urls in splits.items():
-        lines += [f"  {split}:{'' if urls else ' []'}", *(f"  - {json.dumps(url)}" for url in urls)]
-    return "\n".join([*lines, "exclude: []"])
