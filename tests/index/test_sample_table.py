@@ -1,7 +1,8 @@
-"""Tables of samples: keys, sizes and columns of a dataset, keys that are found, and balanced labels."""
+"""Tables of samples: keys, sizes and columns of a dataset, keys that are found, balanced labels, and weights."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import DuplicateKeyError
-from wds_datapipes.index import Manifest, balance, build_indexes, read_table
+from wds_datapipes.index import Manifest, balance, build_indexes, read_table, resample
 from wds_datapipes.testing import build_shard
 
 SIZES = (4, 0, 7)
@@ -80,6 +81,13 @@ def test_shards_with_different_columns_are_refused(pattern: str, tmp_path: Path)
     assert read_table(shards).columns["label"].tolist()[-1] == 0.5
 
 
+def test_a_table_keeps_no_index_open(pattern: str) -> None:
+    before = os.listdir("/proc/self/fd")
+    table = read_table(pattern)
+    assert table.columns["label"].sum() == 2
+    assert os.listdir("/proc/self/fd") == before
+
+
 @given(st.lists(st.sampled_from("aab cd"), max_size=40), st.integers(0, 5))
 def test_balanced_labels_are_equally_frequent(labels: list[str], seed: int) -> None:
     numbers = balance(labels, seed=seed)
@@ -98,3 +106,33 @@ def test_a_balanced_dataset_is_read(pattern: str) -> None:
     samples = IndexedSamples(pattern, select=balance(table.columns["label"]))
     assert Counter(sample["cls"] for sample in samples) == {b"0": 9, b"1": 9}
     assert balance(np.empty(0)).tolist() == []
+
+
+WEIGHTS = st.lists(st.integers(0, 20), min_size=1, max_size=30).filter(any)
+
+
+@given(WEIGHTS, st.none() | st.integers(0, 100), st.integers(0, 5))
+def test_samples_come_in_proportion_to_their_weights(weights: list[int], count: int | None, seed: int) -> None:
+    numbers = resample(weights, count=count, seed=seed).tolist()
+    wanted = len(weights) if count is None else count
+    assert len(numbers) == wanted
+    assert numbers == sorted(numbers) == resample(weights, count=count, seed=seed).tolist()
+    times = Counter(numbers)
+    for number, weight in enumerate(weights):
+        assert abs(times[number] - wanted * weight / sum(weights)) < 1 + 1e-6
+        assert times[number] == 0 or weight > 0
+
+
+def test_the_seed_chooses_which_samples_come() -> None:
+    weights = np.ones(1000)
+    first, second = (resample(weights, count=500, seed=seed) for seed in (0, 1))
+    assert len({*first.tolist()}) == len({*second.tolist()}) == 500
+    assert 200 < len({*first.tolist()} & {*second.tolist()}) < 300
+    assert resample(weights, seed=7).tolist() == list(range(1000))
+    assert resample([], count=3).tolist() == []
+
+
+@pytest.mark.parametrize("weights", [[-1, 2], [float("nan")], [float("inf")], [0, 0], [[1]]])
+def test_weights_that_are_refused(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="one finite number for each sample"):
+        resample(weights)

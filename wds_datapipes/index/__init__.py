@@ -8,7 +8,7 @@ from wds_datapipes.index.interop.energon import read_energon_index, write_energo
 from wds_datapipes.index.interop.energon_dataset import EnergonDataset, read_energon_dataset, write_energon_dataset
 from wds_datapipes.index.interop.wids import read_wids_index, write_wids_index
 from wds_datapipes.index.manifest import Manifest, check_manifest, read_manifest, write_manifest
-from wds_datapipes.index.sample_table import SampleTable, balance, read_table
+from wds_datapipes.index.sample_table import SampleTable, balance, read_table, resample
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.samples.key_split import KeySplit
 
@@ -31,6 +31,7 @@ __all__ = [
     "read_manifest",
     "read_table",
     "read_wids_index",
+    "resample",
     "write_dali_index",
     "write_energon_dataset",
     "write_energon_index",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -12,12 +13,13 @@ import numpy.typing as npt
 from wds_datapipes.errors import DuplicateKeyError
 from wds_datapipes.index.dataset_reader import DatasetReader
 from wds_datapipes.index.indexed_shards import shard_sizes
+from wds_datapipes.index.key_table import KeyTable
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 
-__all__ = ["SampleTable", "balance", "read_table"]
+__all__ = ["SampleTable", "balance", "read_table", "resample"]
 
 #: The number of keys that a message names.
 NAMED = 3
@@ -37,7 +39,6 @@ class SampleTable:
     Attributes:
         urls: the shards.
         shards: the number of the shard of each sample.
-        keys: the key of each sample.
         sizes: the size of all fields of each sample, in bytes.
         columns: the columns of `build_indexes`'s ``columns``, by name.
 
@@ -61,24 +62,25 @@ class SampleTable:
 
     def __init__(self, urls: Sequence[str], indexes: Iterable[ShardIndex]) -> None:
         self.urls = list(urls)
-        self.keys = list[str]()
+        texts, ends = list[bytes](), list[Numbers]()
         sizes, counts = [np.empty(0, np.int64)], list[int]()
         columns: dict[str, list[npt.NDArray[Any]]] = {}
         first = ""
         for url, index in zip(self.urls, indexes, strict=True):
-            self.keys += index.keys
+            texts.append(index.columns["key_text"].tobytes())
+            ends.append(np.array(index.columns["key_ends"]))  # a copy, since few indexes are open at a time
             sizes.append(index.sample_sizes)
             counts.append(len(index))
             if not len(index):
                 continue
-            first = first or url
-            if counts[-1] < len(self.keys) and columns.keys() != set(index.user_columns):
+            if first and columns.keys() != set(index.user_columns):
                 raise ValueError(
                     f"The index of {redact(url)} has the columns {sorted(index.user_columns)}, and that of "
                     f"{redact(first)} has {sorted(columns)}. Build all of them with the same function"
                 )
+            first = first or url
             for name in index.user_columns:
-                columns.setdefault(name, []).append(index.columns[name])
+                columns.setdefault(name, []).append(np.array(index.columns[name]))
         self.shards: Numbers = np.repeat(np.arange(len(counts)), counts)
         self.sizes: Numbers = np.concatenate(sizes)
         self.columns: dict[str, npt.NDArray[Any]] = {}
@@ -87,11 +89,11 @@ class SampleTable:
                 kinds = ", ".join(sorted({str(part.dtype) for part in parts}))
                 raise ValueError(f"The column {name!r} has different types in different shards: {kinds}")
             self.columns[name] = np.concatenate(parts)
-        self._numbers: dict[str, int] = {}
+        self._keys = KeyTable(texts, ends)
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        return len(self.keys)
+        return len(self._keys)
 
     def __repr__(self) -> str:
         return f"<SampleTable of {len(self)} samples in {len(self.urls)} shards, columns {list(self.columns)}>"
@@ -104,23 +106,23 @@ class SampleTable:
             DuplicateKeyError: there are two samples with one of them.
         """
         wanted = list(keys)
-        if not self._numbers:
-            self._numbers = {key: number for number, key in reversed([*enumerate(self.keys)])}
-        if absent := [key for key in wanted if key not in self._numbers]:
-            named = ", ".join(map(repr, absent[:NAMED])) + (", ..." if len(absent) > NAMED else "")
+        found = self._keys.find(wanted)
+        if len(absent := np.flatnonzero(found < 0)):
+            named = ", ".join(repr(wanted[at]) for at in absent[:NAMED]) + (", ..." if len(absent) > NAMED else "")
             raise KeyError(f"{len(absent)} of {len(wanted)} keys are not in the dataset: {named}")
-        if len(self._numbers) < len(self.keys):
-            self._check_unique(set(wanted))
-        return np.array([self._numbers[key] for key in wanted], np.int64)
+        if (repeated := self._keys.repeated(found)) is not None:
+            first, second = sorted(repeated)
+            urls = [redact(self.urls[self.shards[number]]) for number in (first, second)]
+            raise DuplicateKeyError(
+                f"The key {self._keys[first]!r} is not unique: it is that of sample {first} (in {urls[0]}) and of "
+                f"sample {second} (in {urls[1]}). Select them by their numbers"
+            )
+        return found
 
-    def _check_unique(self, wanted: set[str]) -> None:
-        for number, key in enumerate(self.keys):
-            if key in wanted and self._numbers[key] != number:
-                urls = [redact(self.urls[self.shards[each]]) for each in (self._numbers[key], number)]
-                raise DuplicateKeyError(
-                    f"The key {key!r} is not unique: it is that of sample {self._numbers[key]} (in {urls[0]}) and of "
-                    f"sample {number} (in {urls[1]}). Select them by their numbers"
-                )
+    @cached_property
+    def keys(self) -> list[str]:
+        """The key of each sample."""
+        return list(self._keys)
 
 
 def read_table(
@@ -172,3 +174,37 @@ def balance(labels: npt.ArrayLike, *, seed: int = 0) -> Numbers:
     by_label = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
     found = [np.tile(generator.permutation(numbers), -(-most // len(numbers)))[:most] for numbers in by_label]
     return np.sort(np.concatenate(found)).astype(np.int64)
+
+
+def resample(weights: npt.ArrayLike, *, count: int | None = None, seed: int = 0) -> Numbers:
+    """Return numbers of samples that come in proportion to their weights, for ``select`` of `IndexedSamples`.
+
+    A sample comes ``count * weight / sum(weights)`` times, rounded up or down, so that one of weight 0 never comes.
+
+    Args:
+        weights: the weight of each sample, such as ``1 / np.sqrt(frequencies[table.columns["label"]])``.
+        count: the number of samples in all; by default, as many as there are weights.
+        seed: chooses which samples are rounded up.
+
+    Raises:
+        ValueError: a weight is negative or not finite, or none is positive.
+
+    Examples:
+        >>> resample([1, 0, 3], count=8).tolist()
+        [0, 0, 2, 2, 2, 2, 2, 2]
+    """
+    given = np.asarray(weights, np.float64)
+    if given.ndim != 1 or not np.all((given >= 0) & (given < np.inf)) or (len(given) and not given.any()):
+        raise ValueError("weights must be one finite number for each sample, none negative, and at least one positive")
+    wanted = len(given) if count is None else count
+    if wanted < 0:
+        raise ValueError(f"count must be at least 0, not {wanted}")
+    if not len(given):
+        return np.empty(0, np.int64)
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(given))
+    ends = np.cumsum(given[order])
+    # Points at equal distances fall into an interval for each sample, which is as long as its weight.
+    points = np.minimum(np.arange(wanted) + generator.random(), np.nextafter(wanted, 0))
+    found = np.searchsorted(ends / ends[-1] * wanted, points, "right")
+    return np.sort(order[found]).astype(np.int64)
