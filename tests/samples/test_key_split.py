@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+from random import Random
+from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.samples.key_split import KeySplit
 from wds_datapipes.testing import build_shard
 
 KEYS = [f"d/{number:05d}" for number in range(20_000)]
+
+#: The numbers of some keys in a split of one fifth, which must be the same in all versions.
+PINNED = [1, 2, 6, 7, 13, 18, 22, 25, 28, 34, 35]
 
 
 def test_parts_have_their_shares() -> None:
@@ -38,6 +48,41 @@ def test_a_part_depends_only_on_the_key_and_the_seed() -> None:
 def test_shares_are_above_0(shares: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="shares of splits must be positive"):
         KeySplit(shares)
+
+
+def test_the_rule_never_changes() -> None:
+    splits = KeySplit({"train": 0.8, "val": 0.2}, seed=1)
+    program = (
+        "from wds_datapipes.index import KeySplit; splits = KeySplit({'train': 0.8, 'val': 0.2}, seed=1); "
+        "print(*(number for number in range(40) if splits.assign(f'é{number}') == 'val'))"
+    )
+    for seed in "01":  # of Python's own hashes
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, env=environment)
+        found = list(map(int, run.stdout.split()))
+        assert found == [number for number in range(40) if splits.assign(f"é{number}") == "val"] == PINNED
+
+
+class Keys(NamedTuple):
+    keys: list[str]
+
+
+@given(st.lists(st.text(max_size=4), unique=True), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_parts_are_disjoint_and_complete_for_any_division_into_shards(
+    keys: list[str], shards: int, random: Random
+) -> None:
+    splits = KeySplit({"train": 6, "val": 3, "test": 1})
+    expected = {key: splits.assign(key) for key in keys}
+    random.shuffle(keys)
+    found = [
+        (key, name)
+        for name in splits.names
+        for shard in range(shards)
+        for key, is_in in zip(keys[shard::shards], splits.select(name)(Keys(keys[shard::shards])), strict=True)
+        if is_in
+    ]
+    assert len(found) == len(keys)
+    assert dict(found) == expected
 
 
 def test_indexed_samples_are_split_as_streamed_ones(tmp_path: Path) -> None:
