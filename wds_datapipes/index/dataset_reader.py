@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -76,14 +76,18 @@ class DatasetReader:
         self._open_shards, self._storage_options, self._limits = open_shards, storage_options, limits
         self._readers = OrderedDict[int, SampleReader]()  # the one that was used last is at the end
         self._pool: ThreadPoolExecutor | None = None
-        #: How many bytes the last `read` has read.
-        self.bytes_read = 0
+        self._closed_bytes = 0  # read by readers that were closed
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes of shards have been read."""
+        return self._closed_bytes + sum(reader.bytes_read for reader in self._readers.values())
 
     def read(self, shards: Sequence[int] | Numbers, numbers: Sequence[int] | Numbers) -> list[Sample]:
         """Return samples.
@@ -96,47 +100,56 @@ class DatasetReader:
             ShardError: a shard cannot be read, or has changed since it was indexed.
             SidecarError: an index is missing or damaged.
         """
-        self.bytes_read = 0
-        if not len(shards):
-            return []
-        shards, numbers = np.asarray(shards), np.asarray(numbers)
-        order = np.lexsort((numbers, shards))
-        ends = np.flatnonzero(np.diff(shards[order])) + 1
-        samples: list[Sample] = [{}] * len(order)
-        groups = np.split(order, ends)
-        for start in range(0, len(groups), self._open_shards):
-            some = groups[start : start + self._open_shards]
-            readers = [self._reader(int(shards[group[0]])) for group in some]
-            before = sum(reader.bytes_read for reader in readers)
-            tasks = [(reader, numbers[group].tolist()) for reader, group in zip(readers, some, strict=True)]
-            for group, found in zip(some, self._map(tasks), strict=True):
-                for place, sample in zip(group.tolist(), found, strict=True):
-                    samples[place] = sample
-            self.bytes_read += sum(reader.bytes_read for reader in readers) - before
-        return samples
+        return list(self.stream([(np.asarray(shards, np.int64), np.asarray(numbers, np.int64))]))
+
+    def stream(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
+        """Yield samples in the given order, each read when it is due.
+
+        Args:
+            chunks: the shards of some samples, and their numbers in them.
+
+        Raises:
+            ShardError: a shard cannot be read, or has changed since it was indexed.
+            SidecarError: an index is missing or damaged.
+        """
+        for shards, numbers in self._split(chunks):
+            if len(shards) and np.all(shards == shards[0]):
+                yield from self._reader(int(shards[0])).stream(numbers, self._fields)
+                continue
+            streams: dict[int, Iterator[Sample]] = {}
+            for shard in shards.tolist():
+                if shard not in streams:
+                    streams[shard] = self._reader(shard).stream(numbers[shards == shard], self._fields)
+                yield next(streams[shard])
+
+    def _split(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
+        """Split chunks so that all shards of each can be open at a time."""
+        for shards, numbers in chunks:
+            while len(shards):
+                firsts = np.sort(np.unique(shards, return_index=True)[1])
+                stop = int(firsts[self._open_shards]) if len(firsts) > self._open_shards else len(shards)
+                yield shards[:stop], numbers[:stop]
+                shards, numbers = shards[stop:], numbers[stop:]
 
     def close(self) -> None:
         """Close all shards."""
         with ExitStack() as stack:
             for reader in self._readers.values():
-                stack.callback(reader.close)
+                stack.callback(self._close, reader)
             self._readers = OrderedDict()
             if self._pool is not None:
                 self._pool.shutdown(cancel_futures=True)
                 self._pool = None
 
-    def _map(self, tasks: list[tuple[SampleReader, list[int]]]) -> list[list[Sample]]:
-        """Read samples of several shards, concurrently if they are remote."""
-        if len(tasks) == 1 or all(local_path(reader.url) is not None for reader, _ in tasks):
-            return [reader.read_many(numbers, self._fields) for reader, numbers in tasks]
-        self._pool = self._pool or ThreadPoolExecutor(THREADS)
-        return list(self._pool.map(lambda task: task[0].read_many(task[1], self._fields), tasks))
+    def _close(self, reader: SampleReader) -> None:
+        self._closed_bytes += reader.bytes_read
+        reader.close()
 
     def _reader(self, shard: int) -> SampleReader:
         reader = self._readers.pop(shard, None)
         if reader is None:
             if len(self._readers) >= self._open_shards:
-                self._readers.popitem(last=False)[1].close()
+                self._close(self._readers.popitem(last=False)[1])
             reader = self._open(shard)
         self._readers[shard] = reader
         return reader

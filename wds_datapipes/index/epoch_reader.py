@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -51,43 +53,37 @@ class EpochReader:
             ShardError: a sample cannot be read, or no other in its place.
             SidecarError: an index is missing or damaged.
         """
-        step = 1
-        for chunk in chunks:
-            shards, places = self._order.find(chunk % len(self._order))
-            start = 0
-            while start < len(chunk):
-                some = slice(start, start + step)
-                positions = chunk[some].tolist()
-                try:
-                    samples = self._shards.read(self._reader, shards[some], places[some])
-                except (WdsError, OSError):
-                    if self._policy.always_raises:
-                        raise
-                    yield from self._read_each(positions, shards[some], places[some])
-                else:
-                    self._policy.tried += len(samples)
-                    for position, sample in zip(positions, samples, strict=True):
-                        yield position, sample, False
-                start += step
-                step = self._shards.step_after(len(positions), self._reader.bytes_read)
-
-    def _read_each(
-        self, positions: list[int], shards: Numbers, places: Numbers
-    ) -> Iterator[tuple[int, Sample | None, bool]]:
-        """Read samples one by one, since one of them cannot be read."""
-        for index, position in enumerate(positions):
-            self._policy.tried += 1
-            sample: Sample | None = None
+        chunks, waiting = iter(chunks), deque[int]()
+        while True:
+            again = np.array(waiting, np.int64)
+            waiting.clear()
+            samples = self._shards.stream(self._reader, self._find(chain([again], chunks), waiting))
             try:
-                (sample,) = self._shards.read(self._reader, shards[index : index + 1], places[index : index + 1])
-            except (WdsError, OSError) as error:
-                if not self._policy.handle(error, url=self._shards.urls[shards[index]]):
+                for sample in samples:
+                    self._policy.tried += 1
+                    yield waiting.popleft(), sample, False
+                return
+            except (WdsError, OSError):
+                if self._policy.always_raises:
                     raise
-                if self._substitutes:
-                    sample = self._substitute(position, error)
-                yield position, sample, True
-            else:
-                yield position, sample, False
+            # One of the samples that are read together cannot be read; it may come later.
+            yield self._read_one(waiting.popleft())
+
+    def _find(self, chunks: Iterable[Numbers], waiting: deque[int]) -> Iterator[tuple[Numbers, Numbers]]:
+        """Yield where samples are, and append their positions to ``waiting``."""
+        for chunk in chunks:
+            waiting.extend(chunk.tolist())
+            yield self._order.find(chunk % len(self._order))
+
+    def _read_one(self, position: int) -> tuple[int, Sample | None, bool]:
+        self._policy.tried += 1
+        shards, places = self._order.find(np.array([position % len(self._order)]))
+        try:
+            return position, self._shards.read(self._reader, shards, places)[0], False
+        except (WdsError, OSError) as error:
+            if not self._policy.handle(error, url=self._shards.urls[shards[0]]):
+                raise
+            return position, self._substitute(position, error) if self._substitutes else None, True
 
     def _substitute(self, position: int, error: WdsError | OSError) -> Sample:
         """Return another sample of the epoch."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, tee
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from wds_datapipes.errors import EmptySourceError, StaleSidecarError
 from wds_datapipes.fingerprint.values import fingerprint
-from wds_datapipes.index.batch_share import CHUNK
 from wds_datapipes.index.build_many import build_indexes, find_index
 from wds_datapipes.index.dataset_reader import DatasetReader
 from wds_datapipes.index.file_format import index_url
@@ -22,7 +21,7 @@ from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.selection import Select, Selection
 from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.parallel.map_shards import resolve_shards
 from wds_datapipes.samples.select import Lacking
@@ -31,9 +30,6 @@ from wds_datapipes.types import Sample
 __all__ = ["IndexedShards", "Reader", "shard_sizes"]
 
 Reader: TypeAlias = DatasetReader | JoinedReader
-
-#: About how many bytes of local and of remote shards, which are read concurrently, are read at a time.
-LOCAL_BYTES, REMOTE_BYTES = 1 << 20, 16 << 20
 
 
 class IndexedShards:
@@ -93,8 +89,6 @@ class IndexedShards:
             self._select(reader, select, missing)
             self._ends = np.cumsum(self.sizes)
             self.lengths = None if lengths is None else self._measure(reader, lengths)
-        is_local = all(local_path(url) is not None for url in self.urls)
-        self._chunk_bytes = LOCAL_BYTES if is_local else REMOTE_BYTES
 
     def _join(self, reader: DatasetReader, other: IndexedShards, missing: Lacking) -> KeyJoin:
         """Find the samples of another dataset that have the same keys."""
@@ -167,20 +161,33 @@ class IndexedShards:
         return DatasetReader(self.urls, self._all_sizes, **self._options)
 
     def read(self, reader: Reader, shards: Numbers, places: Numbers) -> list[Sample]:
-        """Return samples, with the field ``__dataset__`` if there are several datasets.
+        """Return samples; see `stream`."""
+        return list(self.stream(reader, [(shards, places)]))
+
+    def stream(self, reader: Reader, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
+        """Yield samples, with the field ``__dataset__`` if there are several datasets.
 
         Args:
             reader: the result of `open`.
-            shards: the shard of each sample.
-            places: its place among the selected samples of the shard.
+            chunks: the shards of some samples, and their places among the selected samples of the shards.
         """
-        samples = reader.read(shards, self._numbers_in_shard(shards, places))
-        if "" not in self.parts:
-            names = list(self.parts)
-            found = np.searchsorted([part.stop for part in self.parts.values()], shards, "right")
-            for sample, number in zip(samples, found.tolist(), strict=True):
-                sample["__dataset__"] = names[number]
-        return samples
+        if "" in self.parts:
+            return reader.stream(map(self._find, chunks))
+        return self._named(reader, chunks)
+
+    def _named(self, reader: Reader, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
+        """Yield samples with the names of their datasets."""
+        names, ends = list(self.parts), [part.stop for part in self.parts.values()]
+        own, copies = tee(chunks)
+        found = (np.searchsorted(ends, shards, "right").tolist() for shards, _ in copies)
+        for sample, number in zip(reader.stream(map(self._find, own)), chain.from_iterable(found), strict=True):
+            sample["__dataset__"] = names[number]
+            yield sample
+
+    def _find(self, chunk: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
+        """Return the shards of samples, and their numbers in them."""
+        shards, places = chunk
+        return shards, self._numbers_in_shard(shards, places) if self._selections else places
 
     def _numbers_in_shard(self, shards: Numbers, places: Numbers) -> Numbers:
         """Return the numbers of samples in their shards, from their places among the selected ones."""
@@ -189,10 +196,6 @@ class IndexedShards:
             own = (shards >= part.start) & (shards < part.stop)
             numbers[own] = selection.find(shards[own] - part.start, places[own])
         return numbers
-
-    def step_after(self, count: int, size: int) -> int:
-        """Return how many samples to read at a time, after ``count`` samples had a ``size`` in bytes."""
-        return min(max(self._chunk_bytes * count // max(size, 1), 1), CHUNK)
 
     def sample(self, number: int) -> Sample:
         """Return a sample by its number in the order of the shards."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import tee
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class JoinedReader:
 
     @property
     def bytes_read(self) -> int:
-        """How many bytes the last `read` has read."""
+        """How many bytes of shards have been read."""
         return sum(reader.bytes_read for reader in (self._reader, *(reader for _, reader in self._joins)))
 
     def __enter__(self) -> Self:
@@ -105,20 +106,38 @@ class JoinedReader:
         self.close()
 
     def read(self, shards: Numbers, numbers: Numbers) -> list[Sample]:
-        """Return samples with the fields of all datasets; one that another dataset lacks has no fields of it.
+        """Return samples with the fields of all datasets; see `stream`."""
+        return list(self.stream([(shards, numbers)]))
+
+    def stream(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
+        """Yield samples with the fields of all datasets; one that another dataset lacks has no fields of it.
+
+        Args:
+            chunks: the shards of some samples, and their numbers in them.
 
         Raises:
             DuplicateKeyError: two datasets have the same field.
             ShardError: a shard cannot be read, or has changed since it was indexed.
             SidecarError: an index is missing or damaged.
         """
-        samples = self._reader.read(shards, numbers)
-        for join, reader in self._joins:
-            others = join.numbers[self._starts[shards] + numbers]
-            own = np.flatnonzero(others >= 0)
-            for place, other in zip(own.tolist(), reader.read(*join.find(others[own])), strict=True):
-                add_fields(samples[place], other)
-        return samples
+        own, *copies = tee(chunks, len(self._joins) + 1)
+        others = [
+            self._counterparts(some, *join) for some, join in zip(copies, self._joins, strict=True)
+        ]
+        for sample, *counterparts in zip(self._reader.stream(own), *others, strict=True):
+            for other in counterparts:
+                if other is not None:
+                    add_fields(sample, other)
+            yield sample
+
+    def _counterparts(
+        self, chunks: Iterable[tuple[Numbers, Numbers]], join: KeyJoin, reader: DatasetReader
+    ) -> Iterator[Sample | None]:
+        """Yield the sample of another dataset for each sample, or None if there is none."""
+        known, sought = tee(join.numbers[self._starts[shards] + numbers] for shards, numbers in chunks)
+        found = reader.stream(join.find(some[some >= 0]) for some in sought)
+        for some in known:
+            yield from (next(found) if is_found else None for is_found in (some >= 0).tolist())
 
     def close(self) -> None:
         """Close all shards."""

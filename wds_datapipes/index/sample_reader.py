@@ -5,15 +5,16 @@ from __future__ import annotations
 import io
 import os
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import islice
 from tarfile import HeaderError, TarInfo
 from threading import Lock
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from wds_datapipes.errors import ChangedShardError, ShardOpenError
+from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.read_plan import ReadPlan, plan_reading
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.local import local_path, open_local
 from wds_datapipes.io.openers import open_parts, redact
@@ -28,8 +29,8 @@ from wds_datapipes.types import Sample
 
 __all__ = ["SampleReader", "has_random_access"]
 
-#: Data that is at most this far apart in a shard is read at once, up to this many bytes. Longer data is read alone.
-GAP_BYTES, MAX_READ_BYTES, LONG_BYTES = 8 << 10, 256 << 10, 32 << 10
+#: About how many bytes are read at once. Fields from ``LONG_BYTES`` are read alone, so that they are not copied again.
+MAX_READ_BYTES, LONG_BYTES = 256 << 10, 32 << 10
 
 
 class SampleReader:
@@ -64,9 +65,9 @@ class SampleReader:
         self._key_rule, self._storage_options, self._limits = key_rule, storage_options, limits
         self._lock = Lock()
         self._parts: RangeSource | None = None
-        self._file: BinaryIO | None = None  # opened by `read_many`
+        self._file: BinaryIO | None = None  # opened by `stream`
         self._is_checked = False
-        #: How many bytes `read_many` has read.
+        #: How many bytes `stream` has read.
         self.bytes_read = 0
 
     def read(self, number: int) -> Sample:
@@ -101,11 +102,11 @@ class SampleReader:
                 return self._read_range(entry.offset, entry.offset + entry.size)
         return None
 
-    def read_many(self, numbers: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
-        """Return samples with their fields as bytes, and keep a local shard open until `close`.
+    def stream(self, numbers: Numbers, fields: Collection[str] | None = None) -> Iterator[Sample]:
+        """Yield samples with their fields as bytes, each read when it is due; a local shard stays open until `close`.
 
-        Data that is close together is read at once, without headers. Only the header of the first member that is ever
-        read is compared with the index.
+        Data that is close together, in the order of the samples, is read at once. At most `MAX_READ_BYTES` and a field
+        are held. Only the header of the first member that is ever read is compared with the index.
 
         Args:
             numbers: the numbers of the samples.
@@ -114,53 +115,34 @@ class SampleReader:
         Raises:
             ShardError: a sample cannot be read, or the shard has changed since it was indexed.
         """
-        samples: list[Sample] = [{} for _ in numbers]
-        members = self._members(numbers, samples, fields)
-        self._open_and_check(members)
-        for start, end, group in _coalesce(sorted(members)):
-            data = self._read_range(start, end)
-            self.bytes_read += len(data)
-            for offset, size, field, number in group:
-                samples[number][field] = data[offset - start : offset - start + size]
-        return samples
+        plan = plan_reading(self.index, numbers, fields, max_bytes=MAX_READ_BYTES, alone_from=LONG_BYTES)
+        self._open_and_check(plan)
+        return self._samples(plan, lambda number: self._read_range(plan.starts[number], plan.stops[number]))
 
-    def _members(
-        self, numbers: Sequence[int], samples: list[Sample], fields: Collection[str] | None
-    ) -> list[tuple[int, int, str, int]]:
-        """Begin samples, and return the offset and the size of each of their fields, its name, and its sample."""
-        columns, names = self.index.columns, self.index.fields
-        if fields is not None and self.index.facts.lowercase:
-            fields = [field.lower() for field in fields]
-        wanted = [fields is None or name in fields for name in names]
-        chosen = np.asarray(numbers)
-        firsts, lasts = columns["sample_members"][chosen], columns["sample_members"][chosen + 1]
-        counts = lasts - firsts
-        # The members of all samples, one after the other.
-        all_members = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        found = zip(
-            columns["member_offsets"][all_members].tolist(),
-            columns["member_sizes"][all_members].tolist(),
-            columns["member_fields"][all_members].tolist(),
-            np.repeat(np.arange(len(samples)), counts).tolist(),
-            strict=True,
-        )
-        empty = {"__key__": "", "__url__": self.url} | ({} if self._path is None else {"__local_path__": self._path})
-        for key, sample in zip(self.index.keys_of(chosen), samples, strict=True):
-            sample.update(empty, __key__=key)
-        members = []
-        for offset, size, field, number in found:
-            if wanted[field]:
-                samples[number][names[field]] = b""  # in the order of the archive
-                members.append((offset, size, names[field], number))
-        return members
+    def _samples(self, plan: ReadPlan, read: Callable[[int], bytes]) -> Iterator[Sample]:
+        """Yield the samples of a plan; ``read`` returns the data of a range."""
+        members = zip(plan.names, plan.ranges, plan.begins, plan.ends, strict=True)
+        empty: Sample = {"__key__": "", "__url__": self.url}
+        if self._path is not None:
+            empty["__local_path__"] = self._path
+        current, data = -1, b""
+        for key, count in zip(plan.keys, plan.counts, strict=True):
+            sample = empty.copy()
+            sample["__key__"] = key
+            for name, number, begin, end in islice(members, count):
+                if number != current:
+                    current, data = number, read(number)
+                    self.bytes_read += len(data)
+                sample[name] = data[begin:end]
+            yield sample
 
-    def _open_and_check(self, members: list[tuple[int, int, str, int]]) -> None:
+    def _open_and_check(self, plan: ReadPlan) -> None:
         """Open a shard and compare it with its index, unless that was done before.
 
         Raises:
             ChangedShardError: it has another size, or there is no such member.
         """
-        if self._is_checked or not members:
+        if self._is_checked or not plan.names:
             return
         if self._path is not None:
             self._file = open_local(self._path, name=self.url)
@@ -168,7 +150,8 @@ class SampleReader:
             size, expected = os.fstat(self._file.fileno()).st_size, self.index.facts.bytes
             if expected not in (None, size):
                 raise self._changed(f"it has {size} bytes instead of {expected}")
-        offset, size, field, _ = members[0]
+        field, size = plan.names[0], plan.ends[0] - plan.begins[0]
+        offset = plan.starts[plan.ranges[0]] + plan.begins[0]
         try:
             header = TarInfo.frombuf(self._read_range(offset - BLOCK, offset), "utf-8", "surrogateescape")
         except HeaderError as error:
@@ -224,22 +207,3 @@ def has_random_access(url: str, *, storage_options: Mapping[str, Any] | None = N
     if stream is not None:
         stream.close()
     return stream is not None
-
-
-def _coalesce(
-    members: list[tuple[int, int, str, int]],
-) -> Iterator[tuple[int, int, list[tuple[int, int, str, int]]]]:
-    """Yield ranges of a shard to read at once, each with the members in it."""
-    group: list[tuple[int, int, str, int]] = []
-    start = end = limit = 0
-    for member in members:
-        offset, size, _, _ = member
-        if group and (size >= LONG_BYTES or offset > end + GAP_BYTES or offset + size > limit):
-            yield start, end, group
-            group = []
-        if not group:
-            start, limit = offset, offset + (size if size >= LONG_BYTES else MAX_READ_BYTES)
-        end = offset + size
-        group.append(member)
-    if group:
-        yield start, end, group

@@ -79,7 +79,7 @@ def _read_all(reader: SampleReader, fields: Collection[str] | None) -> Iterator[
     while start < len(ends):
         before = int(ends[start - 1]) if start else 0
         stop = max(int(np.searchsorted(ends, before + READ_BYTES, "right")), start + 1)
-        yield from reader.read_many(range(start, stop), fields)
+        yield from reader.stream(np.arange(start, stop), fields)
         start = stop
 
 

@@ -1,0 +1,130 @@
+"""Read plan: the ranges of a shard that hold the fields of some samples, and where each field is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.shard_index import ShardIndex
+
+__all__ = ["ReadPlan", "plan_reading"]
+
+#: Data that is at most this far apart in a shard is read at once.
+GAP_BYTES = 8 << 10
+
+
+class ReadPlan(NamedTuple):
+    """How to read samples of a shard.
+
+    Attributes:
+        keys: the key of each sample.
+        counts: the number of fields of each sample.
+        names: the name of each field, sample by sample and in the order of the archive.
+        ranges: the number of the range that holds each field.
+        begins: where each field begins in its range.
+        ends: where it ends.
+        starts: the offset of each range in the shard.
+        stops: the offset of its end.
+    """
+
+    keys: list[str]
+    counts: list[int]
+    names: list[str]
+    ranges: list[int]
+    begins: list[int]
+    ends: list[int]
+    starts: list[int]
+    stops: list[int]
+
+
+def plan_reading(
+    index: ShardIndex,
+    numbers: Numbers,
+    fields: Collection[str] | None = None,
+    *,
+    max_bytes: int,
+    alone_from: int | None = None,
+    in_order: bool = True,
+) -> ReadPlan:
+    """Return how to read samples of a shard.
+
+    Args:
+        index: the index of the shard.
+        numbers: the numbers of the samples.
+        fields: the fields to read; by default all.
+        max_bytes: the most bytes of a range before its last field.
+        alone_from: fields of this size in bytes are read alone, so that they need not be copied again.
+        in_order: whether each range is followed by the next in the order of the samples. Otherwise, a range may hold
+            fields of any of the samples.
+
+    Examples:
+        >>> from wds_datapipes.index.build import build_index
+        >>> from wds_datapipes.testing import build_shard
+        >>> index = build_index(build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}]))
+        >>> plan = plan_reading(index, np.array([0, 1]), max_bytes=65536)
+        >>> plan.starts, plan.stops, plan.ranges, plan.begins, plan.ends
+        ([512], [1539], [0, 0], [0, 1024], [3, 1027])
+    """
+    columns = index.columns
+    firsts = columns["sample_members"][numbers]
+    counts = columns["sample_members"][numbers + 1] - firsts
+    # The members of all samples, one after the other.
+    members = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    if fields is not None:
+        if index.facts.lowercase:
+            fields = [field.lower() for field in fields]
+        is_wanted = np.array([name in fields for name in index.fields], bool)[columns["member_fields"][members]]
+        ends = np.cumsum(counts)
+        until = np.concatenate(([0], np.cumsum(is_wanted)))
+        members, counts = members[is_wanted], until[ends] - until[ends - counts]
+    offsets, sizes = columns["member_offsets"][members], columns["member_sizes"][members]
+    order = slice(None) if in_order else np.argsort(offsets, kind="stable")
+    starts, stops, found = _ranges(offsets[order], sizes[order], max_bytes, alone_from)
+    ranges = np.empty_like(found)
+    ranges[order] = found
+    begins = offsets - starts[ranges]
+    return ReadPlan(
+        _keys(index, numbers),
+        counts.tolist(),
+        np.array(index.fields, object)[columns["member_fields"][members]].tolist(),
+        ranges.tolist(),
+        begins.tolist(),
+        (begins + sizes).tolist(),
+        starts.tolist(),
+        stops.tolist(),
+    )
+
+
+def _ranges(
+    offsets: Numbers, sizes: Numbers, max_bytes: int, alone_from: int | None
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return where ranges start and stop that hold these fields one after the other, and the range of each field."""
+    is_first = np.ones(len(offsets), bool)
+    gaps = offsets[1:] - offsets[:-1] - sizes[:-1]
+    is_first[1:] = (gaps < 0) | (gaps > GAP_BYTES)
+    if alone_from is not None:
+        is_alone = sizes >= alone_from
+        is_first[1:] |= is_alone[1:] | is_alone[:-1]
+    starts = offsets[is_first]
+    parts = (offsets - starts[np.cumsum(is_first) - 1]) // max_bytes
+    is_first[1:] |= parts[1:] != parts[:-1]
+    is_first[1:] &= offsets[1:] != offsets[:-1]  # a field that is repeated is in the same range
+    is_last = np.append(is_first[1:], True)[: len(is_first)]
+    return offsets[is_first], (offsets + sizes)[is_last], np.cumsum(is_first) - 1
+
+
+def _keys(index: ShardIndex, numbers: Numbers) -> list[str]:
+    """Return the keys of samples; those of consecutive samples are decoded at once."""
+    if len(numbers) and np.all(numbers[1:] - numbers[:-1] == 1):
+        first, last = int(numbers[0]), int(numbers[-1])
+        ends = index.columns["key_ends"][first : last + 1].tolist()
+        begin = int(index.columns["key_ends"][first - 1]) if first else 0
+        text = index.columns["key_text"][begin : ends[-1]].tobytes()
+        if text.isascii():
+            whole = text.decode()
+            return [whole[start - begin : end - begin] for start, end in pairwise([begin, *ends])]
+    return index.keys_of(numbers)
