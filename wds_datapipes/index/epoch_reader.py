@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 
@@ -42,9 +42,10 @@ class EpochReader:
     ) -> None:
         self._shards, self._reader, self._order = shards, reader, order
         self._policy, self._substitutes = policy, substitutes
+        self._begun = 0  # the number of positions that were looked up
 
-    def read(self, chunks: Iterable[Numbers]) -> Iterator[tuple[int, Sample | None, bool]]:
-        """Yield each position, its sample, and whether that is a substitute; None stands for an unreadable sample.
+    def read(self, chunks: Iterable[Numbers]) -> Iterator[tuple[Sample | None, int, bool]]:
+        """Yield each sample, its position, and whether it is a substitute; None stands for an unreadable sample.
 
         Args:
             chunks: arrays of positions; those from the length of the epoch on start again.
@@ -53,37 +54,40 @@ class EpochReader:
             ShardError: a sample cannot be read, or no other in its place.
             SidecarError: an index is missing or damaged.
         """
-        chunks, waiting = iter(chunks), deque[int]()
+        chunks = iter(chunks)
+        waiting = deque[int]()  # the positions of the samples that are being read
         while True:
             again = np.array(waiting, np.int64)
             waiting.clear()
+            self._begun -= len(again)
             samples = self._shards.stream(self._reader, self._find(chain([again], chunks), waiting))
             try:
-                for sample in samples:
-                    self._policy.tried += 1
-                    yield waiting.popleft(), sample, False
-                return
+                yield from zip(samples, iter(waiting.popleft, None), repeat(False))
             except (WdsError, OSError):
                 if self._policy.always_raises:
                     raise
-            # One of the samples that are read together cannot be read; it may come later.
-            yield self._read_one(waiting.popleft())
+            else:
+                return
+            # One of the samples that are read together cannot be read. It may be a later one.
+            position = waiting.popleft()
+            self._policy.tried = self._begun - len(waiting)
+            yield self._read_one(position)
 
     def _find(self, chunks: Iterable[Numbers], waiting: deque[int]) -> Iterator[tuple[Numbers, Numbers]]:
         """Yield where samples are, and append their positions to ``waiting``."""
         for chunk in chunks:
             waiting.extend(chunk.tolist())
+            self._begun += len(chunk)
             yield self._order.find(chunk % len(self._order))
 
-    def _read_one(self, position: int) -> tuple[int, Sample | None, bool]:
-        self._policy.tried += 1
+    def _read_one(self, position: int) -> tuple[Sample | None, int, bool]:
         shards, places = self._order.find(np.array([position % len(self._order)]))
         try:
-            return position, self._shards.read(self._reader, shards, places)[0], False
+            return self._shards.read(self._reader, shards, places)[0], position, False
         except (WdsError, OSError) as error:
             if not self._policy.handle(error, url=self._shards.urls[shards[0]]):
                 raise
-            return position, self._substitute(position, error) if self._substitutes else None, True
+            return self._substitute(position, error) if self._substitutes else None, position, True
 
     def _substitute(self, position: int, error: WdsError | OSError) -> Sample:
         """Return another sample of the epoch."""

@@ -121,9 +121,7 @@ class JoinedReader:
             SidecarError: an index is missing or damaged.
         """
         own, *copies = tee(chunks, len(self._joins) + 1)
-        others = [
-            self._counterparts(some, *join) for some, join in zip(copies, self._joins, strict=True)
-        ]
+        others = [self._counterparts(some, *join) for some, join in zip(copies, self._joins, strict=True)]
         for sample, *counterparts in zip(self._reader.stream(own), *others, strict=True):
             for other in counterparts:
                 if other is not None:

@@ -229,7 +229,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
                 (0, [np.array(again, np.int64)]),
                 (1, self._share(self._rest).positions(self._done)),
             ):
-                for self._position, sample, is_substitute in reader.read(chunks):
+                for sample, self._position, is_substitute in reader.read(chunks):
                     self._done += is_new
                     if sample is not None:
                         if marks:
