@@ -18,7 +18,7 @@ from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.sample_reader import SampleReader
 from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.keys import first_dot
 from wds_datapipes.types import Sample
