@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
-from wds_datapipes.errors import ChangedShardError, CorruptSidecarError, MissingSidecarError
+from wds_datapipes.errors import ChangedShardError, CorruptSidecarError, MissingSidecarError, WdsError
 from wds_datapipes.index.build_many import build_missing_index
 from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.permutation import Numbers
-from wds_datapipes.index.sample_reader import SampleReader
+from wds_datapipes.index.read_plan import sizes_of
+from wds_datapipes.index.sample_reader import SampleReader, Submit
 from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.io.local import local_path
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.keys import first_dot
@@ -32,6 +35,10 @@ LOGGER = logging.getLogger("wds_datapipes")
 
 #: The number of threads that read remote shards concurrently.
 THREADS = 16
+#: At most this many parts of an epoch, each of about this many bytes, are read ahead.
+WINDOWS, WINDOW_BYTES = 4, 4 << 20
+#: Seconds for which closing waits for responses that are no longer needed.
+GRACE_S = 2.0
 
 
 class DatasetReader:
@@ -73,9 +80,12 @@ class DatasetReader:
         self._urls, self._sizes, self._folder = urls, sizes, folder
         self._fields, self._build = fields, build
         self._unwritten: dict[int, ShardIndex] = {}
+        self._is_local = all(local_path(url) is not None for url in urls)
         self._open_shards, self._storage_options, self._limits = open_shards, storage_options, limits
         self._readers = OrderedDict[int, SampleReader]()  # the one that was used last is at the end
         self._pool: ThreadPoolExecutor | None = None
+        self._futures = WeakSet[Future[bytes]]()
+        self._process = os.getpid()
         self._closed_bytes = 0  # read by readers that were closed
 
     def __enter__(self) -> Self:
@@ -103,17 +113,25 @@ class DatasetReader:
         return list(self.stream([(np.asarray(shards, np.int64), np.asarray(numbers, np.int64))]))
 
     def stream(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
-        """Yield samples in the given order, each read when it is due.
+        """Yield samples in the given order.
+
+        Samples of local shards are read when they are due. If there are remote shards, samples are read ahead, in
+        `THREADS` threads; about `WINDOWS * WINDOW_BYTES` are held, or
+        `WINDOWS` samples that are larger.
 
         Args:
-            chunks: the shards of some samples, and their numbers in them.
+            chunks: the shards of some samples, and their numbers in them; taken ahead as well.
 
         Raises:
             ShardError: a shard cannot be read, or has changed since it was indexed.
             SidecarError: an index is missing or damaged.
         """
-        for shards, numbers in self._split(chunks):
-            if len(shards) and np.all(shards == shards[0]):
+        chunks = self._split(chunks)
+        return self._read_when_due(chunks) if self._is_local else self._read_ahead(chunks)
+
+    def _read_when_due(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
+        for shards, numbers in chunks:
+            if np.all(shards == shards[0]):
                 yield from self._reader(int(shards[0])).stream(numbers, self._fields)
                 continue
             streams: dict[int, Iterator[Sample]] = {}
@@ -121,6 +139,64 @@ class DatasetReader:
                 if shard not in streams:
                     streams[shard] = self._reader(shard).stream(numbers[shards == shard], self._fields)
                 yield next(streams[shard])
+
+    def _read_ahead(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
+        begun: deque[_Window] = deque()
+        try:
+            for shards, numbers in chunks:
+                needed = {*shards.tolist()}
+                # A shard is closed to open another one, but not before its samples were read.
+                while begun and len(needed.union(*(window.shards for window in begun))) > self._open_shards:
+                    yield from begun[0].samples
+                    begun.popleft()
+                for part in self._windows(shards, numbers):
+                    if len(begun) == WINDOWS:
+                        yield from begun[0].samples
+                        begun.popleft()
+                    begun.append(self._begin(shards[part], numbers[part]))
+            while begun:
+                yield from begun[0].samples
+                begun.popleft()
+        finally:
+            for window in begun:
+                for future in window.futures:
+                    future.cancel()
+
+    def _windows(self, shards: Numbers, numbers: Numbers) -> Iterator[slice]:
+        """Yield parts of a chunk of about `WINDOW_BYTES`."""
+        sizes = np.zeros(len(shards), np.int64)
+        for shard in np.unique(shards).tolist():
+            with suppress(WdsError, OSError):  # raised when its first sample is due
+                own = shards == shard
+                sizes[own] = sizes_of(self._reader(shard).index, numbers[own], self._fields)
+        ends = np.cumsum(sizes)
+        start = 0
+        while start < len(ends):
+            before = int(ends[start - 1]) if start else 0
+            stop = max(int(np.searchsorted(ends, before + WINDOW_BYTES, "right")), start + 1)
+            yield slice(start, stop)
+            start = stop
+
+    def _begin(self, shards: Numbers, numbers: Numbers) -> _Window:
+        """Begin to read samples."""
+        self._pool = pool = self._pool or ThreadPoolExecutor(THREADS, "wds-read-ahead")
+        futures: list[Future[bytes]] = []
+
+        def submit(read: Callable[[], bytes]) -> Future[bytes]:
+            futures.append(pool.submit(read))
+            return futures[-1]
+
+        order = dict.fromkeys(shards.tolist())
+        streams = {shard: self._begin_shard(shard, numbers[shards == shard], submit) for shard in order}
+        self._futures.update(futures)
+        return _Window({*streams}, futures, (next(streams[shard]) for shard in shards.tolist()))
+
+    def _begin_shard(self, shard: int, numbers: Numbers, submit: Submit) -> Iterator[Sample]:
+        """Begin to read samples of a shard; an error is raised when the first one is due."""
+        try:
+            return self._reader(shard).read_ahead(numbers, self._fields, submit)
+        except (WdsError, OSError) as error:
+            return _failing(error)
 
     def _split(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
         """Split chunks so that all shards of each can be open at a time."""
@@ -132,14 +208,17 @@ class DatasetReader:
                 shards, numbers = shards[stop:], numbers[stop:]
 
     def close(self) -> None:
-        """Close all shards."""
+        """Close all shards, and abort the requests that read ahead."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
         with ExitStack() as stack:
             for reader in self._readers.values():
                 stack.callback(self._close, reader)
             self._readers = OrderedDict()
-            if self._pool is not None:
-                self._pool.shutdown(cancel_futures=True)
-                self._pool = None
+        if pool is not None and os.getpid() == self._process:  # the threads of a forked process run in its parent
+            _, pending = wait([future for future in self._futures if not future.done()], GRACE_S)
+            pool.shutdown(wait=not pending)
 
     def _close(self, reader: SampleReader) -> None:
         self._closed_bytes += reader.bytes_read
@@ -197,3 +276,23 @@ class DatasetReader:
         url, index = self._urls[shard], self.index_of(shard)
         rule = index.key_rule or first_dot  # samples are read by their offsets, so it does not matter
         return SampleReader(url, index, key_rule=rule, storage_options=self._storage_options, limits=self._limits)
+
+
+class _Window(NamedTuple):
+    """Samples that are being read.
+
+    Attributes:
+        shards: their shards.
+        futures: the ranges that are read.
+        samples: yields them in order.
+    """
+
+    shards: set[int]
+    futures: list[Future[bytes]]
+    samples: Iterator[Sample]
+
+
+def _failing(error: Exception) -> Iterator[Sample]:
+    """Raise an error when the first sample is due."""
+    raise error
+    yield

@@ -11,7 +11,7 @@ import numpy as np
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 
-__all__ = ["ReadPlan", "plan_reading"]
+__all__ = ["ReadPlan", "plan_reading", "sizes_of"]
 
 #: Data that is at most this far apart in a shard is read at once.
 GAP_BYTES = 8 << 10
@@ -70,17 +70,7 @@ def plan_reading(
         ([512], [1539], [0, 0], [0, 1024], [3, 1027])
     """
     columns = index.columns
-    firsts = columns["sample_members"][numbers]
-    counts = columns["sample_members"][numbers + 1] - firsts
-    # The members of all samples, one after the other.
-    members = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-    if fields is not None:
-        if index.facts.lowercase:
-            fields = [field.lower() for field in fields]
-        is_wanted = np.array([name in fields for name in index.fields], bool)[columns["member_fields"][members]]
-        ends = np.cumsum(counts)
-        until = np.concatenate(([0], np.cumsum(is_wanted)))
-        members, counts = members[is_wanted], until[ends] - until[ends - counts]
+    members, counts = _members(index, numbers, fields)
     offsets, sizes = columns["member_offsets"][members], columns["member_sizes"][members]
     order = slice(None) if in_order else np.argsort(offsets, kind="stable")
     starts, stops, found = _ranges(offsets[order], sizes[order], max_bytes, alone_from)
@@ -97,6 +87,32 @@ def plan_reading(
         starts.tolist(),
         stops.tolist(),
     )
+
+
+def sizes_of(index: ShardIndex, numbers: Numbers, fields: Collection[str] | None = None) -> Numbers:
+    """Return the size in bytes of each sample, or of some fields of each."""
+    members, counts = _members(index, numbers, fields)
+    until = np.concatenate(([0], np.cumsum(index.columns["member_sizes"][members])))
+    ends = np.cumsum(counts)
+    sizes: Numbers = until[ends] - until[ends - counts]
+    return sizes
+
+
+def _members(index: ShardIndex, numbers: Numbers, fields: Collection[str] | None) -> tuple[Numbers, Numbers]:
+    """Return the members to read, sample by sample, and how many each sample has."""
+    columns = index.columns
+    firsts = columns["sample_members"][numbers]
+    counts = columns["sample_members"][numbers + 1] - firsts
+    # The members of all samples, one after the other.
+    members = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    if fields is not None:
+        if index.facts.lowercase:
+            fields = [field.lower() for field in fields]
+        is_wanted = np.array([name in fields for name in index.fields], bool)[columns["member_fields"][members]]
+        ends = np.cumsum(counts)
+        until = np.concatenate(([0], np.cumsum(is_wanted)))
+        members, counts = members[is_wanted], until[ends] - until[ends - counts]
+    return members, counts
 
 
 def _ranges(

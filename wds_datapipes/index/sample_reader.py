@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import io
-import os
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from tarfile import HeaderError, TarInfo
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any, TypeAlias
 
-from wds_datapipes.errors import ChangedShardError, ShardOpenError
+from wds_datapipes.errors import ChangedShardError, WdsError
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.read_plan import ReadPlan, plan_reading
 from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.io.local import local_path, open_local
-from wds_datapipes.io.openers import open_parts, redact
+from wds_datapipes.index.shard_ranges import ShardRanges
+from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.io.remote.range_sources import RangeSource
+from wds_datapipes.on_error.policy import note
 from wds_datapipes.samples.keys import KeyRule, is_meta
-from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.tar.headers import BLOCK, NAME_BYTES
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.tar.scanner import open_archive_ranges
 from wds_datapipes.types import Sample
 
-__all__ = ["SampleReader", "has_random_access"]
+__all__ = ["SampleReader", "Submit", "has_random_access"]
 
 #: About how many bytes are read at once. Fields from ``LONG_BYTES`` are read alone, so that they are not copied again.
 MAX_READ_BYTES, LONG_BYTES = 256 << 10, 32 << 10
+#: About how many bytes of a remote shard are requested at once.
+MAX_REQUEST_BYTES = 512 << 10
+
+Submit: TypeAlias = Callable[[Callable[[], bytes]], Future[bytes]]
+"""Calls a function in another thread."""
 
 
 class SampleReader:
@@ -45,7 +48,8 @@ class SampleReader:
 
     Examples:
         >>> from wds_datapipes.index.build import build_index
-        >>> from wds_datapipes.samples.keys import first_dot
+        >>> from wds_datapipes.on_error.policy import note
+    from wds_datapipes.samples.keys import first_dot
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}])
         >>> SampleReader(url, build_index(url), key_rule=first_dot).read(1)
@@ -61,14 +65,16 @@ class SampleReader:
         storage_options: Mapping[str, Any] | None = None,
         limits: ReadLimits = DEFAULT_LIMITS,
     ) -> None:
-        self.url, self.index, self._name, self._path = url, index, redact(url), local_path(url)
-        self._key_rule, self._storage_options, self._limits = key_rule, storage_options, limits
+        self.url, self.index, self._name = url, index, redact(url)
+        self._key_rule, self._limits = key_rule, limits
+        self._ranges = ShardRanges(url, storage_options)
         self._lock = Lock()
-        self._parts: RangeSource | None = None
-        self._file: BinaryIO | None = None  # opened by `stream`
         self._is_checked = False
-        #: How many bytes `stream` has read.
-        self.bytes_read = 0
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes have been read."""
+        return self._ranges.bytes_read
 
     def read(self, number: int) -> Sample:
         """Return a sample, with its fields as bytes.
@@ -78,7 +84,7 @@ class SampleReader:
         """
         key, offset, end, entries = self.index[number]
         sample: Sample = {"__key__": key, "__url__": self.url}
-        data = io.BytesIO(self._read_range(offset, end))
+        data = io.BytesIO(self._ranges.read(offset, end))
         for _, name, value, _ in read_members(
             data, shard=self.url, archive=self._name, start=offset, stop=end, limits=self._limits
         ):
@@ -99,7 +105,7 @@ class SampleReader:
         """
         for entry in self.index[number].entries:
             if entry.field == field:
-                return self._read_range(entry.offset, entry.offset + entry.size)
+                return self._ranges.read(entry.offset, entry.offset + entry.size)
         return None
 
     def stream(self, numbers: Numbers, fields: Collection[str] | None = None) -> Iterator[Sample]:
@@ -117,22 +123,50 @@ class SampleReader:
         """
         plan = plan_reading(self.index, numbers, fields, max_bytes=MAX_READ_BYTES, alone_from=LONG_BYTES)
         self._open_and_check(plan)
-        return self._samples(plan, lambda number: self._read_range(plan.starts[number], plan.stops[number]))
+        read, starts, stops = self._ranges.read, plan.starts, plan.stops
+        return self._samples(plan, lambda number: read(starts[number], stops[number]))
+
+    def read_ahead(self, numbers: Numbers, fields: Collection[str] | None, submit: Submit) -> Iterator[Sample]:
+        """Begin to read samples, and yield them; all of their data is held until the end.
+
+        Data that is close together is read at once, whatever the order of the samples.
+
+        Args:
+            numbers: the numbers of the samples.
+            fields: the fields to read; None for all.
+            submit: calls a function that reads in another thread.
+
+        Raises:
+            ShardError: a sample cannot be read, or the shard has changed since it was indexed.
+        """
+        plan = plan_reading(self.index, numbers, fields, max_bytes=MAX_REQUEST_BYTES, in_order=False)
+
+        def read(start: int, stop: int) -> bytes:
+            with self._lock:
+                self._open_and_check(plan)
+            return self._ranges.read(start, stop)
+
+        begun = [submit(partial(read, *each)) for each in zip(plan.starts, plan.stops, strict=True)]
+        return self._samples(plan, lambda number: begun[number].result())
 
     def _samples(self, plan: ReadPlan, read: Callable[[int], bytes]) -> Iterator[Sample]:
         """Yield the samples of a plan; ``read`` returns the data of a range."""
         members = zip(plan.names, plan.ranges, plan.begins, plan.ends, strict=True)
         empty: Sample = {"__key__": "", "__url__": self.url}
-        if self._path is not None:
-            empty["__local_path__"] = self._path
+        if self._ranges.path is not None:
+            empty["__local_path__"] = self._ranges.path
         current, data = -1, b""
         for key, count in zip(plan.keys, plan.counts, strict=True):
             sample = empty.copy()
             sample["__key__"] = key
             for name, number, begin, end in islice(members, count):
                 if number != current:
-                    current, data = number, read(number)
-                    self.bytes_read += len(data)
+                    try:
+                        current, data = number, read(number)
+                    except (WdsError, OSError) as error:
+                        at = plan.starts[number] + begin
+                        note(error, f"It was read for {name!r} of the sample {key!r}, at byte {at} of {self._name}.")
+                        raise
                 sample[name] = data[begin:end]
             yield sample
 
@@ -144,16 +178,13 @@ class SampleReader:
         """
         if self._is_checked or not plan.names:
             return
-        if self._path is not None:
-            self._file = open_local(self._path, name=self.url)
-            weakref.finalize(self, self._file.close)
-            size, expected = os.fstat(self._file.fileno()).st_size, self.index.facts.bytes
-            if expected not in (None, size):
-                raise self._changed(f"it has {size} bytes instead of {expected}")
+        size, expected = self._ranges.keep_open(), self.index.facts.bytes
+        if None not in (size, expected) and size != expected:
+            raise self._changed(f"it has {size} bytes instead of {expected}")
         field, size = plan.names[0], plan.ends[0] - plan.begins[0]
         offset = plan.starts[plan.ranges[0]] + plan.begins[0]
         try:
-            header = TarInfo.frombuf(self._read_range(offset - BLOCK, offset), "utf-8", "surrogateescape")
+            header = TarInfo.frombuf(self._ranges.read(offset - BLOCK, offset), "utf-8", "surrogateescape")
         except HeaderError as error:
             raise self._changed(f"there is no header at byte {offset - BLOCK} ({error})") from error
         # A long name is cut in this header, PAX records may replace the name and the size.
@@ -169,32 +200,8 @@ class SampleReader:
 
     def close(self) -> None:
         """Close the shard."""
-        if self._parts is not None:
-            self._parts.close()
-        if self._file is not None:
-            self._file.close()
-        self._file, self._is_checked = None, False
-
-    def _read_range(self, start: int, end: int) -> bytes:
-        if self._file is not None:
-            data = os.pread(self._file.fileno(), end - start, start)
-            if len(data) == end - start:
-                return data
-        with ExitStack() as opened:  # also for the rest of a read that was interrupted
-            stream: BinaryIO
-            if self._path is not None:
-                stream = opened.enter_context(open_local(self._path, name=self.url))
-                stream.seek(start)
-            else:
-                opened.enter_context(self._lock)
-                self._parts = self._parts or open_parts(self.url, storage_options=self._storage_options)
-                if self._parts is None:
-                    raise ShardOpenError(f"{self._name} can only be read sequentially")
-                stream = opened.enter_context(self._parts.part(start, end))
-            data = ReadBuffer(stream, self._name, start).take(end - start)
-        if len(data) != end - start:
-            raise ChangedShardError(f"{self._name} has changed since it was indexed: it ends before byte {end}")
-        return data
+        self._ranges.close()
+        self._is_checked = False
 
 
 def has_random_access(url: str, *, storage_options: Mapping[str, Any] | None = None) -> bool:

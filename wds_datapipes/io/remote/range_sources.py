@@ -12,9 +12,9 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardError
 from wds_datapipes.io.redaction import raise_alone, redactor_of
 from wds_datapipes.io.remote.filesystem import raise_open_error, reason, remote_filesystem
-from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS
+from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, VERSION_FACTS
 from wds_datapipes.io.remote.http import HttpFile, UnexpectedResponseError, is_web
-from wds_datapipes.io.remote.resuming_stream import ForwardStream, OpenedSource, ResumingStream
+from wds_datapipes.io.remote.resuming_stream import ForwardStream, OpenedSource, ResumingStream, version_of
 from wds_datapipes.io.remote.retry import RetryPolicy, status_of, was_replaced
 from wds_datapipes.io.remote.throughput import Attempt, MonitoredSource, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import StoreTimeouts
@@ -35,9 +35,13 @@ class RangeSource(Protocol):
 
     Attributes:
         head: its first bytes.
+        version: identifies the version of the file, as far as the store reports it.
+        is_shared: whether several threads may read parts at the same time.
     """
 
     head: bytes
+    version: tuple[str, ...]
+    is_shared: bool
 
     def part(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1."""
@@ -53,16 +57,17 @@ def open_remote_parts(
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     retries: int | None = None,
+    pause: Callable[[float], object] | None = None,
     counters: Counters | None = None,
     **_options: object,
 ) -> RangeSource | None:
-    """Open a remote file for range reads, or return None if it can only be read as a whole.
+    """Open a remote file for range reads, or return None if it can only be read as a whole; see `open_remote`.
 
     Raises:
         ShardOpenError: there is no such file, or access is denied.
     """
     options, timeouts = StoreTimeouts.split(storage_options, timeout_s, retries)
-    retry = timeouts.retry_policy()
+    retry = timeouts.retry_policy(pause)
     filesystem, path = remote_filesystem(url, options, timeouts.timeout_s, retry)
     scheme, _ = split_scheme(url)
     store = Store(url, redactor_of(options), retry, timeouts.seconds, counters)
@@ -113,12 +118,14 @@ class Store:
 class HttpRangeSource:
     """A file on a web server that supports range requests."""
 
+    is_shared = True
+
     def __init__(self, store: Store, request: Request) -> None:
         self.head = b""
         self._store = store
         self._request = request
         self._total = 0
-        self._version: tuple[str, ...] = ()
+        self.version: tuple[str, ...] = ()
 
     @classmethod
     def probe(cls, store: Store, request: Request) -> HttpRangeSource | None:
@@ -136,7 +143,7 @@ class HttpRangeSource:
             if first.part is None or first.part.first or first.part.total is None:
                 return None
             parts._total = first.part.total
-            parts._version = (str(parts._total), *first.version)
+            parts.version = (str(parts._total), *first.version)
             while len(parts.head) < HEAD_BYTES and (data := first.read(HEAD_BYTES - len(parts.head))):
                 parts.head += data
         return parts
@@ -146,7 +153,7 @@ class HttpRangeSource:
         store = self._store
         try:
             last = self._total if end < 0 else end
-            source = MonitoredSource(HttpRange(store, self._request, self._version, start, last), store.monitor)
+            source = MonitoredSource(HttpRange(store, self._request, self.version, start, last), store.monitor)
             return cast(BinaryIO, ResumingStream(source, store.name, store.describe, store.retry))
         except ShardError:
             raise
@@ -202,8 +209,12 @@ class HttpRange:
 class FsspecRangeSource:
     """A seekable file of fsspec."""
 
+    is_shared = False
+
     def __init__(self, store: Store, file: Any, head: bytes) -> None:
         self.head = head
+        details = getattr(file, "details", None) or {}
+        self.version = version_of(*(details.get(name) for name in ("size", *VERSION_FACTS)))
         self._store = store
         self._file = file
 

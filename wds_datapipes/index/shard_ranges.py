@@ -1,0 +1,139 @@
+"""Ranges of a shard: bytes at offsets, of a local file or of a store, for several threads at the same time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
+from wds_datapipes.io.local import local_path, open_local
+from wds_datapipes.io.openers import open_parts, redact
+from wds_datapipes.io.remote.range_sources import RangeSource
+from wds_datapipes.io.remote.resuming_stream import ResumingStream
+from wds_datapipes.tar.buffer import ReadBuffer
+
+__all__ = ["ShardRanges"]
+
+
+class ShardRanges:
+    """Reads ranges of a shard. It is thread-safe; several ranges of a remote shard are requested at the same time.
+
+    Args:
+        url: the shard.
+        storage_options: passed to a remote file system.
+
+    Attributes:
+        path: the path of a local shard.
+        bytes_read: how many bytes were read.
+    """
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        self.path = local_path(url)
+        self.bytes_read = 0
+        self._url, self._name, self._storage_options = url, redact(url), storage_options
+        self._file: BinaryIO | None = None
+        self._lock = threading.Lock()
+        self._sources: list[RangeSource] = []  # those that can be used now
+        self._streams: set[BinaryIO] = set()  # those that are being read
+        self._version: tuple[str, ...] | None = None
+        self._is_closed = threading.Event()
+
+    def keep_open(self) -> int | None:
+        """Keep a local shard open until `close`, and return its size."""
+        if self.path is None:
+            return None
+        if self._file is None:
+            self._file = open_local(self.path, name=self._url)
+            weakref.finalize(self, self._file.close)
+        return os.fstat(self._file.fileno()).st_size
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from ``start`` up to ``end``.
+
+        Raises:
+            ShardError: they cannot be read.
+        """
+        if self._file is not None:
+            data = os.pread(self._file.fileno(), end - start, start)
+            if len(data) == end - start:
+                self.bytes_read += len(data)
+                return data
+        if self.path is not None:  # also for the rest of a read that was interrupted
+            with open_local(self.path, name=self._url) as file:
+                file.seek(start)
+                data = ReadBuffer(file, self._name, start).take(end - start)
+        else:
+            with self._stream(start, end) as stream:
+                data = ReadBuffer(stream, self._name, start).take(end - start)
+        if len(data) != end - start:
+            raise ChangedShardError(f"{self._name} has changed since it was indexed: it ends before byte {end}")
+        with self._lock:
+            self.bytes_read += len(data)
+        return data
+
+    def close(self) -> None:
+        """Close the shard, and abort reads in other threads."""
+        self._is_closed.set()
+        with self._lock:
+            sources, self._sources = self._sources, []
+            streams = list(self._streams)
+            file, self._file = self._file, None
+        for stream in streams:
+            if isinstance(stream, ResumingStream):
+                stream.abandon()
+        for source in sources:
+            source.close()
+        if file is not None:
+            file.close()
+
+    @contextmanager
+    def _stream(self, start: int, end: int) -> Iterator[BinaryIO]:
+        """Return a stream of a range of a remote shard."""
+        with self._lock:
+            source = self._sources.pop() if self._sources else self._open()
+            if source.is_shared:
+                self._sources.append(source)
+        try:
+            with source.part(start, end) as stream:
+                with self._lock:
+                    self._check_open()
+                    self._streams.add(stream)
+                try:
+                    yield stream
+                finally:
+                    with self._lock:
+                        self._streams.discard(stream)
+        finally:
+            if not source.is_shared:
+                with self._lock:
+                    if is_open := not self._is_closed.is_set():
+                        self._sources.append(source)
+                if not is_open:
+                    source.close()
+
+    def _open(self) -> RangeSource:
+        self._check_open()
+        source = open_parts(self._url, storage_options=self._storage_options, pause=self._pause)
+        if source is None:
+            raise ShardOpenError(f"{self._name} can only be read sequentially")
+        if self._version not in (None, source.version):
+            source.close()
+            raise ChangedShardError(
+                f"{self._name} was replaced while it was read: its ETag, date or size differs. Build its index again "
+                "with build_indexes"
+            )
+        self._version = source.version
+        return source
+
+    def _check_open(self) -> None:
+        if self._is_closed.is_set():
+            raise ShardReadError(f"{self._name} was closed while it was read")
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before a retry."""
+        self._is_closed.wait(seconds)
+        self._check_open()
