@@ -27,6 +27,7 @@ class Store(ThreadingHTTPServer):
     """Serves a folder."""
 
     daemon_threads = True
+    request_queue_size = 128  # with 5, the system would drop some of many connections at once
 
     def __init__(self, folder: Path, latency_s: float, bytes_per_s: float) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

@@ -52,9 +52,12 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         faults: the next faults; None is no fault. After the last one, there are no more faults.
         asked: the ``Range`` of each GET request, and its path.
         hides_size: whether answers to HEAD omit the size.
+        latency_s: the pause before each answer to a GET request, in seconds.
+        most_at_once: the most GET requests that waited for their answers at the same time.
     """
 
     daemon_threads = True
+    request_queue_size = 128  # with 5, the system would drop some of many connections at once
 
     def __init__(self, backend: tuple[str, int]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -62,12 +65,28 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         self.faults: list[Fault | None] = []
         self.asked: list[tuple[str, str | None]] = []
         self.hides_size = False
+        self.latency_s = 0.0
+        self.most_at_once = self._at_once = 0
+        self._lock = threading.Lock()
         self.stalled = threading.Event()
         self.released = threading.Event()
 
     @property
     def port(self) -> int:
         return self.server_address[1]
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let a request wait, and count those that do so at the same time."""
+        with self._lock:
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            self.stalled.wait(self.latency_s)
+            yield
+        finally:
+            with self._lock:
+                self._at_once -= 1
 
     def handle_error(self, *_: object) -> None:
         """Log nothing: connections break here on purpose."""
@@ -79,7 +98,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("Range")))
-        self._pass_on(self.server.faults.pop(0) if self.server.faults else None)
+        with self.server.waiting():
+            self._pass_on(self.server.faults.pop(0) if self.server.faults else None)
 
     def do_HEAD(self) -> None:
         self._pass_on(None)

@@ -34,7 +34,7 @@ __all__ = ["DatasetReader"]
 LOGGER = logging.getLogger("wds_datapipes")
 
 #: The number of threads that read remote shards concurrently.
-THREADS = 16
+THREADS = 32
 #: At most this many parts of an epoch, each of about this many bytes, are read ahead.
 WINDOWS, WINDOW_BYTES = 4, 4 << 20
 #: Seconds for which closing waits for responses that are no longer needed.

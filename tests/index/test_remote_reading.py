@@ -1,0 +1,245 @@
+"""Reading samples of remote shards by their indexes: requests, faults of servers, resuming, and closing."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from faults import Fault, FaultProxy, fault_proxy
+from hypothesis import given
+from hypothesis import strategies as st
+from nginx_server import Nginx
+
+from wds_datapipes import IndexedSamples
+from wds_datapipes.errors import ChangedShardError, ShardError
+from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index.dataset_reader import DatasetReader
+from wds_datapipes.io.remote.retry import RetryPolicy
+from wds_datapipes.testing import build_shard
+
+SIZES = (30, 1, 20)
+SAMPLES: list[list[dict[str, Any]]] = [
+    [
+        {
+            "__key__": f"{shard}-{number:02}",
+            "jpg": random.Random(number).randbytes(number % 4 * 50_000),
+            "json": f"[{shard}, {number}]".encode(),
+        }
+        for number in range(size)
+    ]
+    for shard, size in enumerate(SIZES)
+]
+
+
+def fields_of(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if name not in ("__url__", "__padding__")}
+
+
+@pytest.fixture(scope="module")
+def shards(nginx: Nginx, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """Write shards, and return their folder on the server and that of their indexes."""
+    if not nginx.is_running:
+        nginx.start()
+    folder, indexes = nginx.files / "by-address", tmp_path_factory.mktemp("indexes")
+    folder.mkdir()
+    for number, samples in enumerate(SAMPLES):
+        build_shard(folder / f"{number}.tar", samples)
+    build_indexes([str(folder / f"{number}.tar") for number in range(3)], folder=indexes)
+    return "by-address", indexes
+
+
+@pytest.fixture
+def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
+    with fault_proxy(("127.0.0.1", nginx.http)) as made:
+        yield made
+
+
+def urls_of(port: int, folder: str = "by-address") -> list[str]:
+    return [f"http://127.0.0.1:{port}/{folder}/{number}.tar" for number in range(3)]
+
+
+def dataset(port: int, shards: tuple[str, Path], **options: Any) -> IndexedSamples:
+    """Return the samples of the shards on a server, whose indexes were built before."""
+    folder, indexes = shards
+    manifest = Manifest(build_indexes(urls_of(port, folder), folder=indexes))
+    return IndexedSamples(manifest, index_folder=indexes, **{"order": "sequential", **options}).set_seed(5)
+
+
+def large_shard(folder: Path, value: int) -> Path:
+    """Write a shard of which a part is read ahead."""
+    folder.mkdir(exist_ok=True)
+    return Path(
+        build_shard(
+            folder / f"{value}.tar", [{"__key__": f"{n:03}", "bin": bytes([value]) * 400_000} for n in range(100)]
+        )
+    )
+
+
+def large_dataset(port: int, folder: str, indexes: Path, **options: Any) -> IndexedSamples:
+    manifest = Manifest(build_indexes([f"http://127.0.0.1:{port}/{folder}/1.tar"], folder=indexes, **options))
+    return IndexedSamples(manifest, index_folder=indexes, order="sequential", **options)
+
+
+EVERY = [(shard, number) for shard in range(3) for number in range(SIZES[shard])]
+
+
+@given(
+    wanted=st.lists(st.sampled_from(EVERY), max_size=60),
+    open_shards=st.integers(1, 3),
+    fields=st.sampled_from([None, ["json"], ["no"]]),
+)
+def test_samples_are_those_that_were_written(
+    nginx: Nginx, shards: tuple[str, Path], wanted: list[tuple[int, int]], open_shards: int, fields: list[str] | None
+) -> None:
+    options: dict[str, Any] = {"folder": shards[1], "fields": fields, "open_shards": open_shards}
+    with DatasetReader(urls_of(nginx.http), SIZES, **options) as reader:
+        found = reader.read([shard for shard, _ in wanted], [number for _, number in wanted])
+    expected = [
+        {
+            name: value
+            for name, value in SAMPLES[shard][number].items()
+            if fields is None or name in fields or name == "__key__"
+        }
+        for shard, number in wanted
+    ]
+    assert [fields_of(sample) for sample in found] == expected
+
+
+def test_neighbouring_samples_are_requested_at_once_and_several_requests_wait_for_the_server(
+    proxy: FaultProxy, shards: tuple[str, Path]
+) -> None:
+    samples = dataset(proxy.port, shards)
+    proxy.asked.clear()
+    proxy.latency_s = 0.02
+    found = [fields_of(sample) for sample in samples]
+    assert found == [sample for shard in SAMPLES for sample in shard]
+    size = sum(len(sample["jpg"]) for shard in SAMPLES for sample in shard)
+    # Each shard is opened with two small requests, and ends with a shorter one.
+    assert len(proxy.asked) <= size // (512 << 10) + 3 * 3
+    assert proxy.most_at_once > 3
+
+
+@pytest.mark.parametrize("order", ["sequential", "window", "global"])
+def test_only_the_wanted_fields_are_requested(proxy: FaultProxy, shards: tuple[str, Path], order: str) -> None:
+    samples = dataset(proxy.port, shards, fields=["json"], order=order)
+    proxy.asked.clear()
+    assert sorted(sample["json"] for sample in samples) == sorted(
+        sample["json"] for shard in SAMPLES for sample in shard
+    )
+    ranges = [re.fullmatch(r"bytes=(\d+)-(\d+)", asked or "") for _, asked in proxy.asked]
+    assert all(ranges)
+    assert sum(int(each[2]) - int(each[1]) + 1 for each in ranges if each) < 50_000  # of 3.7 MB
+
+
+def test_reading_goes_on_after_connections_break(
+    proxy: FaultProxy, shards: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda *_: None)
+    samples = dataset(proxy.port, shards)
+    proxy.faults[:] = [None, None, *[Fault(at=100_000, how="reset"), Fault(status=503)] * 3]
+    assert [fields_of(sample) for sample in samples] == [sample for shard in SAMPLES for sample in shard]
+    assert not proxy.faults
+
+
+def test_a_shard_that_was_cut_raises_at_the_sample_that_is_missing(nginx: Nginx, tmp_path: Path) -> None:
+    folder = nginx.files / tmp_path.name
+    folder.mkdir()
+    for number, samples in enumerate(SAMPLES):
+        build_shard(folder / f"{number}.tar", samples)
+    samples = dataset(nginx.http, (tmp_path.name, tmp_path))
+    with (folder / "0.tar").open("r+b") as file:
+        file.truncate(1_500_000)
+    found: list[dict[str, Any]] = []
+    with pytest.raises(ShardError, match=rf"/{tmp_path.name}/0\.tar") as failed:
+        found.extend(map(fields_of, samples))
+    assert found == SAMPLES[0][: len(found)]
+    # The samples of one request are missing at most.
+    assert sum(len(sample["jpg"]) for sample in SAMPLES[0][: len(found) + 1]) > 1_500_000 - (600 << 10)
+    if hasattr(failed.value, "__notes__"):
+        assert any(f"the sample '0-{len(found):02}', at byte" in text for text in failed.value.__notes__)
+
+
+def test_a_shard_that_is_replaced_in_an_epoch_raises_and_no_sample_is_mixed(nginx: Nginx, tmp_path: Path) -> None:
+    folder = nginx.files / tmp_path.name
+    first = large_shard(folder, 1)
+    samples = iter(large_dataset(nginx.http, tmp_path.name, tmp_path))
+    found = [next(samples)]
+    second = large_shard(folder, 2)
+    os.utime(second, (1e9, 1e9))  # nginx derives the ETag from the size and the second of the last change
+    second.replace(first)
+    with pytest.raises(ChangedShardError, match="was replaced while it was read"):
+        found.extend(samples)
+    assert 0 < len(found) < 100
+    assert all(sample["bin"] == bytes([1]) * 400_000 for sample in found)
+
+
+def test_samples_of_a_shard_that_cannot_be_read_are_replaced_at_their_positions(nginx: Nginx, tmp_path: Path) -> None:
+    folder = nginx.files / tmp_path.name
+    folder.mkdir()
+    for number, written in enumerate(SAMPLES):
+        build_shard(folder / f"{number}.tar", written)
+    whole = [sample["__key__"] for sample in dataset(nginx.http, (tmp_path.name, tmp_path), order="window")]
+    samples = dataset(nginx.http, (tmp_path.name, tmp_path), order="window", on_error="skip")
+    (folder / "2.tar").unlink()
+    found = [(sample["__key__"], sample["__padding__"]) for sample in samples]
+    assert [is_padding for _, is_padding in found] == [key[0] == "2" for key in whole]
+    assert [key for key, is_padding in found if not is_padding] == [key for key in whole if key[0] != "2"]
+    assert all(key[0] != "2" for key, _ in found)
+
+
+@pytest.mark.parametrize("order", ["sequential", "window"])
+def test_a_state_does_not_depend_on_what_was_read_ahead(nginx: Nginx, shards: tuple[str, Path], order: str) -> None:
+    whole = [fields_of(sample) for sample in dataset(nginx.http, shards, order=order)]
+    for count in (0, 1, 7, 31, 50, 51):
+        first = dataset(nginx.http, shards, order=order)
+        found = [fields_of(sample) for sample in islice(iter(first), count)]
+        state = first.state_dict()
+        second = dataset(nginx.http, shards, order=order)
+        second.load_state_dict(state)
+        found += [fields_of(sample) for sample in second]
+        assert found == whole
+
+
+@pytest.mark.parametrize("fault", [Fault(at=1000, how="stall"), Fault(status=503, headers={"Retry-After": "30"})])
+def test_closing_aborts_requests_and_leaves_no_thread(
+    nginx: Nginx, proxy: FaultProxy, tmp_path: Path, fault: Fault
+) -> None:
+    large_shard(nginx.files / tmp_path.name, 1)
+    samples = iter(large_dataset(proxy.port, tmp_path.name, tmp_path))
+    next(samples)
+    proxy.faults[:] = [fault] * 100
+    while len(proxy.faults) == 100:  # until more is read ahead
+        next(samples)
+    del samples
+    deadline = time.monotonic() + 20
+    while threads := [thread for thread in threading.enumerate() if thread.name.startswith("wds-read-ahead")]:
+        assert time.monotonic() < deadline, threads
+        time.sleep(0.01)
+
+
+def test_samples_in_s3_are_read_ahead(s3_store: Any, shards: tuple[str, Path], nginx: Nginx, tmp_path: Path) -> None:
+    with fault_proxy(("127.0.0.1", s3_store.port)) as proxy:
+        options = {
+            **s3_store.options(proxy.port),
+            "config_kwargs": {"response_checksum_validation": "when_required"},
+            "skip_instance_cache": True,
+        }
+        store = fsspec.filesystem("s3", **options)
+        for number in range(3):
+            data = (nginx.files / "by-address" / f"{number}.tar").read_bytes()
+            store.pipe_file(f"bucket/by-address/{number}.tar", data)
+        urls = [f"s3://bucket/by-address/{number}.tar" for number in range(3)]
+        manifest = Manifest(build_indexes(urls, folder=tmp_path, storage_options=options))
+        samples = IndexedSamples(manifest, order="sequential", index_folder=tmp_path, storage_options=options)
+        proxy.latency_s, proxy.most_at_once = 0.02, 0
+        assert [fields_of(sample) for sample in samples] == [sample for shard in SAMPLES for sample in shard]
+        assert proxy.most_at_once > 1
