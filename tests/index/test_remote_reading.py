@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import fsspec
+import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from faults import Fault, FaultProxy, fault_proxy
 from hypothesis import given
@@ -153,8 +153,8 @@ def test_reading_goes_on_after_connections_break(
 def test_a_shard_that_was_cut_raises_at_the_sample_that_is_missing(nginx: Nginx, tmp_path: Path) -> None:
     folder = nginx.files / tmp_path.name
     folder.mkdir()
-    for number, samples in enumerate(SAMPLES):
-        build_shard(folder / f"{number}.tar", samples)
+    for number, written in enumerate(SAMPLES):
+        build_shard(folder / f"{number}.tar", written)
     samples = dataset(nginx.http, (tmp_path.name, tmp_path))
     with (folder / "0.tar").open("r+b") as file:
         file.truncate(1_500_000)

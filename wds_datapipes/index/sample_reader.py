@@ -48,8 +48,7 @@ class SampleReader:
 
     Examples:
         >>> from wds_datapipes.index.build import build_index
-        >>> from wds_datapipes.on_error.policy import note
-    from wds_datapipes.samples.keys import first_dot
+        >>> from wds_datapipes.samples.keys import first_dot
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}])
         >>> SampleReader(url, build_index(url), key_rule=first_dot).read(1)
