@@ -209,16 +209,27 @@ def test_a_state_does_not_depend_on_what_was_read_ahead(nginx: Nginx, shards: tu
         assert found == whole
 
 
+def wait_until_answered(proxy: FaultProxy) -> None:
+    """Wait until a proxy has answered all requests, and gets no more."""
+    asked, quiet = -1, 0
+    while quiet < 20:
+        quiet = 0 if proxy.at_once or asked != len(proxy.asked) else quiet + 1
+        asked = len(proxy.asked)
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("fault", [Fault(at=1000, how="stall"), Fault(status=503, headers={"Retry-After": "30"})])
 def test_closing_aborts_requests_and_leaves_no_thread(
     nginx: Nginx, proxy: FaultProxy, tmp_path: Path, fault: Fault
 ) -> None:
     large_shard(nginx.files / tmp_path.name, 1)
     samples = iter(large_dataset(proxy.port, tmp_path.name, tmp_path))
-    next(samples)
+    found = [*islice(samples, 10)]  # the first 4 MiB
+    wait_until_answered(proxy)
     proxy.faults[:] = [fault] * 100
-    while len(proxy.faults) == 100:  # until more is read ahead
-        next(samples)
+    found.append(next(samples))  # the next 4 MiB are requested
+    while len(proxy.faults) == 100:
+        time.sleep(0.01)
     del samples
     deadline = time.monotonic() + 20
     while threads := [thread for thread in threading.enumerate() if thread.name.startswith("wds-read-ahead")]:

@@ -53,7 +53,8 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         asked: the ``Range`` of each GET request, and its path.
         hides_size: whether answers to HEAD omit the size.
         latency_s: the pause before each answer to a GET request, in seconds.
-        most_at_once: the most GET requests that waited for their answers at the same time.
+        at_once: how many GET requests wait for their answers.
+        most_at_once: the most that did so at the same time.
     """
 
     daemon_threads = True
@@ -66,7 +67,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         self.asked: list[tuple[str, str | None]] = []
         self.hides_size = False
         self.latency_s = 0.0
-        self.most_at_once = self._at_once = 0
+        self.most_at_once = self.at_once = 0
         self._lock = threading.Lock()
         self.stalled = threading.Event()
         self.released = threading.Event()
@@ -79,14 +80,14 @@ class FaultProxy(http.server.ThreadingHTTPServer):
     def waiting(self) -> Iterator[None]:
         """Let a request wait, and count those that do so at the same time."""
         with self._lock:
-            self._at_once += 1
-            self.most_at_once = max(self.most_at_once, self._at_once)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             self.stalled.wait(self.latency_s)
             yield
         finally:
             with self._lock:
-                self._at_once -= 1
+                self.at_once -= 1
 
     def handle_error(self, *_: object) -> None:
         """Log nothing: connections break here on purpose."""
