@@ -224,10 +224,10 @@ def test_closing_aborts_requests_and_leaves_no_thread(
 ) -> None:
     large_shard(nginx.files / tmp_path.name, 1)
     samples = iter(large_dataset(proxy.port, tmp_path.name, tmp_path))
-    found = [*islice(samples, 10)]  # the first 4 MiB
+    found = [*islice(samples, 20)]  # the first 8 MiB
     wait_until_answered(proxy)
     proxy.faults[:] = [fault] * 100
-    found.append(next(samples))  # the next 4 MiB are requested
+    found.append(next(samples))  # the last 8 MiB are requested
     while len(proxy.faults) == 100:
         time.sleep(0.01)
     del samples

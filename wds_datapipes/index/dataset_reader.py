@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -18,7 +18,7 @@ from wds_datapipes.index.build_many import build_missing_index
 from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.read_plan import sizes_of
-from wds_datapipes.index.sample_reader import SampleReader, Submit
+from wds_datapipes.index.sample_reader import SampleReader
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.local import local_path
 from wds_datapipes.io.openers import redact
@@ -36,7 +36,7 @@ LOGGER = logging.getLogger("wds_datapipes")
 #: The number of threads that read remote shards concurrently.
 THREADS = 32
 #: At most this many parts of an epoch, each of about this many bytes, are read ahead.
-WINDOWS, WINDOW_BYTES = 4, 4 << 20
+WINDOWS, WINDOW_BYTES = 4, 8 << 20
 #: Seconds for which closing waits for responses that are no longer needed.
 GRACE_S = 2.0
 
@@ -83,6 +83,9 @@ class DatasetReader:
         self._is_local = all(local_path(url) is not None for url in urls)
         self._open_shards, self._storage_options, self._limits = open_shards, storage_options, limits
         self._readers = OrderedDict[int, SampleReader]()  # the one that was used last is at the end
+        self._opening: dict[int, Future[SampleReader]] = {}
+        self._begun: deque[_Window] = deque()
+        self._is_closed = False
         self._pool: ThreadPoolExecutor | None = None
         self._futures = WeakSet[Future[bytes]]()
         self._process = os.getpid()
@@ -110,14 +113,15 @@ class DatasetReader:
             ShardError: a shard cannot be read, or has changed since it was indexed.
             SidecarError: an index is missing or damaged.
         """
-        return list(self.stream([(np.asarray(shards, np.int64), np.asarray(numbers, np.int64))]))
+        chunks = self._split([(np.asarray(shards, np.int64), np.asarray(numbers, np.int64))])
+        return list(self._read_when_due(chunks) if self._is_local else self._read_ahead(chunks, deque()))
 
     def stream(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
         """Yield samples in the given order.
 
         Samples of local shards are read when they are due. If there are remote shards, samples are read ahead, in
-        `THREADS` threads; about `WINDOWS * WINDOW_BYTES` are held, or
-        `WINDOWS` samples that are larger.
+        `THREADS` threads; about `WINDOWS * WINDOW_BYTES` are held, or `WINDOWS` samples that are larger. After an
+        error, a new stream of the samples that follow takes what was read ahead.
 
         Args:
             chunks: the shards of some samples, and their numbers in them; taken ahead as well.
@@ -127,7 +131,7 @@ class DatasetReader:
             SidecarError: an index is missing or damaged.
         """
         chunks = self._split(chunks)
-        return self._read_when_due(chunks) if self._is_local else self._read_ahead(chunks)
+        return self._read_when_due(chunks) if self._is_local else self._read_ahead(chunks, self._begun)
 
     def _read_when_due(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
         for shards, numbers in chunks:
@@ -140,27 +144,35 @@ class DatasetReader:
                     streams[shard] = self._reader(shard).stream(numbers[shards == shard], self._fields)
                 yield next(streams[shard])
 
-    def _read_ahead(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
-        begun: deque[_Window] = deque()
+    def _read_ahead(self, chunks: Iterator[tuple[Numbers, Numbers]], begun: deque[_Window]) -> Iterator[Sample]:
         try:
-            for shards, numbers in chunks:
-                needed = {*shards.tolist()}
+            chunk = next(chunks, None)
+            if chunk is not None:
+                kept = _keep(begun, *chunk)
+                chunk = chunk[0][kept:], chunk[1][kept:]
+            while chunk is not None:
+                (shards, numbers), needed = chunk, {*chunk[0].tolist()}
                 # A shard is closed to open another one, but not before its samples were read.
-                while begun and len(needed.union(*(window.shards for window in begun))) > self._open_shards:
-                    yield from begun[0].samples
+                while begun and len(needed.union(*(window.streams for window in begun))) > self._open_shards:
+                    yield from begun[0]
                     begun.popleft()
+                self._open_in_threads(needed)
+                chunk = next(chunks, None)
+                if chunk is not None:
+                    following = {*chunk[0].tolist()}
+                    if len(following.union(needed, *(window.streams for window in begun))) <= self._open_shards:
+                        self._open_in_threads(following)
                 for part in self._windows(shards, numbers):
                     if len(begun) == WINDOWS:
-                        yield from begun[0].samples
+                        yield from begun[0]
                         begun.popleft()
-                    begun.append(self._begin(shards[part], numbers[part]))
+                    begun.append(_Window(shards[part], numbers[part], self._begin, self._read_alone))
             while begun:
-                yield from begun[0].samples
+                yield from begun[0]
                 begun.popleft()
-        finally:
-            for window in begun:
-                for future in window.futures:
-                    future.cancel()
+        except GeneratorExit:
+            _cancel(begun)
+            raise
 
     def _windows(self, shards: Numbers, numbers: Numbers) -> Iterator[slice]:
         """Yield parts of a chunk of about `WINDOW_BYTES`."""
@@ -177,26 +189,34 @@ class DatasetReader:
             yield slice(start, stop)
             start = stop
 
-    def _begin(self, shards: Numbers, numbers: Numbers) -> _Window:
-        """Begin to read samples."""
-        self._pool = pool = self._pool or ThreadPoolExecutor(THREADS, "wds-read-ahead")
-        futures: list[Future[bytes]] = []
+    def _begin(self, shard: int, numbers: Numbers, futures: list[Future[bytes]]) -> Iterator[Sample]:
+        """Begin to read samples of a shard; an error is raised when the first one is due."""
 
         def submit(read: Callable[[], bytes]) -> Future[bytes]:
-            futures.append(pool.submit(read))
+            futures.append(self._threads().submit(read))
+            self._futures.add(futures[-1])
             return futures[-1]
 
-        order = dict.fromkeys(shards.tolist())
-        streams = {shard: self._begin_shard(shard, numbers[shards == shard], submit) for shard in order}
-        self._futures.update(futures)
-        return _Window({*streams}, futures, (next(streams[shard]) for shard in shards.tolist()))
-
-    def _begin_shard(self, shard: int, numbers: Numbers, submit: Submit) -> Iterator[Sample]:
-        """Begin to read samples of a shard; an error is raised when the first one is due."""
         try:
             return self._reader(shard).read_ahead(numbers, self._fields, submit)
         except (WdsError, OSError) as error:
             return _failing(error)
+
+    def _read_alone(self, shard: int, number: int) -> Sample:
+        return next(self._reader(shard).stream(np.array([number]), self._fields))
+
+    def _open_in_threads(self, shards: Iterable[int]) -> None:
+        """Begin to open shards, whose indexes are read."""
+        for shard in shards:
+            if shard not in self._readers and shard not in self._opening:
+                while self._readers and len(self._readers) + len(self._opening) >= self._open_shards:
+                    self._close(self._readers.popitem(last=False)[1])
+                self._opening[shard] = self._threads().submit(self._open, shard)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(THREADS, "wds-read-ahead")
+        return self._pool
 
     def _split(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
         """Split chunks so that all shards of each can be open at a time."""
@@ -209,13 +229,18 @@ class DatasetReader:
 
     def close(self) -> None:
         """Close all shards, and abort the requests that read ahead."""
+        self._is_closed = True
+        _cancel(self._begun)
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
         with ExitStack() as stack:
             for reader in self._readers.values():
                 stack.callback(self._close, reader)
-            self._readers = OrderedDict()
+            for opening in self._opening.values():
+                if not opening.cancel():
+                    opening.add_done_callback(_close_opened)
+            self._readers, self._opening = OrderedDict(), {}
         if pool is not None and os.getpid() == self._process:  # the threads of a forked process run in its parent
             _, pending = wait([future for future in self._futures if not future.done()], GRACE_S)
             pool.shutdown(wait=not pending)
@@ -227,9 +252,10 @@ class DatasetReader:
     def _reader(self, shard: int) -> SampleReader:
         reader = self._readers.pop(shard, None)
         if reader is None:
-            if len(self._readers) >= self._open_shards:
+            opening = self._opening.pop(shard, None)
+            if len(self._readers) + len(self._opening) >= self._open_shards and self._readers:
                 self._close(self._readers.popitem(last=False)[1])
-            reader = self._open(shard)
+            reader = self._open(shard) if opening is None else opening.result()
         self._readers[shard] = reader
         return reader
 
@@ -278,18 +304,84 @@ class DatasetReader:
         return SampleReader(url, index, key_rule=rule, storage_options=self._storage_options, limits=self._limits)
 
 
-class _Window(NamedTuple):
+class _Window:
     """Samples that are being read.
 
+    Args:
+        shards: the shard of each sample.
+        numbers: the number of each sample in its shard.
+        begin: begins to read samples of a shard.
+        read_alone: reads one sample.
+
     Attributes:
-        shards: their shards.
+        streams: the samples of each shard.
         futures: the ranges that are read.
-        samples: yields them in order.
+        done: the number of samples that were yielded, or could not be read.
     """
 
-    shards: set[int]
-    futures: list[Future[bytes]]
-    samples: Iterator[Sample]
+    def __init__(
+        self,
+        shards: Numbers,
+        numbers: Numbers,
+        begin: Callable[[int, Numbers, list[Future[bytes]]], Iterator[Sample]],
+        read_alone: Callable[[int, int], Sample],
+    ) -> None:
+        self._shards, self._numbers, self._read_alone = shards, numbers, read_alone
+        self.futures, self.done = list[Future[bytes]](), 0
+        self.streams: dict[int, Iterator[Sample] | None] = {
+            shard: begin(shard, numbers[shards == shard], self.futures) for shard in dict.fromkeys(shards.tolist())
+        }
+
+    def __len__(self) -> int:
+        """Return the number of samples that are left."""
+        return len(self._shards) - self.done
+
+    def __iter__(self) -> Iterator[Sample]:
+        while self.done < len(self._shards):
+            shard, number = int(self._shards[self.done]), int(self._numbers[self.done])
+            self.done += 1
+            yield self._next(shard, number)
+
+    def _next(self, shard: int, number: int) -> Sample:
+        if (stream := self.streams[shard]) is not None:
+            try:
+                return next(stream)
+            except (WdsError, OSError) as error:
+                if getattr(error, "concerns_all", False):
+                    raise
+                self.streams[shard] = None  # another sample in the same range may be at fault
+        return self._read_alone(shard, number)
+
+    def begins(self, shards: Numbers, numbers: Numbers) -> bool:
+        """Whether samples begin with those that are left."""
+        count = len(self)
+        return np.array_equal(self._shards[self.done :], shards[:count]) and np.array_equal(
+            self._numbers[self.done :], numbers[:count]
+        )
+
+
+def _keep(begun: deque[_Window], shards: Numbers, numbers: Numbers) -> int:
+    """Keep the samples that were read ahead and come first, cancel others, and return how many are kept."""
+    kept = deque[_Window]()
+    count = 0
+    while begun and begun[0].begins(shards[count:], numbers[count:]):
+        kept.append(begun.popleft())
+        count += len(kept[-1])
+    _cancel(begun)
+    begun.extend(kept)
+    return count
+
+
+def _cancel(begun: deque[_Window]) -> None:
+    """Cancel what is being read ahead."""
+    while begun:
+        for future in begun.pop().futures:
+            future.cancel()
+
+
+def _close_opened(opening: Future[SampleReader]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _failing(error: Exception) -> Iterator[Sample]:

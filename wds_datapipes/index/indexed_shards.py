@@ -161,8 +161,12 @@ class IndexedShards:
         return DatasetReader(self.urls, self._all_sizes, **self._options)
 
     def read(self, reader: Reader, shards: Numbers, places: Numbers) -> list[Sample]:
-        """Return samples; see `stream`."""
-        return list(self.stream(reader, [(shards, places)]))
+        """Return samples, as `stream` yields them, without effect on a stream of the reader."""
+        samples = reader.read(*self._find((shards, places)))
+        if "" not in self.parts:
+            for sample, name in zip(samples, self._names_of(shards), strict=True):
+                sample["__dataset__"] = name
+        return samples
 
     def stream(self, reader: Reader, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
         """Yield samples, with the field ``__dataset__`` if there are several datasets.
@@ -177,12 +181,16 @@ class IndexedShards:
 
     def _named(self, reader: Reader, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
         """Yield samples with the names of their datasets."""
-        names, ends = list(self.parts), [part.stop for part in self.parts.values()]
         own, copies = tee(chunks)
-        found = (np.searchsorted(ends, shards, "right").tolist() for shards, _ in copies)
-        for sample, number in zip(reader.stream(map(self._find, own)), chain.from_iterable(found), strict=True):
-            sample["__dataset__"] = names[number]
+        names = chain.from_iterable(self._names_of(shards) for shards, _ in copies)
+        for sample, name in zip(reader.stream(map(self._find, own)), names, strict=True):
+            sample["__dataset__"] = name
             yield sample
+
+    def _names_of(self, shards: Numbers) -> list[str]:
+        """Return the names of the datasets of shards."""
+        names, ends = list(self.parts), [part.stop for part in self.parts.values()]
+        return [names[number] for number in np.searchsorted(ends, shards, "right").tolist()]
 
     def _find(self, chunk: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
         """Return the shards of samples, and their numbers in them."""

@@ -106,8 +106,14 @@ class JoinedReader:
         self.close()
 
     def read(self, shards: Numbers, numbers: Numbers) -> list[Sample]:
-        """Return samples with the fields of all datasets; see `stream`."""
-        return list(self.stream([(shards, numbers)]))
+        """Return samples, as `stream` yields them, without effect on a stream."""
+        samples = self._reader.read(shards, numbers)
+        for join, reader in self._joins:
+            others = join.numbers[self._starts[shards] + numbers]
+            own = np.flatnonzero(others >= 0)
+            for place, other in zip(own.tolist(), reader.read(*join.find(others[own])), strict=True):
+                add_fields(samples[place], other)
+        return samples
 
     def stream(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
         """Yield samples with the fields of all datasets; one that another dataset lacks has no fields of it.

@@ -30,7 +30,7 @@ __all__ = ["SampleReader", "Submit", "has_random_access"]
 #: About how many bytes are read at once. Fields from ``LONG_BYTES`` are read alone, so that they are not copied again.
 MAX_READ_BYTES, LONG_BYTES = 256 << 10, 32 << 10
 #: About how many bytes of a remote shard are requested at once.
-MAX_REQUEST_BYTES = 512 << 10
+MAX_REQUEST_BYTES = 2 << 20
 
 Submit: TypeAlias = Callable[[Callable[[], bytes]], Future[bytes]]
 """Calls a function in another thread."""

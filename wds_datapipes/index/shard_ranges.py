@@ -18,6 +18,9 @@ from wds_datapipes.tar.buffer import ReadBuffer
 
 __all__ = ["ShardRanges"]
 
+#: The most bytes of one read of a connection.
+STEP_BYTES = 256 << 10
+
 
 class ShardRanges:
     """Reads ranges of a shard. It is thread-safe; several ranges of a remote shard are requested at the same time.
@@ -66,9 +69,11 @@ class ShardRanges:
             with open_local(self.path, name=self._url) as file:
                 file.seek(start)
                 data = ReadBuffer(file, self._name, start).take(end - start)
-        else:
+        elif start < end:
             with self._stream(start, end) as stream:
-                data = ReadBuffer(stream, self._name, start).take(end - start)
+                data = _read_all(stream, end - start)
+        else:
+            return b""  # an empty range cannot be requested
         if len(data) != end - start:
             raise ChangedShardError(f"{self._name} has changed since it was indexed: it ends before byte {end}")
         with self._lock:
@@ -137,3 +142,13 @@ class ShardRanges:
         """Wait before a retry."""
         self._is_closed.wait(seconds)
         self._check_open()
+
+
+def _read_all(stream: BinaryIO, count: int) -> bytes:
+    """Return the next ``count`` bytes, or fewer at the end of the stream; each is copied only once."""
+    read = stream.read_once if isinstance(stream, ResumingStream) else stream.read
+    pieces = list[bytes]()
+    while count and (piece := read(min(count, STEP_BYTES))):
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
