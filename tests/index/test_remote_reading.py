@@ -21,7 +21,7 @@ from nginx_server import Nginx
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import ChangedShardError, ShardError
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import Manifest, build_indexes, read_index
 from wds_datapipes.index.dataset_reader import DatasetReader
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.testing import build_shard
@@ -85,7 +85,7 @@ def large_shard(folder: Path, value: int) -> Path:
 
 
 def large_dataset(port: int, folder: str, indexes: Path, **options: Any) -> IndexedSamples:
-    manifest = Manifest(build_indexes([f"http://127.0.0.1:{port}/{folder}/1.tar"], folder=indexes, **options))
+    manifest = Manifest(build_indexes([f"http://127.0.0.1:{port}/{folder}/1.tar"], folder=indexes))
     return IndexedSamples(manifest, index_folder=indexes, order="sequential", **options)
 
 
@@ -194,6 +194,84 @@ def test_samples_of_a_shard_that_cannot_be_read_are_replaced_at_their_positions(
     assert [is_padding for _, is_padding in found] == [key[0] == "2" for key in whole]
     assert [key for key, is_padding in found if not is_padding] == [key for key in whole if key[0] != "2"]
     assert all(key[0] != "2" for key, _ in found)
+
+
+def member(shards: tuple[str, Path], shard: int, number: int) -> range:
+    """The bytes of the last field of a sample."""
+    entry = read_index(f"{shards[1]}/{shard}.tar.wdsidx")[number].entries[-1]
+    return range(entry.offset, entry.offset + entry.size)
+
+
+def test_an_error_comes_at_its_sample_although_others_were_requested_with_it(
+    proxy: FaultProxy, shards: tuple[str, Path]
+) -> None:
+    place = member(shards, 0, 20)
+    passed = iter(dataset(proxy.port, shards))
+    proxy.unreadable = {"/by-address/0.tar": place}
+    assert [fields_of(next(passed)) for _ in range(20)] == SAMPLES[0][:20]
+    with pytest.raises(ShardError, match=r"/by-address/0\.tar cannot be opened at byte \d+: HTTP status 410") as failed:
+        next(passed)
+    if hasattr(failed.value, "__notes__"):
+        assert any("of the sample '0-20', at byte" in text for text in failed.value.__notes__)
+
+
+def test_other_shards_are_requested_once_if_samples_cannot_be_read(proxy: FaultProxy, shards: tuple[str, Path]) -> None:
+    def asked_for(shard: int) -> int:
+        return sum(path == f"/by-address/{shard}.tar" for path, _ in proxy.asked)
+
+    for order in ("sequential", "window"):
+        options: dict[str, Any] = {"order": order, "remainder": "keep", "on_error": "skip"}
+        samples = dataset(proxy.port, shards, **options)
+        proxy.asked.clear()
+        proxy.unreadable = {}
+        whole = [fields_of(sample) for sample in samples]
+        count = asked_for(2)
+        samples = dataset(proxy.port, shards, **options)
+        proxy.asked.clear()
+        proxy.unreadable = {"/by-address/0.tar": range(member(shards, 0, 2).start, member(shards, 0, 25).stop)}
+        found = [fields_of(sample) for sample in samples]
+        lost = {f"0-{number:02}" for number in range(2, 26)}
+        assert found == [sample for sample in whole if sample["__key__"] not in lost]
+        assert asked_for(2) == count
+
+
+def test_the_samples_of_an_empty_field_are_not_requested(proxy: FaultProxy, shards: tuple[str, Path]) -> None:
+    samples = dataset(proxy.port, shards, fields=["jpg"], select=[0])
+    assert [fields_of(sample) for sample in samples] == [{"__key__": "0-00", "jpg": b""}]
+
+
+def test_samples_are_read_from_copies_of_their_shards(
+    proxy: FaultProxy, shards: tuple[str, Path], tmp_path: Path
+) -> None:
+    for order in ("sequential", "window", "global"):
+        samples = dataset(proxy.port, shards, order=order, cache_dir=tmp_path)
+        found = list(samples)
+        assert {Path(sample.pop("__local_path__")).parent for sample in found} == {tmp_path}
+        by_key = sorted(map(fields_of, found), key=lambda sample: str(sample["__key__"]))
+        assert by_key == [sample for shard in SAMPLES for sample in shard]
+    whole = [path for path, asked in proxy.asked if asked is None]
+    assert sorted(whole) == [f"/by-address/{number}.tar" for number in range(3)]
+
+
+def test_samples_of_shards_that_do_not_fit_into_the_cache_are_requested(
+    nginx: Nginx, shards: tuple[str, Path], tmp_path: Path
+) -> None:
+    samples = dataset(nginx.http, shards, cache_dir=tmp_path, cache_bytes=100_000)
+    with pytest.warns(UserWarning, match="has no space for"):
+        found = list(samples)
+    assert {sample["__key__"][0] for sample in found if "__local_path__" not in sample} == {"0", "2"}
+    for sample in found:
+        sample.pop("__local_path__", None)
+    assert [fields_of(sample) for sample in found] == [sample for shard in SAMPLES for sample in shard]
+
+
+def test_a_shard_with_other_content_is_not_copied(nginx: Nginx, tmp_path: Path) -> None:
+    folder = nginx.files / tmp_path.name
+    first = large_shard(folder, 1)
+    samples = large_dataset(nginx.http, tmp_path.name, tmp_path, cache_dir=tmp_path / "copies")
+    first.write_bytes(first.read_bytes()[:-10240])
+    with pytest.raises(ShardError, match=r"1\.tar should have \d+ bytes"):
+        next(iter(samples))
 
 
 @pytest.mark.parametrize("order", ["sequential", "window"])

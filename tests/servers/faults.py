@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import re
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -52,6 +54,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         faults: the next faults; None is no fault. After the last one, there are no more faults.
         asked: the ``Range`` of each GET request, and its path.
         hides_size: whether answers to HEAD omit the size.
+        unreadable: parts of files that cannot be read, by path: requests for a part with any of these bytes get 410.
         latency_s: the pause before each answer to a GET request, in seconds.
         at_once: how many GET requests wait for their answers.
         most_at_once: the most that did so at the same time.
@@ -66,6 +69,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         self.faults: list[Fault | None] = []
         self.asked: list[tuple[str, str | None]] = []
         self.hides_size = False
+        self.unreadable: dict[str, range] = {}
         self.latency_s = 0.0
         self.most_at_once = self.at_once = 0
         self._lock = threading.Lock()
@@ -100,7 +104,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("Range")))
         with self.server.waiting():
-            self._pass_on(self.server.faults.pop(0) if self.server.faults else None)
+            if self._is_unreadable():
+                self._pass_on(Fault(status=410))
+            else:
+                self._pass_on(self.server.faults.pop(0) if self.server.faults else None)
+
+    def _is_unreadable(self) -> bool:
+        bad = self.server.unreadable.get(self.path, range(0))
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        first, last = map(int, asked.groups()) if asked else (0, sys.maxsize)
+        return bool(bad) and first < bad.stop and last >= bad.start
 
     def do_HEAD(self) -> None:
         self._pass_on(None)

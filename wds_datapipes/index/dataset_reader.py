@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from weakref import WeakSet
 
 import numpy as np
@@ -19,11 +19,13 @@ from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.read_plan import sizes_of
 from wds_datapipes.index.sample_reader import SampleReader
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.local import local_path
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.keys import first_dot
+from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
+from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.types import Sample
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class DatasetReader:
         open_shards: the most shards that are kept open, with their indexes.
         build: build missing and damaged indexes when their shards are first opened, and write them; those that cannot
             be written are kept in memory.
+        cache_dir: a folder for copies of remote shards, which are read instead.
+        cache_bytes: the most bytes of all copies in it; None is limited only by the disk.
         storage_options: passed to remote file systems.
         limits: the limits for the shards.
 
@@ -74,6 +78,8 @@ class DatasetReader:
         fields: Collection[str] | None = None,
         open_shards: int = 64,
         build: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
         limits: ReadLimits = DEFAULT_LIMITS,
     ) -> None:
@@ -85,6 +91,7 @@ class DatasetReader:
         self._readers = OrderedDict[int, SampleReader]()  # the one that was used last is at the end
         self._opening: dict[int, Future[SampleReader]] = {}
         self._begun: deque[_Window] = deque()
+        self._cache = None if cache_dir is None else CacheFolder(cache_dir, cache_bytes)
         self._is_closed = False
         self._pool: ThreadPoolExecutor | None = None
         self._futures = WeakSet[Future[bytes]]()
@@ -300,8 +307,22 @@ class DatasetReader:
 
     def _open(self, shard: int) -> SampleReader:
         url, index = self._urls[shard], self.index_of(shard)
-        rule = index.key_rule or first_dot  # samples are read by their offsets, so it does not matter
-        return SampleReader(url, index, key_rule=rule, storage_options=self._storage_options, limits=self._limits)
+        options: dict[str, Any] = {"storage_options": self._storage_options, "limits": self._limits}
+        options["key_rule"] = index.key_rule or first_dot  # samples are read by their offsets, so it does not matter
+        if self._cache is not None and local_path(url) is None:
+            options["copy"] = self._open_copy(self._cache, url, index.facts)
+            options["copy_path"] = str(self._cache.entry(url).path)
+        return SampleReader(url, index, **options)
+
+    def _open_copy(self, cache: CacheFolder, url: str, facts: ShardFacts) -> BinaryIO | None:
+        """Return the copy of a shard, which is downloaded if needed; None if there is no space for it."""
+        options = {"storage_options": self._storage_options}
+        request = DownloadRequest(url, facts.bytes, facts.sha256, options)
+        try:
+            return cache.open(request, should_continue=lambda: not self._is_closed)
+        except CacheFullError:
+            cache.warn_cache_full(request.name)
+            return None
 
 
 class _Window:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from tarfile import HeaderError, TarInfo
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from wds_datapipes.errors import ChangedShardError, WdsError
 from wds_datapipes.index.permutation import Numbers
@@ -45,6 +45,8 @@ class SampleReader:
         key_rule: the rule that the index was built with.
         storage_options: passed to a remote file system.
         limits: the limits for the shard.
+        copy: an open local copy of the shard, which is read instead, and closed.
+        copy_path: its path.
 
     Examples:
         >>> from wds_datapipes.index.build import build_index
@@ -63,10 +65,12 @@ class SampleReader:
         key_rule: KeyRule,
         storage_options: Mapping[str, Any] | None = None,
         limits: ReadLimits = DEFAULT_LIMITS,
+        copy: BinaryIO | None = None,
+        copy_path: str | None = None,
     ) -> None:
         self.url, self.index, self._name = url, index, redact(url)
         self._key_rule, self._limits = key_rule, limits
-        self._ranges = ShardRanges(url, storage_options)
+        self._ranges = ShardRanges(url, storage_options, copy=copy, copy_path=copy_path)
         self._lock = Lock()
         self._is_checked = False
 

@@ -28,17 +28,26 @@ class ShardRanges:
     Args:
         url: the shard.
         storage_options: passed to a remote file system.
+        copy: an open local copy of the shard, which is read instead, and closed.
+        copy_path: its path.
 
     Attributes:
-        path: the path of a local shard.
+        path: the path of a local shard, or of the copy.
         bytes_read: how many bytes were read.
     """
 
-    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        self.path = local_path(url)
+    def __init__(
+        self,
+        url: str,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        copy: BinaryIO | None = None,
+        copy_path: str | None = None,
+    ) -> None:
+        self.path = local_path(url) if copy is None else copy_path
         self.bytes_read = 0
         self._url, self._name, self._storage_options = url, redact(url), storage_options
-        self._file: BinaryIO | None = None
+        self._file = copy
         self._lock = threading.Lock()
         self._sources: list[RangeSource] = []  # those that can be used now
         self._streams: set[BinaryIO] = set()  # those that are being read

@@ -86,6 +86,10 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
             see `build_indexes`.
         index_folder: the directory of the indexes; by default, they are next to the shards.
         open_shards: the most shards that a process keeps open.
+        cache_dir: a folder for copies of remote shards, as of ``.cache_wds_shards()``: each shard is downloaded as a
+            whole before its first sample is read. By default, samples are requested from the store.
+        cache_bytes: the most bytes of all copies in ``cache_dir``; by default, it is limited only by the disk. Samples
+            of shards that do not fit are requested from the store, with a warning.
         storage_options: options for fsspec, such as credentials.
         limits: limits on the size of members, and others, see `ReadLimits`.
 
@@ -99,6 +103,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         SidecarError: an index is missing, stale or damaged, or its shard is compressed.
         ShardError: a shard cannot be read.
         ChangedShardError: a shard has changed since it was indexed.
+        CacheError: ``cache_dir`` cannot be written.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -136,6 +141,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         indexes: Literal["build", "require"] = "build",
         index_folder: str | os.PathLike[str] | None = None,
         open_shards: int = 64,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
         limits: ReadLimits = DEFAULT_LIMITS,
     ) -> None:
@@ -153,11 +160,16 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
             ("window_shards", window_shards),
             ("bucket_window", bucket_window),
             ("open_shards", open_shards),
+            ("cache_bytes", cache_bytes),
         ):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
                 raise TypeError(f"{name} must be an integer, not {number!r}")
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, not {number}")
+        if cache_dir is not None and not isinstance(cache_dir, str | os.PathLike):
+            raise TypeError(f"cache_dir must be the path of a folder, not {cache_dir!r}")
+        if cache_bytes is not None and cache_dir is None:
+            raise ValueError("cache_bytes limits the copies in cache_dir, which is missing")
         if isinstance(fields, str):
             raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not the string {fields!r}')
         if bucket_by is not None and batch_size is None:
@@ -177,6 +189,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         self._loaded: tuple[int, RestOfEpoch, tuple[int, ...]] | None = None
         options: dict[str, Any] = {"folder": index_folder, "fields": fields, "storage_options": storage_options}
         options |= {"open_shards": open_shards, "limits": limits, "build": indexes == "build"}
+        options |= {"cache_dir": cache_dir, "cache_bytes": cache_bytes}
 
         def sizes_of(dataset: Shards) -> list[tuple[str, int]]:
             read: dict[str, Any] = {"folder": index_folder, "storage_options": storage_options, "limits": limits}
