@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -36,6 +38,11 @@ RECIPES = [
     ),
     Recipe("how-to/mix-datasets.md", 'interleave("web-{0..3}.tar", 2)'),
     Recipe("how-to/shuffle.md", "pipeline(100)"),
+    Recipe("how-to/batch-by-length.md", 'load_samples().map(itemgetter("__key__"))'),
+    Recipe(
+        "how-to/batch-by-length.md",
+        'load_samples().bucket_samples("txt", batch_size=16).unbatch().map(itemgetter("__key__"))',
+    ),
     Recipe("how-to/load-with-workers.md", "pipeline()"),
     Recipe("how-to/epochs-and-ranks.md", "split_pipeline().unbatch_samples()"),
     Recipe("how-to/checkpoint-in-the-middle-of-an-epoch.md", "make_data()[0].pipe"),
@@ -62,9 +69,9 @@ ELSEWHERE = {
 }
 
 
-def made(recipe: Recipe) -> Any:
+def made(recipe: Recipe, module: ModuleType) -> Any:
     """Execute the definitions of a page, with the shards that it writes, and return a function that builds it."""
-    names: dict[str, Any] = {"__name__": "page"}
+    names = vars(module)
     for block in blocks_of((ROOT / "docs" / recipe.page).read_text()):
         if block.kind != "python":
             continue
@@ -72,7 +79,7 @@ def made(recipe: Recipe) -> Any:
             text = ast.unparse(statement)
             is_definition = isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
             writes = isinstance(statement, ast.For) and "build_shard(" in text
-            if is_definition or writes or text.startswith("urls ="):
+            if is_definition or writes or text.startswith(("urls =", "rng =")):
                 exec(text, names)
         try:
             eval(recipe.made_by, names)
@@ -85,7 +92,9 @@ def made(recipe: Recipe) -> Any:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{Path(recipe.page).stem}-{recipe.made_by}")
 def test_every_sample_comes_once(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    make = made(recipe)
+    page = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", page)  # so that its functions can be pickled
+    make = made(recipe, page)
     once = Counter(str(item) for item in make())
     assert once
     assert set(once.values()) == {recipe.times}

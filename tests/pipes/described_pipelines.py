@@ -209,6 +209,15 @@ PIPELINES: dict[str, list[Callable[[], Pipe]]] = {
         given({}, by="__url__"),
         *FUNCTIONS,
     ),
+    "bucket_samples": calls(
+        "bucket_samples",
+        *(given(size, batch_size=3) for size in ("txt", "cls", one, two)),
+        *(
+            given("txt", **options)
+            for options in ({"batch_size": 4}, {"max_tokens": 9}, {"max_tokens": 9, "batch_size": 4})
+        ),
+        *(given("txt", batch_size=3, **options) for options in ({"boundaries": [2]}, {"drop_last": True})),
+    ),
     "cache_samples": calls("cache_samples", given(), given(seed=1)),
     "cache_wds_shards": [],  # it yields the same samples, wherever the copies are
     "compose": calls("compose", given(every), given(some), given(every, some)),
@@ -247,6 +256,11 @@ PIPELINES: dict[str, list[Callable[[], Pipe]]] = {
         lambda: source().mix_samples(source(), source()),
     ],
     "non_empty": calls("non_empty", given()),
+    "pack_samples": calls(
+        "pack_samples",
+        *(given(length, field) for length in (8, 9) for field in ("txt", ("txt", "cls"))),
+        *(given(8, "txt", **options) for options in ({"long_samples": "split"}, {"open_rows": 3}, {"pad": 0})),
+    ),
     "rename": calls("rename", given(a="b"), given(a="c"), given(b="a"), given(a="b", keep=False)),
     "rename_keys": calls("rename_keys", given(a="b"), given(("a", "b")), given(a="b", keep_unselected=True)),
     "resample_wds_shards": calls("resample_wds_shards", given(3), given(4), given(), given(3, seed=1)),
