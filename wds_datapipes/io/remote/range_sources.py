@@ -153,7 +153,9 @@ class HttpRangeSource:
         store = self._store
         try:
             last = self._total if end < 0 else end
-            source = MonitoredSource(HttpRange(store, self._request, self.version, start, last), store.monitor)
+            # Several ranges may be read at a time, and each connection may stall.
+            monitor = ThroughputMonitor(store.name, store.monitor.timeout_s, store.monitor.counters)
+            source = MonitoredSource(HttpRange(store, self._request, self.version, start, last), monitor)
             return cast(BinaryIO, ResumingStream(source, store.name, store.describe, store.retry))
         except ShardError:
             raise

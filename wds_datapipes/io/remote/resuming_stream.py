@@ -152,7 +152,10 @@ class ResumingStream(io.RawIOBase):
             f"{self._retry.attempts_text()}{advice}"
         )
         failed.concerns_all = concerns_all(error)
-        raise_alone(failed)
+        try:
+            raise_alone(failed)
+        finally:
+            del failed  # breaks the reference cycle between the error and this frame
 
     def _is_another_size(self, size: int | None) -> bool:
         return None not in (size, self._size) and size != self._size
