@@ -8,11 +8,12 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
+import numpy as np
 import pytest
 from faults import Fault, FaultProxy, fault_proxy
 from hypothesis import given
@@ -23,6 +24,7 @@ from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import ChangedShardError, ShardError
 from wds_datapipes.index import Manifest, build_indexes, read_index
 from wds_datapipes.index.dataset_reader import DatasetReader
+from wds_datapipes.index.key_join import JoinedReader, KeyJoin
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.testing import build_shard
 
@@ -332,3 +334,30 @@ def test_samples_in_s3_are_read_ahead(s3_store: Any, shards: tuple[str, Path], n
         proxy.latency_s, proxy.most_at_once = 0.02, 0
         assert [fields_of(sample) for sample in samples] == [sample for shard in SAMPLES for sample in shard]
         assert proxy.most_at_once > 1
+
+
+def test_a_join_does_not_read_ahead_past_samples_without_a_counterpart(
+    nginx: Nginx, shards: tuple[str, Path], tmp_path: Path
+) -> None:
+    url = build_shard(tmp_path / "0.tar", [{"__key__": key, "txt": "x"} for key in ("0-07", "alone")])
+    build_indexes([url])
+    keys = [[str(sample["__key__"]) for sample in samples] for samples in SAMPLES]
+    join = KeyJoin([["0-07", "alone"]], keys.__getitem__, urls_of(nginx.http), np.array(SIZES))
+    wanted = [0, 0, *[1] * 9, 0, 1]
+    asked = 0
+
+    def chunks() -> Iterator[tuple[Any, Any]]:
+        nonlocal asked
+        for number in chain(wanted, repeat(1)):
+            asked += 1
+            assert asked < 100, "it reads ahead without a limit"
+            yield np.array([0]), np.array([number])
+
+    with (
+        DatasetReader([url], [2]) as own,
+        DatasetReader(urls_of(nginx.http), SIZES, folder=shards[1]) as other,
+        JoinedReader(own, np.array([0]), [(join, other)]) as joined,
+    ):
+        found = [sample.get("json") for sample in islice(joined.stream(chunks()), len(wanted))]
+    assert found == [None if number else b"[0, 7]" for number in wanted]
+    assert asked <= len(wanted) + 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import tee
+from itertools import groupby, repeat, tee
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,11 +137,21 @@ class JoinedReader:
     def _counterparts(
         self, chunks: Iterable[tuple[Numbers, Numbers]], join: KeyJoin, reader: DatasetReader
     ) -> Iterator[Sample | None]:
-        """Yield the sample of another dataset for each sample, or None if there is none."""
-        known, sought = tee(join.numbers[self._starts[shards] + numbers] for shards, numbers in chunks)
-        found = reader.stream(join.find(some[some >= 0]) for some in sought)
-        for some in known:
-            yield from (next(found) if is_found else None for is_found in (some >= 0).tolist())
+        """Yield the sample of another dataset for each sample, or None if there is none.
+
+        A stream ends before a chunk without any. A reader that reads ahead would pass over such chunks, of which there
+        may be any number, and the numbers of all these samples would be kept.
+        """
+        every = (join.numbers[self._starts[shards] + numbers] for shards, numbers in chunks)
+        for has_any, group in groupby(every, lambda some: bool((some >= 0).any())):
+            if not has_any:
+                for some in group:
+                    yield from repeat(None, len(some))
+                continue
+            known, sought = tee(group)
+            found = reader.stream(join.find(some[some >= 0]) for some in sought)
+            for some in known:
+                yield from (next(found) if is_found else None for is_found in (some >= 0).tolist())
 
     def close(self) -> None:
         """Close all shards."""
@@ -171,9 +181,10 @@ def add_fields(sample: Sample, other: Sample) -> None:
 def missing_keys_error(keys: Sequence[str], count: int, join: KeyJoin) -> MisalignedShardsError:
     """Return the error for samples that have no counterpart, of which a few are named."""
     named = ", ".join(map(repr, keys[:NAMED])) + (", ..." if count > NAMED else "")
+    others = f" and {len(join.urls) - 1} other shards" if len(join.urls) > 1 else ""
     return MisalignedShardsError(
-        f"{count} samples have no sample with their key in {redact(join.urls[0])} and {len(join.urls) - 1} other "
-        f'shards: {named}. Pass missing="skip" to leave them out, or missing="keep" to read them without its fields'
+        f"{count} samples have no sample with their key in {redact(join.urls[0])}{others}: "
+        f'{named}. Pass missing="skip" to leave them out, or missing="keep" to read them without its fields'
     )
 
 
