@@ -129,8 +129,10 @@ def test_samples_of_single_datasets_are_selected_by_name(datasets: dict[str, Man
         IndexedSamples(datasets, select=slice(3))
     with pytest.raises(ValueError, match=r"select is for the dataset 'code', and the datasets are \['books', 'web'\]"):
         IndexedSamples(datasets, select={"code": slice(3)})
-    with pytest.raises(EmptySourceError, match="dataset 1 of the mixture has a weight of 1, and no samples"):
-        list(IndexedSamples(datasets, weights={"web": 1, "books": 1}, select={"books": []}))
+    with pytest.raises(EmptySourceError, match="The dataset 'books' has a positive weight, and no samples"):
+        IndexedSamples(datasets, weights={"web": 1, "books": 1}, select={"books": []})
+    with pytest.raises(ValueError, match=r"need names that are not empty, not \['', 'web'\]"):
+        IndexedSamples({"": datasets["books"], "web": datasets["web"]})
 
 
 def test_datasets_with_shards_of_one_name_need_separate_folders_of_indexes(tmp_path: Path) -> None:

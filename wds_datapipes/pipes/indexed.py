@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.index.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.epoch_order import EpochOrder, Order, SampleOrder
 from wds_datapipes.index.epoch_reader import EpochReader
@@ -94,8 +95,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         limits: limits on the size of members, and others, see `ReadLimits`.
 
     Raises:
-        EmptySourceError: there are no samples, none is selected, or there are fewer than a whole batch, and
-            ``remainder`` is ``"drop"``.
+        EmptySourceError: there are no samples, none is selected, a dataset with a positive weight has none, or there
+            are fewer than a whole batch, and ``remainder`` is ``"drop"``.
         IndexError: ``select`` has the number of a sample that does not exist.
         MisalignedShardsError: samples have no counterpart in a joined dataset, and ``missing`` is ``"raise"``.
         DuplicateKeyError: two samples of a joined dataset have the same key, or two datasets the same field.
@@ -195,6 +196,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
             read: dict[str, Any] = {"folder": index_folder, "storage_options": storage_options, "limits": limits}
             return shard_sizes(dataset, indexes=indexes, **read)
 
+        if isinstance(shards, Mapping) and not all(isinstance(name, str) and name for name in shards):
+            raise ValueError(f"the datasets of a mixture need names that are not empty, not {list(shards)!r:.200}")
         datasets = shards if isinstance(shards, Mapping) else {"": shards}
         joined = [join] if isinstance(join, str | os.PathLike | Manifest) else join
         self._shards = IndexedShards(
@@ -207,8 +210,15 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         )
         parts = self._shards.parts
         self.weights = None if weights is None else integer_weights(weights, list(parts))
-        used = zip(parts.values(), self.weights or [1] * len(parts), strict=True)
-        self._count = epoch_samples or sum(int(self._shards.sizes[part].sum()) for part, weight in used if weight)
+        counts = {name: int(self._shards.sizes[part].sum()) for name, part in parts.items()}
+        for name, weight in zip(parts, self.weights or (), strict=self.weights is not None):
+            if weight and not counts[name]:
+                raise EmptySourceError(
+                    f"The dataset {name!r} has a positive weight, and no samples, or none is selected. Leave it out, "
+                    "or set its weight to 0"
+                )
+        used = zip(counts.values(), self.weights or [1] * len(parts), strict=True)
+        self._count = epoch_samples or sum(count for count, weight in used if weight)
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""
