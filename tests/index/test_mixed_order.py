@@ -90,6 +90,7 @@ def test_a_dataset_without_samples_must_have_no_weight() -> None:
         ({"a": 10**9, "b": 1}, [MAX_PERIOD, 1]),
         ({"a": 1 / 3, "b": 2 / 3}, [1, 2]),
         ({"a": 2**0.5, "b": 1}, [38390, 27146]),
+        ({"a": 10**400, "b": 1}, [MAX_PERIOD, 1]),
     ],
 )
 def test_weights_become_integers(weights: dict[str, float], expected: list[int]) -> None:
@@ -103,6 +104,8 @@ def test_weights_become_integers(weights: dict[str, float], expected: list[int])
         ({"a": 1}, ValueError, r"weights are for \['a'\], and the datasets are \['a', 'b'\]"),
         ({"a": 1, "b": -1}, ValueError, "the weight of 'b' must be finite and not negative, not -1"),
         ({"a": float("inf"), "b": 1}, ValueError, "the weight of 'a' must be finite"),
+        ({"a": float("nan"), "b": 1}, ValueError, "the weight of 'a' must be finite"),
+        ({"a": 1, 2: 1}, ValueError, r"weights are for \[2, 'a'\]"),
         ({"a": "1", "b": 1}, TypeError, "the weight of 'a' must be a number, not '1'"),
         ({"a": 0, "b": 0.0}, ValueError, "weights must not all be 0"),
     ],

@@ -132,6 +132,17 @@ def test_the_seed_chooses_which_samples_come() -> None:
     assert resample([], count=3).tolist() == []
 
 
+def test_the_sum_of_large_weights_is_finite() -> None:
+    assert resample([1e308] * 4).tolist() == [0, 1, 2, 3]
+
+
+def test_labels_and_counts_that_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"labels must have one dimension, not the shape \(3, 1\)"):
+        balance([[5], [5], [9]])
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        resample([1, 2], count=2.5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("weights", [[-1, 2], [float("nan")], [float("inf")], [0, 0], [[1]]])
 def test_weights_that_are_refused(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="one finite number for each sample"):

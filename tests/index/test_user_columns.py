@@ -116,6 +116,7 @@ def test_a_stale_index_with_columns_is_not_rebuilt_without_them(tmp_path: Path) 
         ([{"a": "x" * 300}] * 2, ValueError, "a text of more than 256 characters"),
         ([{"a": "x\0"}] * 2, ValueError, "ends with a null character"),
         ([{"a": 1 << 70}] * 2, ValueError, "integers of more than 64 bits"),
+        ([{"a": 1 << 1100}, {"a": 0.5}], ValueError, "integers of more than 64 bits"),
         ([[1]], TypeError, "must return a mapping from names to values"),
         ([{1: 1}], TypeError, "must return a mapping from names to values"),
     ],

@@ -97,6 +97,7 @@ def check_lengths(lengths: Any, count: int, owner: str) -> Numbers:
         raise ValueError(f"bucket_by has lengths of the shape {found.shape}, and {owner} has {count} samples")
     if not np.issubdtype(found.dtype, np.integer) and count:
         raise TypeError(f"bucket_by must have integers as lengths, not {found.dtype}")
+    found = found.astype(np.int64)
     if count and found.min() < 0:
         raise ValueError(f"bucket_by has the length {found.min()} for the sample {found.argmin()} of {owner}")
-    return found.astype(np.int64)
+    return found

@@ -137,13 +137,13 @@ def integer_weights(weights: Mapping[str, float], names: Sequence[str]) -> list[
     if not isinstance(weights, Mapping):
         raise TypeError(f'weights must be a mapping, as in {{"{names[0]}": 2}}, not {weights!r}')
     if {*weights} != {*names}:
-        raise ValueError(f"weights are for {sorted(weights)}, and the datasets are {sorted(names)}")
+        raise ValueError(f"weights are for {sorted(weights, key=str)}, and the datasets are {sorted(names)}")
     fractions = list[Fraction]()
     for name in names:
         weight = weights[name]
         if isinstance(weight, bool) or not isinstance(weight, Real):
             raise TypeError(f"the weight of {name!r} must be a number, not {weight!r}")
-        if not (math.isfinite(weight) and weight >= 0):
+        if not 0 <= weight < math.inf:
             raise ValueError(f"the weight of {name!r} must be finite and not negative, not {weight!r}")
         fractions.append(Fraction(str(float(weight))) if not isinstance(weight, int) else Fraction(weight))
     if not any(fractions):

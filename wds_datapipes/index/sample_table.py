@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -162,11 +163,17 @@ def balance(labels: npt.ArrayLike, *, seed: int = 0) -> Numbers:
         labels: the label of each sample, such as ``table.columns["label"]``.
         seed: chooses the samples that repeat once more.
 
+    Raises:
+        ValueError: the labels have more than one dimension.
+
     Examples:
         >>> balance([5, 5, 5, 9]).tolist()
         [0, 1, 2, 3, 3, 3]
     """
-    values, inverse, counts = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
+    given = np.asarray(labels)
+    if given.ndim != 1:
+        raise ValueError(f"labels must have one dimension, not the shape {given.shape}")
+    values, inverse, counts = np.unique(given, return_inverse=True, return_counts=True)
     if not len(values):
         return np.empty(0, np.int64)
     most = int(counts.max())
@@ -196,14 +203,14 @@ def resample(weights: npt.ArrayLike, *, count: int | None = None, seed: int = 0)
     given = np.asarray(weights, np.float64)
     if given.ndim != 1 or not np.all((given >= 0) & (given < np.inf)) or (len(given) and not given.any()):
         raise ValueError("weights must be one finite number for each sample, none negative, and at least one positive")
-    wanted = len(given) if count is None else count
+    wanted = len(given) if count is None else operator.index(count)
     if wanted < 0:
         raise ValueError(f"count must be at least 0, not {wanted}")
     if not len(given):
         return np.empty(0, np.int64)
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(given))
-    ends = np.cumsum(given[order])
+    ends = np.cumsum(given[order] / given.max())  # the sum of large weights would be infinite
     # Points at equal distances fall into an interval for each sample, which is as long as its weight.
     points = np.minimum(np.arange(wanted) + generator.random(), np.nextafter(wanted, 0))
     found = np.searchsorted(ends / ends[-1] * wanted, points, "right")

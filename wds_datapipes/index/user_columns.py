@@ -104,13 +104,11 @@ def _column(name: str, values: list[Value], archive: str) -> npt.NDArray[Any]:
     types = {type(value) for value in plain}
     if types == {bool}:
         return np.array(plain, np.bool_)
-    if types == {int}:
+    if types <= {int, float}:
         try:
-            return np.array(plain, np.int64)
+            return np.array(plain, np.int64 if types == {int} else np.float64)
         except OverflowError:
             raise ValueError(f"the column {name!r} of {archive} has integers of more than 64 bits") from None
-    if types <= {int, float}:
-        return np.array(plain, np.float64)
     if types != {str}:
         names = ", ".join(sorted(each.__name__ for each in types))
         raise TypeError(
