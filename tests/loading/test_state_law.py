@@ -31,6 +31,7 @@ from users_stages import Buckets, OwnShuffler
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, Stage, StatefulShards
 from wds_datapipes.codecs.extensions import ExtensionDecoder
 from wds_datapipes.errors import StateError
+from wds_datapipes.index import ShardIndex
 from wds_datapipes.pipes.state.pipeline_state import check_state
 from wds_datapipes.testing import build_shard
 
@@ -90,6 +91,10 @@ def parity(sample: dict[str, Any]) -> int:
 
 def length(sample: dict[str, Any]) -> int:
     return len(sample["txt"]) + 1
+
+
+def sizes_in(index: ShardIndex) -> Any:
+    return index.sample_sizes
 
 
 def draw_beside(item: Any, rng: Random) -> Any:
@@ -283,6 +288,25 @@ EXACT: dict[str, Callable[[], Pipe]] = {
     "random parts": lambda: packed(long_samples="split").map_samples_with_rng(draw_beside),
     "buckets of indexed samples": lambda: (
         IndexedSamples("{0..5}.tar", batch_size=2).shuffle_samples(3).bucket_samples(length, batch_size=2)
+    ),
+    "indexed samples": lambda: IndexedSamples("{0..5}.tar", remainder="keep"),
+    "indexed samples by windows": lambda: IndexedSamples("{0..5}.tar", order="window", window_shards=2, batch_size=4),
+    "indexed samples in padded batches": lambda: IndexedSamples("{0..5}.tar", batch_size=4, remainder="pad").batch(2),
+    "indexed samples by length": lambda: IndexedSamples(
+        "{0..5}.tar", batch_size=2, bucket_by=sizes_in, bucket_window=3, remainder="keep"
+    ),
+    "an indexed mixture": lambda: IndexedSamples(
+        {"a": "a{0..3}.tar", "b": "b{0..1}.tar"}, weights={"a": 1, "b": 2}, epoch_samples=25
+    ),
+    "an indexed mixture by windows": lambda: IndexedSamples(
+        {"a": "a{0..3}.tar", "b": "b{0..1}.tar"}, weights={"a": 3, "b": 1}, order="window", window_shards=2
+    ).shuffle_samples(4),
+    "selected indexed samples": lambda: IndexedSamples("{0..5}.tar", select=slice(1, None, 2)).shuffle_samples(3),
+    "joined indexed samples": lambda: IndexedSamples(
+        "{0..5}.tar", join="more-{5,1,0}.tar", missing="keep"
+    ).shuffle_samples(3),
+    "joined indexed samples that have counterparts": lambda: IndexedSamples(
+        "{0..5}.tar", join="more-{5,2,0}.tar", missing="skip", select=slice(1, None), remainder="keep"
     ),
     "packed indexed samples": lambda: (
         IndexedSamples("{0..5}.tar", batch_size=3, remainder="keep").map(tokens_of).pack_samples(9, "tokens")
