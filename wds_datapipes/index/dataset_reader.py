@@ -18,6 +18,7 @@ from wds_datapipes.index.build_many import build_missing_index
 from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.read_plan import sizes_of
+from wds_datapipes.index.read_window import ReadWindow, cancel_windows, keep_windows
 from wds_datapipes.index.sample_reader import SampleReader
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.local import local_path
@@ -90,7 +91,7 @@ class DatasetReader:
         self._open_shards, self._storage_options, self._limits = open_shards, storage_options, limits
         self._readers = OrderedDict[int, SampleReader]()  # the one that was used last is at the end
         self._opening: dict[int, Future[SampleReader]] = {}
-        self._begun: deque[_Window] = deque()
+        self._begun: deque[ReadWindow] = deque()
         self._cache = None if cache_dir is None else CacheFolder(cache_dir, cache_bytes)
         self._is_closed = False
         self._pool: ThreadPoolExecutor | None = None
@@ -151,11 +152,11 @@ class DatasetReader:
                     streams[shard] = self._reader(shard).stream(numbers[shards == shard], self._fields)
                 yield next(streams[shard])
 
-    def _read_ahead(self, chunks: Iterator[tuple[Numbers, Numbers]], begun: deque[_Window]) -> Iterator[Sample]:
+    def _read_ahead(self, chunks: Iterator[tuple[Numbers, Numbers]], begun: deque[ReadWindow]) -> Iterator[Sample]:
         try:
             chunk = next(chunks, None)
             if chunk is not None:
-                kept = _keep(begun, *chunk)
+                kept = keep_windows(begun, *chunk)
                 chunk = chunk[0][kept:], chunk[1][kept:]
             while chunk is not None:
                 (shards, numbers), needed = chunk, {*chunk[0].tolist()}
@@ -173,12 +174,12 @@ class DatasetReader:
                     if len(begun) == WINDOWS:
                         yield from begun[0]
                         begun.popleft()
-                    begun.append(_Window(shards[part], numbers[part], self._begin, self._read_alone))
+                    begun.append(ReadWindow(shards[part], numbers[part], self._begin, self._read_alone))
             while begun:
                 yield from begun[0]
                 begun.popleft()
         except GeneratorExit:
-            _cancel(begun)
+            cancel_windows(begun)
             raise
 
     def _windows(self, shards: Numbers, numbers: Numbers) -> Iterator[slice]:
@@ -237,7 +238,7 @@ class DatasetReader:
     def close(self) -> None:
         """Close all shards, and abort the requests that read ahead."""
         self._is_closed = True
-        _cancel(self._begun)
+        cancel_windows(self._begun)
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -323,81 +324,6 @@ class DatasetReader:
         except CacheFullError:
             cache.warn_cache_full(request.name)
             return None
-
-
-class _Window:
-    """Samples that are being read.
-
-    Args:
-        shards: the shard of each sample.
-        numbers: the number of each sample in its shard.
-        begin: begins to read samples of a shard.
-        read_alone: reads one sample.
-
-    Attributes:
-        streams: the samples of each shard.
-        futures: the ranges that are read.
-        done: the number of samples that were yielded, or could not be read.
-    """
-
-    def __init__(
-        self,
-        shards: Numbers,
-        numbers: Numbers,
-        begin: Callable[[int, Numbers, list[Future[bytes]]], Iterator[Sample]],
-        read_alone: Callable[[int, int], Sample],
-    ) -> None:
-        self._shards, self._numbers, self._read_alone = shards, numbers, read_alone
-        self.futures, self.done = list[Future[bytes]](), 0
-        self.streams: dict[int, Iterator[Sample] | None] = {
-            shard: begin(shard, numbers[shards == shard], self.futures) for shard in dict.fromkeys(shards.tolist())
-        }
-
-    def __len__(self) -> int:
-        """Return the number of samples that are left."""
-        return len(self._shards) - self.done
-
-    def __iter__(self) -> Iterator[Sample]:
-        while self.done < len(self._shards):
-            shard, number = int(self._shards[self.done]), int(self._numbers[self.done])
-            self.done += 1
-            yield self._next(shard, number)
-
-    def _next(self, shard: int, number: int) -> Sample:
-        if (stream := self.streams[shard]) is not None:
-            try:
-                return next(stream)
-            except (WdsError, OSError) as error:
-                if getattr(error, "concerns_all", False):
-                    raise
-                self.streams[shard] = None  # another sample in the same range may be at fault
-        return self._read_alone(shard, number)
-
-    def begins(self, shards: Numbers, numbers: Numbers) -> bool:
-        """Whether samples begin with those that are left."""
-        count = len(self)
-        return np.array_equal(self._shards[self.done :], shards[:count]) and np.array_equal(
-            self._numbers[self.done :], numbers[:count]
-        )
-
-
-def _keep(begun: deque[_Window], shards: Numbers, numbers: Numbers) -> int:
-    """Keep the samples that were read ahead and come first, cancel others, and return how many are kept."""
-    kept = deque[_Window]()
-    count = 0
-    while begun and begun[0].begins(shards[count:], numbers[count:]):
-        kept.append(begun.popleft())
-        count += len(kept[-1])
-    _cancel(begun)
-    begun.extend(kept)
-    return count
-
-
-def _cancel(begun: deque[_Window]) -> None:
-    """Cancel what is being read ahead."""
-    while begun:
-        for future in begun.pop().futures:
-            future.cancel()
 
 
 def _close_opened(opening: Future[SampleReader]) -> None:

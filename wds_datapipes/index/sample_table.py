@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from wds_datapipes.errors import DuplicateKeyError
 from wds_datapipes.index.dataset_reader import DatasetReader
-from wds_datapipes.index.indexed_shards import shard_sizes
 from wds_datapipes.index.key_table import KeyTable
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.shard_sizes import shard_sizes
 from wds_datapipes.io.openers import redact
 
 __all__ = ["SampleTable", "balance", "read_table", "resample"]
