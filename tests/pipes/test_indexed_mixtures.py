@@ -180,6 +180,7 @@ def test_samples_without_a_counterpart_are_errors_or_skipped_or_kept(
         match=r"20 samples have no sample with their key in .*: 'web-2-00', 'web-2-01', 'web-2-02', \.\.\.",
     ):
         IndexedSamples(datasets["web"], join=captions)
+    assert len(IndexedSamples(datasets["web"], join=captions, select=slice(7))) == 7, "others are not needed"
     joined = IndexedSamples(datasets["web"], join=captions, missing="skip", order="sequential")
     assert keys(joined) == [f"web-0-{n:02}" for n in range(7)]
     assert len(joined) == len(joined.map_style()) == 7
@@ -202,6 +203,9 @@ def test_joined_fields_must_differ_unless_only_some_are_read(datasets: dict[str,
     other = build_shard(tmp_path / "0.tar", [{"__key__": key, "cls": "9", "json": "{}"} for key in names])
     with pytest.raises(DuplicateKeyError, match=r"join got 'cls' from .*0\.tar for .*books-"):
         list(IndexedSamples(datasets["books"], join=[[other]]))
+    for remainder in ("drop", "keep"):  # no policy skips all samples for it
+        with pytest.raises(DuplicateKeyError, match=r"join got 'cls'"):
+            list(IndexedSamples(datasets["books"], join=[[other]], on_error="skip", remainder=remainder))
     samples = list(IndexedSamples(datasets["books"], join=[[other]], fields=["json"]))
     assert all(sample["json"] == b"{}" and "cls" not in sample for sample in samples)
 

@@ -81,22 +81,27 @@ class IndexedShards:
         self._joins: list[KeyJoin] = []
         self._selections: list[tuple[slice, Selection]] = []
         with self._open() as reader:
-            self._joins = [self._join(reader, other, missing) for other in join]
+            self._joins = [self._join(reader, other) for other in join]
             self._select(reader, select, missing)
             self._ends = np.cumsum(self.sizes)
+            if missing == "raise":
+                self._check_joins(reader)
             self.lengths = None if lengths is None else self._measure(reader, lengths)
 
-    def _join(self, reader: DatasetReader, other: IndexedShards, missing: Lacking) -> KeyJoin:
+    def _join(self, reader: DatasetReader, other: IndexedShards) -> KeyJoin:
         """Find the samples of another dataset that have the same keys."""
         with other._open() as others:
             keys = (reader.index_of(shard).keys for shard in range(len(self.urls)))
-            join = KeyJoin(keys, lambda shard: others.index_of(shard).keys, other.urls, other.sizes)
-        absent = np.flatnonzero(join.numbers < 0)
-        if missing == "raise" and len(absent):
-            shards = np.searchsorted(self._starts + self._all_sizes, absent[:NAMED], "right")
-            some = zip(shards.tolist(), (absent[:NAMED] - self._starts[shards]).tolist(), strict=True)
-            raise missing_keys_error([reader.index_of(shard).keys[number] for shard, number in some], len(absent), join)
-        return join
+            return KeyJoin(keys, lambda shard: others.index_of(shard).keys, other.urls, other.sizes)
+
+    def _check_joins(self, reader: DatasetReader) -> None:
+        """Raise if a selected sample has no counterpart."""
+        for join in self._joins:
+            shards, numbers = self._selected()
+            is_absent = join.numbers[self._starts[shards] + numbers] < 0
+            if count := int(is_absent.sum()):
+                some = zip(shards[is_absent][:NAMED].tolist(), numbers[is_absent][:NAMED].tolist(), strict=True)
+                raise missing_keys_error([reader.index_of(shard).keys[number] for shard, number in some], count, join)
 
     def _select(self, reader: DatasetReader, select: Select | Mapping[str, Select] | None, missing: Lacking) -> None:
         """Restrict each dataset to the samples that are selected, and that have counterparts if they must."""
@@ -128,10 +133,14 @@ class IndexedShards:
             check_lengths(lengths(reader.index_of(shard)), size, redact(self.urls[shard]))
             for shard, size in enumerate(self._all_sizes.tolist())
         ]
-        shards = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        numbers = self._numbers_in_shard(shards, np.arange(len(self)) - self.starts[shards])
+        shards, numbers = self._selected()
         found: Numbers = np.concatenate(parts)[self._starts[shards] + numbers]
         return found
+
+    def _selected(self) -> tuple[Numbers, Numbers]:
+        """Return the shards of all selected samples, and their numbers in them."""
+        shards = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        return self._find((shards, np.arange(len(self)) - self.starts[shards]))
 
     @property
     def starts(self) -> Numbers:

@@ -82,6 +82,12 @@ class KeyJoin:
             )
 
 
+class FieldConflictError(DuplicateKeyError):
+    """Two joined datasets have the same field, which no error policy skips, since it is so in all samples."""
+
+    concerns_all = True
+
+
 class JoinedReader:
     """Reads samples of a dataset together with those of other datasets that have the same keys.
 
@@ -161,7 +167,12 @@ class JoinedReader:
 
 
 def add_fields(sample: Sample, other: Sample) -> None:
-    """Add the fields of another sample that must have the same key, and no field of the same name."""
+    """Add the fields of another sample that must have the same key, and no field of the same name.
+
+    Raises:
+        MisalignedShardsError: it has another key.
+        FieldConflictError: it has a field of the same name.
+    """
     if other["__key__"] != sample["__key__"]:
         raise MisalignedShardsError(
             f"{describe_sample(sample)} was joined with {describe_sample(other)}, which has another key. The indexes "
@@ -171,7 +182,7 @@ def add_fields(sample: Sample, other: Sample) -> None:
         if name[:2] == "__":
             continue
         if name in sample:
-            raise DuplicateKeyError(
+            raise FieldConflictError(
                 f"join got {name!r} from {redact(str(other['__url__']))} for {describe_sample(sample)}, which already "
                 "has this field. Choose other fields with fields="
             )
