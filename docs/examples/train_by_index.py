@@ -122,7 +122,7 @@ def main() -> None:
             started = time.perf_counter()
     loader.shutdown()
     if rank == 0:
-        print(f"Finished after {step} steps, of which the last had a loss of {loss:.3f}")
+        print(f"Finished after {step} steps with a loss of {loss:.3f}")
     dist.destroy_process_group()
 
 

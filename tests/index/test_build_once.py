@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import multiprocessing
 import os
@@ -255,12 +256,10 @@ def test_an_index_that_cannot_be_written_is_kept_in_memory(read_only: Path) -> N
         return [sample["__key__"] for sample in samples]
 
     def lines() -> list[str]:
-        found: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("wds_datapipes").addHandler(handler)
+        output = io.StringIO()
+        logging.getLogger("wds_datapipes").addHandler(logging.StreamHandler(output))
         assert read() == ["x", "y"]
-        return found
+        return output.getvalue().splitlines()
 
     [line] = unprivileged(lines)
     assert line.startswith(f"{url}.wdsidx cannot be written: ")
@@ -350,7 +349,7 @@ def test_a_terminal_has_a_bar_if_rich_is_installed(pattern: str, progress: bool,
     if pid == 0:
         code = 70
         try:
-            sys.stderr = open(2, "w")  # noqa: SIM115  this process ends
+            sys.stderr = os.fdopen(2, "w")
             os.environ.update(TERM="xterm", COLUMNS="150")
             if not has_rich:
                 sys.modules["rich.console"] = None  # type: ignore[assignment]  # importing it raises then

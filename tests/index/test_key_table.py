@@ -26,16 +26,14 @@ def table_of(shards: list[list[str]]) -> KeyTable:
     return KeyTable([b"".join(keys) for keys in raw], ends)
 
 
-@given(SHARDS, st.lists(KEYS, max_size=6))
-def test_keys_are_found_at_their_first_sample(shards: list[list[str]], others: list[str]) -> None:
+def check_find(shards: list[list[str]], others: list[str]) -> None:
     table, keys = table_of(shards), list(chain(*shards))
     assert list(table) == [table[number] for number in range(len(table))] == keys
     wanted = [*others, *keys]
     assert table.find(wanted).tolist() == [keys.index(key) if key in keys else -1 for key in wanted]
 
 
-@given(SHARDS, st.lists(KEYS, max_size=6))
-def test_a_repeated_key_is_recognized_if_it_is_among_the_wanted(shards: list[list[str]], others: list[str]) -> None:
+def check_repeated(shards: list[list[str]], others: list[str]) -> None:
     table, keys = table_of(shards), list(chain(*shards))
     wanted = [key for key in others if key in keys]
     repeated = table.repeated(table.find(wanted))
@@ -48,13 +46,21 @@ def test_a_repeated_key_is_recognized_if_it_is_among_the_wanted(shards: list[lis
 
 
 @given(SHARDS, st.lists(KEYS, max_size=6))
+def test_keys_are_found_at_their_first_sample(shards: list[list[str]], others: list[str]) -> None:
+    check_find(shards, others)
+
+
+@given(SHARDS, st.lists(KEYS, max_size=6))
+def test_a_repeated_key_is_recognized_if_it_is_among_the_wanted(shards: list[list[str]], others: list[str]) -> None:
+    check_repeated(shards, others)
+
+
+@given(SHARDS, st.lists(KEYS, max_size=6))
 def test_keys_with_the_same_hash_are_distinguished(shards: list[list[str]], others: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:  # nothing finds two keys with the same hash
         patch.setattr(key_table, "hash", len, raising=False)
-        test_keys_are_found_at_their_first_sample.hypothesis.inner_test(shards, others)  # type: ignore[attr-defined]
-        test_a_repeated_key_is_recognized_if_it_is_among_the_wanted.hypothesis.inner_test(  # type: ignore[attr-defined]
-            shards, others
-        )
+        check_find(shards, others)
+        check_repeated(shards, others)
 
 
 def test_another_process_finds_keys_with_hashes_of_its_own(tmp_path: Path) -> None:

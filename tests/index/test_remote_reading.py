@@ -77,7 +77,7 @@ def dataset(port: int, shards: tuple[str, Path], **options: Any) -> IndexedSampl
 
 
 def large_shard(folder: Path, value: int) -> Path:
-    """Write a shard of which a part is read ahead."""
+    """Write a shard that is only partly read ahead."""
     folder.mkdir(exist_ok=True)
     return Path(
         build_shard(

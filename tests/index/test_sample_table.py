@@ -140,7 +140,7 @@ def test_labels_and_counts_that_are_refused() -> None:
     with pytest.raises(ValueError, match=r"labels must have one dimension, not the shape \(3, 1\)"):
         balance([[5], [5], [9]])
     with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
-        resample([1, 2], count=2.5)  # type: ignore[arg-type]
+        resample([1, 2], count=2.5)  # type: ignore[arg-type]  # that is what is tested
 
 
 @pytest.mark.parametrize("weights", [[-1, 2], [float("nan")], [float("inf")], [0, 0], [[1]]])

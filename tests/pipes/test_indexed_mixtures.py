@@ -69,11 +69,11 @@ def global_batches(make: Any, batch: int, ranks: int, workers: int) -> list[list
 @pytest.mark.parametrize("order", ["global", "window", "sequential"])
 @pytest.mark.parametrize(("ranks", "workers"), RANKS_AND_WORKERS)
 def test_a_mixture_has_the_same_global_batches_on_any_ranks_and_workers(
-    datasets: dict[str, Manifest], order: str, ranks: int, workers: int
+    datasets: dict[str, Manifest], order: Any, ranks: int, workers: int
 ) -> None:
     def make() -> Any:
         weights = {"web": 2, "books": 1}
-        return IndexedSamples(datasets, weights=weights, batch_size=4, order=order, epoch_samples=120)  # type: ignore[arg-type]
+        return IndexedSamples(datasets, weights=weights, batch_size=4, order=order, epoch_samples=120)
 
     expected = global_batches(make, 4, 1, 1)
     assert len(expected) == 30
@@ -212,7 +212,7 @@ def test_joined_fields_must_differ_unless_only_some_are_read(datasets: dict[str,
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Manifest:
-    """Four shards of 10 samples, of which the third was cut after it was indexed, with its index unchanged."""
+    """Return a manifest of four shards of 10 samples; the third was truncated after it was indexed."""
     for shard in range(4):
         build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(10)])
     manifest = Manifest(build_indexes(f"{tmp_path}/{{0..3}}.tar"))

@@ -160,7 +160,7 @@ def test_an_error_of_the_function_is_raised_as_it_is() -> None:
 
 
 class Value:
-    """Something of which the life can be observed."""
+    """An object that supports weak references."""
 
     def __len__(self) -> int:
         return 2

@@ -26,7 +26,7 @@ OPEN_ROWS = st.integers(1, 4)
 
 
 def samples_of(lengths: list[int]) -> list[dict[str, Any]]:
-    """Return samples of which the tokens are all different."""
+    """Return samples whose tokens are all different."""
     tokens = np.arange(sum(lengths)) + 1
     parts = np.split(tokens, np.cumsum(lengths)[:-1]) if lengths else []
     return [{"__key__": number, "tokens": part, "labels": -part} for number, part in enumerate(parts)]

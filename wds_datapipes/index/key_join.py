@@ -145,8 +145,8 @@ class JoinedReader:
     ) -> Iterator[Sample | None]:
         """Yield the sample of another dataset for each sample, or None if there is none.
 
-        A stream ends before a chunk without any. A reader that reads ahead would pass over such chunks, of which there
-        may be any number, and the numbers of all these samples would be kept.
+        The stream of the other dataset ends before a chunk that has no counterparts: there may be any number of such
+        chunks, and reading ahead would keep the sample numbers of all of them in memory.
         """
         every = (join.numbers[self._starts[shards] + numbers] for shards, numbers in chunks)
         for has_any, group in groupby(every, lambda some: bool((some >= 0).any())):
@@ -190,7 +190,7 @@ def add_fields(sample: Sample, other: Sample) -> None:
 
 
 def missing_keys_error(keys: Sequence[str], count: int, join: KeyJoin) -> MisalignedShardsError:
-    """Return the error for samples that have no counterpart, of which a few are named."""
+    """Return the error for samples that have no counterpart; it names the first few keys."""
     named = ", ".join(map(repr, keys[:NAMED])) + (", ..." if count > NAMED else "")
     others = f" and {len(join.urls) - 1} other shards" if len(join.urls) > 1 else ""
     return MisalignedShardsError(

@@ -154,10 +154,10 @@ def read_table(
 
 
 def balance(labels: npt.ArrayLike, *, seed: int = 0) -> Numbers:
-    """Return numbers of samples of which every label has equally many, for ``select`` of `IndexedSamples`.
+    """Return numbers of samples that balance the labels, for ``select`` of `IndexedSamples`.
 
-    The samples of the most frequent label come once. Those of the others repeat, some of them, which the seed chooses,
-    once more than the rest.
+    Every label has as many samples as the most frequent one, whose samples are read once. The samples of the other
+    labels are repeated; if the repetitions cannot be equal, the seed chooses the samples with one more.
 
     Args:
         labels: the label of each sample, such as ``table.columns["label"]``.

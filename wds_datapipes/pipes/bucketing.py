@@ -37,8 +37,8 @@ class SampleBucketer(BufferingStage[list[Any]]):
 
     Args:
         source: yields samples, or anything else if ``size`` is a function.
-        size: the length of a sample: the name of a field that is a number, or of which ``len()`` is taken; or a
-            function of the sample that returns an integer.
+        size: the length of a sample: the name of a field that is an integer or has a ``len()``; or a function of the
+            sample that returns an integer.
         boundaries: the longest length of each bucket, in ascending order. Longer samples share another bucket. By
             default, there are four buckets between powers of two: 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, and
             so on. Wider buckets leave more padding, and hold fewer samples.

@@ -72,7 +72,7 @@ class LengthBuckets:
         return -(-length >> bits) << bits
 
     def fits(self, count: int, longest: int) -> bool:
-        """Whether a batch may have so many samples, of which the longest has a length."""
+        """Whether a batch may have ``count`` samples, the longest of which has the length ``longest``."""
         return (self.batch_size is None or count <= self.batch_size) and (
             self.max_tokens is None or count * max(longest, 1) <= self.max_tokens
         )

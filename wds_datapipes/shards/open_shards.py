@@ -17,7 +17,7 @@ __all__ = ["OpenShards"]
 
 
 class OpenShards:
-    """One pass over shards of which several are open; the caller decides which is read when.
+    """One pass over a list of shards, several of them open at a time; the caller decides which to read next.
 
     First, `reread` is iterated to its end. Then `read` reads the shards of ``resume.open``, and those that `take` takes
     from the source.

@@ -267,7 +267,7 @@ class Resume:
         return deque((shard, offset, check) for shard, (offset, check) in self.open.items())
 
     def unread(self, shard: int) -> list[tuple[int, int]]:
-        """Return the spans of a shard of which nothing was read yet, in order."""
+        """Return the unread spans of a shard, in order."""
         first, offset = self.next
         if shard in self.open:
             reached, _ = self.open[shard]

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, UnsupportedSidecarError
@@ -131,7 +132,7 @@ def write_energon_dataset(
             raise ValueError(f"{redact(url)} is not in the folder {redact(root)}, where Energon looks for shards")
     meta = local_path(f"{root}.nv-meta/")
     if meta is not None:
-        os.makedirs(meta, exist_ok=True)  # noqa: PTH103  a string
+        Path(meta).mkdir(parents=True, exist_ok=True)
     counts: dict[int, int] = {}
     work = (end_marker, storage_options)
     with contextlib.ExitStack() as opened:

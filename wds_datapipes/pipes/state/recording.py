@@ -263,7 +263,7 @@ class PlainRecorder(Recorder):
         """Return a number."""
         return value
 
-    def keep(self, owner: object, value: Any, name: str = "") -> Any:  # noqa: ARG002 - of Recorder
+    def keep(self, owner: object, value: Any, name: str = "") -> Any:  # noqa: ARG002 - Recorder.waiting needs the owner
         """Return a value."""
         return value
 
@@ -271,7 +271,7 @@ class PlainRecorder(Recorder):
         """Return the checksum of a key."""
         return key if isinstance(key, int) else key_checksum(key)
 
-    def waiting(self, owner: object, state: ShuffleState | SampleBuffer) -> list[list[int]]:  # noqa: ARG002 - of Recorder
+    def waiting(self, owner: object, state: ShuffleState | SampleBuffer) -> list[list[int]]:  # noqa: ARG002 - Recorder.waiting needs the owner
         """Return the positions of the buffered items."""
         return pack_positions(state.waiting)
 
