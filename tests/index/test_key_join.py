@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError
 from wds_datapipes.index.key_join import KeyJoin, add_fields
+from wds_datapipes.index.key_table import KeyTable
 
 
 def join(keys: list[list[str]], others: list[list[str]]) -> KeyJoin:
     sizes = np.array([len(each) for each in others], np.int64)
-    return KeyJoin(keys, others.__getitem__, [f"{number}.tar" for number in range(len(others))], sizes)
+    raw = [[key.encode() for key in each] for each in others]
+    ends = [np.cumsum([len(key) for key in each], dtype=np.int64) for each in raw]
+    table = KeyTable([b"".join(each) for each in raw], ends)
+    return KeyJoin(keys, table, [f"{number}.tar" for number in range(len(others))], sizes)
 
 
 SHARDS: Any = st.lists(st.lists(st.text("ab/é", max_size=4), max_size=6), max_size=4)

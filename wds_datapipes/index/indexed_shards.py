@@ -15,6 +15,7 @@ from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.index.dataset_reader import DatasetReader
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.index.key_join import NAMED, JoinedReader, KeyJoin, missing_keys_error
+from wds_datapipes.index.key_table import KeyTable
 from wds_datapipes.index.length_order import Lengths, check_lengths
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.index.selection import Select, Selection
@@ -92,7 +93,8 @@ class IndexedShards:
         """Find the samples of another dataset that have the same keys."""
         with other._open() as others:
             keys = (reader.index_of(shard).keys for shard in range(len(self.urls)))
-            return KeyJoin(keys, lambda shard: others.index_of(shard).keys, other.urls, other.sizes)
+            table = KeyTable.from_indexes(map(others.index_of, range(len(other.urls))))
+            return KeyJoin(keys, table, other.urls, other.sizes)
 
     def _check_joins(self, reader: DatasetReader) -> None:
         """Raise if a selected sample has no counterpart."""

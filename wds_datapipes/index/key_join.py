@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, repeat, tee
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError
 from wds_datapipes.index.dataset_reader import DatasetReader
+from wds_datapipes.index.key_table import KeyTable
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import describe_sample
@@ -27,12 +28,11 @@ NAMED = 3
 class KeyJoin:
     """Finds the samples of another dataset that have the keys of given samples, in any order.
 
-    It holds 8 bytes for each of the given samples. Keys are compared by their hashes, and `add_fields` compares the
-    keys themselves.
+    It holds 8 bytes for each of the given samples.
 
     Args:
-        keys: returns the keys of each shard of the samples.
-        others: returns the keys of each shard of the other dataset.
+        keys: the keys of each shard of the samples.
+        table: the keys of the other dataset.
         urls: the shards of the other dataset.
         sizes: the numbers of samples in them.
 
@@ -44,42 +44,20 @@ class KeyJoin:
         DuplicateKeyError: two samples of the other dataset have the same key.
     """
 
-    def __init__(
-        self,
-        keys: Iterable[Sequence[str]],
-        others: Callable[[int], Sequence[str]],
-        urls: Sequence[str],
-        sizes: Numbers,
-    ) -> None:
+    def __init__(self, keys: Iterable[Sequence[str]], table: KeyTable, urls: Sequence[str], sizes: Numbers) -> None:
         self.urls, self._ends, self._sizes = urls, np.cumsum(sizes), sizes
-        found = _hashes(others(shard) for shard in range(len(urls)))
-        order = np.argsort(found, kind="stable")
-        ascending = found[order]
-        self._check_unique(order, ascending, others)
-        wanted = _hashes(keys)
-        places = np.searchsorted(ascending, wanted)
-        places[places == len(ascending)] = 0
-        self.numbers: Numbers = np.full(len(wanted), -1, np.int64)
-        if len(ascending):
-            is_found = ascending[places] == wanted
-            self.numbers[is_found] = order[places[is_found]]
+        if repeated := table.repeated(np.arange(len(table))):
+            shards, numbers = (each.tolist() for each in self.find(np.array(repeated)))
+            raise DuplicateKeyError(
+                f"join needs samples with different keys, but {redact(urls[shards[0]])} and {redact(urls[shards[1]])} "
+                f"both have the key {table[repeated[0]]!r} (samples {numbers[0]} and {numbers[1]})"
+            )
+        self.numbers: Numbers = np.concatenate([np.empty(0, np.int64), *map(table.find, keys)])
 
     def find(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
         """Return the shards of samples of the other dataset, and their numbers in these shards."""
         shards = np.searchsorted(self._ends, numbers, "right")
         return shards, numbers - (self._ends - self._sizes)[shards]
-
-    def _check_unique(self, order: Numbers, ascending: Numbers, others: Callable[[int], Sequence[str]]) -> None:
-        """Raise if two samples of the other dataset have the same key."""
-        for place in np.flatnonzero(ascending[1:] == ascending[:-1]).tolist():
-            shards, numbers = (each.tolist() for each in self.find(order[place : place + 2]))
-            first, second = (others(shard)[number] for shard, number in zip(shards, numbers, strict=True))
-            if first != second:
-                raise MisalignedShardsError(f"The keys {first!r} and {second!r} have the same hash. Run it again")
-            raise DuplicateKeyError(
-                f"join needs samples with different keys, but {redact(self.urls[shards[0]])} and "
-                f"{redact(self.urls[shards[1]])} both have the key {first!r} (samples {numbers[0]} and {numbers[1]})"
-            )
 
 
 class FieldConflictError(DuplicateKeyError):
@@ -175,8 +153,8 @@ def add_fields(sample: Sample, other: Sample) -> None:
     """
     if other["__key__"] != sample["__key__"]:
         raise MisalignedShardsError(
-            f"{describe_sample(sample)} was joined with {describe_sample(other)}, which has another key. The indexes "
-            "were replaced, or the keys have the same hash: open the dataset again"
+            f"{describe_sample(sample)} was joined with {describe_sample(other)}, which has another key. An index was "
+            "replaced after the dataset was opened: open it again"
         )
     for name, value in other.items():
         if name[:2] == "__":
@@ -197,9 +175,3 @@ def missing_keys_error(keys: Sequence[str], count: int, join: KeyJoin) -> Misali
         f"{count} samples have no sample with their key in {redact(join.urls[0])}{others}: "
         f'{named}. Pass missing="skip" to leave them out, or missing="keep" to read them without its fields'
     )
-
-
-def _hashes(shards: Iterable[Sequence[Any]]) -> Numbers:
-    """Return the hashes of all keys, which are only valid in this process."""
-    parts = [np.fromiter(map(hash, keys), np.int64, len(keys)) for keys in shards]
-    return np.concatenate([np.empty(0, np.int64), *parts])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.shard_index import ShardIndex
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["KeyTable"]
 
@@ -35,6 +39,12 @@ class KeyTable:
         self._text = b"".join(texts)
         self._bounds: Numbers = np.concatenate([np.zeros(1, np.int64), *moved])
         self._by_hash: tuple[Numbers, Numbers] | None = None
+
+    @classmethod
+    def from_indexes(cls, indexes: Iterable[ShardIndex]) -> Self:
+        """Copy the keys of shards from their indexes."""
+        parts = [(each.columns["key_text"].tobytes(), np.array(each.columns["key_ends"])) for each in indexes]
+        return cls([text for text, _ in parts], [ends for _, ends in parts])
 
     def __len__(self) -> int:
         """Return the number of samples."""
