@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from data_parallel_pipelines import BATCH, EPOCHS, KEYS, flat, indexed, stream, write_shards
 from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes import ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.testing import build_shard
-
-EPOCHS = 3
-BATCH = 8  # over all ranks
-SIZES = (5, 1, 9, 12, 3, 7, 4)
-KEYS = sorted(f"{shard}/{number}" for shard, size in enumerate(SIZES) for number in range(size))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pairs")
-    for shard, size in enumerate(SIZES):
-        build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "1"} for number in range(size)])
-    return folder
-
-
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
-
-
-def stream(folder: Path, ranks: int) -> Any:
-    shards = ShardList(str(folder / "*.tar")).shuffle().sharding_filter()
-    return shards.load_wds_shards().group_samples().shuffle_samples(10).map(key_of).batch(BATCH // ranks)
-
-
-def indexed(folder: Path, ranks: int) -> Any:
-    samples: Any = IndexedSamples(str(folder / "*.tar"), batch_size=BATCH)
-    return samples.map(key_of).batch(BATCH // ranks)
-
-
-def flat(batches: Any) -> list[str]:
-    return list(chain.from_iterable(batches))
+    return write_shards(tmp_path_factory.mktemp("pairs"))
 
 
 def loader_of(folder: Path, distributed: Any, *, seed: int | None = 7, state: Any = None) -> Any:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from wds_datapipes.testing import build_shard
+from data_parallel_pipelines import BATCH, EPOCHS, KEYS, flat, write_shards
 
 SCRIPT = Path(__file__).with_name("topology_scenarios.py")
 #: As in the script.
-BATCH, EPOCHS, WORKERS = 8, 3, (0, 2)
-SIZES = (5, 1, 9, 12, 3, 7, 4)
-KEYS = sorted(f"{shard}/{number}" for shard, size in enumerate(SIZES) for number in range(size))
+WORKERS = (0, 2)
 
 #: The ways to name the same two data-parallel ranks.
 SAME = ("other seeds", "process group", "flattened mesh", "pair", "torch", "torch with a pair")
@@ -28,21 +25,15 @@ Told = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("topology")
-    for shard, size in enumerate(SIZES):
-        build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "1"} for number in range(size)])
-    return folder
+    return write_shards(tmp_path_factory.mktemp("topology"))
 
 
 @pytest.fixture(scope="module")
 def told(folder: Path) -> Told:
     """What each of four ranks has written; ranks 0 and 1 are one data-parallel rank, and 2 and 3 the other."""
-    subprocess.run([sys.executable, "-W", "ignore", SCRIPT, folder], check=True, timeout=400)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path])}
+    subprocess.run([sys.executable, "-W", "ignore", SCRIPT, folder], env=environment, check=True, timeout=400)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
-
-
-def flat(batches: Any) -> list[str]:
-    return list(chain.from_iterable(batches))
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -16,40 +16,25 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from data_parallel_pipelines import EPOCHS, indexed, stream
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.data import DataLoader
 
-from wds_datapipes import DirectoryShards, IndexedSamples, ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes import DirectoryShards, IndexedSamples, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
 
 RANKS = 4
 WORKERS = (0, 2)
-EPOCHS = 3
-BATCH = 8  # over all ranks
 #: After how many batches a state is saved; some ranks of a stream have no more.
 CUTS = (1, 4)
 LIMIT_S = 120.0
 
 
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
-
-
 def with_numbers(keys: list[str]) -> list[tuple[str, float]]:
     """Return keys with random numbers, as augmentations draw them in a worker."""
     return [(key, random.random()) for key in keys]
-
-
-def stream(folder: Path, ranks: int) -> Any:
-    shards = ShardList(str(folder / "*.tar")).shuffle().sharding_filter()
-    return shards.load_wds_shards().group_samples().shuffle_samples(10).map(key_of).batch(BATCH // ranks)
-
-
-def indexed(folder: Path, ranks: int) -> Any:
-    samples: Any = IndexedSamples(str(folder / "*.tar"), batch_size=BATCH)
-    return samples.map(key_of).batch(BATCH // ranks)
 
 
 KINDS: dict[str, Callable[[Path, int], Any]] = {"stream": stream, "indexed": indexed}
