@@ -37,7 +37,7 @@ from webdataset.tariterators import tarfile_to_samples
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.index import Manifest, build_indexes
-from wds_datapipes.index.epoch_order import Order
+from wds_datapipes.index.order.epoch_order import Order
 
 Sample = dict[str, Any]
 REFERENCE = "webdataset"

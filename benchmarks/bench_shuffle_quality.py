@@ -39,7 +39,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.index import Manifest, build_indexes
-from wds_datapipes.index.epoch_order import Order
+from wds_datapipes.index.order.epoch_order import Order
 
 SHARDS, SAMPLES, BATCH = 64, 500, 64
 #: The size of a sample for the memory in the table, in bytes.

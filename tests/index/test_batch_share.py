@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.index.batch_share import BatchShare, Remainder, RestOfEpoch, rest_of_epoch
+from wds_datapipes.index.order.batch_share import BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 
 
 def shares(

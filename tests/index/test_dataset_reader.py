@@ -18,7 +18,7 @@ from nginx_server import Nginx
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, MissingSidecarError, UnsupportedSidecarError
 from wds_datapipes.index import Manifest, build_indexes
-from wds_datapipes.index.dataset_reader import DatasetReader
+from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 1, 30, 12)

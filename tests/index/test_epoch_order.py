@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.index.epoch_order import EpochOrder, Order
+from wds_datapipes.index.order.epoch_order import EpochOrder, Order
 
 SIZES = st.lists(st.integers(0, 30), max_size=20)
 

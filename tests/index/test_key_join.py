@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError
-from wds_datapipes.index.key_join import KeyJoin, add_fields
 from wds_datapipes.index.key_table import KeyTable
+from wds_datapipes.index.reading.key_join import KeyJoin, add_fields
 
 
 def join(keys: list[list[str]], others: list[list[str]]) -> KeyJoin:

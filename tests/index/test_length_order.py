@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.index.epoch_order import EpochOrder, Order
-from wds_datapipes.index.length_order import LengthOrder
+from wds_datapipes.index.order.epoch_order import EpochOrder, Order
+from wds_datapipes.index.order.length_order import LengthOrder
 
 ORDERS: Any = st.sampled_from(["global", "window", "sequential"])
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=6)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.index.epoch_order import Order
-from wds_datapipes.index.mixed_order import MAX_PERIOD, MixedOrder, integer_weights
+from wds_datapipes.index.order.epoch_order import Order
+from wds_datapipes.index.order.mixed_order import MAX_PERIOD, MixedOrder, integer_weights
 
 ORDERS: Any = st.sampled_from(["global", "window", "sequential"])
 DATASETS = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any), min_size=1, max_size=4)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.index.permutation import Permutation
+from wds_datapipes.index.order.permutation import Permutation
 
 POWERS = [2**exponent + offset for exponent in range(12, 21, 2) for offset in (-1, 0, 1)]
 

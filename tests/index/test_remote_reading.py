@@ -23,9 +23,9 @@ from nginx_server import Nginx
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import ChangedShardError, ShardError
 from wds_datapipes.index import Manifest, build_indexes, read_index
-from wds_datapipes.index.dataset_reader import DatasetReader
-from wds_datapipes.index.key_join import JoinedReader, KeyJoin
 from wds_datapipes.index.key_table import KeyTable
+from wds_datapipes.index.reading.dataset_reader import DatasetReader
+from wds_datapipes.index.reading.key_join import JoinedReader, KeyJoin
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.testing import build_shard
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.errors import DuplicateKeyError
-from wds_datapipes.index.dataset_reader import DatasetReader
 from wds_datapipes.index.key_table import KeyTable
 from wds_datapipes.index.manifest import Manifest
-from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.index.shard_sizes import shard_sizes
 from wds_datapipes.io.openers import redact

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.fingerprint.values import fingerprint
-from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 
 __all__ = ["Select", "Selection"]

@@ -9,13 +9,13 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.index.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
-from wds_datapipes.index.epoch_order import EpochOrder, Order, SampleOrder
-from wds_datapipes.index.epoch_reader import EpochReader
-from wds_datapipes.index.indexed_shards import IndexedShards
-from wds_datapipes.index.length_order import LengthOrder, Lengths
 from wds_datapipes.index.manifest import Manifest
-from wds_datapipes.index.mixed_order import MixedOrder, integer_weights
+from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
+from wds_datapipes.index.order.epoch_order import EpochOrder, Order, SampleOrder
+from wds_datapipes.index.order.length_order import LengthOrder, Lengths
+from wds_datapipes.index.order.mixed_order import MixedOrder, integer_weights
+from wds_datapipes.index.reading.epoch_reader import EpochReader
+from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.selection import Select
 from wds_datapipes.index.shard_sizes import shard_sizes
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.errors import ShardError
-from wds_datapipes.index.sample_reader import SampleReader, has_random_access
+from wds_datapipes.index.reading.sample_reader import SampleReader, has_random_access
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import map_shards
 from wds_datapipes.prepare.shard_contents import ShardContents, ShardFault, read_contents

@@ -25,7 +25,7 @@ from wds_datapipes.errors import (
 from wds_datapipes.index.build_many import find_index
 from wds_datapipes.index.builder import IndexBuilder
 from wds_datapipes.index.file_format import index_url
-from wds_datapipes.index.sample_reader import SampleReader, has_random_access
+from wds_datapipes.index.reading.sample_reader import SampleReader, has_random_access
 from wds_datapipes.index.shard_index import ShardFacts
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits

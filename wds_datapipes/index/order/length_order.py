@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.index.epoch_order import SampleOrder
-from wds_datapipes.index.permutation import Numbers, Permutation
+from wds_datapipes.index.order.epoch_order import SampleOrder
+from wds_datapipes.index.order.permutation import Numbers, Permutation
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.seeds import derived_seed
 
@@ -34,7 +34,7 @@ class LengthOrder:
         seed: the seed of the epoch; None keeps the batches sorted.
 
     Examples:
-        >>> from wds_datapipes.index.epoch_order import EpochOrder
+        >>> from wds_datapipes.index.order.epoch_order import EpochOrder
         >>> lengths = np.array([5, 1, 4, 2, 9, 3, 6])
         >>> order = EpochOrder([7], "sequential", seed=0)
         >>> sorted_order = LengthOrder(order, lengths, np.array([0]), batch_size=2, window=3, seed=None)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from wds_datapipes.errors import WdsError
-from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.types import Sample
 
 __all__ = ["ReadWindow", "cancel_windows", "keep_windows"]

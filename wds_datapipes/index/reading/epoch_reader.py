@@ -9,9 +9,9 @@ from itertools import chain, repeat
 import numpy as np
 
 from wds_datapipes.errors import WdsError
-from wds_datapipes.index.epoch_order import SampleOrder
-from wds_datapipes.index.indexed_shards import IndexedShards, Reader
-from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.order.epoch_order import SampleOrder
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.reading.indexed_shards import IndexedShards, Reader
 from wds_datapipes.on_error.policy import ErrorPolicy, note
 from wds_datapipes.types import Sample
 

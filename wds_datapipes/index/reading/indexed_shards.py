@@ -12,12 +12,12 @@ import numpy as np
 
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.fingerprint.values import fingerprint
-from wds_datapipes.index.dataset_reader import DatasetReader
 from wds_datapipes.index.file_format import index_url
-from wds_datapipes.index.key_join import NAMED, JoinedReader, KeyJoin, missing_keys_error
 from wds_datapipes.index.key_table import KeyTable
-from wds_datapipes.index.length_order import Lengths, check_lengths
-from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.order.length_order import Lengths, check_lengths
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.reading.dataset_reader import DatasetReader
+from wds_datapipes.index.reading.key_join import NAMED, JoinedReader, KeyJoin, missing_keys_error
 from wds_datapipes.index.selection import Select, Selection
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact

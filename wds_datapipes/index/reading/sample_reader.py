@@ -12,10 +12,10 @@ from threading import Lock
 from typing import Any, BinaryIO, TypeAlias
 
 from wds_datapipes.errors import ChangedShardError, WdsError
-from wds_datapipes.index.permutation import Numbers
-from wds_datapipes.index.read_plan import ReadPlan, plan_reading
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.reading.read_plan import ReadPlan, plan_reading
+from wds_datapipes.index.reading.shard_ranges import ShardRanges
 from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.index.shard_ranges import ShardRanges
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import note

@@ -7,7 +7,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from wds_datapipes.index.permutation import Numbers, Permutation
+from wds_datapipes.index.order.permutation import Numbers, Permutation
 from wds_datapipes.seeds import derived_seed
 
 __all__ = ["EpochOrder", "Order", "SampleOrder"]

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.order.permutation import Numbers
 
 __all__ = ["CHUNK", "WHOLE_EPOCH", "BatchShare", "Remainder", "RestOfEpoch", "rest_of_epoch"]
 

@@ -10,8 +10,8 @@ from numbers import Real
 import numpy as np
 
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.index.epoch_order import EpochOrder, Order
-from wds_datapipes.index.permutation import Numbers, hash_numbers
+from wds_datapipes.index.order.epoch_order import EpochOrder, Order
+from wds_datapipes.index.order.permutation import Numbers, hash_numbers
 from wds_datapipes.seeds import derived_seed
 
 __all__ = ["MAX_PERIOD", "MixedOrder", "integer_weights"]

@@ -16,10 +16,10 @@ import numpy as np
 from wds_datapipes.errors import ChangedShardError, CorruptSidecarError, MissingSidecarError, WdsError
 from wds_datapipes.index.build_many import build_missing_index
 from wds_datapipes.index.file_format import index_url, read_index
-from wds_datapipes.index.permutation import Numbers
-from wds_datapipes.index.read_plan import sizes_of
-from wds_datapipes.index.read_window import ReadWindow, cancel_windows, keep_windows
-from wds_datapipes.index.sample_reader import SampleReader
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.reading.read_plan import sizes_of
+from wds_datapipes.index.reading.read_window import ReadWindow, cancel_windows, keep_windows
+from wds_datapipes.index.reading.sample_reader import SampleReader
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.local import local_path
 from wds_datapipes.io.openers import redact

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError
-from wds_datapipes.index.dataset_reader import DatasetReader
 from wds_datapipes.index.key_table import KeyTable
-from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import describe_sample
 from wds_datapipes.types import Sample
