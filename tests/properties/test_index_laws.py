@@ -29,7 +29,7 @@ from wds_datapipes.errors import (
 from wds_datapipes.index import ShardIndex, build_index, check_index
 from wds_datapipes.index.build import index_from_layout
 from wds_datapipes.index.file_format import index_bytes, parse_index, read_index, write_index
-from wds_datapipes.index.shard_index import COLUMNS
+from wds_datapipes.index.shard_columns import COLUMNS
 from wds_datapipes.samples.grouping import OnDuplicate, group_samples
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.shards.loading import ReadOptions, read_shards

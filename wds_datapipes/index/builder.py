@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from wds_datapipes.errors import DuplicateKeyError, SampleError
-from wds_datapipes.index.shard_index import COLUMNS, ShardFacts, ShardIndex, rule_name
+from wds_datapipes.index.shard_columns import COLUMNS
+from wds_datapipes.index.shard_index import ShardFacts, ShardIndex, rule_name
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.user_warnings import warn_user

@@ -22,7 +22,8 @@ from zlib import crc32
 import numpy as np
 
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError
-from wds_datapipes.index.shard_index import COLUMNS, ShardFacts, ShardIndex
+from wds_datapipes.index.shard_columns import COLUMNS
+from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.small_files import read_sidecar, sidecar_name, write_sidecar
 

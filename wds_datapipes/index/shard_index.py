@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.errors import CorruptSidecarError, UnsupportedSidecarError
+from wds_datapipes.index.shard_columns import COLUMNS, Columns, NamedColumns, check_columns
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
-from wds_datapipes.tar.headers import BLOCK
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 __all__ = [
-    "COLUMNS",
-    "MAX_VALUE_BYTES",
-    "Columns",
     "IndexEntry",
     "IndexedSample",
     "ShardFacts",
@@ -84,24 +81,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-Columns: TypeAlias = Mapping[str, "npt.NDArray[Any]"]
-
-#: Every column of an index and the type of its numbers, which are little-endian in a file and in memory.
-COLUMNS = {
-    "sample_offsets": "<i8",
-    "sample_members": "<i8",
-    "member_offsets": "<i8",
-    "member_sizes": "<i8",
-    "member_fields": "<u4",
-    "key_ends": "<i8",
-    "key_text": "|u1",
-    "field_ends": "<i8",
-    "field_text": "|u1",
-}
-#: The kinds of the user's columns: Boolean values, integers, floating-point numbers and text of a fixed width.
-KINDS = "bifU"
-#: The most bytes of a value in these; a character of text takes 4.
-MAX_VALUE_BYTES = 4 * 256
 #: The key rules that an index refers to by name.
 RULES: dict[str, KeyRule] = {"first_dot": first_dot, "last_dot": last_dot}
 
@@ -184,11 +163,11 @@ class ShardIndex:
         self, facts: ShardFacts, columns: Columns, *, columns_by: str | None = None, name: str = "An index"
     ) -> None:
         self.facts = facts
-        self.columns = _NamedColumns(columns)
+        self.columns = NamedColumns(columns)
         self.columns.index_name = name
         self.columns_by = columns_by
         try:
-            _check_columns(self.columns)
+            check_columns(self.columns)
             raw_fields = _texts(self.columns["field_ends"], self.columns["field_text"])
         except ValueError as error:
             raise CorruptSidecarError(f"{name} is damaged: {error}. Delete it and build it again") from error
@@ -344,20 +323,6 @@ def rule_name(rule: KeyRule) -> str:
     return f"{getattr(rule, '__module__', '?')}:{getattr(rule, '__qualname__', type(rule).__qualname__)}"
 
 
-class _NamedColumns(dict[str, "npt.NDArray[Any]"]):
-    """Columns, with an error for those of the user that were not built."""
-
-    index_name = ""
-
-    def __missing__(self, name: str) -> npt.NDArray[Any]:
-        if len(self["sample_offsets"]) == 1:  # the user's function was never called
-            return np.empty(0)
-        raise KeyError(
-            f"{self.index_name} has no column {name!r}, only {sorted(self.keys() - COLUMNS.keys())}. Build it with "
-            "build_indexes(columns=...)"
-        )
-
-
 def _rebuild(facts: ShardFacts, columns: Columns, columns_by: str | None, name: str) -> ShardIndex:
     return ShardIndex(facts, columns, columns_by=columns_by, name=name)
 
@@ -369,38 +334,3 @@ def _text(raw: npt.NDArray[np.uint8]) -> str:
 def _texts(ends: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8]) -> list[str]:
     text = raw.tobytes()
     return [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in pairwise([0, *ends.tolist()])]
-
-
-def _check_columns(columns: dict[str, npt.NDArray[Any]]) -> None:
-    """Raise ValueError unless the columns are consistent: no offset may be outside of its sample."""
-    if not columns.keys() >= COLUMNS.keys():
-        raise ValueError(f"it has the columns {sorted(columns)}, not {sorted(COLUMNS)}")
-    for name, kind in COLUMNS.items():
-        if columns[name].dtype != np.dtype(kind) or columns[name].ndim != 1:
-            raise ValueError(f"its column {name} is {columns[name].dtype} with {columns[name].ndim} dimensions")
-    samples, counts = columns["sample_offsets"], columns["sample_members"]
-    offsets, sizes, numbers = columns["member_offsets"], columns["member_sizes"], columns["member_fields"]
-    _expect(len(samples) >= 1 and len(counts) == len(samples) == len(columns["key_ends"]) + 1, "its columns of samples")
-    _expect(len(offsets) == len(sizes) == len(numbers), "its columns of members")
-    _expect(samples[0] >= 0 and np.all(samples[1:] > samples[:-1]), "the offsets of its samples")
-    _expect(counts[0] == 0 and counts[-1] == len(offsets) and np.all(counts[1:] > counts[:-1]), "its counts of members")
-    _expect(not len(numbers) or numbers.max() < len(columns["field_ends"]), "its fields")
-    begins, ends = np.repeat(samples[:-1], np.diff(counts)), np.repeat(samples[1:], np.diff(counts))
-    _expect(
-        np.all((offsets % BLOCK == 0) & (offsets - BLOCK >= begins) & (offsets <= ends)), "the offsets of its members"
-    )
-    _expect(np.all((sizes >= 0) & (sizes <= ends - offsets)), "the sizes of its members")
-    for name in columns.keys() - COLUMNS.keys():
-        column = columns[name]
-        _expect(column.ndim == 1 and len(column) == len(samples) - 1, f"its column {name}")
-        _expect(column.dtype.kind in KINDS and column.dtype.itemsize <= MAX_VALUE_BYTES, f"its column {name}")
-    for name in ("key", "field"):
-        texts, raw = columns[f"{name}_ends"], columns[f"{name}_text"]
-        whole = int(texts[-1]) if len(texts) else 0
-        _expect(whole == len(raw) and (not len(texts) or texts[0] >= 0), f"its {name}s")
-        _expect(np.all(texts[1:] >= texts[:-1]), f"its {name}s")
-
-
-def _expect(condition: Any, what: str) -> None:
-    if not condition:
-        raise ValueError(f"{what} are inconsistent")
