@@ -171,13 +171,13 @@ def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
 def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Return a function that lets the proxy reset a held connection once ``count`` bytes of the shard were read."""
     places = [0]
-    read_once = ResumingStream.read_once
+    readinto = ResumingStream.readinto
 
-    def noted(stream: ResumingStream, size: int) -> bytes:
-        data = read_once(stream, size)
+    def noted(stream: ResumingStream, buffer: bytearray) -> int:
+        count = readinto(stream, buffer)
         if stream._position >= places[0]:
             proxy.released.set()
-        return data
+        return count
 
     def hold(at: int) -> None:
         places[0] = at
@@ -185,7 +185,7 @@ def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         if not at:
             proxy.released.set()
 
-    monkeypatch.setattr(ResumingStream, "read_once", noted)
+    monkeypatch.setattr(ResumingStream, "readinto", noted)
     proxy.faults.clear()
     yield hold
     proxy.released.set()

@@ -234,17 +234,19 @@ def test_a_request_of_a_thread_can_be_interrupted(site: Site) -> None:
     site.answers = {"/a.tar": (200, "stall")}
     stream = open_url(site.url("/a.tar"), retries=0, timeout_s=LIMIT_S)
     errors = []
+    received = threading.Event()
 
     def read_on() -> None:
         try:
             while stream.read(1000):
-                pass
+                received.set()
         except ShardError as error:
             errors.append(error)
 
     with closing(stream):
         thread = threading.Thread(target=read_on)
         thread.start()
+        assert received.wait(LIMIT_S)
         assert site.stalled.wait(LIMIT_S)
         abandon: Callable[[], None] = stream.abandon  # type: ignore[attr-defined]  # it is that of a store
         abandon()

@@ -99,6 +99,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # otherwise a reset would drop bytes that wait for an acknowledgement
     server: FaultProxy
 
     def do_GET(self) -> None:

@@ -9,16 +9,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.io.urls import OpeningURL, is_remote, split_scheme
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-__all__ = ["READ_AHEAD_BYTES", "ShardPrefetcher"]
+__all__ = ["READ_AHEAD_BYTES", "PrefetchedStream", "ShardPrefetcher"]
 
 T = TypeVar("T")
 
@@ -32,6 +29,8 @@ MIN_SHARD_BYTES = 64 << 10
 MAX_NEXT_SHARDS = 7
 #: At most this many URLs are taken from the source to find the next shard to prefetch.
 MAX_PENDING = 1000
+#: A reader that has to wait is woken up once there are this many bytes, or after this many seconds.
+WAKE_UP_BYTES, WAKE_UP_S = 512 << 10, 0.001
 #: Seconds for which closing waits for a response that is no longer needed.
 GRACE_S = 2.0
 
@@ -71,6 +70,9 @@ class ShardPrefetcher(Iterable[T]):
         self._failure: Exception | None = None
         #: The shards that are being read, by index; the first ones may have been yielded.
         self._fetches: dict[int, PrefetchThread] = {}
+        #: The bytes to reserve for a shard whose size is not known yet.
+        self._expected_bytes = self._shard_bytes
+        self._unused: list[bytearray] = []
         self._current = -1
         self._can_extend = True
 
@@ -101,30 +103,42 @@ class ShardPrefetcher(Iterable[T]):
         if not self._is_prefetchable(path):
             return open_url(path, **options)
         self._fetch(index, path)
-        self._extend()
-        return cast(BinaryIO, PrefetchedStream(self._fetches[index], self._extend, partial(self._release, index)))
+        extend = partial(self._extend, index)
+        extend()
+        return cast(BinaryIO, PrefetchedStream(self._fetches[index], extend, partial(self._release, index)))
 
     def _fetch(self, index: int, url: str) -> None:
         """Start to prefetch a shard, unless it is being prefetched."""
         if index not in self._fetches:
-            self._fetches[index] = PrefetchThread(url, self._options, self._shard_bytes)
+            self._fetches[index] = PrefetchThread(url, self._options, self._expected_bytes, self._unused)
 
     def _release(self, index: int) -> None:
         """Stop to prefetch a shard."""
         if (fetch := self._fetches.pop(index, None)) is not None:
+            self._expect([fetch])
             fetch.close()
+
+    def _expect(self, fetches: Iterable[PrefetchThread]) -> None:
+        """Expect that the next shards are as large as the largest of these."""
+        if sizes := [fetch.size for fetch in fetches if fetch.size is not None]:
+            self._expected_bytes = min(max(*sizes, MIN_SHARD_BYTES), self._shard_bytes)
 
     def _is_prefetchable(self, url: object) -> bool:
         if not self._max_bytes or not isinstance(url, str) or isinstance(url, OpeningURL):
             return False
         return is_remote(split_scheme(url)[0])
 
-    def _extend(self) -> None:
-        """Start to prefetch the next shards, as far as the limit allows."""
+    def _extend(self, current: int) -> None:
+        """Prefetch more of the shard that is being read, and start to prefetch the next ones, within the limit."""
+        fetches = self._fetches.values()
+        self._expect(fetches)
+        reading = self._fetches[current]
+        others = sum(fetch.reserved_bytes for fetch in fetches if fetch is not reading)
+        reading.allow(min(self._shard_bytes, self._max_bytes - others))
         most = self._open_shards + MAX_NEXT_SHARDS
         while self._can_extend and len(self._fetches) < most and len(self._pending) < MAX_PENDING:
-            reserved = sum(fetch.reserved_bytes for fetch in self._fetches.values())
-            if reserved + self._shard_bytes > self._max_bytes or not self._take():
+            reserved = sum(fetch.reserved_bytes for fetch in fetches)
+            if reserved + self._expected_bytes > self._max_bytes or not self._take():
                 return
             index, url = self._pending[-1]
             self._can_extend = self._is_prefetchable(url)
@@ -144,6 +158,15 @@ class ShardPrefetcher(Iterable[T]):
         return self._source is not None
 
 
+class Block:
+    """A block of memory, with prefetched bytes in a part of it."""
+
+    __slots__ = ("data", "end", "start")
+
+    def __init__(self, data: bytearray) -> None:
+        self.data, self.start, self.end = data, 0, 0
+
+
 class PrefetchThread:
     """A thread that prefetches a remote shard, up to a limit.
 
@@ -151,13 +174,22 @@ class PrefetchThread:
         url: the shard.
         options: passed to `open_url`.
         max_bytes: the most bytes to buffer.
+        unused: the memory of blocks that were read, to be used again by any of the threads.
+
+    Attributes:
+        block_bytes: the size of a block.
+        size: the size of the shard in bytes; None if it is not known, or not yet.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any], max_bytes: int) -> None:
-        self._url, self._options, self._max_bytes = url, options, max_bytes
-        self._blocks: deque[bytes] = deque()
+    def __init__(self, url: str, options: Mapping[str, Any], max_bytes: int, unused: list[bytearray]) -> None:
+        self._url, self._options, self._max_bytes, self._unused = url, options, max_bytes, unused
+        self.block_bytes = min(BLOCK_BYTES, max_bytes)
+        #: The blocks to read; the thread appends to the last one.
+        self._blocks: deque[Block] = deque()
         self._buffered = self._consumed = 0
-        self._size: int | None = None
+        #: The number of buffered bytes that the reader waits for.
+        self._awaited = 0
+        self.size: int | None = None
         self._error: BaseException | None = None
         self._has_ended = False
         self._changed, self._stop = threading.Condition(), threading.Event()
@@ -171,27 +203,51 @@ class PrefetchThread:
         """The most bytes that the thread may still buffer."""
         if self._has_ended:
             return self._buffered
-        remaining = sys.maxsize if self._size is None else self._size - self._consumed
+        remaining = sys.maxsize if self.size is None else self.size - self._consumed
         return min(remaining, self._max_bytes)
 
-    def take(self) -> bytes:
-        """Wait for the next bytes and return them; ``b""`` at the end.
+    def allow(self, max_bytes: int) -> None:
+        """Raise the limit."""
+        with self._changed:
+            if max_bytes > self._max_bytes:
+                self._max_bytes = max_bytes
+                self._changed.notify_all()
+
+    def peek(self, size: int) -> bytes:
+        """Wait for the next bytes, and return at most ``size`` of them without consuming them; none at the end."""
+        with self._changed:
+            self._wait_for(1)
+            if not self._buffered:
+                return b""
+            block = self._blocks[0]
+            return bytes(block.data[block.start : min(block.start + size, block.end)])
+
+    def take(self, size: int, least: int) -> bytes:
+        """Wait for ``least`` bytes, or as many as may be buffered, and return at most ``size``; none at the end.
 
         Raises:
             Exception: the error that reading raised in the thread.
         """
+        views: list[memoryview] = []
+        used: list[bytearray] = []
         with self._changed:
-            while not self._blocks and not self._has_ended:
-                self._changed.wait()
-            if self._blocks:
-                block = self._blocks.popleft()
-                self._buffered -= len(block)
-                self._consumed += len(block)
+            self._wait_for(min(least, self._max_bytes))
+            left = min(size, self._buffered)
+            if self._buffered >= self._max_bytes:
                 self._changed.notify_all()
-                return block
-        if self._error is not None:
-            raise self._error
-        return b""
+            self._buffered -= left
+            self._consumed += left
+            while left:
+                block = self._blocks[0]
+                view = memoryview(block.data)[block.start : min(block.start + left, block.end)]
+                views.append(view)
+                left -= len(view)
+                block.start += len(view)
+                if block.start == len(block.data):
+                    used.append(self._blocks.popleft().data)
+            data = b"".join(views)
+        self._unused.extend(used)
+        return data
 
     def close(self) -> None:
         """Stop reading."""
@@ -199,32 +255,63 @@ class PrefetchThread:
             return
         with self._changed:
             self._stop.set()
-            self._blocks.clear()
             self._changed.notify_all()
         if isinstance(self._stream, ResumingStream):
             self._stream.abandon()
         self._thread.join(GRACE_S)
+        if not self._thread.is_alive():
+            self._unused.extend(block.data for block in self._blocks)
+        self._blocks.clear()
+        self._buffered = 0
 
     def _run(self) -> None:
         try:
             with open_url(self._url, **self._options, pause=self._pause) as stream:
                 if not isinstance(stream, ResumingStream):
                     raise TypeError(f"expected a ResumingStream, got {type(stream).__name__}")
-                self._stream, self._size = stream, stream.size
-                block = min(BLOCK_BYTES, self._max_bytes)
-                while not self._stop.is_set() and (data := stream.read_once(block)):
-                    self._put(data)
-        except BaseException as error:  # noqa: BLE001  `take` raises it
+                self._stream, self.size = stream, stream.size
+                while not self._stop.is_set():
+                    block = self._next_block()
+                    count = stream.readinto(memoryview(block.data)[block.end :])
+                    if not count:
+                        break
+                    self._append(block, count)
+        except BaseException as error:  # noqa: BLE001  `peek` raises it
             self._error = error
         with self._changed:
             self._has_ended = True
             self._changed.notify_all()
 
-    def _put(self, data: bytes) -> None:
+    def _wait_for(self, count: int) -> None:
+        """Wait until this many bytes are buffered, or all that are left."""
+        if self._buffered < count and not self._has_ended:
+            # A fast store soon sends several samples, which are better read together than with a wake-up for each.
+            self._awaited = min(max(count, WAKE_UP_BYTES), self._max_bytes)
+            self._changed.wait(WAKE_UP_S)
+        self._awaited = count
+        while self._buffered < count and not self._has_ended:
+            self._changed.wait()
+        self._awaited = 0
+        if not self._buffered and self._error is not None:
+            raise self._error
+
+    def _next_block(self) -> Block:
+        """Return a block with space at its end."""
         with self._changed:
-            self._blocks.append(data)
-            self._buffered += len(data)
-            self._changed.notify_all()
+            block = self._blocks[-1] if self._blocks else None
+            if block is not None and block.start == block.end:
+                block.start = block.end = 0
+            if block is None or block.end == len(block.data):
+                block = Block(self._unused.pop() if self._unused else bytearray(self.block_bytes))
+                self._blocks.append(block)
+            return block
+
+    def _append(self, block: Block, count: int) -> None:
+        with self._changed:
+            block.end += count
+            self._buffered += count
+            if 0 < self._awaited <= self._buffered:
+                self._changed.notify_all()
             while self._buffered >= self._max_bytes and not self._stop.is_set():
                 self._changed.wait()
 
@@ -238,8 +325,8 @@ class AbandonedError(Exception):
     """The shard is no longer needed."""
 
 
-class PrefetchedStream(io.RawIOBase):
-    """A stream of prefetched bytes.
+class PrefetchedStream(io.BufferedIOBase):
+    """A stream of prefetched bytes, which are copied once.
 
     Args:
         fetch: the thread that reads the shard.
@@ -249,22 +336,40 @@ class PrefetchedStream(io.RawIOBase):
 
     def __init__(self, fetch: PrefetchThread, extend: Callable[[], None], release: Callable[[], None]) -> None:
         self._fetch, self._extend, self._release = fetch, extend, release
-        self._block = memoryview(b"")
+        self._until_extend = fetch.block_bytes
 
     def readable(self) -> bool:
         """Return True."""
         return True
 
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Read up to ``len(buffer)`` bytes; 0 at the end."""
-        if not self._block:
-            self._block = memoryview(self._fetch.take())
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next ``size`` bytes, or fewer at the end of the shard."""
+        size = sys.maxsize if size is None or size < 0 else size
+        data = self._take(size, size)
+        if len(data) == size or not data:
+            return data
+        pieces = [data]  # it is larger than the limit of prefetched bytes, or the last one
+        while data:
+            size -= len(data)
+            data = self._take(size, size)
+            pieces.append(data)
+        return b"".join(pieces)
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Return the available bytes, at most ``size``."""
+        return self._take(sys.maxsize if size < 0 else size, 1)
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """Return the available bytes, at most ``size``, without consuming them."""
+        return self._fetch.peek(max(size, 1))
+
+    def _take(self, size: int, least: int) -> bytes:
+        data = self._fetch.take(size, least)
+        self._until_extend -= len(data)
+        if self._until_extend <= 0:
+            self._until_extend = self._fetch.block_bytes
             self._extend()
-        view = memoryview(buffer).cast("B")
-        size = min(len(view), len(self._block))
-        view[:size] = self._block[:size]
-        self._block = self._block[size:]
-        return size
+        return data
 
     def close(self) -> None:
         """Stop reading."""

@@ -24,9 +24,10 @@ class ReadLimits:
     ``ReadLimits(member_bytes=64 << 20, expansion=100)``. ``None`` disables a limit.
 
     Args:
-        member_bytes: the size of a member, and of the decompressed content of a compressed field (``json.gz``), in
-            bytes. By default 8 GiB, the largest size in a plain tar header. A member is read into memory as a whole,
-            and copied once or twice while it is decoded. Members that ``select_files`` excludes may be larger.
+        member_bytes: the size of a member or a record, and of the decompressed content of a compressed field
+            (``json.gz``), in bytes. By default 8 GiB, the largest size in a plain tar header. A member is read into
+            memory as a whole, and copied once or twice while it is decoded. Members that ``select_files`` excludes may
+            be larger.
         name_bytes: the length of a member's name including its folders, in bytes. By default 4096, the longest path on
             Linux.
         headers: the number of consecutive headers for one member: long name, long link, PAX records and global PAX

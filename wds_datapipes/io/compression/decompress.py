@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError
 from wds_datapipes.io.compression.formats import HEAD_BYTES, Compression, detect_compression
 from wds_datapipes.io.openers import redact
+from wds_datapipes.io.prefetch import PrefetchedStream
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def decompress_stream(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAUL
         limits: the limits on its expansion.
 
     Returns:
-        A buffered stream, which can seek if the stream is uncompressed and can seek. An uncompressed local file is
-        returned unbuffered, since the tar reader reads large blocks and a buffer would copy all data once more.
+        A buffered stream, which can seek if the stream is uncompressed and can seek. An uncompressed local file, or a
+        prefetched shard, is returned as it is, since a buffer would copy all data once more.
 
     Raises:
         MissingDependencyError: the data are zstd and the package for it is not installed.
@@ -49,7 +50,7 @@ def decompress_stream(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAUL
         stream.seek(-len(head), io.SEEK_CUR)
         if detect_compression(head) is None:
             return stream
-    source = buffer_stream(stream)
+    source = cast(io.BufferedReader, stream) if isinstance(stream, PrefetchedStream) else buffer_stream(stream)
     try:
         # Peeking suffices if the first read returns enough bytes, so an uncompressed stream costs only its buffer.
         head = source.peek(HEAD_BYTES)[:HEAD_BYTES]

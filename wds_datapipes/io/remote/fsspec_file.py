@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, version_of
 from wds_datapipes.io.remote.throughput import Attempt, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import silent_after
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["BLOCK_BYTES", "BLOCK_TIMEOUTS", "FsspecSource"]
 
@@ -96,8 +99,8 @@ class BlockFile:
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def read(self, size: int, /) -> bytes:
-        """Return at most ``size`` bytes, and none at the end.
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Read at most ``len(buffer)`` bytes; 0 at the end.
 
         Raises:
             FileExpired: the file was replaced since it was opened.
@@ -105,8 +108,11 @@ class BlockFile:
         """
         if not self._block:
             self._block = memoryview(self._fetch())
-        data, self._block = bytes(self._block[:size]), self._block[size:]
-        return data
+        view = memoryview(buffer).cast("B")
+        count = min(len(view), len(self._block))
+        view[:count] = self._block[:count]
+        self._block = self._block[count:]
+        return count
 
     def close(self) -> None:
         """Close the file; if a thread is still fetching a block, that thread closes it."""

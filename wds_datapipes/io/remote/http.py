@@ -9,7 +9,8 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.request import getproxies
 
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
@@ -20,6 +21,9 @@ from wds_datapipes.io.remote.http_request import HttpStatusError, Response, send
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, version_of
 from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.io.remote.throughput import MonitoredFile, ThroughputMonitor
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["HttpClient", "HttpFile", "HttpSource", "SentPart", "UnexpectedResponseError", "is_web"]
 
@@ -79,12 +83,12 @@ class HttpFile:
                 f"the server sends {size} bytes for the Content-Range {response.headers['Content-Range']!r}"
             )
 
-    def read(self, size: int, /) -> bytes:
-        """Return the available bytes, at most ``size``; none at the end."""
-        return self._response.read(size)
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
+        return self._response.readinto(buffer)
 
     def close(self) -> None:
-        """Close the connection."""
+        """End the request."""
         self._response.close()
 
 
@@ -96,26 +100,31 @@ class GzippedHttpFile(HttpFile):
         # The size of the compressed body may differ with each response.
         self.size, self.version = None, ()
         self._unit = GzipDecompressorUnit()
+        self._compressed = memoryview(bytearray(STEP_BYTES))
 
-    def read(self, size: int, /) -> bytes:
-        """Return at most ``size`` bytes; none at the end.
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Read at most ``len(buffer)`` bytes; 0 at the end.
 
         Raises:
             EOFError: the compressed data are truncated.
             zlib.error: the compressed data are damaged.
         """
-        data = b""
+        view, data = memoryview(buffer).cast("B"), b""
         while not data:
             rest = self._unit.unused_data if self._unit.eof else b""
             if self._unit.eof and rest:
                 self._unit = GzipDecompressorUnit()
-            more = rest or (super().read(STEP_BYTES) if self._unit.needs_input else b"")
+            more = rest or (self._read_compressed() if self._unit.needs_input else b"")
             if not more and self._unit.needs_input:
                 if not self._unit.eof:
                     raise EOFError("the gzip-encoded response is truncated")
-                return b""
-            data = self._unit.decompress(more, size)
-        return data
+                return 0
+            data = self._unit.decompress(more, len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def _read_compressed(self) -> bytes:
+        return bytes(self._compressed[: super().readinto(self._compressed)])
 
 
 class HttpClient:
@@ -146,6 +155,7 @@ class HttpClient:
                 f"storage_options['ca_file'] must be a file with certificates in the PEM format: {error}"
             ) from error
         self._timeout_s = timeout_s
+        self._proxies = getproxies()  # slow, since it looks at all variables of the environment
 
     def open(self, url: str, part: str | None = None) -> HttpFile:
         """Request a file, or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
@@ -194,11 +204,11 @@ class HttpClient:
             EOFError: the response is truncated.
             UnexpectedResponseError: the file is larger than ``max_bytes``.
         """
-        file, data = self.open(url), bytearray()
+        file, data, step = self.open(url), bytearray(), memoryview(bytearray(STEP_BYTES))
         paced = MonitoredFile(file, ThroughputMonitor(redact(url), self._timeout_s))
         with closing(paced):
-            while piece := paced.read(STEP_BYTES):
-                data += piece
+            while count := paced.readinto(step):
+                data += step[:count]
                 if len(data) > max_bytes:
                     raise UnexpectedResponseError(f"the server sends more than {max_bytes} bytes")
         if file.size not in (None, len(data)):
@@ -224,7 +234,7 @@ class HttpClient:
     def _request(self, url: str, more: Mapping[str, str], method: str = "GET") -> Response:
         # With content encoding, ranges would count compressed bytes.
         headers = {**self._headers, "Accept-Encoding": "identity", **more}
-        return send_request(url, headers, self._timeout_s, self._tls_context, method=method)
+        return send_request(url, headers, self._timeout_s, self._tls_context, self._proxies, method=method)
 
 
 def _facts(url: str, size: int | None, etag: str | None) -> dict[str, Any]:

@@ -1,22 +1,18 @@
-"""HTTP requests with the standard library: redirects, proxies, TLS, and a timeout for each step."""
+"""HTTP requests with the standard library: redirects, proxies, TLS, and connections that are used again."""
 
 from __future__ import annotations
 
 import base64
-import io
 import re
 import socket
 import ssl
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from http.client import HTTPConnection, HTTPMessage, HTTPResponse, HTTPSConnection, InvalidURL
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from http.client import HTTPConnection, HTTPMessage, HTTPSConnection, InvalidURL
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.request import proxy_bypass
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from wds_datapipes.io.remote.http_connection import POOL, Deadline, Response, TimedResponse
 
 __all__ = ["HttpStatusError", "Response", "send_request"]
 
@@ -51,117 +47,16 @@ class HttpStatusError(Exception):
         self.status, self.message, self.headers = status, message, headers
 
 
-class Deadline:
-    """A deadline that several reads of a socket share.
-
-    http.client limits each read of the socket separately, so a server that sends a byte now and then, or one header
-    after another, would block its client forever.
-
-    Args:
-        seconds: the limit.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.restart()
-
-    def restart(self) -> None:
-        """Restart the timer."""
-        self._end = time.monotonic() + self._seconds
-
-    def left(self) -> float:
-        """Return the remaining seconds.
-
-        Raises:
-            TimeoutError: no time is left.
-        """
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise self.error()
-        return left
-
-    def error(self) -> TimeoutError:
-        """Return the error to raise when no time is left."""
-        return TimeoutError(f"the server has not sent its headers, or the next bytes, within {self._seconds:g} s")
-
-
-class TimedReader(io.RawIOBase):
-    """Reads a socket within a deadline."""
-
-    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
-        self._sock, self._deadline = sock, deadline
-        self._source = sock.makefile("rb", buffering=0)  # it keeps the socket open until it is closed
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Buffer, /) -> int | None:
-        """Read up to ``len(buffer)`` bytes; 0 at the end."""
-        self._sock.settimeout(self._deadline.left())
-        try:
-            return self._source.readinto(buffer)
-        except TimeoutError:
-            raise self._deadline.error() from None
-
-    def close(self) -> None:
-        """Close the socket."""
-        if not self.closed:
-            self._source.close()
-            super().close()
-
-
-class TimedSocket:
-    """A socket for http.client, with a deadline."""
-
-    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
-        self._sock, self._deadline = sock, deadline
-
-    def makefile(self, *_: object) -> io.BufferedReader:
-        """Return a reader of the socket."""
-        return io.BufferedReader(TimedReader(self._sock, self._deadline))
-
-
-class Response:
-    """The body of a response, streamed.
-
-    Attributes:
-        status: the HTTP status.
-        headers: the headers of the response.
-    """
-
-    def __init__(
-        self, connection: HTTPConnection, sock: socket.socket, response: HTTPResponse, deadline: Deadline
-    ) -> None:
-        self.status, self.headers = response.status, response.headers
-        self._connection, self._sock, self._response, self._deadline = connection, sock, response, deadline
-
-    @property
-    def reason(self) -> str:
-        """The server's description of the status."""
-        return self._response.reason
-
-    def read(self, size: int, /) -> bytes:
-        """Return the available bytes, at most ``size``; none at the end.
-
-        Raises:
-            TimeoutError: no data arrive.
-        """
-        self._deadline.restart()
-        return self._response.read1(size)
-
-    def close(self) -> None:
-        """Close the connection, even if another thread waits for it."""
-        with suppress(OSError):  # it may be closed
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._response.close()
-        self._connection.close()
-
-
 def send_request(
-    url: str, headers: Mapping[str, str], timeout_s: float, context: ssl.SSLContext, *, method: str = "GET"
+    url: str,
+    headers: Mapping[str, str],
+    timeout_s: float,
+    context: ssl.SSLContext,
+    proxies: Mapping[str, str],
+    *,
+    method: str = "GET",
 ) -> Response:
-    """Send a request; follow redirects, and use the proxy of the environment.
+    """Send a request; follow redirects, and use a proxy.
 
     Args:
         url: ``http:`` or ``https:``; user and password in it are sent as HTTP Basic authentication.
@@ -169,6 +64,7 @@ def send_request(
         timeout_s: the time limit in seconds for all headers of a response, and for each part of its body; also for
             connecting, with at most `CONNECT_S`.
         context: the TLS context with the trusted authorities.
+        proxies: the proxies by scheme, as `urllib.request.getproxies` returns them from the environment.
         method: ``"GET"`` or ``"HEAD"``.
 
     Raises:
@@ -182,7 +78,7 @@ def send_request(
     for _ in range(MAX_REDIRECTS + 1):
         if current.username is not None and not any(name.lower() == "authorization" for name in sent):
             sent["Authorization"] = _basic(current)
-        response = _send_once(method, current, sent, timeout_s, context)
+        response = _send_once(method, current, sent, timeout_s, context, proxies)
         if response.status not in REDIRECTS or not (location := response.headers.get("Location")):
             return _accept_response(response)
         response.close()
@@ -194,40 +90,59 @@ def send_request(
 
 
 def _send_once(
-    method: str, url: SplitResult, headers: Mapping[str, str], timeout_s: float, context: ssl.SSLContext
+    method: str,
+    url: SplitResult,
+    headers: Mapping[str, str],
+    timeout_s: float,
+    context: ssl.SSLContext,
+    proxies: Mapping[str, str],
 ) -> Response:
     if url.scheme not in CONNECTIONS or not url.hostname:
         raise InvalidURL(
             f"the URL or a redirect has the scheme {url.scheme!r} or no host; only http and https are supported"
         )
     target = quote(url.path or "/", safe=PLAIN) + (f"?{quote(url.query, safe=PLAIN)}" if url.query else "")
-    proxy = _proxy_of(url)
+    proxy = _proxy_of(url, proxies)
     host, port = (url.hostname, _port(url)) if proxy is None else (str(proxy.hostname), proxy.port or 80)
-    more = {"context": context} if url.scheme == "https" else {}
-    connection = CONNECTIONS[url.scheme](host, port, timeout=min(timeout_s, CONNECT_S), **more)
-    deadline = Deadline(timeout_s)
-
-    def response(sock: socket.socket, **options: Any) -> HTTPResponse:
-        return HTTPResponse(TimedSocket(sock, deadline), **options)  # type: ignore[arg-type]  # only makefile is needed
-
-    connection.response_class = response  # called like the class
-    sent = dict(headers)
+    sent, tunnel = dict(headers), None
     if proxy is not None:
         proxy_headers = {} if proxy.username is None else {"Proxy-Authorization": _basic(proxy)}
         if url.scheme == "https":
-            connection.set_tunnel(url.hostname, _port(url), proxy_headers)
+            tunnel = (url.hostname, _port(url), proxy_headers)
         else:
             target = f"http://{url.netloc.rpartition('@')[2]}{target}"
             sent |= proxy_headers
-    try:
-        _connect(connection)
-        deadline.restart()
-        connection.request(method, target, headers=sent)
-        sock: socket.socket = connection.sock  # the response may detach it
-        return Response(connection, sock, connection.getresponse(), deadline)
-    except BaseException:
-        connection.close()
-        raise
+    key = (url.scheme, url.hostname, _port(url), proxy, context if url.scheme == "https" else None)
+    limit_s, deadline = min(timeout_s, CONNECT_S), Deadline(timeout_s)
+
+    def request(connection: HTTPConnection) -> Response:
+        connection.response_class = partial(TimedResponse, deadline=deadline)  # type: ignore[assignment]  # called so
+        try:
+            if connection.sock is None:
+                _connect(connection)
+            connection.sock.settimeout(limit_s)
+            deadline.restart()
+            connection.request(method, target, headers=sent)
+            # A server that waits for each acknowledgement would otherwise wait for 40 ms.
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            return Response(connection, key, deadline)
+        except BaseException:
+            connection.close()
+            raise
+
+    if (kept := POOL.take(key)) is not None:
+        try:
+            return request(kept)
+        except OSError as error:
+            POOL.clear(key)
+            if isinstance(error, TimeoutError):
+                raise
+            # The server closed the connection meanwhile, as it may at any time between two requests.
+    more = {"context": context} if url.scheme == "https" else {}
+    connection = CONNECTIONS[url.scheme](host, port, timeout=limit_s, **more)
+    if tunnel is not None:
+        connection.set_tunnel(*tunnel)
+    return request(connection)
 
 
 def _connect(connection: HTTPConnection) -> None:
@@ -248,9 +163,8 @@ def _accept_response(response: Response) -> Response:
     raise HttpStatusError(response.status, response.reason, response.headers)
 
 
-def _proxy_of(url: SplitResult) -> SplitResult | None:
-    """Return the proxy for a URL from the environment: ``https_proxy``, ``no_proxy`` and the like."""
-    proxies = getproxies()
+def _proxy_of(url: SplitResult, proxies: Mapping[str, str]) -> SplitResult | None:
+    """Return the proxy for a URL, unless ``no_proxy`` of the environment names its host."""
     text = proxies.get(url.scheme) or proxies.get("all")
     if not text or proxy_bypass(str(url.hostname)):
         return None

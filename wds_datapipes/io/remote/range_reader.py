@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -96,7 +97,8 @@ def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -
     """
     path = local_path(url)
     if path is not None:
-        return open_local(path, name=url) if Path(path).is_file() or not Path(path).exists() else None
+        # Not with Path, for which a name that is too long is an error here, and not where the file is opened.
+        return open_local(path, name=url) if os.path.isfile(path) or not os.path.exists(path) else None  # noqa: PTH110, PTH113
     size = file_facts(url, storage_options=storage_options).bytes
     if size is None:
         return None

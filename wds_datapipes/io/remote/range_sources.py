@@ -14,7 +14,7 @@ from wds_datapipes.io.redaction import raise_alone, redactor_of
 from wds_datapipes.io.remote.filesystem import raise_open_error, reason, remote_filesystem
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, VERSION_FACTS
 from wds_datapipes.io.remote.http import HttpFile, UnexpectedResponseError, is_web
-from wds_datapipes.io.remote.resuming_stream import ForwardStream, OpenedSource, ResumingStream, version_of
+from wds_datapipes.io.remote.resuming_stream import ForwardStream, OpenedSource, ResumingStream, fill, version_of
 from wds_datapipes.io.remote.retry import RetryPolicy, status_of, was_replaced
 from wds_datapipes.io.remote.throughput import Attempt, MonitoredSource, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import StoreTimeouts
@@ -144,8 +144,8 @@ class HttpRangeSource:
                 return None
             parts._total = first.part.total
             parts.version = (str(parts._total), *first.version)
-            while len(parts.head) < HEAD_BYTES and (data := first.read(HEAD_BYTES - len(parts.head))):
-                parts.head += data
+            head = bytearray(HEAD_BYTES)
+            parts.head = bytes(head[: fill(first, memoryview(head))])
         return parts
 
     def part(self, start: int, end: int) -> BinaryIO:

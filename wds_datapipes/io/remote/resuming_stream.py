@@ -15,13 +15,36 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-__all__ = ["ForwardStream", "OpenedSource", "Readable", "ResumingStream", "StreamSource", "version_of"]
+__all__ = [
+    "ForwardStream",
+    "OpenedSource",
+    "RawReader",
+    "Readable",
+    "ResumingStream",
+    "StreamSource",
+    "fill",
+    "version_of",
+]
+
+
+#: The most bytes that are skipped at once.
+SKIP_BYTES = 256 << 10
+
+
+class RawReader(Protocol):
+    """An open remote file that reads into a buffer, so that its bytes are not copied on their way."""
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
+
+    def close(self) -> object:
+        """Close the file."""
 
 
 class OpenedSource(NamedTuple):
     """A remote file that was opened at an offset."""
 
-    file: Readable
+    file: RawReader
     #: The offset of its first byte; less than the requested offset if the store sends the whole file again.
     start: int
     #: The size of the whole file, if the store reports it.
@@ -59,8 +82,9 @@ class ResumingStream(io.RawIOBase):
     ) -> None:
         self._source, self._name, self._describe, self._retry = source, name, describe, retry
         self._position = 0
+        self._file: RawReader | None = None  # Python closes a stream that could not be opened, too
         opened = retry.call(lambda: source.open_at(0), f"{name} cannot be opened")
-        self._file: Readable | None = opened.file
+        self._file = opened.file
         self._size, self._version = opened.size, opened.version
 
     @property
@@ -73,21 +97,14 @@ class ResumingStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Read up to ``len(buffer)`` bytes; 0 at the end."""
-        view = memoryview(buffer).cast("B")
-        data = self.read_once(len(view))
-        view[: len(data)] = data
-        return len(data)
-
-    def read_once(self, size: int) -> bytes:
-        """Return the bytes of one read, at most ``size``; ``b""`` at the end."""
+        """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
         since = self._retry.clock()
         while True:
             try:
-                data = self._ensure_open().read(size)
-                if not data and self._size is not None and self._position < self._size:
+                count = self._ensure_open().readinto(buffer)
+                if not count and self._size is not None and self._position < self._size:
                     raise EOFError(f"received {self._position} of {self._size} bytes")
-                if self._size is not None and self._position + len(data) > self._size:
+                if self._size is not None and self._position + count > self._size:
                     raise ShardReadError(
                         f"Reading {self._name} failed after {self._position} bytes: the store sends more than the "
                         f"{self._size} bytes that it reported as the size"
@@ -98,8 +115,8 @@ class ResumingStream(io.RawIOBase):
             except Exception as error:  # noqa: BLE001  every network library has errors of its own
                 self._release()
                 self._wait_or_raise(error, since)
-        self._position += len(data)
-        return data
+        self._position += count
+        return count
 
     def abandon(self) -> None:
         """Abort a read in another thread, which may still wait for a response until its library times out."""
@@ -115,7 +132,7 @@ class ResumingStream(io.RawIOBase):
             finally:
                 super().close()
 
-    def _ensure_open(self) -> Readable:
+    def _ensure_open(self) -> RawReader:
         """Return the file, opened at the next byte."""
         if self._file is None:
             opened = self._source.open_at(self._position)
@@ -173,13 +190,22 @@ class ResumingStream(io.RawIOBase):
                 file.close()
 
 
-def _skip_bytes(file: Readable, count: int) -> None:
+def _skip_bytes(file: RawReader, count: int) -> None:
     """Skip bytes, if a store sends the file from its beginning."""
+    scratch = memoryview(bytearray(min(count, SKIP_BYTES)))
     while count > 0:
-        data = file.read(min(count, 1 << 20))
-        if not data:
+        skipped = file.readinto(scratch[:count])
+        if not skipped:
             raise EOFError("the file ended before the next byte")
-        count -= len(data)
+        count -= skipped
+
+
+def fill(file: RawReader, view: memoryview) -> int:
+    """Read into a buffer until it is full or the file ends; return the number of bytes."""
+    filled = 0
+    while filled < len(view) and (count := file.readinto(view[filled:])):
+        filled += count
+    return filled
 
 
 def version_of(*facts: Any) -> tuple[str, ...]:
@@ -188,7 +214,7 @@ def version_of(*facts: Any) -> tuple[str, ...]:
 
 
 class Readable(Protocol):
-    """The interface of an open remote file."""
+    """The interface of a file that an opener of the user returns."""
 
     def read(self, size: int, /) -> bytes:
         """Return at most ``size`` bytes, and none at the end."""

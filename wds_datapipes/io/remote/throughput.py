@@ -6,10 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from wds_datapipes.counters import Counters
-from wds_datapipes.io.remote.resuming_stream import OpenedSource, Readable, StreamSource
+from wds_datapipes.io.remote.resuming_stream import OpenedSource, RawReader, StreamSource
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["Attempt", "MonitoredSource", "ThroughputMonitor", "TooSlowError"]
 
@@ -107,15 +110,15 @@ class MonitoredSource:
 class MonitoredFile:
     """A file whose throughput is monitored."""
 
-    def __init__(self, file: Readable, monitor: ThroughputMonitor) -> None:
+    def __init__(self, file: RawReader, monitor: ThroughputMonitor) -> None:
         self._file, self._monitor = file, monitor
 
-    def read(self, size: int, /) -> bytes:
-        """Return at most ``size`` bytes, and none at the end."""
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
         begin = self._monitor.clock()
-        data = self._file.read(size)
-        self._monitor.record(len(data), self._monitor.clock() - begin)
-        return data
+        count = self._file.readinto(buffer)
+        self._monitor.record(count, self._monitor.clock() - begin)
+        return count
 
     def close(self) -> None:
         """Close the file."""

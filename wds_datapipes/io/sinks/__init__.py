@@ -20,8 +20,8 @@ class Sink(Protocol):
     #: The requested URL; empty for a stream.
     url: str
 
-    def write(self, data: bytes, /) -> None:
-        """Write all of the bytes.
+    def write(self, *chunks: bytes) -> None:
+        """Write all chunks, one after the other.
 
         Raises:
             ShardWriteError: the bytes cannot be written, or the command that reads them has exited.
@@ -144,12 +144,13 @@ class StreamSink:
         self._stream = stream
         self._close = close
 
-    def write(self, data: bytes, /) -> None:
-        """Write all of the bytes; an unbuffered stream may need several writes."""
-        written = self._stream.write(data)
-        while isinstance(written, int) and written < len(data):
-            data = data[written:]
-            written = self._stream.write(data)
+    def write(self, *chunks: bytes) -> None:
+        """Write all chunks; an unbuffered stream may need several writes for one."""
+        for chunk in filter(None, chunks):
+            written = self._stream.write(chunk)
+            while isinstance(written, int) and written < len(chunk):
+                chunk = chunk[written:]
+                written = self._stream.write(chunk)
 
     def finish(self) -> None:
         """Flush the stream."""

@@ -39,14 +39,15 @@ class CommandSink:
             raise ShardWriteError(f"The command {self._command!r} cannot be started: {error}") from error
         self._input = cast("io.RawIOBase", self._process.stdin)
 
-    def write(self, data: bytes, /) -> None:
-        """Write all of the bytes; raise if the command stops reading."""
-        view = memoryview(data)
+    def write(self, *chunks: bytes) -> None:
+        """Write all chunks; raise if the command stops reading."""
         try:
-            while view:
-                count = self._input.write(view)
-                self._written += count
-                view = view[count:]
+            for chunk in chunks:
+                view = memoryview(chunk)
+                while view:
+                    count = self._input.write(view)
+                    self._written += count
+                    view = view[count:]
         except BrokenPipeError:
             self._end()
             raise ShardWriteError(self._failure_text("stopped reading and ")) from None

@@ -53,13 +53,14 @@ class RemoteSink:
         except Exception as error:  # noqa: BLE001  every file system has errors of its own
             raise_alone(self._failure(error))
 
-    def write(self, data: bytes, /) -> None:
-        """Write all of the bytes."""
-        try:
-            self._file.write(data)
-        except Exception as error:  # noqa: BLE001  as above
-            raise_alone(self._failure(error))
-        self._written += len(data)
+    def write(self, *chunks: bytes) -> None:
+        """Write all chunks."""
+        for chunk in chunks:
+            try:
+                self._file.write(chunk)
+            except Exception as error:  # noqa: BLE001  as above
+                raise_alone(self._failure(error))
+            self._written += len(chunk)
 
     def finish(self) -> None:
         """Finish the upload, or rename the file."""

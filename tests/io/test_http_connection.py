@@ -1,0 +1,253 @@
+"""Connections to web servers: kept between requests, replaced where a server closed them, and never shared."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import http.server
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wds_datapipes import IndexedSamples, ShardList
+from wds_datapipes.errors import ShardOpenError
+from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.io.openers import open_parts, open_url
+from wds_datapipes.io.remote import http_connection
+from wds_datapipes.io.remote.http_connection import POOL, ConnectionPool
+from wds_datapipes.testing import build_shard
+
+LIMIT_S = 60.0
+
+
+class Site(http.server.ThreadingHTTPServer):
+    """Sends a file, or a range of it, at every path but ``/none``, and redirects ``/moved`` to it.
+
+    Attributes:
+        body: the file.
+        accepted: the sockets of all connections.
+        extra: sent after each body.
+        headers: sent with each response.
+        hangs_up: whether to close the connection instead of responding, once.
+        at_once: lets that many requests wait for each other.
+        second: set when ``/1.tar`` is sent.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.body, self.extra, self.hangs_up = bytes(range(256)) * 40, b"", False
+        self.headers: dict[str, str] = {}
+        self.accepted: list[socket.socket] = []
+        self.at_once, self.second = threading.Barrier(1), threading.Event()
+
+    def get_request(self) -> Any:
+        accepted = super().get_request()
+        self.accepted.append(accepted[0])
+        return accepted
+
+    def handle_error(self, *_: object) -> None:
+        """Log nothing: connections break here on purpose."""
+
+    def url(self, path: str = "/a.tar") -> str:
+        return f"http://127.0.0.1:{self.server_port}{path}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Site
+
+    def do_GET(self) -> None:
+        site = self.server
+        if site.hangs_up:
+            site.hangs_up, self.close_connection = False, True
+            return
+        site.at_once.wait(LIMIT_S)
+        if self.path == "/1.tar":
+            site.second.set()
+        body, status = site.body, 200
+        if self.path in ("/none", "/moved"):
+            body, status = b"a page", 404 if self.path == "/none" else 302
+        elif requested := self.headers.get("Range"):
+            first, _, last = requested.removeprefix("bytes=").partition("-")
+            body, status = body[int(first) : int(last) + 1 if last else None], 206
+        self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{int(first) + len(body) - 1}/{len(site.body)}")
+        if status == 302:
+            self.send_header("Location", "/a.tar")
+        for name, value in {"Content-Length": str(len(body)), "ETag": '"1"', **site.headers}.items():
+            if name != "Content-Length" or "Transfer-Encoding" not in site.headers:
+                self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body + site.extra)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    POOL.clear()
+    with Site() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        POOL.clear()
+        server.shutdown()
+        thread.join()
+
+
+def read(url: str, **options: Any) -> bytes:
+    with open_url(url, retries=0, **options) as stream:
+        return b"".join(iter(lambda: stream.read(1000), b""))
+
+
+def test_requests_one_after_the_other_share_a_connection(site: Site) -> None:
+    parts = open_parts(site.url(), retries=0)
+    assert parts is not None
+    for start in range(0, 1000, 100):
+        with parts.part(start, start + 100) as stream:
+            assert stream.read(100) == site.body[start : start + 100]
+    assert read(site.url("/b.tar")) == site.body
+    assert read(site.url("/moved")) == site.body
+    with pytest.raises(ShardOpenError, match="404"):
+        read(site.url("/none"))
+    assert read(site.url()) == site.body
+    assert len(site.accepted) == 1
+
+
+def test_shards_and_indexed_samples_are_read_over_few_connections(site: Site, tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [{"__key__": str(number), "bin": bytes(1000)} for number in range(50)]
+    site.body = Path(build_shard(tmp_path / "a.tar", samples)).read_bytes()
+    urls = [site.url(f"/{number}.tar") for number in range(10)]
+    assert len(list(ShardList(urls).load_wds_shards(read_ahead=0))) == 500
+    assert len(site.accepted) == 1
+    manifest = Manifest(build_indexes(urls, folder=tmp_path))
+    assert len(list(IndexedSamples(manifest, order="global", index_folder=tmp_path))) == 500
+    assert len(site.accepted) <= http_connection.MAX_IDLE + 1
+
+
+def test_many_small_shards_are_requested_at_once(site: Site, tmp_path: Path) -> None:
+    site.body = Path(build_shard(tmp_path / "a.tar", [{"__key__": "a", "bin": bytes(1000)}])).read_bytes()
+    members = iter(ShardList([site.url(f"/{number}.tar") for number in range(10)]).load_wds_shards())
+    first = next(members)
+    assert site.second.wait(LIMIT_S)
+    site.at_once = threading.Barrier(4)  # from here on, the server responds to four requests together
+    assert len([first, *members]) == 10
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_replaced(site: Site) -> None:
+    for _ in range(3):
+        assert read(site.url()) == site.body
+        for accepted in site.accepted:
+            with contextlib.suppress(OSError):
+                accepted.shutdown(socket.SHUT_RDWR)
+    assert len(site.accepted) == 3
+
+
+def test_a_connection_that_the_server_closes_at_a_request_is_replaced(site: Site) -> None:
+    assert read(site.url()) == site.body
+    site.hangs_up = True
+    assert read(site.url()) == site.body
+    assert len(site.accepted) == 2
+    POOL.clear()
+    site.hangs_up = True  # a new connection that is closed is an error
+    with pytest.raises(ShardOpenError, match="RemoteDisconnected"):
+        read(site.url())
+
+
+def test_a_body_that_is_not_read_to_its_end_closes_its_connection(site: Site) -> None:
+    site.body = bytes(8 << 20)
+    for _ in range(2):
+        with open_url(site.url()) as stream:
+            assert len(stream.read(1000)) == 1000
+    assert len(site.accepted) == 2
+
+
+@pytest.mark.parametrize("size", [1, 100, 100_000])
+def test_bytes_after_a_body_are_never_taken_for_the_next_response(site: Site, size: int) -> None:
+    site.body = os.urandom(size)
+    site.extra = b'HTTP/1.1 200 OK\r\nContent-Length: 3\r\nETag: "1"\r\n\r\nbad'
+    for _ in range(3):
+        assert read(site.url()) == site.body
+
+
+@pytest.mark.parametrize("header", ["Connection", "Transfer-Encoding"])
+def test_a_connection_is_not_kept_if_its_last_byte_is_unknown(site: Site, header: str) -> None:
+    site.headers = {header: "close"} if header == "Connection" else {header: "chunked"}
+    if header == "Transfer-Encoding":
+        site.body, site.extra = b"4\r\nbody\r\n", b"0\r\n\r\n"
+    for _ in range(2):
+        assert read(site.url()) == (site.body if header == "Connection" else b"body")
+    assert len(site.accepted) == 2
+
+
+def test_threads_never_share_a_connection(site: Site) -> None:
+    site.at_once = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(5):
+            assert set(threads.map(read, [site.url()] * 8)) == {site.body}
+    assert len(site.accepted) == 8
+
+
+def test_a_forked_process_makes_connections_of_its_own(site: Site) -> None:
+    assert read(site.url()) == site.body
+    half_read = open_url(site.url("/half.tar"))
+    first = half_read.read(100)
+    child = os.fork()
+    if not child:
+        half_read.close()
+        del half_read
+        gc.collect()
+        os._exit(read(site.url()) != site.body)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(site.accepted) == 2
+    with half_read:  # the process that ended has not closed it
+        assert first + b"".join(iter(lambda: half_read.read(1000), b"")) == site.body
+    assert read(site.url()) == site.body
+    assert len(site.accepted) == 2
+
+
+def test_only_some_connections_are_kept_and_only_for_some_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "MAX_IDLE", 3)
+    now = [0.0]
+    pool = ConnectionPool(lambda: now[0])
+    connections = [HTTPConnection("127.0.0.1", site.server_port) for _ in range(5)]
+    for connection in connections:
+        connection.connect()
+        pool.put("key", connection)
+        now[0] += 1
+    assert [connection.sock is not None for connection in connections] == [False, False, True, True, True]
+    assert pool.take("other key") is None
+    assert pool.take("key") is connections[4]
+    now[0] = 3 + http_connection.MAX_IDLE_S
+    pool.put("key", connections[4])
+    assert pool.take("key") is connections[4]
+    assert [connection.sock is not None for connection in connections] == [False, False, False, True, True]
+    now[0] += 1
+    assert pool.take("key") is None
+    connections[4].close()
+
+
+def test_idle_connections_are_closed_at_exit(site: Site) -> None:
+    program = "import sys; from wds_datapipes.io.openers import open_url; open_url(sys.argv[1]).read(1 << 20)"
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", program, site.url()], capture_output=True, text=True, check=True
+    )
+    assert "ResourceWarning" not in done.stderr

@@ -1,0 +1,288 @@
+"""HTTP connections: a timeout for each step of a response, and a pool that keeps them open between requests."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import nullcontext, suppress
+from http.client import HTTPConnection, HTTPResponse
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["POOL", "ConnectionPool", "Deadline", "Response", "TimedResponse"]
+
+#: The most connections that a process keeps open between requests; as many as `IndexedSamples` reads from at a time.
+MAX_IDLE = 32
+#: The most seconds for which one is kept. Servers, and the address translation of routers, close them later than that.
+MAX_IDLE_S = 15.0
+#: The most seconds that `Response.close` waits for a read in another thread to end.
+MAX_READER_EXIT_S = 1.0
+
+
+class Deadline:
+    """A deadline that several reads of a socket share.
+
+    http.client limits each read of the socket separately, so a server that sends a byte now and then, or one header
+    after another, would block its client forever.
+
+    Args:
+        seconds: the limit.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Restart the timer."""
+        self._end = time.monotonic() + self._seconds
+
+    def left(self) -> float:
+        """Return the remaining seconds.
+
+        Raises:
+            TimeoutError: no time is left.
+        """
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise self.error()
+        return left
+
+    def error(self) -> TimeoutError:
+        """Return the error to raise when no time is left."""
+        return TimeoutError(f"the server has not sent its headers, or the next bytes, within {self._seconds:g} s")
+
+
+class TimedReader(io.RawIOBase):
+    """Reads a socket within a deadline.
+
+    Attributes:
+        is_paused: whether to read nothing for now.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
+        self._sock, self._deadline = sock, deadline
+        self._hold = sock.makefile("rb", buffering=0)  # it keeps the socket open until it is closed
+        self.is_paused = False
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int | None:
+        """Read up to ``len(buffer)`` bytes; 0 at the end."""
+        if self.is_paused:
+            return None
+        self._sock.settimeout(self._deadline.left())
+        try:
+            return self._sock.recv_into(buffer)
+        except TimeoutError:
+            raise self._deadline.error() from None
+
+    def close(self) -> None:
+        """Close the socket."""
+        if not self.closed:
+            self._hold.close()
+            super().close()
+
+
+class TimedResponse(HTTPResponse):
+    """A response of http.client that is read within a deadline.
+
+    Attributes:
+        source: reads the socket.
+        reader: reads it with a buffer.
+    """
+
+    def __init__(self, sock: socket.socket, *, deadline: Deadline, **options: Any) -> None:
+        self.source = TimedReader(sock, deadline)
+        self.reader: io.BufferedReader = io.BufferedReader(self.source)
+        super().__init__(self, **options)  # type: ignore[arg-type]  # it only calls makefile
+
+    def makefile(self, *_: object) -> io.BufferedReader:
+        """Return the reader."""
+        return self.reader
+
+    def read_buffered(self) -> bytes:
+        """Return the bytes in the buffer, without waiting for more."""
+        self.source.is_paused = True
+        data = self.reader.read(len(self.reader.peek()))
+        self.source.is_paused = False
+        return data
+
+
+class Response:
+    """A response, whose body is streamed. If the body is read to its end, the next request uses the same connection.
+
+    Args:
+        connection: the connection, with a request sent.
+        key: the key of the connection in the pool.
+        deadline: for all headers, and restarted for each part of the body.
+
+    Attributes:
+        status: the HTTP status.
+        headers: the headers.
+
+    Raises:
+        OSError: the network failed.
+        http.client.HTTPException: the response is not HTTP.
+    """
+
+    def __init__(self, connection: HTTPConnection, key: Hashable, deadline: Deadline) -> None:
+        self._sock: socket.socket = connection.sock  # http.client forgets it if the response is the last one
+        self._response = cast(TimedResponse, connection.getresponse())
+        self.status, self.headers = self._response.status, self._response.headers
+        #: The remaining bytes of the body; None if it is chunked, or ends when the connection is closed.
+        self._left = self._response.length
+        #: The part of it that came with the headers.
+        self._first = memoryview(b"" if self._left is None else self._response.read_buffered())
+        self._connection: HTTPConnection | None = connection
+        self._key, self._deadline, self._process = key, deadline, os.getpid()
+        self._reading, self._closing = threading.Lock(), threading.Lock()
+
+    @property
+    def reason(self) -> str:
+        """The server's description of the status."""
+        return self._response.reason
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Read the available bytes, at most ``len(buffer)``; 0 at the end.
+
+        Raises:
+            TimeoutError: no data arrive.
+        """
+        with self._reading:
+            view = memoryview(buffer).cast("B")[: self._left]
+            if not view:
+                return 0
+            if self._connection is None:
+                raise ValueError("the response is closed")
+            self._deadline.restart()
+            if self._left is None:
+                data = self._response.read1(len(view))
+                view[: len(data)] = data
+                return len(data)
+            if self._first:
+                count = min(len(view), len(self._first))
+                view[:count] = self._first[:count]
+                self._first = self._first[count:]
+            else:
+                count = self._response.source.readinto(view) or 0
+            self._left -= count
+            return count
+
+    def close(self) -> None:
+        """End the request, even if another thread waits for the response."""
+        # Otherwise the connection belongs to the process that forked this one, and a thread of it may hold the locks.
+        is_ours = os.getpid() == self._process
+        with self._closing if is_ours else nullcontext():
+            connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        is_reusable = False
+        if is_ours:
+            if self._reading.acquire(blocking=False):
+                # Nothing is left of the body, or all of it came with the headers, and nothing after it.
+                is_reusable = self._left == len(self._first) and not self._response.will_close
+                self._reading.release()
+            if not is_reusable:
+                with suppress(OSError):  # it may be closed
+                    self._sock.shutdown(socket.SHUT_RDWR)
+                # That ends a read of another thread. Once closed, its socket may have the descriptor of a new one.
+                if self._reading.acquire(timeout=MAX_READER_EXIT_S):
+                    self._reading.release()
+        self._response.close()
+        if is_reusable:
+            POOL.put(self._key, connection)
+        else:
+            connection.close()
+
+
+class IdleConnection(NamedTuple):
+    """A connection between two requests."""
+
+    key: Hashable
+    connection: HTTPConnection
+    since: float
+
+
+class ConnectionPool:
+    """Keeps connections open between requests; it is thread-safe, and a forked process begins with an empty one.
+
+    Connecting takes one or two round trips to the server, more with TLS, and as much CPU time as the request.
+
+    Args:
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        #: The oldest first.
+        self._idle: list[IdleConnection] = []
+        self._lock = threading.Lock()
+
+    def take(self, key: Hashable) -> HTTPConnection | None:
+        """Return an open connection, or None if there is none."""
+        while (entry := self._pop(key)) is not None:
+            if self._clock() - entry.since <= MAX_IDLE_S and _is_quiet(entry.connection.sock):
+                return entry.connection
+            _close_all([entry.connection])
+        return None
+
+    def put(self, key: Hashable, connection: HTTPConnection) -> None:
+        """Keep a connection whose last response was read to its end."""
+        with self._lock:
+            now = self._clock()
+            self._idle.append(IdleConnection(key, connection, now))
+            fresh = [entry for entry in self._idle[-MAX_IDLE:] if now - entry.since <= MAX_IDLE_S]
+            dropped = [entry.connection for entry in self._idle[: len(self._idle) - len(fresh)]]
+            self._idle = fresh
+        _close_all(dropped)
+
+    def clear(self, key: Hashable = None) -> None:
+        """Close all connections that are kept, or those with a key."""
+        with self._lock:
+            dropped = [entry.connection for entry in self._idle if key in (None, entry.key)]
+            self._idle = [entry for entry in self._idle if key not in (None, entry.key)]
+        _close_all(dropped)
+
+    def _pop(self, key: Hashable) -> IdleConnection | None:
+        """Remove the connection with a key that was used last, and return it."""
+        with self._lock:
+            for number in reversed(range(len(self._idle))):
+                if self._idle[number].key == key:
+                    return self._idle.pop(number)
+        return None
+
+    def forget(self) -> None:
+        """Drop the connections of the process that forked this one, which still uses them."""
+        self._lock = threading.Lock()  # a thread that does not exist in this process may have held it
+        self.clear()
+
+
+def _is_quiet(sock: socket.socket) -> bool:
+    """Whether a connection is open, and has received nothing that was not requested."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return not poll.poll(0) and not (isinstance(sock, ssl.SSLSocket) and sock.pending())
+
+
+def _close_all(connections: Iterable[HTTPConnection]) -> None:
+    for connection in connections:
+        with suppress(OSError):
+            connection.close()
+
+
+#: The connections of this process.
+POOL = ConnectionPool()
+os.register_at_fork(after_in_child=POOL.forget)
+atexit.register(POOL.clear)
