@@ -26,7 +26,7 @@ from wds_datapipes.io.openers import open_url, register_opener
 from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, DownloadStopped
 from wds_datapipes.shard_cache.entry import Entry, entries
-from wds_datapipes.shard_cache.eviction import used_bytes
+from wds_datapipes.shard_cache.eviction import reserve_space, used_bytes
 from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.testing import build_shard
 
@@ -564,3 +564,21 @@ def test_leftovers_of_killed_processes_are_evicted(folder: CacheFolder, store: S
     read(CacheFolder(folder.path, 2000), "store:b")
     assert kept(folder) == {"a": 1000, "b": 1000}
     assert left_over(folder) == set()
+
+
+def test_old_stray_files_are_removed_and_copies_of_any_name_stay(tmp_path: Path) -> None:
+    copies = [Entry.of(tmp_path, f"http://host/{name}") for name in ("a.tar", "b.json", "c.lock", "d.part")]
+    strays = [tmp_path / f"{'0' * 32}.json", tmp_path / f"{'0' * 32}.json.7-ab.part"]
+    for entry in copies:
+        entry.path.write_bytes(b"12345")
+        entry.facts_path.write_text("{}")
+    foreign = tmp_path / "another.program.lock"
+    for path in (*strays, foreign, *(entry.path for entry in copies)):
+        path.touch()
+        os.utime(path, (1, 1))
+    assert reserve_space(tmp_path, None, 5, 25)
+    assert not any(path.exists() for path in strays)
+    assert foreign.exists()
+    assert all(entry.path.exists() and entry.facts_path.exists() for entry in copies)
+    assert reserve_space(tmp_path, None, 5, 20)
+    assert sum(entry.path.exists() for entry in copies) == 3

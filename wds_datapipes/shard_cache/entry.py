@@ -16,7 +16,7 @@ from typing import Any
 from wds_datapipes.io.file_lock import READ_ONLY, lock_file
 from wds_datapipes.io.openers import redact, split_scheme
 
-__all__ = ["CopyFacts", "Entry", "entries", "stamp"]
+__all__ = ["CopyFacts", "Entry", "entries", "is_copy", "stamp"]
 
 FORMAT = "wds-datapipes copy"
 VERSION = 1
@@ -24,6 +24,7 @@ VERSION = 1
 DIGITS = 32
 #: How many characters of a shard's name are part of its copy's name, for people who list the folder.
 NAMED = 80
+COPY = re.compile(rf"[0-9a-f]{{{DIGITS}}}-.+")
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 FACTS, PART, LOCK = ".json", ".part", ".lock"
 #: The file that is locked during eviction; its modification time is the last use of any copy.
@@ -108,10 +109,15 @@ class Entry:
         self.facts_path.unlink(missing_ok=True)
 
 
+def is_copy(name: str) -> bool:
+    """Whether the file of this name in the folder of a cache is a copy."""
+    return COPY.fullmatch(name) is not None
+
+
 def entries(folder: Path) -> list[Entry]:
     """Return all copies of a folder, in the order of their names."""
-    found = [re.fullmatch(rf"([0-9a-f]{{{DIGITS}}})-(.+)", name) for name in sorted(os.listdir(folder))]  # noqa: PTH208  only names
-    return [Entry(folder, match[1], match[2]) for match in found if match]
+    names = filter(is_copy, sorted(os.listdir(folder)))  # noqa: PTH208  only the names are needed
+    return [Entry(folder, name[:DIGITS], name[DIGITS + 1 :]) for name in names]
 
 
 def stamp(folder: Path, path: Path) -> None:

@@ -6,11 +6,12 @@ import fcntl
 import logging
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from wds_datapipes.io.file_lock import lock_file
-from wds_datapipes.shard_cache.entry import FACTS, FOLDER_LOCK, LOCK, PART, Entry, entries
+from wds_datapipes.shard_cache.entry import DIGITS, FACTS, FOLDER_LOCK, LOCK, PART, Entry, is_copy
 
 __all__ = ["evict", "reserve_space", "used_bytes"]
 
@@ -36,10 +37,11 @@ def reserve_space(folder: Path, own: Path | None, need: int, max_bytes: int) -> 
     with lock_file(folder / FOLDER_LOCK, keep_file=True):
         _remove_abandoned(folder, own)
         used = used_bytes(folder, own)
-        for entry in by_last_use(folder):
-            if used + need <= max_bytes:
-                break
-            used -= evict(entry)
+        if used + need > max_bytes:
+            for entry in by_last_use(folder):
+                used -= evict(entry)
+                if used + need <= max_bytes:
+                    break
         is_reserved = used + need <= max_bytes
         if is_reserved and own is not None:
             os.truncate(own, need)  # shows its final size to other processes
@@ -78,44 +80,52 @@ def used_bytes(folder: Path, own: Path | None = None) -> int:
     used = 0
     with os.scandir(folder) as found:
         for each in found:
-            if not each.name.endswith((FACTS, LOCK)) and (own is None or each.name != own.name):
+            is_counted = is_copy(each.name) or not each.name.endswith((FACTS, LOCK))
+            if is_counted and (own is None or each.name != own.name):
                 with suppress(FileNotFoundError):
                     used += each.stat(follow_symlinks=False).st_size  # the target of a link counts separately
     return used
 
 
-def by_last_use(folder: Path) -> list[Entry]:
-    """Return all copies that may be evicted, the least recently used first.
+def by_last_use(folder: Path) -> Iterator[Entry]:
+    """Yield all copies that may be evicted, the least recently used first.
 
     Links to files that were put into the folder are excluded, since evicting them would free nothing.
     """
-    return sorted((entry for entry in entries(folder) if not entry.path.is_symlink()), key=_last_use)
-
-
-def _last_use(entry: Entry) -> int:
-    try:
-        return entry.facts_path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+    used: dict[str, int] = {}
+    copies: list[str] = []
+    with os.scandir(folder) as found:
+        for each in found:
+            if is_copy(each.name) and not each.is_symlink():
+                copies.append(each.name)
+            elif each.name.endswith(FACTS):
+                with suppress(FileNotFoundError):
+                    used[each.name[:DIGITS]] = each.stat().st_mtime_ns
+    copies.sort(key=lambda name: (used.get(name[:DIGITS], 0), name))
+    for name in copies:
+        yield Entry(folder, name[:DIGITS], name[DIGITS + 1 :])
 
 
 def _remove_abandoned(folder: Path, own: Path | None) -> None:
     """Remove the files of killed processes."""
-    for path in folder.iterdir():
-        if path == own or path.name == FOLDER_LOCK:
+    with os.scandir(folder) as found:
+        names = [each.name for each in found]
+    copies = {name[:DIGITS] for name in names if is_copy(name)}
+    for name in names:
+        is_other = is_copy(name) or name == FOLDER_LOCK or (own is not None and name == own.name)
+        if is_other or not name.endswith((PART, LOCK, FACTS)):
             continue
+        path = folder / name
         with suppress(FileNotFoundError):
             if path.suffix in (PART, LOCK) and "." not in path.stem:
                 with lock_file(path.with_suffix(LOCK), wait=False) as descriptor:
                     if descriptor is not None:
                         path.with_suffix(PART).unlink(missing_ok=True)
-            elif path.suffix in (PART, FACTS) and _is_stray(path):
-                path.unlink()
+            elif path.suffix == PART or (path.suffix == FACTS and name[:DIGITS] not in copies):
+                _remove_stray(path)
 
 
-def _is_stray(path: Path) -> bool:
-    """Whether a file is old and belongs to a copy that does not exist."""
-    digest = path.name.partition(".")[0]
-    if path.suffix == FACTS and any(path.parent.glob(f"{digest}-*")):
-        return False
-    return abs(time.time() - path.stat().st_mtime) > STRAY_S
+def _remove_stray(path: Path) -> None:
+    """Remove a file that no copy needs, once it is old."""
+    if abs(time.time() - path.stat().st_mtime) > STRAY_S:
+        path.unlink()
