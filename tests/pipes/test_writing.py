@@ -103,8 +103,8 @@ def test_ranks_and_their_workers_write_separate_shards(pattern: str, names: list
 
 
 def test_a_pipeline_without_loader_is_the_writer() -> None:
-    infos = list(samples().write_wds_shards("out-%02d.tar", maxcount=5))
-    with ShardWriter("again-%02d.tar", maxcount=5) as writer:
+    infos = list(samples().write_wds_shards("out-%02d.tar", maxcount=5, digest=True))
+    with ShardWriter("again-%02d.tar", maxcount=5, digest=True) as writer:
         for sample in samples():
             writer.write(sample)
     assert [(info.samples, info.bytes, info.sha256) for info in infos] == [info[1:] for info in writer.shards]

@@ -16,7 +16,15 @@ from wds_datapipes.shards.position import Progress, key_checksum
 from wds_datapipes.types import MemberTuple, Sample, Shard
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["OnDuplicate", "OnRepeatedKey", "SampleGrouping", "check_next_key", "group_samples", "split_by_shard"]
+__all__ = [
+    "OnDuplicate",
+    "OnRepeatedKey",
+    "SampleGrouping",
+    "check_next_key",
+    "group_samples",
+    "shard_metadata",
+    "split_by_shard",
+]
 
 OnDuplicate: TypeAlias = Literal["raise", "first", "last"]
 OnRepeatedKey: TypeAlias = Literal["warn", "raise", "ignore"]
@@ -107,7 +115,7 @@ class SampleGrouping:
         seen = set[str]()  # the keys of the shard
 
         for shard, members in shards:
-            empty = _empty_sample(shard)
+            empty = shard_metadata(shard)
             sample: Sample | None = None  # the current sample; None at the beginning, and after it was rejected
             key, start, offsets = None, 0, list[int]()  # of this sample: its offset, and those of its fields
             prefix, skip = NO_NAME, len(NO_NAME)  # the prefix of its names, if it is known
@@ -284,7 +292,7 @@ def _check_key(
             if parts is None or key_checksum(parts[0]) != check:
                 raise ChangedShardError(
                     f"{redact(shard.url)} has changed since the state was saved: another sample begins at byte "
-                    f"{offset}, with the file {name!r}. A state can only be loaded with the same shards that it was "
+                    f"{offset}, with the name {name!r}. A state can only be loaded with the same shards that it was "
                     "saved with"
                 )
             yield member
@@ -306,7 +314,7 @@ class _FieldNames(dict[str, str]):
         return field
 
 
-def _empty_sample(shard: Shard) -> Sample:
+def shard_metadata(shard: Shard) -> Sample:
     """Return the metadata that all samples of a shard start with."""
     # Each reading of a shard gets a new string object, from which add_columns detects that a shard is read again.
     empty: Sample = {"__key__": "", "__url__": f"{shard.url} "[:-1]}

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from typing import cast
 
 from wds_datapipes.samples.grouping import SampleGrouping, check_next_key
+from wds_datapipes.samples.records import RecordGrouping
 from wds_datapipes.shards.open_shards import OpenShards
 from wds_datapipes.shards.position import Progress, Resume
 from wds_datapipes.types import Sample
@@ -15,13 +16,18 @@ __all__ = ["interleave_samples"]
 
 
 def interleave_samples(
-    shards: OpenShards, grouping: SampleGrouping, open_shards: int, *, progress: Progress, resume: Resume
+    shards: OpenShards,
+    grouping: SampleGrouping | RecordGrouping,
+    open_shards: int,
+    *,
+    progress: Progress,
+    resume: Resume,
 ) -> Iterator[Sample]:
     """Yield one sample of each open shard in turn; the next shard takes the place of one that has ended.
 
     Args:
         shards: the shards.
-        grouping: groups their members into samples.
+        grouping: makes samples of their members or records.
         open_shards: the number of open shards.
         progress: updated with the position of each sample, and of the next ones, before the sample is yielded.
         resume: the part of the shards that remains to be read.
@@ -67,7 +73,12 @@ class _OpenShard:
     __slots__ = ("number", "progress", "samples")
 
     def __init__(
-        self, shards: OpenShards, grouping: SampleGrouping, number: int, offset: int = 0, check: int | str = 0
+        self,
+        shards: OpenShards,
+        grouping: SampleGrouping | RecordGrouping,
+        number: int,
+        offset: int = 0,
+        check: int | str = 0,
     ) -> None:
         self.number = number
         self.progress = Progress((number, offset), int(check))

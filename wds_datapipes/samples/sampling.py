@@ -15,7 +15,7 @@ from wds_datapipes.samples.fields import map_samples
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import ItemCounter, SamplePosition
 
-__all__ = ["map_samples_with_rng", "non_empty", "parse_slice", "rsample", "slice_samples"]
+__all__ = ["SampleSeeds", "map_samples_with_rng", "non_empty", "parse_slice", "rsample", "slice_samples"]
 
 T = TypeVar("T")
 
@@ -143,41 +143,62 @@ def non_empty(
         )
 
 
-def map_samples_with_rng(
-    source: Iterable[T],
-    function: Callable[[T, Random], Any],
-    *,
-    seed: int,
-    rank_and_worker: tuple[int, int],
-    repeats: bool,
-    position: Callable[[], SamplePosition] | None = None,
-    on_error: OnError = "raise",
-) -> Iterator[Any]:
-    """Yield the result of a function for each item, with a generator seeded for the item, unless it is None.
+class SampleSeeds:
+    """Derives the seed of each sample from its shard and key, so that it is the same in every process and order.
 
     Args:
-        source: the items.
-        function: called with an item and the generator.
+        name: the name of the stage, whose random numbers differ from those of others with the same seed.
         seed: the seed of this epoch, the same on all ranks and workers.
         rank_and_worker: the rank and the worker.
         repeats: whether a shard may occur more than once, so that shard and key do not identify an item.
-        position: returns the position of the last item of ``source``, if it is known.
-        on_error: how to handle errors of the function.
+        position: returns the position of the last item that was read, if it is known.
     """
+
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        *,
+        rank_and_worker: tuple[int, int],
+        repeats: bool,
+        position: Callable[[], SamplePosition] | None = None,
+    ) -> None:
+        self._facts = (name, seed)
+        self._rank_and_worker = rank_and_worker
+        self._repeats = repeats
+        self._position = position
+        self._last: Any = None
+        self._seed = 0
+        self._number = 0
+
+    def derive(self, item: object) -> int:
+        """Return the seed of the item that was read last; call it once for each item."""
+        if not self._repeats and isinstance(item, dict) and "__url__" in item and "__key__" in item:
+            return derived_seed(*self._facts, item["__url__"], item["__key__"])
+        at = None if self._position is None else self._position().identity
+        self._number = self._number + 1 if at == self._last else 0  # among items with the same position, as in a batch
+        self._last = at
+        return derived_seed(*self._facts, *self._rank_and_worker, *(at or ()), self._number)
+
+    def follow(self, source: Iterable[T]) -> Iterator[T]:
+        """Yield the items of ``source``, and derive the seed of each one for `make_rng`."""
+        for item in source:
+            self._seed = self.derive(item)
+            yield item
+
+    def make_rng(self) -> Random:
+        """Return a generator for the item that `follow` yielded last, the same whenever it is called."""
+        return Random(self._seed)
+
+
+def map_samples_with_rng(
+    source: Iterable[T], function: Callable[[T, Random], Any], seeds: SampleSeeds, *, on_error: OnError = "raise"
+) -> Iterator[Any]:
+    """Yield the result of a function for each item, with a generator seeded for the item, unless it is None."""
     rng = Random()
-    last, number = None, 0
 
     def drawing(item: T) -> Any:
-        nonlocal last, number
-        facts: tuple[int | str, ...]
-        if not repeats and isinstance(item, dict) and "__url__" in item and "__key__" in item:
-            facts = (item["__url__"], item["__key__"])
-        else:
-            at = None if position is None else position().identity
-            number = number + 1 if at == last else 0  # among items with the same position, as after unbatching
-            last = at
-            facts = (*rank_and_worker, *(at or ()), number)
-        rng.seed(derived_seed("map_samples_with_rng", seed, *facts))
+        rng.seed(seeds.derive(item))
         return function(item, rng)
 
     return map_samples(source, drawing, on_error=on_error, stage="map_samples_with_rng")

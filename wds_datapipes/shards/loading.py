@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from wds_datapipes.errors import (
     ChangedShardError,
@@ -35,6 +35,7 @@ __all__ = [
     "ReadOptions",
     "ShardMembers",
     "ShardReader",
+    "StreamOptions",
     "load_wds_shards",
     "open_archive",
     "read_error",
@@ -43,18 +44,23 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class ReadOptions:
-    """How shards are read; `ShardLoader` describes each option.
+class StreamOptions:
+    """How shards of any format are opened and read; `ShardLoader` describes each option.
+
+    A subclass is a format: it has the options of the format, and turns the stream of a shard into its items.
+
+    Attributes:
+        stage: the stage that reads the format, for errors.
+        counts_shards: whether an error budget counts shards; otherwise `items` counts what it reads.
 
     Raises:
         TypeError: an option has the wrong type.
         ValueError: an option has an invalid value.
     """
 
-    select_files: Callable[[str], bool] | None = None
-    rename_files: Callable[[str], str] | None = None
-    ignore_zeros: bool = False
-    end_marker: EndMarker = "required"
+    stage: ClassVar[str]
+    counts_shards: ClassVar[bool] = True
+
     on_error: OnError | CountedErrors = "raise"
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     timeout_s: float | None = None
@@ -68,12 +74,6 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check_on_error(self.on_error)
-        if self.end_marker not in ("required", "optional"):
-            raise ValueError(f'end_marker must be "required" or "optional", not {self.end_marker!r}')
-        for option in ("select_files", "rename_files"):
-            function = getattr(self, option)
-            if function is not None and not callable(function):
-                raise TypeError(f"{option} must be a function of a file name, not {function!r}")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
         if self.retries is not None and operator.index(self.retries) < 0:
@@ -96,6 +96,58 @@ class ReadOptions:
         }
         return {name: value for name, value in options.items() if value is not None}
 
+    def items(self, stream: BinaryIO, shard: Shard, start: int, policy: ErrorPolicy) -> Iterator[MemberTuple]:
+        """Yield the items of an uncompressed shard: the shard, their names, their values and their offsets.
+
+        Args:
+            stream: the shard, or the part of it that is to be read.
+            shard: the first value of each item; ``shard.end`` is the offset at which the part ends, or -1.
+            start: the offset at which the part starts.
+            policy: handles errors that concern one item; all others are raised.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ReadOptions(StreamOptions):
+    """How tar shards are read; `ShardLoader` describes each option.
+
+    Raises:
+        TypeError: an option has the wrong type.
+        ValueError: an option has an invalid value.
+    """
+
+    stage: ClassVar[str] = "load_wds_shards"
+
+    select_files: Callable[[str], bool] | None = None
+    rename_files: Callable[[str], str] | None = None
+    ignore_zeros: bool = False
+    end_marker: EndMarker = "required"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.end_marker not in ("required", "optional"):
+            raise ValueError(f'end_marker must be "required" or "optional", not {self.end_marker!r}')
+        for option in ("select_files", "rename_files"):
+            function = getattr(self, option)
+            if function is not None and not callable(function):
+                raise TypeError(f"{option} must be a function of a file name, not {function!r}")
+
+    def items(self, stream: BinaryIO, shard: Shard, start: int, policy: ErrorPolicy) -> Iterator[MemberTuple]:  # noqa: ARG002  an error always concerns the rest of a tar archive
+        """Yield the members of a tar archive."""
+        return read_members(
+            stream,
+            shard=shard,
+            archive=redact(shard.url),
+            select_files=self.select_files,
+            rename_files=self.rename_files,
+            ignore_zeros=self.ignore_zeros,
+            end_marker=self.end_marker,
+            start=start,
+            stop=shard.end,
+            limits=self.limits,
+        )
+
 
 DEFAULT_OPTIONS = ReadOptions()
 
@@ -104,7 +156,7 @@ ShardMembers = tuple[Shard, Iterator[MemberTuple]]
 
 
 def read_shards(
-    source: Iterable[str | os.PathLike[str]], options: ReadOptions = DEFAULT_OPTIONS
+    source: Iterable[str | os.PathLike[str]], options: StreamOptions = DEFAULT_OPTIONS
 ) -> Iterator[ShardMembers]:
     """Read the shards of ``source`` in turn, and yield each with its members.
 
@@ -139,11 +191,11 @@ class ShardReader:
     def __init__(
         self,
         source: Iterable[str | os.PathLike[str]],
-        options: ReadOptions,
+        options: StreamOptions,
         is_whole: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self.options = options
-        self._policy = ErrorPolicy(options.on_error, "load_wds_shards")
+        self._policy = ErrorPolicy(options.on_error, options.stage)
         self.opener_options = {**options.opener_options, "counters": self._policy.counters}
         self._prefetcher = ShardPrefetcher(
             source, options.read_ahead, self.opener_options, is_whole, options.open_shards
@@ -156,10 +208,11 @@ class ShardReader:
 
     def __iter__(self) -> Iterator[Shard]:
         """Yield the shards in order, until the source is exhausted or the error policy ends reading."""
-        for number, url in enumerate(self._policy.counted(self._prefetcher)):
+        counts_shards = self.options.counts_shards
+        for number, url in enumerate(self._policy.counted(self._prefetcher) if counts_shards else self._prefetcher):
             if not isinstance(url, str | os.PathLike):
                 raise TypeError(
-                    f"load_wds_shards reads shards by their URL, so its source must yield str, not "
+                    f"{self.options.stage} reads shards by their URL, so its source must yield str, not "
                     f"{type(url).__name__}: {reprlib.repr(url)}"
                 )
             path = os.fspath(url)
@@ -190,20 +243,8 @@ class ShardReader:
         self._policy.counters.record_shard(redact(shard.url))
 
     def members(self, stream: BinaryIO, shard: Shard, start: int = 0) -> Iterator[MemberTuple]:
-        """Yield the members of an uncompressed archive, or of the part of it that begins at byte ``start``."""
-        options = self.options
-        return read_members(
-            stream,
-            shard=shard,
-            archive=redact(shard.url),
-            select_files=options.select_files,
-            rename_files=options.rename_files,
-            ignore_zeros=options.ignore_zeros,
-            end_marker=options.end_marker,
-            start=start,
-            stop=shard.end,
-            limits=options.limits,
-        )
+        """Yield the items of an uncompressed shard, or of the part of it that begins at byte ``start``."""
+        return self.options.items(stream, shard, start, self._policy)
 
     @contextmanager
     def handle_errors(self, shard: Shard) -> Iterator[None]:

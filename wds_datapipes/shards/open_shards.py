@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, cast
 
 from wds_datapipes.errors import ChangedShardError
-from wds_datapipes.shards.loading import ReadOptions, ShardMembers, ShardReader
+from wds_datapipes.shards.loading import ShardMembers, ShardReader, StreamOptions
 from wds_datapipes.shards.position import Resume, merge_spans
 from wds_datapipes.shards.seeking import WHOLE, read_spans
 from wds_datapipes.types import Shard
@@ -28,7 +28,7 @@ class OpenShards:
         resume: the part of the shards that remains to be read.
     """
 
-    def __init__(self, source: Iterable[Any], options: ReadOptions, resume: Resume) -> None:
+    def __init__(self, source: Iterable[Any], options: StreamOptions, resume: Resume) -> None:
         def is_whole(number: int) -> bool:
             return number <= resume.last and resume.spans(number) == [WHOLE]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 from wds_datapipes.errors import (
     ChangedShardError,
     CorruptShardError,
+    SampleError,
     ShardError,
     TruncatedShardError,
     UnsupportedMemberError,
@@ -19,7 +20,7 @@ from wds_datapipes.errors import (
 from wds_datapipes.io.compression.decompress import buffer_stream
 from wds_datapipes.io.compression.formats import detect_compression
 from wds_datapipes.io.openers import open_parts, redact
-from wds_datapipes.shards.loading import ReadOptions, ShardMembers, ShardReader, open_archive, read_error
+from wds_datapipes.shards.loading import ShardMembers, ShardReader, StreamOptions, open_archive, read_error
 from wds_datapipes.shards.position import Resume
 from wds_datapipes.types import MemberTuple, Shard
 
@@ -38,7 +39,7 @@ PIECE = 128 << 10
 WHOLE = (0, -1)
 
 
-def resume_shards(source: Iterable[Any], options: ReadOptions, resume: Resume) -> Iterator[ShardMembers]:
+def resume_shards(source: Iterable[Any], options: StreamOptions, resume: Resume) -> Iterator[ShardMembers]:
     """Read the part of the shards of ``source`` that remains after a state: buffered samples, and all that follow.
 
     Each part of a shard is yielded as a separate shard with the same number.
@@ -187,7 +188,13 @@ class _Section:
         self.remaining = size
 
     def read(self, size: int) -> bytes:
-        data = self._stream.read(min(size, self.remaining))
+        return self._counted(self._stream.read(min(size, self.remaining)))
+
+    def read1(self, size: int) -> bytes:
+        read = getattr(self._stream, "read1", self._stream.read)
+        return self._counted(read(min(size, self.remaining)))
+
+    def _counted(self, data: bytes) -> bytes:
         self.remaining -= len(data)
         return data
 
@@ -202,7 +209,10 @@ def check_unchanged(members: Iterator[MemberTuple], archive: str, start: int, en
         ChangedShardError: no member begins at ``start``; or, if there is an end, they do not end there.
     """
     try:
-        first = next(members, None)
+        try:
+            first = next(members, None)
+        except SampleError as error:  # of a record
+            raise CorruptShardError(f"{archive} has no sample at byte {start}") from error
         if first is None or first[3] != start:
             raise CorruptShardError(f"{archive} has no member at byte {start}")
         yield first

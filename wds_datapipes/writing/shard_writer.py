@@ -13,12 +13,15 @@ from wds_datapipes.io.compression.compress import Compress, find_compressor
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.io.sinks import StreamSink, size_of
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
+from wds_datapipes.records.formats import FORMATS, format_of_name
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.header_writer import END, HeaderWriter
 from wds_datapipes.types import PlacedSample, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
 from wds_datapipes.writing.journal import FinishedShard, KeyLog, ShardJournal, WriterClaim, compare_journals
+from wds_datapipes.writing.record_writer import RecordPacker, RecordWriter
 from wds_datapipes.writing.sample_packer import Encoder, SamplePacker
+from wds_datapipes.writing.shard_file import Packer, ShardFile
 from wds_datapipes.writing.shard_names import (
     check_pattern,
     describe_old_shards,
@@ -33,11 +36,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-__all__ = ["OldShards", "ShardWriter", "write_wds_shards"]
+__all__ = ["OldShards", "ShardFormat", "ShardWriter", "write_wds_shards"]
 
 LOG = logging.getLogger("wds_datapipes")
 
 OldShards: TypeAlias = Literal["warn", "remove", "keep"]
+ShardFormat: TypeAlias = Literal["tar", "jsonl", "msgpack", "cbor"]
+
+#: The options of a `RecordWriter` among those of a `TarWriter`.
+RECORD_OPTIONS = ("compress", "keep_meta", "key_rule", "storage_options", "digest")
 
 
 class ShardWriter:
@@ -67,8 +74,11 @@ class ShardWriter:
         journal: the path of the journal, a local file; for local shards, it is next to them by default.
         version_tag: identifies the source of the samples, such as the version of a program. It is recorded in the
             journal, and a conversion is only resumed with the same tag.
-        digest: compute the SHA-256 of each shard.
+        digest: compute the SHA-256 of each shard, in a thread; it takes longer than writing large fields.
         index: write the index of each shard next to it, as `TarWriter` does.
+        format: ``"tar"``, ``"jsonl"``, ``"msgpack"`` or ``"cbor"``; by default, the pattern's ending tells: records for
+            those that ``load_wds_records`` reads, such as ``.jsonl.zst``, and tar for all others. See `RecordWriter`
+            for record shards, which have no ``index``, ``user``, ``group``, ``mode`` and ``mtime``.
         old_shards: what to do with shards of an earlier run that had more of them, which would be read with the new
             ones: ``"warn"``, ``"remove"`` them, or ``"keep"`` them.
         user: as for `TarWriter`, like the following arguments.
@@ -114,8 +124,9 @@ class ShardWriter:
         resume: bool = False,
         journal: str | os.PathLike[str] | None = None,
         version_tag: str = "",
-        digest: bool = True,
+        digest: bool = False,
         index: bool = False,
+        format: ShardFormat | None = None,  # noqa: A002  as for load_wds_records
         old_shards: OldShards = "warn",
         user: str = "",
         group: str = "",
@@ -145,7 +156,21 @@ class ShardWriter:
         self._post, self._on_shard, self._opener, self._verbose = post, on_shard, opener, verbose
         find_compressor(compress, self.pattern)
         headers = HeaderWriter(user=user, group=group, mode=mode, mtime=mtime)
-        self._packer = SamplePacker(headers, encoder, unsafe=unsafe, keep_meta=keep_meta, key_rule=key_rule)
+        if format is not None and format not in ("tar", *FORMATS):
+            raise ValueError(f"format must be None, 'tar' or one of {', '.join(map(repr, FORMATS))}, not {format!r}")
+        self._format = format_of_name(self.pattern) if format is None else FORMATS.get(format)
+        self._packer: Packer
+        if self._format is None:
+            self._packer = SamplePacker(headers, encoder, unsafe=unsafe, keep_meta=keep_meta, key_rule=key_rule)
+            self._end = END
+        else:
+            if index or (user, group, mode, mtime) != ("", "", 0o644, 0):
+                raise ValueError(
+                    f"index, user, group, mode and mtime belong to tar shards, and {self.pattern!r} is written as "
+                    f'{self._format.title}. Leave them out, or pass format="tar"'
+                )
+            self._packer = RecordPacker(self._format, encoder, keep_meta=keep_meta)
+            self._end = b""
         settings = {"user": user, "group": group, "mode": mode, "mtime": int(mtime), "compress": compress}
         self._options: dict[str, Any] = {
             **settings,
@@ -156,7 +181,7 @@ class ShardWriter:
             "digest": digest,
             "index": index,
         }
-        self._shard: TarWriter | None = None
+        self._shard: ShardFile | None = None
         self._keys = KeyLog()
         self._journal: ShardJournal | None = None
         #: The finished shards of an earlier run whose samples were not passed again yet.
@@ -167,6 +192,8 @@ class ShardWriter:
         self._has_started = self._closed = False
         if resume:
             settings |= {"pattern": self.pattern, "maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard}
+            if self._format is not None:
+                settings["format"] = self._format.name
             settings |= {"step": step, "version_tag": version_tag, "index": index, "keep_meta": keep_meta}
             compare_journals(find_journals(self.pattern, journal), {"step": step, "version_tag": version_tag})
             self._journal = ShardJournal(journal_path(self.pattern, journal, start_shard, step), settings)
@@ -194,7 +221,7 @@ class ShardWriter:
             self._record_key(sample)
             raise
         try:
-            if self._shard is not None and self._shard.size + packed.size + len(END) > self._maxsize:
+            if self._shard is not None and self._shard.size + packed.size + len(self._end) > self._maxsize:
                 self._finish(self._shard)
             self._record_key(sample)
             if self._shard is None:
@@ -272,14 +299,17 @@ class ShardWriter:
         if found and self._on_old_shards == "warn":
             warn_user(f'{describe_old_shards(found)}. Remove them, or pass old_shards="remove"')
 
-    def _open(self) -> TarWriter:
+    def _open(self) -> ShardFile:
         if self._claim is None and self._opener is None and local_path(self.pattern) is not None:
             self._claim = WriterClaim(journal_path(self.pattern, None, *self._numbering), self.pattern)
         url = self.pattern % self._number
         target: Any = url if self._opener is None else StreamSink(self._opener(url), url, close=True)
-        return TarWriter(target, **self._options)
+        if self._format is None:
+            return TarWriter(target, **self._options)
+        options = {name: self._options[name] for name in RECORD_OPTIONS}
+        return RecordWriter(target, format=self._format.name, **options)
 
-    def _finish(self, shard: TarWriter) -> None:
+    def _finish(self, shard: ShardFile) -> None:
         shard.close()
         info = shard.info
         assert info is not None  # noqa: S101  it was closed without an error

@@ -1,0 +1,348 @@
+"""Record shards become samples: formats, keys, faults, limits and policies."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import re
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import msgpack
+import pytest
+import zstandard
+from faults import Fault, fault_proxy
+from nginx_server import Nginx
+
+from wds_datapipes import ErrorBudget, ReadLimits, ShardList
+from wds_datapipes.errors import (
+    ChangedShardError,
+    CorruptShardError,
+    DecodeError,
+    ErrorBudgetError,
+    MissingFieldError,
+    ReadLimitError,
+    ShardError,
+    ShardReadError,
+    SpecError,
+    TruncatedShardError,
+)
+from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
+from wds_datapipes.records import reader
+
+pytestmark = pytest.mark.usefixtures("nothing_left", "folder")
+
+ENCODERS: dict[str, Callable[[Any], bytes]] = {
+    "jsonl": lambda value: json.dumps(value).encode() + b"\n",
+    "msgpack": msgpack.packb,
+    "cbors": cbor2.dumps,
+}
+FORMATS = pytest.mark.parametrize("ending", ENCODERS)
+SAMPLES = [
+    {"__key__": f"{number:03d}", "n": number, "text": "é" * number, "tokens": [1] * number} for number in range(9)
+]
+
+
+def write(name: str, records: list[Any], ending: str = "") -> str:
+    encode = ENCODERS[ending or name.partition(".")[2]]
+    Path(name).write_bytes(b"".join(map(encode, records)))
+    return name
+
+
+def read(*urls: str, **options: Any) -> list[dict[str, Any]]:
+    """The samples without their source."""
+    samples = ShardList(list(urls)).load_wds_records(**options)
+    return [{name: sample[name] for name in sample if name not in ("__url__", "__local_path__")} for sample in samples]
+
+
+def offsets(ending: str, records: list[Any]) -> list[int]:
+    """The offset of each record, and of the end."""
+    sizes = [len(ENCODERS[ending](record)) for record in records]
+    return [sum(sizes[:count]) for count in range(len(sizes) + 1)]
+
+
+# What is read -------------------------------------------------------------------------------------------------------
+
+
+@FORMATS
+def test_samples_have_the_metadata_of_tar_samples_and_their_fields_in_order(ending: str) -> None:
+    write(f"a.{ending}", SAMPLES)
+    (first, *_) = ShardList(f"a.{ending}").load_wds_records()
+    assert list(first) == ["__key__", "__url__", "__local_path__", "n", "text", "tokens"]
+    assert (first["__url__"], first["__local_path__"]) == (f"a.{ending}", f"a.{ending}")
+    assert read(f"a.{ending}") == SAMPLES
+
+
+@FORMATS
+@pytest.mark.parametrize(
+    ("suffix", "compress"),
+    [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress), (".zst", zstandard.compress)],
+)
+def test_compressed_shards_are_read(ending: str, suffix: str, compress: Callable[[bytes], bytes]) -> None:
+    Path(f"a.{ending}{suffix}").write_bytes(compress(Path(write(f"b.{ending}", SAMPLES)).read_bytes()))
+    assert read(f"a.{ending}{suffix}") == SAMPLES
+    assert read(f"pipe:cat a.{ending}{suffix}", format=ending.removesuffix("s")) == SAMPLES
+
+
+@FORMATS
+def test_records_larger_than_the_buffer_and_at_its_edges_are_whole(
+    ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(f"a.{ending}", SAMPLES)
+    for size in (1, 2, 7, 31, 64):
+        monkeypatch.setattr(reader, "FILL_BYTES", size)
+        assert read(f"a.{ending}") == SAMPLES
+
+
+def test_patterns_of_record_shards_are_expanded() -> None:
+    for number in range(3):
+        Path(f"a-{number:03d}.jsonl.zst").write_bytes(zstandard.compress(ENCODERS["jsonl"](SAMPLES[number])))
+    assert read("a-{000..002}.jsonl.zst") == read("a-*.jsonl.zst") == SAMPLES[:3]
+
+
+def test_shards_of_several_formats_may_be_listed_together() -> None:
+    urls = [write(f"{number}.{ending}", SAMPLES[number::3]) for number, ending in enumerate(ENCODERS)]
+    assert sorted(read(*urls), key=lambda sample: str(sample["__key__"])) == SAMPLES
+    assert [sample["n"] for sample in read(*urls, open_shards=3)] == list(range(9))
+
+
+def test_the_format_can_be_named_and_must_be_known() -> None:
+    write("a.data", SAMPLES, "cbors")
+    with pytest.raises(SpecError, match=r'a.data does not tell its record format.*Pass format="jsonl"'):
+        read("a.data", on_error="skip")
+    assert read("a.data", format="cbor") == SAMPLES
+    with pytest.raises(ValueError, match="format must be None or one of 'jsonl', 'msgpack', 'cbor', not 'json'"):
+        read("a.data", format="json")
+
+
+def test_the_key_is_a_field_or_the_offset() -> None:
+    records = [{"id": 7, "url": "x"}, {"id": -8, "url": "y"}]
+    write("a.jsonl", records)
+    assert [sample["__key__"] for sample in read("a.jsonl", key="id")] == ["7", "-8"]
+    assert [sample["__key__"] for sample in read("a.jsonl", key="url")] == ["x", "y"]
+    assert [sample["__key__"] for sample in read("a.jsonl")] == ["000000000000", "000000000022"]
+    with pytest.raises(MissingFieldError, match=r"a.jsonl: record 0 \(byte 0\) has no field 'name' .* 'id', 'url'"):
+        read("a.jsonl", key="name")
+    with pytest.raises(DecodeError, match=r"has the key 1.5 in the field 'id'"):
+        read(write("b.jsonl", [{"id": 1.5}]), key="id")
+
+
+@FORMATS
+def test_records_that_are_lists_get_names(ending: str) -> None:
+    """As the CBOR files of webdataset's manual."""
+    write(f"a.{ending}", [(number / 2, str(number)) for number in range(3)])
+    found = read(f"a.{ending}", fields=["x", "label"])
+    assert [(sample["x"], sample["label"]) for sample in found] == [(0.0, "0"), (0.5, "1"), (1.0, "2")]
+    with pytest.raises(DecodeError, match=r"record 0 \(byte 0\) is a list of 2 values.*Pass fields="):
+        read(f"a.{ending}")
+    with pytest.raises(DecodeError, match="is a list of 2 values, but fields= has 1 names"):
+        read(f"a.{ending}", fields=["x"])
+
+
+def test_empty_lines_and_the_last_line_break_do_not_matter() -> None:
+    Path("a.jsonl").write_bytes(b'\n{"__key__": "a"}\r\n  \n{"__key__": "b"}')
+    assert read("a.jsonl") == [{"__key__": "a"}, {"__key__": "b"}]
+
+
+# Faults -------------------------------------------------------------------------------------------------------------
+
+
+@FORMATS
+def test_a_shard_cut_anywhere_inside_a_record_is_an_error(ending: str) -> None:
+    data = Path(write("whole", SAMPLES, ending)).read_bytes()
+    starts = offsets(ending, SAMPLES)
+    for cut in range(1, len(data)):
+        Path(f"a.{ending}").write_bytes(data[:cut])
+        whole = sum(end <= cut for end in starts[1:])
+        is_between = cut in starts or (ending == "jsonl" and cut + 1 in starts)  # the last line break may be missing
+        if is_between:
+            assert read(f"a.{ending}") == SAMPLES[: max(whole, starts.index(cut if cut in starts else cut + 1))]
+            continue
+        with pytest.raises(
+            TruncatedShardError, match=re.escape(f"record {whole} (byte {starts[whole]}) is incomplete")
+        ):
+            read(f"a.{ending}")
+        assert read(f"a.{ending}", on_error="skip") == SAMPLES[:whole]
+
+
+@FORMATS
+def test_an_empty_shard_is_an_error(ending: str) -> None:
+    Path(f"a.{ending}").write_bytes(b"")
+    with pytest.raises(TruncatedShardError, match=f"a.{ending} is empty"):
+        read(f"a.{ending}")
+
+
+@FORMATS
+def test_a_truncated_compressed_shard_is_an_error_even_between_records(ending: str) -> None:
+    data = gzip.compress(Path(write(f"a.{ending}", SAMPLES)).read_bytes())
+    Path(f"a.{ending}").write_bytes(data[:-4])
+    with pytest.raises(TruncatedShardError, match=r"gzip data .* end too early"):
+        read(f"a.{ending}")
+    assert read(f"a.{ending}", on_error="skip") == SAMPLES
+
+
+@pytest.mark.parametrize("ending", ["msgpack", "cbors"])
+@pytest.mark.parametrize("garbage", [bytes(1000), b"<html>", b'{"a": 1}\n', b"\xff\xc1\xff"])
+def test_bytes_of_another_format_end_the_shard(ending: str, garbage: bytes) -> None:
+    data = Path(write(f"a.{ending}", SAMPLES[:3])).read_bytes()
+    Path(f"a.{ending}").write_bytes(data + garbage)
+    # The first byte may be a length that is larger than the rest.
+    with pytest.raises(
+        (CorruptShardError, TruncatedShardError), match=rf"record 3 \(byte {len(data)}\).* (not hold|incomplete)"
+    ):
+        read(f"a.{ending}")
+    assert read(f"a.{ending}", on_error="skip") == SAMPLES[:3]
+
+
+def test_a_bad_line_is_skipped_alone() -> None:
+    bad = [b"[1]", b"7", b"null", b"{]", b'{"a": "\xff"}', b'{"__key__": []}']
+    lines = [
+        line + b"\n"
+        for sample, wrong in zip(SAMPLES, bad, strict=False)
+        for line in (json.dumps(sample).encode(), wrong)
+    ]
+    Path("a.jsonl").write_bytes(b"".join(lines))
+    assert read("a.jsonl", on_error="skip") == SAMPLES[:6]
+    with pytest.raises(DecodeError, match=r"a.jsonl: record 1 \(byte \d+\) is a list of 1 values"):
+        read("a.jsonl")
+    budget = ErrorBudget(max_errors=5, warn=False)
+    with pytest.raises(ErrorBudgetError, match=r"skipped 6 of 12 items \(6 x DecodeError"):
+        read("a.jsonl", on_error=budget)
+    with pytest.warns(UserWarning, match="load_wds_records skipped") as caught:
+        read("a.jsonl", on_error="warn")
+    assert len(caught) == 2  # the first, and the count
+    assert read("a.jsonl", on_error=lambda error: False) == SAMPLES[:1]
+
+
+def test_a_bad_value_is_skipped_alone_if_its_end_is_known() -> None:
+    bad = msgpack.packb({"text": "x"})[:-1] + b"\xff"
+    Path("a.msgpack").write_bytes(msgpack.packb(SAMPLES[0]) + bad + msgpack.packb({3: 4}) + msgpack.packb(SAMPLES[1]))
+    assert read("a.msgpack", on_error="skip") == SAMPLES[:2]
+    with pytest.raises(DecodeError, match=r"record 1 \(byte \d+\) cannot be decoded: .*utf-8"):
+        read("a.msgpack")
+
+
+@pytest.mark.parametrize(
+    ("ending", "header"),
+    [
+        *[("msgpack", bytes.fromhex(header)) for header in ("c6fffffff0", "dbfffffff0", "ddfffffff0", "dffffffff0")],
+        *[("cbors", bytes.fromhex(kind + "00000fffffffffff")) for kind in ("5b", "7b", "9b", "bb")],
+    ],
+)
+def test_a_length_that_lies_allocates_nothing(ending: str, header: bytes) -> None:
+    map_of_one = {"msgpack": b"\x81\xa1a", "cbors": b"\xa1\x61a"}[ending]
+    Path(f"a.{ending}").write_bytes(ENCODERS[ending](SAMPLES[0]) + map_of_one + header + bytes(100))
+    read(write(f"b.{ending}", SAMPLES))  # imports the package
+    tracemalloc.start()
+    with pytest.raises(ShardError, match=r"record 1 \(byte"):
+        read(f"a.{ending}")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert read(f"a.{ending}", on_error="skip") == SAMPLES[:1]
+
+
+@FORMATS
+def test_records_that_are_too_large_are_an_error(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "FILL_BYTES", 64)
+    write(f"a.{ending}", [SAMPLES[0], {"__key__": "b", "text": "x" * 1000}, SAMPLES[1]])
+    for most in (100, 900):
+        with pytest.raises(ReadLimitError, match=rf"record 1 \(byte \d+\) has \d+ bytes.*limit is member_bytes={most}"):
+            read(f"a.{ending}", limits=ReadLimits(member_bytes=most))
+    assert len(read(f"a.{ending}", limits=ReadLimits(member_bytes=2000))) == 3
+
+
+@pytest.mark.parametrize(("ending", "list_of_one"), [("jsonl", b"["), ("msgpack", b"\x91"), ("cbors", b"\x81")])
+def test_deep_nesting_is_an_error(ending: str, list_of_one: bytes) -> None:
+    Path(f"a.{ending}").write_bytes(list_of_one * 200_000 + b"\n")
+    with pytest.raises(ReadLimitError, match=r"record 0 \(byte 0\) nests its values too deeply"):
+        read(f"a.{ending}")
+
+
+@FORMATS
+def test_a_failed_command_is_an_error_after_all_records(ending: str) -> None:
+    write(f"a.{ending}", SAMPLES)
+    name = ending.removesuffix("s")
+    with pytest.raises(ShardReadError, match="exit"):
+        read(f"pipe:cat a.{ending}; exit 3", format=name)
+    assert read(f"pipe:cat a.{ending}; exit 3", f"a.{ending}", format=name, on_error="skip") == 2 * SAMPLES
+
+
+# States -------------------------------------------------------------------------------------------------------------
+
+
+def resumed(make: Callable[[], Any], count: int) -> list[Any]:
+    """Read some samples, save the state, and read the rest in another pipeline."""
+    pipe, again = make(), make()
+    items = iter(pipe)
+    for _ in range(count):
+        next(items)
+    load_state(again, json.loads(json.dumps(save_state(pipe))))
+    items.close()
+    return [sample["__key__"] for sample in again]
+
+
+@FORMATS
+@pytest.mark.parametrize("open_shards", [1, 2])
+def test_reading_resumes_at_the_byte_of_the_next_record(ending: str, open_shards: int) -> None:
+    urls = [write(f"{number}.{ending}", SAMPLES[number::2]) for number in range(2)]
+
+    def make() -> Any:
+        return ShardList(urls).load_wds_records(open_shards=open_shards)
+
+    want = [sample["__key__"] for sample in make()]
+    assert [resumed(make, count) for count in range(1, 9)] == [want[count:] for count in range(1, 9)]
+
+
+@FORMATS
+def test_a_shard_with_bad_records_resumes_after_them(ending: str) -> None:
+    records = [record for sample in SAMPLES[:4] for record in (sample, [1])]
+    write(f"a.{ending}", records)
+
+    def make() -> Any:
+        return ShardList(f"a.{ending}").load_wds_records(on_error="skip").shuffle_samples(1)
+
+    assert [resumed(make, count) for count in (1, 2, 3)] == [["001", "002", "003"], ["002", "003"], ["003"]]
+
+
+@FORMATS
+def test_a_state_does_not_fit_a_shard_that_has_changed(ending: str) -> None:
+    write(f"a.{ending}", SAMPLES)
+    pipe = ShardList(f"a.{ending}").load_wds_records()
+    items = iter(pipe)
+    next(items)
+    state = save_state(pipe)
+    items.close()
+    others = [{**sample, "__key__": f"x{number:02d}"} for number, sample in enumerate(SAMPLES)]
+    for changed in (others, SAMPLES[:1], [{"__key__": "longer", "n": 0}, *SAMPLES]):
+        write(f"a.{ending}", changed)
+        load_state(pipe, state)
+        with pytest.raises(ChangedShardError, match="has changed since the state was saved"):
+            list(pipe)
+
+
+# Remote shards ------------------------------------------------------------------------------------------------------
+
+
+@FORMATS
+def test_remote_shards_survive_broken_connections_and_resume_by_range(ending: str, nginx: Nginx) -> None:
+    samples = [{**sample, "text": "x" * 5000} for sample in SAMPLES]
+    name = f"records-{ending}.{ending}"
+    (nginx.files / name).write_bytes(b"".join(map(ENCODERS[ending], samples)))
+    with fault_proxy(("127.0.0.1", nginx.http)) as proxy:
+        url = f"http://127.0.0.1:{proxy.port}/{name}"
+
+        def make() -> Any:
+            return ShardList(url).load_wds_records(read_ahead=0)
+
+        proxy.faults[:] = [Fault(at=12_345, how="reset")]
+        assert read(url) == samples
+        proxy.asked.clear()
+        assert resumed(make, 6) == [sample["__key__"] for sample in samples[6:]]
+        starts = offsets(ending, samples)
+        assert any(f"bytes={starts[6]}-" in str(asked) for asked in proxy.asked)

@@ -1,0 +1,134 @@
+"""The stage that reads samples from record shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.pipes.loading import ShardReadingStage
+from wds_datapipes.pipes.positioned_samples import PositionedSamples
+from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.records.formats import FormatName
+from wds_datapipes.records.reader import KEY
+from wds_datapipes.samples.records import RecordGrouping
+from wds_datapipes.shards.loading import ShardMembers
+from wds_datapipes.shards.position import Resume
+from wds_datapipes.shards.records import RecordOptions
+from wds_datapipes.types import Sample
+
+__all__ = ["RecordLoader"]
+
+
+@register_stage("load_wds_records")
+class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
+    r"""Read a sample from each record of each shard (functional name: ``load_wds_records``).
+
+    A record shard is a file of JSON lines, or of concatenated msgpack or CBOR values. Each value is a map of fields.
+    Shards are opened as by ``load_wds_shards``: local files, URLs, ``pipe:`` and standard input, compressed or not. No
+    ``group_samples`` follows, and no decoding is needed, since the values have types. No format can run code.
+
+    One record is read ahead. A shard that was cut exactly between two records cannot be distinguished from a shorter
+    one, unless it is compressed or its server tells its size.
+
+    Yields:
+        dict[str, Any]: ``__key__``, ``__url__`` (both ``str``), ``__local_path__`` (``str``, if the shard is a local
+        file) and the fields of the record, in its order.
+
+    Args:
+        source: yields the URL of each shard.
+        format: ``"jsonl"``, ``"msgpack"`` or ``"cbor"``. By default, the name of each shard tells: ``.jsonl``,
+            ``.ndjson`` or ``.jsonlines``; ``.msgpack``, ``.msgpacks``, ``.mps`` or ``.mp``; ``.cbor`` or ``.cbors``;
+            and these with ``.gz``, ``.bz2``, ``.xz`` or ``.zst``.
+        key: the field that has the key, a text or an integer. By default ``__key__``; a record without it has its
+            offset in the uncompressed shard, in bytes, as its key.
+        fields: the names of the values, for records that are lists of values.
+        on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler. All but the first skip a record
+            that has an end but no usable value, and otherwise the rest of the shard; a budget counts both as one item.
+        storage_options: options for fsspec to open the shards, such as credentials.
+        timeout_s: as for ``load_wds_shards``, in seconds.
+        retries: as for ``load_wds_shards``.
+        read_ahead: as for ``load_wds_shards``, in bytes.
+        open_shards: the number of shards that are open at the same time; one sample of each is yielded in turn.
+        limits: ``member_bytes`` limits the size of a record, ``tail_bytes`` and ``expansion`` compressed shards; see
+            `ReadLimits`.
+        safe: open only files on a network; see `ShardList`, which should have it as well.
+
+    Raises:
+        SpecError: the name of a shard does not tell its format, and ``format`` is not given.
+        DecodeError: a record is not a map of fields, or cannot be decoded.
+        MissingFieldError: a record has no field ``key``.
+        TruncatedShardError: a shard ends inside a record, or is empty.
+        CorruptShardError: a shard does not have the format.
+        ReadLimitError: a record is too large, or nests its values too deeply; or a compressed shard expands too much.
+        ShardOpenError: a shard does not exist, or access is denied.
+        ShardReadError: a ``pipe:`` command failed, even if all records are complete; or the disk, the store or the
+            network failed.
+        ChangedShardError: a shard was replaced while it was read, or since a state was saved; no ``on_error`` skips it.
+        UnsafeInputError: ``safe`` is set, and a shard is a local file or a command; no ``on_error`` skips this.
+        MissingDependencyError: the format needs the extra ``msgpack`` or ``cbor``.
+        RuntimeError: several shards are to be open, but they come from `DirectoryShards`.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> _ = Path("a.jsonl").write_text('{"id": 7, "text": "a cat"}\n{"id": 8, "text": "a dog"}\n')
+        >>> list(ShardList("a.jsonl").load_wds_records(key="id"))[1]
+        {'__key__': '8', '__url__': 'a.jsonl', '__local_path__': 'a.jsonl', 'id': 8, 'text': 'a dog'}
+    """
+
+    def __init__(
+        self,
+        source: IterDataPipe[str],
+        *,
+        format: FormatName | None = None,  # noqa: A002  as in pandas and fsspec
+        key: str = KEY,
+        fields: Sequence[str] | None = None,
+        on_error: OnError = "raise",
+        storage_options: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        retries: int | None = None,
+        read_ahead: int = READ_AHEAD_BYTES,
+        open_shards: int = 1,
+        limits: ReadLimits = DEFAULT_LIMITS,
+        safe: bool = False,
+    ) -> None:
+        super().__init__()
+        if isinstance(fields, str):
+            raise TypeError(f'fields must be a list of names, as in ["x", "label"], not the string {fields!r}')
+        names = None if fields is None else tuple(fields)
+        # In one private attribute: torch prints public ones in error messages, and these may contain credentials.
+        self._options = RecordOptions(
+            format=format,
+            key=key,
+            fields=names,
+            on_error=on_error,
+            storage_options=storage_options,
+            timeout_s=timeout_s,
+            retries=retries,
+            read_ahead=read_ahead,
+            open_shards=open_shards,
+            limits=limits,
+            safe=safe,
+        )
+        # The options that determine the samples, for the fingerprint of the pipeline in a state.
+        self.source = source
+        self.format = format
+        self.key = key
+        self.fields = names
+        self.open_shards = open_shards
+        self.on_error = on_error
+
+    @property
+    def shard_reader(self) -> ShardReadingStage[Any]:
+        """This stage, which reads the shards itself."""
+        return self
+
+    def _make_grouping(self) -> RecordGrouping:
+        return RecordGrouping()
+
+    def _read_shards(self, resume: Resume | None) -> Iterator[ShardMembers]:
+        return self.read_shards(resume)

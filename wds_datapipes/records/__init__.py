@@ -1,0 +1,1 @@
+"""Record shards: files of concatenated msgpack or CBOR values, and JSON lines."""

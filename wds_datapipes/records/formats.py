@@ -1,0 +1,176 @@
+"""Record formats: how each splits bytes into records, and which names it has."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from wds_datapipes.errors import SpecError
+from wds_datapipes.extras import require
+from wds_datapipes.io.openers import redact, split_scheme
+
+__all__ = ["BLANK", "FORMATS", "BadRecord", "FormatName", "RecordFormat", "find_format", "format_of_name"]
+
+FormatName: TypeAlias = Literal["jsonl", "msgpack", "cbor"]
+
+#: Stands for bytes between records that have no value, such as an empty line.
+BLANK = object()
+#: The largest length in msgpack. Lengths need no other limit to find the end of a record, which creates no objects.
+MSGPACK_LENGTH = 2**32 - 1
+#: The extensions of compressed files.
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+
+class BadRecord(NamedTuple):
+    """Stands for a record that cannot be decoded."""
+
+    reason: str
+    #: Whether its values are nested too deeply.
+    is_nested: bool = False
+
+
+class RecordFormat(NamedTuple):
+    """A format of records.
+
+    Attributes:
+        name: its name as an argument.
+        title: its name in messages.
+        extensions: the extensions of its files, without that of a compression.
+        is_binary: whether bytes of any other format decode to small records that are not maps.
+        split: yields the end and the value of each complete record in a window of bytes that starts with a record; the
+            value is `BLANK` or a `BadRecord` if there is none, and the end is -1 if a bad record has no known end. Its
+            second argument is whether the shard ends with the window.
+    """
+
+    name: FormatName
+    title: str
+    extensions: tuple[str, ...]
+    is_binary: bool
+    split: Callable[[bytes, bool], Iterator[tuple[int, Any]]]
+
+
+def split_json_lines(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:
+    """Split JSON lines in UTF-8. The last line needs no line break if it is a complete value."""
+    at = 0
+    while at < len(window):
+        end = window.find(b"\n", at) + 1 or len(window)
+        is_whole = window[end - 1] == 0x0A
+        if not is_whole and not is_end:
+            return
+        line = window[at:end]
+        try:
+            value = json.loads(str(line, "utf-8")) if not line.isspace() else BLANK
+        except RecursionError:
+            yield -1, BadRecord("", is_nested=True)
+            return
+        except ValueError as error:
+            if not is_whole:
+                return  # it may be truncated
+            value = BadRecord(str(error))
+        yield end, value
+        at = end
+
+
+def split_msgpack(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:  # noqa: ARG001  a record has its own end
+    """Split concatenated msgpack values. Each is decoded once it is complete, so that no length is trusted."""
+    msgpack = _msgpack()
+    lengths = dict.fromkeys(("str", "bin", "array", "map", "ext"), MSGPACK_LENGTH)
+    ends = msgpack.Unpacker(max_buffer_size=len(window), **{f"max_{kind}_len": most for kind, most in lengths.items()})
+    ends.feed(window)
+    at = 0
+    while True:
+        try:
+            ends.skip()
+        except msgpack.OutOfData:
+            return
+        except (msgpack.StackError, RecursionError):
+            yield -1, BadRecord("", is_nested=True)
+            return
+        except ValueError as error:
+            yield -1, BadRecord(str(error) or type(error).__name__)
+            return
+        end = ends.tell()
+        try:
+            value = msgpack.unpackb(window[at:end], strict_map_key=False)
+        except (ValueError, TypeError) as error:  # text that is not UTF-8, or a key that cannot be hashed
+            value = BadRecord(str(error))
+        yield end, value
+        at = end
+
+
+def split_cbor(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:  # noqa: ARG001  a record has its own end
+    """Split concatenated CBOR values (RFC 8742)."""
+    cbor2 = _cbor()
+    stream = io.BytesIO(window)
+    decoder = cbor2.CBORDecoder(stream, **_cbor_options())
+    while stream.tell() < len(window):
+        try:
+            value = decoder.decode()
+        except cbor2.CBORDecodeEOF:
+            return
+        except Exception as error:  # noqa: BLE001  each release of cbor2 raises others for damaged data
+            is_nested = isinstance(error, RecursionError) or "nesting depth" in str(error)
+            yield -1, BadRecord(f"{type(error).__name__}: {error}", is_nested)
+            return
+        yield stream.tell(), value
+
+
+@cache
+def _msgpack() -> ModuleType:
+    return require("msgpack", extra="msgpack", purpose="read msgpack records")
+
+
+@cache
+def _cbor() -> ModuleType:
+    return require("cbor2", extra="cbor", purpose="read CBOR records")
+
+
+@cache
+def _cbor_options() -> dict[str, int]:
+    """Return the options of a decoder that leaves its stream at the end of a value; cbor2 5.8 reads ahead."""
+    stream = io.BytesIO(bytes(2))
+    _cbor().CBORDecoder(stream).decode()
+    return {} if stream.tell() == 1 else {"read_size": 1}
+
+
+JSON_LINES = RecordFormat("jsonl", "JSON lines", (".jsonl", ".ndjson", ".jsonlines"), False, split_json_lines)
+MSGPACK = RecordFormat("msgpack", "msgpack records", (".msgpack", ".msgpacks", ".mps", ".mp"), True, split_msgpack)
+CBOR = RecordFormat("cbor", "CBOR records", (".cbors", ".cbor"), True, split_cbor)
+
+FORMATS: dict[str, RecordFormat] = {each.name: each for each in (JSON_LINES, MSGPACK, CBOR)}
+
+
+def format_of_name(url: str) -> RecordFormat | None:
+    """Return the record format that the name of a shard indicates, or None.
+
+    >>> format_of_name("https://host/train-000.jsonl.zst?token=a.b").name
+    'jsonl'
+    >>> format_of_name("train-000.tar") is None
+    True
+    """
+    scheme, _ = split_scheme(url)
+    name = (url.partition("?")[0] if scheme in ("http", "https") else url).lower()
+    for ending in COMPRESSED:
+        name = name.removesuffix(ending)
+    return next((each for each in FORMATS.values() if name.endswith(each.extensions)), None)
+
+
+def find_format(url: str, name: FormatName | None) -> RecordFormat:
+    """Return the record format of a shard: the named one, or the one that its name indicates.
+
+    Raises:
+        SpecError: the format is not named, and the name of the shard does not indicate it.
+    """
+    found = FORMATS[name] if name is not None else format_of_name(url)
+    if found is None:
+        known = ", ".join(ending for each in FORMATS.values() for ending in each.extensions)
+        raise SpecError(
+            f"The name of {redact(url)} does not tell its record format: it ends in none of {known} (or these with "
+            f'.gz, .bz2, .xz or .zst). Pass format="jsonl", "msgpack" or "cbor"; tar shards are read with '
+            "load_wds_shards()"
+        )
+    return found
