@@ -169,7 +169,7 @@ def test_items_that_are_no_samples_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "text"),
     [
-        (["rgb9"], {}, r"there is no decoder 'rgb9'. Choose an image spec \(l l8 .* torch_video"),
+        (["rgb9"], {}, r"there is no decoder 'rgb9'\. Did you mean 'rgb'\? Choose an image spec \(l l8 .* torch_video"),
         ([3], {}, "a decoder must be a name or a function"),
         ([], {"txt": "rgb"}, "a function of bytes, not 'rgb'"),
         ([], {"on_error": "ignore"}, "on_error must be"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from functools import partial as partial_call
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.extensions import (
@@ -25,7 +25,13 @@ from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["Decoder", "DecoderChain", "decode_samples", "wds_decode"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from wds_datapipes.codecs.crops import RandomSource
+    from wds_datapipes.codecs.images import ImageDecoder
+
+__all__ = ["Decoder", "DecoderChain", "UnusedDecoders", "decode_samples", "wds_decode"]
 
 KEEP = FieldStep("no decoder", bytes)
 GUNZIP = FieldStep("gzip", gunzip)
@@ -73,9 +79,10 @@ class DecoderChain(FieldChain):
         basic: whether to try the basic decoders last; without them, fields without a decoder stay unchanged, including
             ``.gz`` fields and values that are not bytes.
         limits: the limits on decompressed fields.
+        stage: the name of the stage in messages.
     """
 
-    stage, error = "wds_decode", DecodeError
+    error = DecodeError
 
     def __init__(
         self,
@@ -87,8 +94,10 @@ class DecoderChain(FieldChain):
         unsafe: bool = False,
         basic: bool = True,
         limits: ReadLimits = DEFAULT_LIMITS,
+        stage: str = "wds_decode",
     ) -> None:
         super().__init__(only, unsafe)
+        self.stage = stage
         chain: list[ByExtension | Callable[[str, bytes], Any]] = [
             handle_extension(extension, function)
             for extension, function in sorted(by_extension.items(), key=lambda item: -item[0].count("."))
@@ -133,15 +142,10 @@ class DecoderChain(FieldChain):
         """Decode the bytes of a field."""
         data = sample[field]
         if type(data) is not bytes:
-            if isinstance(data, (bytes, bytearray, memoryview)):
-                data = bytes(data)
-            elif self.partial:
+            if self.partial and not isinstance(data, (bytes, bytearray, memoryview)):
                 return data
-            else:
-                raise DecodeError(
-                    f"{name_field(sample, field)} is of type {type(data).__name__}, not bytes. If it is already "
-                    f"decoded, pass partial=True to keep it, or select the fields to decode with only="
-                )
+            data = _as_bytes(sample, field)
+        step = GUNZIP
         try:
             while True:
                 step = GUNZIP
@@ -168,15 +172,48 @@ class DecoderChain(FieldChain):
         except UnsafeInputError as error:
             raise UnsafeInputError(
                 f"{name_field(sample, field)} was not decoded: {error}. If you trust the source of the shard, allow it "
-                f"with wds_decode(unsafe=True). Otherwise select the fields to decode with only=, or pass a decoder "
+                f"with {self.stage}(unsafe=True). Otherwise select the fields to decode with only=, or pass a decoder "
                 f"for the extension; pkl=bytes keeps pkl fields as bytes"
             ) from error
         except Exception as error:
-            cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
-            raise DecodeError(
-                f"{name_field(sample, field)} cannot be decoded by {step.name}: {cause}. The data is "
-                f'{_excerpt(data)}. on_error="warn" or "skip" skips such samples'
-            ) from error
+            raise _decode_error(sample, field, step.name, data, error) from error
+
+    def find_image_decoder(self, field: str) -> ImageDecoder | None:
+        """Return the image decoder that is the first for fields of one name, if it returns arrays or tensors."""
+        plan = self.plans[field] if field in self.plans else self.plan(field)
+        if plan is None or plan.steps[0].position is None:
+            return None
+        from wds_datapipes.codecs.images import ImageDecoder
+
+        decoder = self.decoders[plan.steps[0].position]
+        return decoder if isinstance(decoder, ImageDecoder) and decoder.result.container != "pil" else None
+
+    def read_pixels(self, sample: Sample, field: str, decoder: ImageDecoder, rng: RandomSource) -> NDArray[Any]:
+        """Return the pixels of an image field, for which `find_image_decoder` has returned the decoder."""
+        data = _as_bytes(sample, field)
+        plan = self.plan(field)
+        name = GUNZIP.name
+        try:
+            for _ in plan.gzips if plan else ():
+                data = gunzip(data, limits=self.limits)
+            name = repr(decoder)
+            return decoder.read_pixels(data, rng)
+        except Exception as error:
+            raise _decode_error(sample, field, name, data, error) from error
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a decoder draws random numbers."""
+        return any(decoder.is_random for decoder in self.decoders if isinstance(decoder, ByExtension))
+
+    def with_rng(self, make_rng: Callable[[], RandomSource]) -> DecoderChain:
+        """Return a chain whose random decoders draw from a generator that is made for each field."""
+        chain = copy(self)
+        chain.decoders = tuple(
+            decoder.with_rng(make_rng) if isinstance(decoder, ByExtension) else decoder for decoder in self.decoders
+        )
+        chain.plans = {}
+        return chain
 
     def _last_step(self, extension: str) -> FieldStep:
         codec = find_codec(extension, trusted=self.unsafe)
@@ -207,7 +244,7 @@ class UnusedDecoders:
                 self._groups.append({position})
         if by_extension:
             self._groups.append(by_extension)
-        self._decoders, self._plans = chain.decoders, chain.plans
+        self._decoders, self._plans, self._stage = chain.decoders, chain.plans, chain.stage
         self._remaining = UNUSED_AFTER
 
     def __bool__(self) -> bool:
@@ -217,10 +254,10 @@ class UnusedDecoders:
         """Mark the decoder at a position as used."""
         self._groups = [group for group in self._groups if position not in group]
 
-    def count(self) -> None:
-        """Count a sample, and warn after `UNUSED_AFTER` samples."""
-        self._remaining -= 1
-        if not self._remaining:
+    def count(self, samples: int = 1) -> None:
+        """Count samples, and warn after `UNUSED_AFTER` samples."""
+        self._remaining -= samples
+        if self._remaining <= 0 and self._groups:
             self.warn()
 
     def warn(self) -> None:
@@ -233,7 +270,7 @@ class UnusedDecoders:
         for group in groups:
             names = ", ".join(_name_decoder(self._decoders[position]) for position in sorted(group))
             warn_user(
-                f"wds_decode: {names} decoded none of the fields {listed}. A function gets the name of the field "
+                f"{self._stage}: {names} decoded none of the fields {listed}. A function gets the name of the field "
                 f"without a leading dot, 'png' instead of '.png', and returns None for other fields"
             )
 
@@ -259,6 +296,24 @@ def _warn_of_unused(samples: Iterator[Sample], unused: UnusedDecoders) -> Iterat
         unused.count()
         yield sample
     unused.warn()
+
+
+def _as_bytes(sample: Sample, field: str) -> bytes:
+    data = sample[field]
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise DecodeError(
+        f"{name_field(sample, field)} is of type {type(data).__name__}, not bytes. If it is already decoded, pass "
+        f"partial=True to wds_decode to keep it, or select the fields to decode with only="
+    )
+
+
+def _decode_error(sample: Sample, field: str, decoder: str, data: bytes, error: Exception) -> DecodeError:
+    cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
+    return DecodeError(
+        f"{name_field(sample, field)} cannot be decoded by {decoder}: {cause}. The data is "
+        f'{_excerpt(data)}. on_error="warn" or "skip" skips such samples'
+    )
 
 
 def _excerpt(data: bytes) -> str:

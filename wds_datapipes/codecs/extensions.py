@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from wds_datapipes.codecs.crops import RandomSource
+
 __all__ = [
     "ByExtension",
     "Continue",
@@ -130,9 +132,16 @@ class ByExtension(ABC):
         name = "." + field.lower()
         return any(name.endswith("." + extension) for extension in self.extensions)
 
+    #: Whether it draws random numbers.
+    is_random: bool = False
+
     @abstractmethod
     def decode(self, data: bytes) -> Any:
         """Return the value; ``None`` leaves the field to the next decoder."""
+
+    def with_rng(self, make_rng: Callable[[], RandomSource]) -> ByExtension:  # noqa: ARG002 - for those that draw
+        """Return a decoder that draws from a generator that is made for each field."""
+        return self
 
     def __call__(self, field: str, data: bytes) -> Any:
         """Return the value, or ``None`` for a field with another extension."""

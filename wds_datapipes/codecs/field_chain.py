@@ -48,8 +48,8 @@ class FieldChain(ABC):
         unsafe: allow codecs whose data can run code when it is decoded.
     """
 
-    #: The stage and the error class for fields that fail.
-    stage: ClassVar[str]
+    #: The name of the stage, and the error class for fields that fail.
+    stage: str
     error: ClassVar[type[SampleError]]
 
     def __init__(self, only: str | Iterable[str] | None, unsafe: bool) -> None:

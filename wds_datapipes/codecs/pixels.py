@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,7 @@ from PIL import Image
 
 from wds_datapipes.codecs.numpy_arrays import as_array
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["deep_gray", "on_background", "pack", "spread", "unpack"]
+__all__ = ["deep_gray", "on_background", "spread", "unpack"]
 
 #: The tolerance for floats outside of 0 to 1, as after an interpolation; the same as in webdataset.
 TOLERANCE = 0.001
@@ -45,22 +42,6 @@ def on_background(image: Image.Image, background: tuple[int, ...]) -> Image.Imag
     canvas = Image.new("RGBA", image.size, background)
     canvas.alpha_composite(image.convert("RGBA"))
     return canvas
-
-
-def pack(pixels: NDArray[Any], container: str, *, floats: bool = False) -> NDArray[Any] | torch.Tensor:
-    """Copy (H, W[, C]) pixels to the layout of the container; ``floats`` also divides them by 255."""
-    if container == "torch" and pixels.ndim == 3:
-        pixels = pixels.transpose(2, 0, 1)
-    result = np.empty(pixels.shape, np.float32 if floats else pixels.dtype)
-    if floats:
-        np.divide(pixels, np.float32(255), out=result)
-    else:
-        result[...] = pixels
-    if container == "numpy":
-        return result
-    import torch
-
-    return torch.from_numpy(result)
 
 
 def unpack(value: Any) -> Image.Image:

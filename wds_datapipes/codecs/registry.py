@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from wds_datapipes.codecs.extensions import ByExtension, ExtensionDecoder, name_of
 
 __all__ = ["add_decoder", "find_decoder"]
@@ -29,9 +31,12 @@ def find_decoder(name: str) -> ByExtension:
         return VideoDecoder()
     if name == "torch_audio":
         return AudioDecoder()
+    names = [*IMAGE_SPECS, "torch_video", "torch_audio", *_registered]
+    close = get_close_matches(name, names, 1)
+    advice = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(
-        f"there is no decoder {name!r}. Choose an image spec ({' '.join(IMAGE_SPECS)}), torch_video, torch_audio, or a "
-        f"registered decoder: {' '.join(sorted(_registered)) or '(none yet)'}"
+        f"there is no decoder {name!r}.{advice} Choose an image spec ({' '.join(IMAGE_SPECS)}), torch_video, "
+        f"torch_audio, or a registered decoder: {' '.join(sorted(_registered)) or '(none yet)'}"
     )
 
 

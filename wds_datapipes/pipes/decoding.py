@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch.utils.data import IterDataPipe
 
@@ -18,16 +18,67 @@ from wds_datapipes.codecs.extensions import (
 from wds_datapipes.codecs.registry import add_decoder
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
+from wds_datapipes.pipes.random_functions import seeds_of_samples
 from wds_datapipes.pipes.stage import OneToOneStage, register_stage
+from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.samples.sampling import SampleSeeds
 from wds_datapipes.types import Sample
 
-__all__ = ["RegisteredDecoder", "SampleDecoder", "handle_extension", "register_decoder"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "DecodingStage",
+    "RegisteredDecoder",
+    "SampleDecoder",
+    "SeededDecodingStage",
+    "handle_extension",
+    "register_decoder",
+]
 
 F = TypeVar("F", bound=Callable[[bytes], Any])
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DecodingStage(OneToOneStage[T_co]):
+    """Base class of stages that decode fields, some of whose decoders may draw random numbers.
+
+    Loaders draw a seed for each stage that takes one. So that ordinary decoders do not change the seeds of other
+    stages, random ones are instances of a subclass, which `__new__` creates.
+    """
+
+    _chain: DecoderChain
+    #: The subclass for random decoders.
+    _random_class: type[DecodingStage[Any]] | None = None
+
+    def __new__(cls, source: Any = None, /, *decoders: Decoder, **options: Any) -> Self:  # noqa: ARG004
+        """Create an instance of the subclass for random decoders if one of them is random."""
+        is_random = any(isinstance(decoder, ByExtension) and decoder.is_random for decoder in decoders)
+        kind = cls._random_class if is_random and "_random_class" in vars(cls) else None
+        return super().__new__(cast("type[Self]", kind or cls))
+
+    def sample_seeds(self) -> SampleSeeds | None:
+        """Return the seeds of the samples of a new pass, or None if no decoder is random."""
+        return None
+
+
+class SeededDecodingStage(SeededStage, DecodingStage[T_co]):
+    """Base class of decoding stages with random decoders: they have a seed for each sample."""
+
+    shares_seed = True
+    _own_seed = 0
+
+    def reset(self) -> None:
+        """Start an epoch, with the seed that was set for it or one from torch's generator."""
+        self._own_seed = self.take_seed()
+
+    def sample_seeds(self) -> SampleSeeds:
+        """Return the seeds of the samples of a new pass."""
+        return seeds_of_samples(self, self._own_seed, self._chain.stage)
 
 
 @register_stage("wds_decode")
-class SampleDecoder(OneToOneStage[Sample]):
+class SampleDecoder(DecodingStage[Sample]):
     """Decodes the fields of samples, each by its extension (functional name: ``wds_decode``).
 
     Fields ending in ``.gz`` are decompressed first. The first match decodes a field: the keyword with the field's
@@ -69,7 +120,7 @@ class SampleDecoder(OneToOneStage[Sample]):
         UnsafeInputError: a field needs ``unsafe``.
         MissingDependencyError: a field needs a package that is not installed.
 
-    Subclass it to write a decoder with arguments or state: set `extensions`, define ``decode(self, data)``, and pass
+    Subclass it to write a decoder with arguments or state: set ``extensions``, define ``decode(self, data)``, and pass
     ``source`` to the constructor of this class. The stage decodes the fields with those extensions only.
 
     Examples:
@@ -128,9 +179,17 @@ class SampleDecoder(OneToOneStage[Sample]):
         return (handle_extension(self.extensions, self.decode),) if self.extensions else ()
 
     def __iter__(self) -> Iterator[Sample]:
-        yield from decode_samples(
-            self.source, self._chain.prepend(*self._own_decoders()), self.counted_errors, warn_unused=True
-        )
+        chain, source = self._chain.prepend(*self._own_decoders()), self.source
+        if (seeds := self.sample_seeds()) is not None:
+            chain, source = chain.with_rng(seeds.make_rng), seeds.follow(source)
+        yield from decode_samples(source, chain, self.counted_errors, warn_unused=True)
+
+
+class RandomSampleDecoder(SeededDecodingStage[Sample], SampleDecoder):
+    """A `SampleDecoder` with random crops."""
+
+
+SampleDecoder._random_class = RandomSampleDecoder
 
 
 class RegisteredDecoder(SampleDecoder):
@@ -139,7 +198,7 @@ class RegisteredDecoder(SampleDecoder):
     Args:
         source: samples.
         decoder: the function and its extensions.
-        only, partial, on_error, limits: as for `SampleDecoder`.
+        only: as for `SampleDecoder`.
     """
 
     def __init__(

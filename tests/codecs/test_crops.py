@@ -1,0 +1,198 @@
+"""Crops: the boxes that are drawn, and images that are cropped while they are decoded."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes.codecs.crops import Box, CenterCrop, Crop, RandomResizedCrop, RandomSource
+from wds_datapipes.codecs.images import IMAGE_SPECS, ImageDecoder
+
+
+class WholeImage(Crop):
+    def select(self, width: int, height: int, rng: RandomSource) -> Box:
+        return Box(0, 0, width, height)
+
+
+class FixedBox(Crop):
+    def __init__(self, box: Box, size: tuple[int, int]) -> None:
+        super().__init__(size)
+        self.box = box
+
+    def select(self, width: int, height: int, rng: RandomSource) -> Box:
+        return self.box
+
+
+def photo(height: int, width: int, mode: str = "RGB") -> PIL.Image.Image:
+    rng = np.random.default_rng(3)
+    shapes = PIL.Image.fromarray(rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), np.uint8))
+    return shapes.resize((width, height), PIL.Image.Resampling.BICUBIC).convert(mode)
+
+
+def encoded(image: PIL.Image.Image, form: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+sides = st.integers(1, 3000)
+
+
+@given(width=sides, height=sides, seed=st.integers(0, 1000), low=st.floats(0.01, 1), wide=st.floats(0.2, 5))
+def test_random_boxes_are_inside_of_the_image(width: int, height: int, seed: int, low: float, wide: float) -> None:
+    crop = RandomResizedCrop(8, scale=(low, 1.0), ratio=(min(1, wide), max(1, wide)))
+    box = crop.select(width, height, random.Random(seed))
+    assert box.width >= 1
+    assert box.height >= 1
+    assert 0 <= box.left <= width - box.width
+    assert 0 <= box.top <= height - box.height
+
+
+def test_random_boxes_have_the_areas_and_ratios_of_the_transform() -> None:
+    crop = RandomResizedCrop(224, flip_probability=0.25)
+    rng = random.Random(5)
+    boxes = [crop.select(500, 400, rng) for _ in range(4000)]
+    areas = np.array([box.width * box.height / 200_000 for box in boxes])
+    ratios = np.array([box.width / box.height for box in boxes])
+    assert 0.075 < areas.min() < 0.1
+    assert 0.95 < areas.max() <= 1
+    # Uniform areas, but those that do not fit with their ratio are drawn again.
+    assert abs(areas.mean() - 0.445) < 0.02
+    assert abs(np.log(ratios).mean()) < 0.06
+    assert math.log(3 / 4) - 0.02 < np.log(ratios).min()
+    assert np.log(ratios).max() < math.log(4 / 3) + 0.02
+    assert abs(np.mean([box.is_mirrored for box in boxes]) - 0.25) < 0.03
+
+
+def test_an_image_without_a_fitting_box_is_cropped_in_its_center() -> None:
+    crop = RandomResizedCrop(8, scale=(1.0, 1.0))
+    assert crop.select(1000, 10, random.Random(0))[:4] == (493, 0, 13, 10)
+    assert crop.select(10, 1000, random.Random(0))[:4] == (0, 493, 10, 13)
+
+
+@given(width=sides, height=sides)
+def test_a_center_crop_takes_its_part_of_the_short_side(width: int, height: int) -> None:
+    box = CenterCrop(224, resize=256).select(width, height, random)
+    assert box.width == box.height == max(1, round(min(width, height) * 7 / 8))
+    assert abs(2 * box.left + box.width - width) <= 1
+    assert abs(2 * box.top + box.height - height) <= 1
+    side = min(width, height)
+    assert CenterCrop(100).select(width, height, random)[2:4] == (side, side)
+
+
+@pytest.mark.parametrize("spec", [spec for spec, result in IMAGE_SPECS.items() if result.mode != "RGBA"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_each_spec_is_cropped_as_pillow_crops_it(spec: str, form: str) -> None:
+    mode = IMAGE_SPECS[spec].mode
+    image = photo(90, 120)
+    data = encoded(image, form, **({"quality": 95} if form == "JPEG" else {}))
+    box = Box(17, 9, 80, 70, is_mirrored=True)
+    whole = PIL.Image.open(io.BytesIO(data)).convert(mode)
+    part = whole.crop((17, 9, 97, 79)).resize((24, 32), PIL.Image.Resampling.BILINEAR)
+    wanted = np.asarray(part.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT), np.float32)
+    found = np.asarray(ImageDecoder(spec, crop=FixedBox(box, (32, 24))).decode(data), np.float32)
+    if spec.startswith("torch") and mode != "L":
+        found = found.transpose(1, 2, 0)
+    if IMAGE_SPECS[spec].floats:
+        found = found * 255
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max() <= 1
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "I;16"])
+@pytest.mark.parametrize("spec", ["rgb8", "torchrgba8", "torchl8", "rgb", "pil"])
+def test_images_of_all_modes_are_cropped(mode: str, spec: str) -> None:
+    image = photo(40, 60)
+    if mode == "I;16":
+        image = PIL.Image.fromarray(np.arange(2400, dtype=np.uint16).reshape(40, 60) * 27)
+    data = encoded(image if mode == "I;16" else image.convert(mode), "PNG")
+    plain = ImageDecoder(spec).decode(data)
+    same = ImageDecoder(spec, crop=WholeImage((40, 60))).decode(data)
+    assert type(plain) is type(same)
+    np.testing.assert_array_equal(np.asarray(same), np.asarray(plain))
+    half = ImageDecoder(spec, crop=WholeImage((20, 30))).decode(data)
+    shape = np.asarray(plain).shape
+    assert np.asarray(half).shape == tuple({40: 20, 60: 30}.get(side, side) for side in shape)
+    assert abs(np.asarray(half, float).mean() - np.asarray(plain, float).mean()) < 2
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_crop_follows_the_orientation(orientation: int) -> None:
+    image = photo(64, 96)
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(image, "JPEG", quality=95, exif=exif)
+    upright = ImageDecoder("rgb8", exif=True).decode(data)
+    found = ImageDecoder("rgb8", exif=True, crop=CenterCrop(64)).decode(data)
+    height, width, _ = upright.shape
+    top, left = (height - 64) // 2, (width - 64) // 2
+    np.testing.assert_array_equal(found, upright[top : top + 64, left : left + 64])
+
+
+@pytest.mark.parametrize("min_size", [1, 60, 120, 241, 1000])
+def test_min_size_is_that_of_the_part(min_size: int) -> None:
+    data = encoded(photo(480, 640), "JPEG", quality=95)
+    box = Box(100, 120, 300, 240)
+    exact = ImageDecoder("rgb8", crop=FixedBox(box, (30, 30))).decode(data).astype(int)
+    found = ImageDecoder("rgb8", crop=FixedBox(box, (30, 30)), min_size=min_size).decode(data).astype(int)
+    assert found.shape == (30, 30, 3)
+    assert np.abs(found - exact).mean() < 12
+    if min_size > 120:
+        np.testing.assert_array_equal(found, exact)
+
+
+def test_bicubic_differs_from_bilinear_and_stays_in_range() -> None:
+    image = PIL.Image.fromarray((np.indices((40, 40)).sum(0) % 2 * 65535).astype(np.uint16))
+    data = encoded(image, "PNG")
+    bilinear = ImageDecoder("l", crop=CenterCrop(64)).decode(data)
+    bicubic = ImageDecoder("l", crop=CenterCrop(64, interpolation="bicubic")).decode(data)
+    assert not np.allclose(bilinear, bicubic)
+    assert bicubic.min() >= 0
+    assert bicubic.max() <= 1
+
+
+def test_without_a_pipeline_the_module_random_draws() -> None:
+    data = encoded(photo(60, 60), "PNG")
+    decoder = ImageDecoder("torchrgb8", crop=RandomResizedCrop(20, flip_probability=0.5))
+    random.seed(4)
+    first, second = decoder.decode(data), decoder.decode(data)
+    random.seed(4)
+    assert torch.equal(decoder.decode(data), first)
+    assert torch.equal(decoder.decode(data), second)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: RandomResizedCrop(0), "size must be at least 1 pixel"),
+        (lambda: RandomResizedCrop((5, 0)), "size must be at least 1 pixel"),
+        (lambda: RandomResizedCrop(5, scale=(0.5, 0.1)), "scale must be two fractions"),
+        (lambda: RandomResizedCrop(5, scale=(0.5, 1.1)), "scale must be two fractions"),
+        (lambda: RandomResizedCrop(5, ratio=(0, 1)), "ratio must be two ratios"),
+        (lambda: RandomResizedCrop(5, flip_probability=2), "flip_probability must be from 0 to 1"),
+        (lambda: CenterCrop(5, interpolation="nearest"), "interpolation must be"),  # type: ignore[arg-type]
+        (lambda: CenterCrop(224, resize=200), "resize must be at least the size of the crop, 224 pixels, not 200"),
+        (lambda: ImageDecoder("rgb8", crop=224), "crop must be a RandomResizedCrop"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_argument_is_an_error_that_says_what_to_pass(build: Callable[[], object], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        build()
+
+
+def test_the_representation_can_be_evaluated() -> None:
+    names = {"ImageDecoder": ImageDecoder, "RandomResizedCrop": RandomResizedCrop, "CenterCrop": CenterCrop}
+    for crop in (RandomResizedCrop((3, 4), flip_probability=0.5), CenterCrop(3, resize=4)):
+        decoder = ImageDecoder("rgb8", crop=crop)
+        assert vars(eval(repr(decoder), names).crop) == vars(crop)

@@ -1,0 +1,139 @@
+"""The extra ``turbo``: the same pixels as Pillow's, and damaged files are left to Pillow."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes.codecs import jpeg
+from wds_datapipes.codecs.crops import CenterCrop, RandomResizedCrop
+from wds_datapipes.codecs.images import ImageDecoder
+
+
+@contextmanager
+def without_turbo() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jpeg, "_simplejpeg", lambda: None)
+        yield
+
+
+def encoded(height: int, width: int, mode: str = "RGB", **options: Any) -> bytes:
+    rng = np.random.default_rng(height * width)
+    shapes = PIL.Image.fromarray(rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), np.uint8))
+    file = io.BytesIO()
+    image = shapes.resize((width, height), PIL.Image.Resampling.BICUBIC).convert(mode)
+    image.save(file, "JPEG", **{"quality": 90, **options})
+    return file.getvalue()
+
+
+#: Chroma subsampling 4:4:4, 4:2:2 and 4:2:0, and files that do not store their rows one after the other.
+options_of_files = st.fixed_dictionaries(
+    {
+        "mode": st.sampled_from(["RGB", "L", "CMYK"]),
+        "subsampling": st.integers(0, 2),
+        "progressive": st.booleans(),
+        "restart_marker_rows": st.integers(0, 2),
+        "quality": st.integers(20, 100),
+    }
+)
+
+
+def test_the_extra_is_installed() -> None:
+    assert jpeg.open_jpeg(encoded(10, 20)) is not None
+
+
+@given(st.integers(1, 200), st.integers(1, 200), options_of_files, st.sampled_from([None, 1, 5, 30]), st.booleans())
+def test_pixels_are_those_of_pillow(
+    height: int, width: int, options: dict[str, Any], min_size: int | None, tensor: bool
+) -> None:
+    data = encoded(height, width, **options)
+    decoder = ImageDecoder("torchrgb8" if tensor else "rgb8", min_size=min_size)
+    found = np.asarray(decoder.decode(data)).astype(int)
+    with without_turbo():
+        wanted = np.asarray(decoder.decode(data)).astype(int)
+    assert found.shape == wanted.shape
+    # Pillow has a libjpeg of its own, of another release.
+    assert np.abs(found - wanted).max() <= 1
+
+
+@given(
+    st.integers(1, 300), st.integers(1, 200), options_of_files, st.integers(0, 99), st.sampled_from([None, 1, 9, 30])
+)
+def test_cropped_pixels_are_those_of_pillow(
+    height: int, width: int, options: dict[str, Any], seed: int, min_size: int | None
+) -> None:
+    data = encoded(height, width, **options)
+    decoder = ImageDecoder("rgb8", crop=RandomResizedCrop(16, flip_probability=0.5), min_size=min_size)
+    random.seed(seed)
+    found = decoder.decode(data).astype(int)
+    random.seed(seed)
+    with without_turbo():
+        wanted = decoder.decode(data).astype(int)
+    assert np.abs(found - wanted).max() <= 1
+
+
+@given(st.integers(1, 120), st.sampled_from([1, 2, 4, 8]), options_of_files)
+def test_the_upper_rows_are_those_of_the_whole_file(rows: int, scale: int, options: dict[str, Any]) -> None:
+    file = jpeg.open_jpeg(encoded(200, 50, **options))
+    if options["mode"] == "CMYK":
+        assert file is None
+        return
+    assert file is not None
+    upper, whole = file.read(scale=scale, rows=rows), file.read(scale=scale)
+    assert upper is not None
+    assert whole is not None
+    needed = -(-rows // scale)
+    np.testing.assert_array_equal(upper[:needed], whole[:needed])
+    if not options["progressive"]:
+        assert len(upper) <= -(-(rows + 40) // scale)
+
+
+def test_a_truncated_file_is_an_error_with_and_without_a_crop() -> None:
+    data = encoded(100, 100)
+    for crop in (None, CenterCrop(20)):
+        for end in (len(data) // 2, len(data) - 30):
+            with pytest.raises(OSError, match="truncated"):
+                ImageDecoder("rgb8", crop=crop).decode(data[:end])
+
+
+@given(st.integers(20, 2000), st.integers(0, 255), st.booleans())
+def test_a_damaged_file_gives_what_pillow_gives(position: int, byte: int, cropped: bool) -> None:
+    data = bytearray(encoded(100, 100))
+    data[position % len(data)] = byte
+    decoder = ImageDecoder("rgb8", crop=CenterCrop(100) if cropped else None)
+
+    def outcome() -> Any:
+        try:
+            return decoder.decode(bytes(data)).astype(int)
+        except (OSError, ValueError, SyntaxError) as error:
+            return type(error)
+
+    found = outcome()
+    with without_turbo():
+        wanted = outcome()
+    if isinstance(wanted, type) or isinstance(found, type):
+        assert found is wanted
+    else:
+        assert np.abs(found - wanted).max() <= 1
+
+
+def test_damage_in_the_rows_of_a_crop_is_not_hidden_by_the_rest() -> None:
+    """libjpeg's warning about the rows that are not read must not replace one about those that are."""
+    rows = encoded(160, 160, restart_marker_rows=1)
+    marker = rows.index(b"\xff\xd1")
+    damaged = rows[:marker] + b"\xff\xd5" + rows[marker + 2 :]
+    file = jpeg.open_jpeg(damaged)
+    assert file is not None
+    assert file.read(rows=80) is None
+    intact = jpeg.open_jpeg(rows)
+    assert intact is not None
+    assert intact.read(rows=80) is not None

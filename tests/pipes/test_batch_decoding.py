@@ -1,0 +1,318 @@
+"""``decode_batch``: the same as ``wds_decode``, ``batch`` and ``collate``; random crops; errors."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.graph_settings import apply_random_seed
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import (
+    CenterCrop,
+    ErrorBudget,
+    ImageDecoder,
+    RandomResizedCrop,
+    ShardList,
+    ShardReadingService,
+    collate_samples,
+)
+from wds_datapipes.errors import DecodeError, UnsafeInputError
+from wds_datapipes.loading.report import count_skipped
+from wds_datapipes.pipes.batch_decoding import BatchDecoder
+from wds_datapipes.pipes.decoding import SampleDecoder
+from wds_datapipes.testing import build_shard
+
+Pipe = IterDataPipe[Any]
+RANDOM_CROP = RandomResizedCrop((12, 9), flip_probability=0.5)
+
+
+def image(seed: int, height: int = 20, width: int = 30, form: str = "JPEG", mode: str = "RGB") -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height // 4, width // 4, 3), np.uint8)
+    file = io.BytesIO()
+    PIL.Image.fromarray(pixels).resize((width, height)).convert(mode).save(file, form)
+    return file.getvalue()
+
+
+def samples(count: int, **options: Any) -> list[dict[str, Any]]:
+    return [
+        {"__key__": str(n), "__url__": "a.tar", "jpg": image(n, **options), "cls": b"%d" % n, "txt": b"%d!" % n}
+        for n in range(count)
+    ]
+
+
+def wrapped(items: list[Any]) -> Pipe:
+    pipe: Pipe = IterableWrapper(items)
+    return pipe
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Compare tensors in dicts and lists, and everything else by its equality."""
+    assert type(found) is type(wanted)
+    if isinstance(found, torch.Tensor):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    elif isinstance(found, dict):
+        assert list(found) == list(wanted)
+        assert_same(list(found.values()), list(wanted.values()))
+    elif isinstance(found, list):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == wanted
+
+
+@pytest.mark.parametrize("spec", ["torchrgb8", "torchrgb", "torchl8", "torchrgba8", "rgb8", "l"])
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("crop", [None, CenterCrop(8)])
+def test_it_is_decoding_batching_and_collating(spec: str, num_threads: int, crop: CenterCrop | None) -> None:
+    decoder = ImageDecoder(spec, crop=crop)
+    source = samples(7)
+    found = list(wrapped(source).batch(3).decode_batch(decoder, num_threads=num_threads))
+    wanted = list(wrapped(source).wds_decode(decoder).batch(3).collate())
+    assert [list(batch) for batch in found] == [["__key__", "__url__", "jpg", "cls", "txt"]] * 3
+    assert_same(found, wanted)
+
+
+@given(st.integers(0, 9), st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_it_keeps_all_samples_in_their_order(count: int, size: int, num_threads: int, drop_last: bool) -> None:
+    pipe = wrapped(samples(count)).batch(size, drop_last=drop_last)
+    found = [key for batch in pipe.decode_batch("rgb8", num_threads=num_threads) for key in batch["__key__"]]
+    assert found == [str(n) for n in range(count - count % size if drop_last else count)]
+
+
+def test_other_fields_are_decoded_as_usual_and_collated_by_a_function() -> None:
+    source = [{**sample, "seg.png": image(n, form="PNG"), "json": b"[1]"} for n, sample in enumerate(samples(2))]
+    [batch] = (
+        wrapped(source).batch(2).decode_batch("torchrgb8", txt=len, only="jpg txt json", collate_fn=collate_samples)
+    )
+    assert batch["jpg"].shape == (2, 3, 20, 30)
+    assert batch["txt"].tolist() == [2, 2]
+    assert batch["json"] == [[1], [1]]
+    assert batch["cls"] == [b"0", b"1"]
+    assert batch["seg.png"] == [sample["seg.png"] for sample in source]
+
+
+def test_without_an_image_decoder_images_stay_bytes() -> None:
+    [batch] = wrapped(samples(2)).batch(2).decode_batch()
+    assert batch["jpg"] == [image(0), image(1)]
+    assert batch["cls"].tolist() == [0, 1]
+
+
+def test_compressed_images_and_other_buffers_are_decoded() -> None:
+    import gzip
+
+    source = [{"__key__": "a", "ppm.gz": gzip.compress(b"P6 1 1 255 abc"), "jpg": bytearray(image(0))}]
+    [batch] = wrapped(source).batch(1).decode_batch("rgb8")
+    assert bytes(batch["ppm.gz"].numpy()) == b"abc"
+    assert batch["jpg"].shape == (1, 20, 30, 3)
+
+
+def test_a_tuple_of_columns_is_selected_after_it() -> None:
+    [(images, labels)] = wrapped(samples(3)).batch(3).decode_batch("torchrgb8").to_tuple("jpg;png", "cls")
+    assert images.shape == (3, 3, 20, 30)
+    assert labels.tolist() == [0, 1, 2]
+
+
+# Random crops -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> str:
+    for shard in range(4):
+        keyed: list[dict[str, bytes | str]] = [
+            {"__key__": f"{shard}-{n}", "jpg": image(10 * shard + n), "cls": str(n)} for n in range(5)
+        ]
+        build_shard(tmp_path / f"{shard}.tar", keyed)
+    return str(tmp_path / "{0..3}.tar")
+
+
+def one_by_one(shards: str) -> Pipe:
+    pipe = ShardList(shards).shuffle().sharding_filter().load_wds_shards().group_samples().shuffle_samples(4)
+    decoded: Pipe = pipe.wds_decode(ImageDecoder("torchrgb8", crop=RANDOM_CROP))
+    return decoded
+
+
+def in_batches(shards: str, num_threads: int = 1) -> Pipe:
+    pipe = ShardList(shards).shuffle().sharding_filter().load_wds_shards().group_samples().shuffle_samples(4)
+    decoder = ImageDecoder("torchrgb8", crop=RANDOM_CROP)
+    decoded: Pipe = pipe.batch(3).decode_batch(decoder, num_threads=num_threads)
+    return decoded
+
+
+def epochs(pipe: Pipe, workers: int, count: int = 2) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the images of each epoch by their keys."""
+    with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=workers)) as loader:
+        loader.seed(5)
+        for _ in range(count):
+            found: dict[str, torch.Tensor] = {}
+            for item in loader:
+                keys, images = item["__key__"], item["jpg"]
+                found |= {keys: images} if isinstance(keys, str) else dict(zip(keys, images, strict=True))
+            yield found
+
+
+@pytest.mark.parametrize("build", [one_by_one, in_batches])
+def test_random_crops_depend_on_the_epoch_and_the_sample_only(build: Any, shards: str) -> None:
+    first, second = epochs(build(shards), 0)
+    assert len(first) == 20
+    assert not any(torch.equal(first[key], second[key]) for key in first)
+    for workers in (1, 3):
+        for found, wanted in zip(epochs(build(shards), workers), (first, second), strict=True):
+            assert_same(dict(sorted(found.items())), dict(sorted(wanted.items())))
+
+
+def test_threads_draw_the_same_crops(shards: str) -> None:
+    [wanted] = epochs(in_batches(shards), 1, 1)
+    [found] = epochs(in_batches(shards, num_threads=4), 1, 1)
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("build", ["wds_decode", "decode_batch"])
+def test_images_of_a_sample_are_cropped_alike(build: str) -> None:
+    source = wrapped([{**sample, "seg.jpg": sample["jpg"]} for sample in samples(4)])
+    decoder = ImageDecoder("torchrgb8", crop=RANDOM_CROP)
+    pipe = source.wds_decode(decoder) if build == "wds_decode" else source.batch(2).decode_batch(decoder)
+    for item in pipe:
+        assert torch.equal(item["jpg"], item["seg.jpg"])
+
+
+def test_repeated_samples_have_crops_of_their_own(shards: str) -> None:
+    pipe = ShardList(shards).resample_wds_shards(12).load_wds_shards().group_samples()
+    found: dict[str, list[Any]] = {}
+    decoded = pipe.wds_decode(ImageDecoder("rgb8", crop=RANDOM_CROP))
+    apply_random_seed(decoded, torch.Generator().manual_seed(1))  # as two random crops may be the same by chance
+    for sample in decoded:
+        found.setdefault(sample["__key__"], []).append(sample["jpg"].tobytes())
+    assert any(len(images) > 1 for images in found.values())
+    assert all(len(set(images)) == len(images) for images in found.values())
+
+
+def test_only_random_decoders_take_a_seed() -> None:
+    source = wrapped([])
+    for decoder, takes_seed in (("rgb8", False), (ImageDecoder("rgb8", crop=RANDOM_CROP), True)):
+        for stage in (source.wds_decode(decoder), source.decode_batch(decoder)):
+            assert hasattr(stage, "set_seed") is takes_seed
+            assert isinstance(stage, SampleDecoder | BatchDecoder)
+            assert hasattr(pickle.loads(pickle.dumps(stage)), "set_seed") is takes_seed
+
+
+# Errors -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("crop", [None, RANDOM_CROP])
+@pytest.mark.parametrize("broken", ["jpg", "cls"])
+def test_a_sample_that_fails_is_raised_or_skipped(num_threads: int, crop: Any, broken: str) -> None:
+    source = samples(6)
+    for n in (1, 2, 4):
+        source[n][broken] = b"broken"
+
+    def decoded(**options: Any) -> list[Any]:
+        decoder = ImageDecoder("torchrgb8", crop=crop)
+        pipe = wrapped(source).batch(2).decode_batch(decoder, num_threads=num_threads, **options)
+        try:
+            return list(pipe)
+        finally:
+            skipped.append(count_skipped(pipe).total)
+
+    skipped: list[int] = []
+    message = rf"field '{broken}' of sample '1' in shard 'a.tar' cannot be decoded by .*broken"
+    with pytest.raises(DecodeError, match=message):
+        decoded()
+    found = decoded(on_error="skip")
+    assert [batch["__key__"] for batch in found] == [["0"], ["3"], ["5"]]
+    assert [batch["cls"].tolist() for batch in found] == [[0], [3], [5]]
+    if crop is None:
+        [wanted] = wrapped(source[3:4]).wds_decode("torchrgb8")
+        assert torch.equal(found[1]["jpg"][0], wanted["jpg"])
+    assert skipped[-1] == 3
+    with pytest.warns(UserWarning, match="decode_batch skipped"):
+        assert len(decoded(on_error="warn")) == 3
+    assert len(decoded(on_error=ErrorBudget(max_errors=3, warn=False))) == 3
+
+
+def test_a_batch_whose_samples_all_fail_is_left_out_and_counted() -> None:
+    source = [{"__key__": str(n), "cls": b"x" if n < 2 else b"1"} for n in range(4)]
+    pipe = wrapped(source).batch(2).decode_batch(on_error="skip")
+    assert [batch["__key__"] for batch in pipe] == [["2", "3"]]
+    assert count_skipped(pipe).total == 2
+
+
+def test_a_handler_may_end_the_stage_after_the_samples_before() -> None:
+    source = [{"__key__": str(n), "cls": b"x" if n == 3 else b"1"} for n in range(6)]
+    pipe = wrapped(source).batch(2).decode_batch(on_error=lambda error: False)
+    assert [batch["__key__"] for batch in pipe] == [["0", "1"], ["2"]]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_images_of_different_sizes_are_an_error_that_says_what_to_do(num_threads: int) -> None:
+    source = samples(3)
+    source[1]["jpg"] = image(1, height=24)
+    message = r"sample '1' .* 24 x 30 pixels, but the batch has images of 20 x 30.*RandomResizedCrop\(224\)"
+    with pytest.raises(DecodeError, match=message):
+        list(wrapped(source).batch(3).decode_batch("rgb8", num_threads=num_threads))
+    [batch] = wrapped(source).batch(3).decode_batch("rgb8", num_threads=num_threads, on_error="skip")
+    assert batch["__key__"] == ["0", "2"]
+    assert batch["jpg"].shape == (2, 20, 30, 3)
+
+
+def test_different_fields_are_an_error_that_names_them() -> None:
+    source = samples(2)
+    source[1]["png"] = source[1].pop("jpg")
+    with pytest.raises(DecodeError, match=r"sample '0' has .*'jpg'.* sample '1' has .*'png'.*rename fields"):
+        list(wrapped(source).batch(2).decode_batch("rgb8"))
+
+
+def test_items_other_than_lists_of_samples_are_an_error() -> None:
+    with pytest.raises(
+        TypeError, match=r"decode_batch needs lists of samples, but got a dict: put it after .batch\(\)"
+    ):
+        list(wrapped(samples(1)).decode_batch("rgb8"))
+    with pytest.raises(TypeError, match="decode_batch needs samples, which are dicts"):
+        list(wrapped([(1, 2)]).batch(1).decode_batch("rgb8"))
+
+
+def test_unsafe_fields_and_decoded_ones_are_errors() -> None:
+    source = wrapped([{"__key__": "a", "pkl": pickle.dumps(1)}]).batch(1)
+    with pytest.raises(UnsafeInputError, match=r"decode_batch\(unsafe=True\)"):
+        list(source.decode_batch())
+    assert list(source.decode_batch(unsafe=True)) == [{"__key__": ["a"], "pkl": torch.tensor([1])}]
+    with pytest.raises(DecodeError, match="field 'jpg' of sample 'a' is of type list, not bytes"):
+        list(wrapped([{"__key__": "a", "jpg": [1]}]).batch(1).decode_batch("rgb8"))
+
+
+def test_wrong_arguments_are_errors() -> None:
+    with pytest.raises(ValueError, match="num_threads must be at least 1, not 0"):
+        wrapped([]).decode_batch(num_threads=0)
+    with pytest.raises(ValueError, match="on_error must be"):
+        wrapped([]).decode_batch(on_error="ignore")
+
+
+def decode_nothing(field: str, data: bytes) -> Any:
+    return None
+
+
+def decode_text(field: str, data: bytes) -> Any:
+    return data.decode() if field == "txt" else None
+
+
+def test_a_function_that_decodes_nothing_warns_once() -> None:
+    pipe = wrapped(samples(5)).batch(2).decode_batch("rgb8", decode_nothing, decode_text)
+    with pytest.warns(UserWarning, match="decoded none") as caught:
+        assert len(list(pipe)) == 3
+    [warning] = caught
+    assert str(warning.message).startswith(
+        f"decode_batch: {__name__}.decode_nothing decoded none of the fields 'cls', "
+    )

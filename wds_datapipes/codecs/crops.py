@@ -1,0 +1,164 @@
+"""Crops: the part of an image that `ImageDecoder` decodes and resizes."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, get_args
+
+__all__ = ["Box", "CenterCrop", "Crop", "Interpolation", "RandomResizedCrop", "RandomSource"]
+
+Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
+
+#: How often a box of the requested area and aspect ratio is drawn until one fits into the image.
+ATTEMPTS = 10
+
+
+class RandomSource(Protocol):
+    """What draws the numbers of a crop: a ``random.Random``, or the module ``random``."""
+
+    def random(self) -> float:
+        """Return a number from 0 to 1."""
+        ...
+
+    def uniform(self, a: float, b: float, /) -> float:
+        """Return a number from a to b."""
+        ...
+
+    def randint(self, a: int, b: int, /) -> int:
+        """Return an integer from a to b, including both."""
+        ...
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels from its upper left corner, and whether to mirror it left to right."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    is_mirrored: bool = False
+
+
+class Crop(ABC):
+    """Base class of crops: selects a box of each image, which is resized to one size.
+
+    Images are resized with antialiasing, as Pillow resizes them, within one level of 255.
+
+    Args:
+        size: the height and width of the result in pixels: a number, or a pair of both.
+        interpolation: ``"bilinear"`` or ``"bicubic"``.
+    """
+
+    #: Whether `select` draws random numbers.
+    is_random: ClassVar[bool] = False
+
+    def __init__(self, size: int | tuple[int, int], *, interpolation: Interpolation = "bilinear") -> None:
+        height, width = (size, size) if isinstance(size, int) else size
+        if min(height, width) < 1:
+            raise ValueError(f"size must be at least 1 pixel, or a pair (height, width) of such, not {size!r}")
+        if interpolation not in get_args(Interpolation):
+            raise ValueError(f'interpolation must be "bilinear" or "bicubic", not {interpolation!r}')
+        self.size = (height, width)
+        self.interpolation = interpolation
+
+    @abstractmethod
+    def select(self, width: int, height: int, rng: RandomSource) -> Box:
+        """Return the box of an image of this size; it must be inside of the image."""
+
+
+class RandomResizedCrop(Crop):
+    """Crops a random part of each image and resizes it, as the transform of this name in torchvision does.
+
+    Args:
+        size: the height and width of the result in pixels: a number, or a pair of both.
+        scale: the smallest and the largest area of the part, as fractions of the area of the image.
+        ratio: the smallest and the largest ratio of its width to its height, drawn on a logarithmic scale.
+        flip_probability: the probability of mirroring it left to right.
+        interpolation: ``"bilinear"`` or ``"bicubic"``.
+
+    Raises:
+        ValueError: a range is empty or out of bounds.
+
+    Examples:
+        >>> import random
+        >>> crop = RandomResizedCrop(224, flip_probability=0.5)
+        >>> box = crop.select(640, 480, random.Random(7))
+        >>> 0 <= box.left <= 640 - box.width and 0 <= box.top <= 480 - box.height
+        True
+    """
+
+    is_random = True
+
+    def __init__(
+        self,
+        size: int | tuple[int, int],
+        *,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip_probability: float = 0.0,
+        interpolation: Interpolation = "bilinear",
+    ) -> None:
+        super().__init__(size, interpolation=interpolation)
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ValueError(f"scale must be two fractions of the area, such as (0.08, 1.0), not {scale!r}")
+        if not 0 < ratio[0] <= ratio[1]:
+            raise ValueError(f"ratio must be two ratios of width to height, such as (0.75, 1.33), not {ratio!r}")
+        if not 0 <= flip_probability <= 1:
+            raise ValueError(f"flip_probability must be from 0 to 1, not {flip_probability!r}")
+        self.scale = scale
+        self.ratio = ratio
+        self.flip_probability = flip_probability
+
+    def select(self, width: int, height: int, rng: RandomSource) -> Box:
+        """Return a random box, or the largest centered one of an allowed ratio if none fits."""
+        is_mirrored = rng.random() < self.flip_probability
+        low, high = map(math.log, self.ratio)
+        for _ in range(ATTEMPTS):
+            area = width * height * rng.uniform(*self.scale)
+            ratio = math.exp(rng.uniform(low, high))
+            wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < wide <= width and 0 < tall <= height:
+                return Box(rng.randint(0, width - wide), rng.randint(0, height - tall), wide, tall, is_mirrored)
+        wide = min(width, max(1, round(height * self.ratio[1])))
+        tall = min(height, max(1, round(width / self.ratio[0])))
+        return Box((width - wide) // 2, (height - tall) // 2, wide, tall, is_mirrored)
+
+    def __repr__(self) -> str:
+        return (
+            f"RandomResizedCrop({self.size!r}, scale={self.scale!r}, ratio={self.ratio!r}, "
+            f"flip_probability={self.flip_probability!r}, interpolation={self.interpolation!r})"
+        )
+
+
+class CenterCrop(Crop):
+    """Crops the square in the center of each image and resizes it, as for validation.
+
+    Args:
+        size: the height and width of the result in pixels.
+        resize: the length of the short side if the whole image were resized first: with a size of 224, 256 takes the
+            middle seven eighths of the short side, as usual for ImageNet. By default, all of the short side.
+        interpolation: ``"bilinear"`` or ``"bicubic"``.
+
+    Raises:
+        ValueError: ``resize`` is less than ``size``.
+
+    Examples:
+        >>> import random
+        >>> CenterCrop(224, resize=256).select(640, 512, random)
+        Box(left=96, top=32, width=448, height=448, is_mirrored=False)
+    """
+
+    def __init__(self, size: int, *, resize: int | None = None, interpolation: Interpolation = "bilinear") -> None:
+        super().__init__(size, interpolation=interpolation)
+        if resize is not None and resize < size:
+            raise ValueError(f"resize must be at least the size of the crop, {size} pixels, not {resize!r}")
+        self.resize = size if resize is None else resize
+
+    def select(self, width: int, height: int, rng: RandomSource) -> Box:  # noqa: ARG002 - the interface of crops
+        """Return the box in the center."""
+        side = max(1, round(min(width, height) * self.size[0] / self.resize))
+        return Box((width - side) // 2, (height - side) // 2, side, side)
+
+    def __repr__(self) -> str:
+        return f"CenterCrop({self.size[0]!r}, resize={self.resize!r}, interpolation={self.interpolation!r})"

@@ -1,0 +1,107 @@
+"""The stage that decodes batches of samples, with their images in one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import IterDataPipe, default_collate
+
+from wds_datapipes.codecs.batch_decoding import decode_batches
+from wds_datapipes.codecs.decoding import Decoder, DecoderChain
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
+from wds_datapipes.pipes.decoding import DecodingStage, SeededDecodingStage
+from wds_datapipes.pipes.stage import OpaqueValue, register_stage
+from wds_datapipes.types import Sample
+
+__all__ = ["BatchDecoder"]
+
+
+@register_stage("decode_batch")
+class BatchDecoder(DecodingStage[dict[str, Any]]):
+    """Decode batches of samples, with all images of a field in one tensor (functional name: ``decode_batch``).
+
+    It yields the same as ``.wds_decode()`` before ``.batch()`` and ``.collate()`` after it, with fewer copies: each
+    image is decoded into its place in the batch. With ``num_threads``, several are decoded at once, for loaders with
+    fewer workers than processors.
+
+    The images of a field must have the same size, so give the `ImageDecoder` a ``crop``, unless all of them do. A batch
+    has the same fields in all samples: rename ``jpg`` and ``png`` to one name before ``.batch()``.
+
+    Yields:
+        dict: the columns of a batch by the names of the fields. Images are a ``torch.Tensor`` of shape (N, C, H, W) for
+        specs that start with ``torch``, or (N, H, W, C) for those of arrays, without C for gray ones; uint8 from 0 to
+        255, or float32 from 0 to 1. Other columns are what ``collate_fn`` returns for them.
+
+    Args:
+        source: lists of samples, as from ``.batch(n)``.
+        decoders: as for ``.wds_decode()``.
+        num_threads: the number of threads that decode images. With 1, there is no other thread.
+        collate_fn: collates the other fields: a function of a list of dicts that returns a dict of columns, such as
+            `collate_samples`. The default is that of ``.collate()``.
+        only: as for ``.wds_decode()``.
+        unsafe: as for ``.wds_decode()``.
+        limits: as for ``.wds_decode()``.
+        by_extension: as for ``.wds_decode()``.
+        on_error: ``"raise"``; or, to skip the sample, so that its batch is smaller, ``"warn"``, ``"skip"``, an
+            `ErrorBudget` or a handler.
+
+    Raises:
+        DecodeError: the bytes do not fit the field's name, or images differ in size; the message has the shard, key,
+            field and decoder.
+        UnsafeInputError: a field needs ``unsafe``.
+        MissingDependencyError: a field needs a package that is not installed.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = [{"__key__": str(n), "ppm": b"P6 2 2 255 " + bytes(12), "cls": b"%d" % n} for n in range(3)]
+        >>> for batch in IterableWrapper(samples).batch(2).decode_batch("torchrgb8"):
+        ...     print(batch["ppm"].shape, batch["cls"], batch["__key__"])
+        torch.Size([2, 3, 2, 2]) tensor([0, 1]) ['0', '1']
+        torch.Size([1, 3, 2, 2]) tensor([2]) ['2']
+    """
+
+    is_stateless = True
+
+    def __init__(
+        self,
+        source: IterDataPipe[list[Sample]],
+        /,
+        *decoders: Decoder,
+        num_threads: int = 1,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        only: str | Iterable[str] | None = None,
+        unsafe: bool = False,
+        on_error: OnError = "raise",
+        limits: ReadLimits = DEFAULT_LIMITS,
+        **by_extension: Callable[[bytes], Any],
+    ) -> None:
+        check_on_error(on_error)
+        refuse_handler(by_extension, "keywords are extensions, as in json=parse")
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, not {num_threads!r}")
+        self.source = source
+        self.on_error = on_error
+        self.num_threads = num_threads
+        self._collate = OpaqueValue(collate_fn)
+        self._chain = DecoderChain(
+            decoders, by_extension, only=only, unsafe=unsafe, limits=limits, stage="decode_batch"
+        )
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from decode_batches(
+            self.source,
+            self._chain,
+            self._collate.value,
+            seeds=self.sample_seeds(),
+            num_threads=self.num_threads,
+            on_error=self.counted_errors,
+        )
+
+
+class RandomBatchDecoder(SeededDecodingStage[dict[str, Any]], BatchDecoder):
+    """A `BatchDecoder` with random crops."""
+
+
+BatchDecoder._random_class = RandomBatchDecoder
