@@ -38,8 +38,6 @@ def fill(outlet: Sender, item: object) -> int:
 def take(inlet: Receiver) -> Any:
     message = inlet.receive()
     assert message is not None
-    if message.header.arrays:
-        return inlet.item(message)
     (item,) = inlet.items(message)
     return item
 

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
+from wds_datapipes.loading.transport.bundle import TOGETHER_BYTES
 from wds_datapipes.loading.transport.protocol import INLINE
-from wds_datapipes.loading.transport.sender import TOGETHER_BYTES
 from wds_datapipes.loading.transport.serialization import APART, Serializer, describe, takes, unpack
 
 #: The machine may be busy.

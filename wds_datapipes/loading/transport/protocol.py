@@ -37,7 +37,10 @@ class Kind(enum.IntEnum):
     STATUS = 1
     """The descriptor of the sender's `StatusPage`."""
     ITEMS = 2
-    """Some items: the lengths of their pickles, the positions of their arrays, the pickles, the arrays."""
+    """Some items: a table, their pickles, and their large arrays, which are in a segment.
+
+    The table has the length of each pickle; if there are arrays, then the number of those of each item, and the
+    position and size of each array in the segment."""
     END = 3
     """The end of the items of the epoch."""
     ERROR = 4
@@ -73,8 +76,9 @@ class Header(NamedTuple):
         epoch: the epoch that it belongs to.
         number: the number of items, or of messages taken.
         arrays: the number of their arrays.
-        segment: the segment that holds the body, or -1 if it follows the header.
-        size: the size of the body, in bytes.
+        segment: the segment that holds the arrays, and the rest of the body unless that follows the header; or -1.
+        begin: the position of the rest of the body in the segment: the arrays precede it.
+        size: the size of the body, with the arrays, in bytes.
         records: the size of the records of these items, in bytes. They follow the header, before the body.
     """
 
@@ -83,11 +87,12 @@ class Header(NamedTuple):
     number: int = 0
     arrays: int = 0
     segment: int = -1
+    begin: int = 0
     size: int = 0
     records: int = 0
 
 
-HEADER = struct.Struct("=IIQIiQI")
+HEADER = struct.Struct("=IIQIiQQI")
 
 #: The maximum size of a message in either direction.
 MESSAGE_BYTES = HEADER.size + 2 * INLINE

@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import struct
 from array import array
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 from wds_datapipes.loading.transport.protocol import (
@@ -26,7 +28,10 @@ __all__ = ["Message", "Receiver"]
 #: With this many segments lent, further items are copied out of theirs: the loop keeps items, and segments are limited.
 MAX_LENT = 64
 
-FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+#: Numbers, since operations on members of an enumeration take a microsecond.
+FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+TRUNCATED = int(socket.MSG_CTRUNC)
+DONT_WAIT = int(socket.MSG_DONTWAIT)
 
 #: Space for one descriptor.
 _DESCRIPTOR = struct.Struct("i")
@@ -87,9 +92,9 @@ class Receiver:
             return self.receive()
         if not data:
             raise EOFError
-        if flags & socket.MSG_CTRUNC:
+        if flags & TRUNCATED:
             raise OSError("this process has too many open files to receive a segment of shared memory: see `ulimit -n`")
-        header = Header(*HEADER.unpack_from(data))
+        header = Header._make(HEADER.unpack_from(data))
         if header.kind == Kind.STATUS:
             self.page = StatusPage(_descriptor(attached[0]))
             return self.receive()
@@ -151,33 +156,31 @@ class Receiver:
         if message.header.segment >= 0:
             self._lender.give_back(message.header.segment)
 
-    def item(self, message: Message) -> Any:
-        """Return the one item of a message with arrays, which are views of the shared memory."""
-        self._take(message.header.size)
-        count, arrays, segment = message.header.number, message.header.arrays, message.header.segment
-        keep = len(self._lender) < MAX_LENT
-        view = self._lender.lend(segment) if keep else self._lender.read(segment)
-        begin = 8 * (count + 2 * arrays)
-        size, *offsets = view[:begin].cast("Q").tolist()
-        try:
-            parts = [view[at : at + length] for at, length in zip(offsets[::2], offsets[1::2], strict=True)]
-            return unpack(view[begin : begin + size], parts if keep else map(bytearray, parts))
-        finally:
-            if not keep:
-                self._lender.give_back(segment)
-
     def items(self, message: Message) -> Iterator[Any]:
-        """Yield the items of a message without arrays."""
+        """Yield the items of a message, whose large arrays are views of the shared memory."""
+        rows = self._rows(message)
+        while rows:
+            yield unpack(*rows.popleft())  # no variable here refers to the memory, which is reused once it is free
+
+    def _rows(self, message: Message) -> deque[tuple[Any, Sequence[Any]]]:
+        """Return the pickle and the arrays of each item."""
         header, body, _ = message
         self._take(header.size)
-        view = memoryview(body) if header.segment < 0 else self._lender.read(header.segment)
-        at = 8 * header.number
-        try:
-            for length in view[:at].cast("Q"):
-                yield unpack(view[at : at + length])
-                at += length
-        finally:
-            self.drop(message)
+        count, arrays, segment = header.number, header.arrays, header.segment
+        copies = arrays > 0 and len(self._lender) >= MAX_LENT
+        memory = memoryview(b"") if segment < 0 else self._lender.lend(segment)
+        rest = memoryview(body) if body else memory[header.begin : header.size]
+        at = 8 * (2 * (count + arrays) if arrays else count)
+        table = rest[:at].cast("Q").tolist()
+        begins = accumulate(table[:count], initial=at)
+        pickles: list[Any] = [rest[begin : begin + size] for begin, size in zip(begins, table[:count], strict=False)]
+        if not arrays:
+            return deque((pickled, ()) for pickled in pickles)
+        places = zip(table[2 * count :: 2], table[2 * count + 1 :: 2], strict=True)
+        parts: Iterator[Any] = (memory[begin : begin + size] for begin, size in places)
+        if copies:
+            pickles, parts = [bytes(each) for each in pickles], map(bytearray, parts)
+        return deque((pickled, list(islice(parts, n))) for pickled, n in zip(pickles, table[count:], strict=False))
 
     def credit(self) -> None:
         """Grant credit for the used messages, before waiting for the other side."""
@@ -212,7 +215,7 @@ class Receiver:
 
     def _send(self, message: bytes) -> None:
         with suppress(ConnectionError):  # detected at the next receive
-            self._channel.send(message, socket.MSG_DONTWAIT)
+            self._channel.send(message, DONT_WAIT)
 
 
 def _descriptor(attached: tuple[int, int, bytes]) -> int:

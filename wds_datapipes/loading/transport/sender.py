@@ -7,35 +7,26 @@ import pickle
 import socket
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from wds_datapipes.counters import Counters
+from wds_datapipes.loading.transport.bundle import Bundle, write_parts
 from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
-from wds_datapipes.loading.transport.serialization import Array, Serializer, describe, unpack
+from wds_datapipes.loading.transport.serialization import Serializer, describe, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentPool, StatusPage
 from wds_datapipes.pipes.state.recording import Record, pack_records
 
 __all__ = ["ReceiverGone", "Sender"]
 
-#: Small items share a message until it contains this many bytes,
-TOGETHER_BYTES = 64 * 1024
-#: or has waited this long, in seconds,
+#: Items share a message until the next one has no room, or it has waited this long, in seconds,
 TOGETHER_S = 1e-3
 #: or until an item takes so long to make that a separate message costs little in comparison.
 SLOW_S = 0.25e-3
 #: A message that waits for a slow pipeline is sent after one or two times this period, in seconds.
 TICK_S = 2e-3
 
-#: The alignment of arrays, which is the size of a cache line.
-ALIGNMENT = 64
-
-#: Pieces below this average size in bytes are joined before they are copied.
-LONG = 8 * 1024
 #: The minimum number of messages allowed ahead, regardless of size.
 MIN_MESSAGES = 2
 
@@ -76,6 +67,7 @@ class Sender:
         self._window = window
         self._together = together
         self._pool = SegmentPool(spare=window + 2)
+        self._bundle = Bundle(self._pool)
         self._packer = Serializer()
         self._drop()
         self._began = self._ready = time.perf_counter()
@@ -136,31 +128,26 @@ class Sender:
             self._making_s += took
             if record is not None and self._records and self._records[0][1] is not record[1]:
                 self._flush()  # the first record of a run comes first in its message
-            if packed.arrays or packed.size > TOGETHER_BYTES:
+            bundle = self._bundle
+            if not bundle.has_room(packed):
                 self._flush()
-                self._records += () if record is None else (record,)
-                self._send_items([packed.size], packed.parts, packed.arrays)
-                if packed.size > TOGETHER_BYTES:
-                    self._packer.renew()
-            else:
-                if not self._lengths:
-                    self._began = now
-                self._lengths.append(packed.size)
-                self._records += () if record is None else (record,)
-                self._parts += packed.parts
-                self._size += packed.size
-                if (
-                    took > SLOW_S
-                    or self._sent == self._taken
-                    or self._size > TOGETHER_BYTES
-                    or len(self._lengths) >= self._together
-                    or now - self._began > TOGETHER_S
-                ):
-                    self._flush()
-                elif not self._has_waiting.is_set():
-                    self._start_ticker()
+            if not len(bundle):
+                self._began = now
+            bundle.add(packed)
+            if record is not None:
+                self._records.append(record)
+            if (
+                took > SLOW_S
+                or bundle.is_full
+                or self._sent == self._taken
+                or len(bundle) >= self._together
+                or now - self._began > TOGETHER_S
+            ):
+                self._flush()
+            elif not self._has_waiting.is_set():
+                self._start_ticker()
             self._ready = time.perf_counter()
-            return not self._lengths
+            return not len(bundle)
 
     def record(self, record: Record) -> None:
         """Send the waiting items, and then the position of the pipeline after them.
@@ -170,7 +157,7 @@ class Sender:
         """
         with self._lock:
             self._flush()
-            self._send_body(Kind.STATE, [pack_records([record])], number=0)
+            self._send_body(Kind.STATE, pack_records([record]))
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
         """Send the waiting items, and then a message without items.
@@ -180,7 +167,7 @@ class Sender:
         """
         with self._lock:
             self._flush()
-            self._send_body(kind, [payload])
+            self._send_body(kind, payload)
 
     def flush(self) -> None:
         """Send the waiting items.
@@ -221,12 +208,11 @@ class Sender:
         self._closed = True
         self._has_waiting.set()
         self._channel.close()
+        self._bundle.close()
 
     def _drop(self) -> None:
-        self._parts: list[bytes] = []
-        self._lengths: list[int] = []
+        self._bundle.clear()
         self._records: list[Record] = []
-        self._size = 0
         self._sent = self._taken = 0
         self._ahead: deque[int] = deque()
         self._ahead_bytes = 0
@@ -258,60 +244,33 @@ class Sender:
 
     def _flush(self) -> None:
         """Send the waiting items."""
-        if self._lengths:
-            self._send_items(self._lengths, self._parts, [])
-            self._lengths, self._parts, self._size = [], [], 0
-            self._packer.renew()  # the other thread may be packing, and continues with its current object
-
-    def _send_items(self, lengths: list[int], parts: list[bytes], arrays: list[Array]) -> None:
+        if not len(self._bundle):
+            return
         records = b""
         if self._records:
             records = pack_records(self._records)
             if len(records) > INLINE:
-                self._send_body(Kind.STATE, [records], number=len(self._records))
+                self._send_body(Kind.STATE, records, number=len(self._records))
                 records = b""
             self._records = []
-        size = self._send_body(Kind.ITEMS, parts, lengths, arrays, records=records)
+        header, body, descriptor = self._bundle.finish(self.epoch, len(records))
+        self._bytes += header.size
+        self._send(header, (records, *body), descriptor)
         self._sent += 1
-        self._ahead.append(size)
-        self._ahead_bytes += size
+        self._ahead.append(header.size)
+        self._ahead_bytes += header.size
+        self._packer.renew()  # the other thread may be packing, and continues with its current object
 
-    def _send_body(
-        self,
-        kind: Kind,
-        parts: list[bytes],
-        lengths: Sequence[int] = (),
-        arrays: Sequence[Array] = (),
-        *,
-        number: int | None = None,
-        records: bytes = b"",
-    ) -> int:
-        number = len(lengths) if number is None else number
-        table = array("Q", lengths)
-        first = size = table.itemsize * (len(lengths) + 2 * len(arrays)) + sum(map(len, parts))
-        for each in arrays:
-            size = -(-size // ALIGNMENT) * ALIGNMENT
-            table.append(size)
-            table.append(each.nbytes)
-            size += each.nbytes
-        self._bytes += size
-        if size <= INLINE:
-            self._send(Header(kind, self.epoch, number, 0, -1, size, len(records)), (records, table.tobytes(), *parts))
-            return size
-        segment = self._pool.take(size)
-        data = segment.memory.data
-        at = 0
-        parts = [table.tobytes(), *parts]
-        for part in [b"".join(parts)] if first < LONG * len(parts) else parts:
-            data[at : at + len(part)] = part
-            at += len(part)
-        for each, offset in zip(arrays, table[len(lengths) :: 2], strict=True):
-            target = segment.memory[offset : offset + each.nbytes].view(each.dtype)
-            fortran = not each.flags.c_contiguous and each.flags.f_contiguous
-            np.copyto(target.reshape(each.shape, order="F" if fortran else "C"), each)
-        header = Header(kind, self.epoch, number, len(arrays), segment.number, size, len(records))
-        self._send(header, (records,), descriptor=segment.pass_on())
-        return size
+    def _send_body(self, kind: Kind, body: bytes, number: int = 0) -> None:
+        """Send a message without items."""
+        self._bytes += len(body)
+        if len(body) <= INLINE:
+            self._send(Header(kind, self.epoch, number, size=len(body)), (body,))
+            return
+        segment = self._pool.take(len(body))
+        write_parts(segment, [body])
+        header = Header(kind, self.epoch, number, segment=segment.number, size=len(body))
+        self._send(header, descriptor=segment.pass_on())
 
     def _send(self, header: Header, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
         self._publish()  # counts the items that have arrived
@@ -343,7 +302,7 @@ class Sender:
         while self._has_waiting.wait() and not self._closed:
             time.sleep(TICK_S)
             with self._lock:
-                if not self._lengths or self.is_full:  # if it is full, the other thread waits for the receiver
+                if not len(self._bundle) or self.is_full:  # if it is full, the other thread waits for the receiver
                     self._has_waiting.clear()
                 elif seen == self._began:
                     try:
