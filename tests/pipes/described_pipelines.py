@@ -7,6 +7,7 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
@@ -16,9 +17,12 @@ from torch.utils.data import IterDataPipe, RandomSampler, SequentialSampler
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Sampler, Shuffler
 
 from wds_datapipes import (
+    CenterCrop,
     DatasetSpec,
     DirectoryShards,
+    ImageDecoder,
     MockSamples,
+    RandomResizedCrop,
     ShardList,
     first_dot,
     handle_extension,
@@ -27,6 +31,7 @@ from wds_datapipes import (
 from wds_datapipes.pipes.state.description import descriptions
 
 Pipe = IterDataPipe[Any]
+EXECUTOR = ThreadPoolExecutor(1)
 
 
 def one(value: Any) -> Any:
@@ -232,6 +237,15 @@ PIPELINES: dict[str, list[Callable[[], Pipe]]] = {
         given(on_duplicate="last"),
         given(on_error="skip"),
     ),
+    "load_wds_records": calls(
+        "load_wds_records",
+        given(),
+        *(given(format=name) for name in ("jsonl", "cbor")),
+        given(key="id"),
+        *(given(fields=names) for names in (["a"], ["a", "b"])),
+        given(open_shards=2),
+        given(on_error="skip"),
+    ),
     "load_wds_shards": calls(
         "load_wds_shards",
         given(),
@@ -256,11 +270,19 @@ PIPELINES: dict[str, list[Callable[[], Pipe]]] = {
         lambda: source().mix_samples(source(), source()),
     ],
     "non_empty": calls("non_empty", given()),
+    "decode_batch": calls(
+        "decode_batch",
+        *(given(*decoders) for decoders in ((), ("rgb8",), ("torchrgb8",), (one,))),
+        *(given(ImageDecoder("rgb8", crop=crop)) for crop in (CenterCrop(8), CenterCrop(9), RandomResizedCrop(8))),
+        given(collate_fn=one),
+        given(only="cls"),
+    ),
     "pack_samples": calls(
         "pack_samples",
         *(given(length, field) for length in (8, 9) for field in ("txt", ("txt", "cls"))),
         *(given(8, "txt", **options) for options in ({"long_samples": "split"}, {"open_rows": 3}, {"pad": 0})),
     ),
+    "process_shards": calls("process_shards", *(given(function, executor=EXECUTOR) for function in (one, two))),
     "rename": calls("rename", given(a="b"), given(a="c"), given(b="a"), given(a="b", keep=False)),
     "rename_keys": calls("rename_keys", given(a="b"), given(("a", "b")), given(a="b", keep_unselected=True)),
     "resample_wds_shards": calls("resample_wds_shards", given(3), given(4), given(), given(3, seed=1)),
@@ -280,6 +302,10 @@ PIPELINES: dict[str, list[Callable[[], Pipe]]] = {
         given(txt=one),
         given(only="cls"),
         given(only="cls txt"),
+        *(
+            given(ImageDecoder("rgb8", crop=crop))
+            for crop in (CenterCrop(8), RandomResizedCrop(8), RandomResizedCrop(9))
+        ),
         given(partial=True),
         given(unsafe=True),
     ),

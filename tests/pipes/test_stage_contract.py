@@ -7,6 +7,7 @@ import itertools
 import re
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from wds_datapipes.errors import (
     WdsError,
 )
 from wds_datapipes.testing import build_shard, check_stage
+from wds_datapipes.writing import RecordWriter
 
 SAMPLES = [{"__key__": str(key), "__url__": "a.tar", "cls": b"%d" % key, "txt": "text"} for key in range(5)]
 #: Stages without a functional name, because they start a pipeline.
@@ -74,6 +76,22 @@ def halve_and_draw(sample: dict[str, int], rng: Random) -> dict[str, float]:
     return {"n": halve(sample["n"]), "drawn": rng.random()}
 
 
+def samples_of(urls: list[str]) -> Any:
+    return ShardList(urls).load_wds_shards().group_samples()
+
+
+class InThisThread(Executor):
+    """Runs each task at once."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        task: Future[Any] = Future()
+        try:
+            task.set_result(function(*args, **kwargs))
+        except Exception as error:
+            task.set_exception(error)
+        return task
+
+
 #: Every stage with a functional name. A new one gets its row here.
 TABLE = {
     "add_columns": Stage(
@@ -109,6 +127,7 @@ TABLE = {
         DuplicateKeyError,
         "a.tar holds the field 'cls'",
     ),
+    "load_wds_records": Stage(["a.jsonl", "b.jsonl.gz"], (), {}, ["c.jsonl"], ShardOpenError, "c.jsonl"),
     "load_wds_shards": Stage(["a.tar", "b.tar.gz"], (), {}, ["c.tar"], ShardOpenError, "c.tar"),
     "log_samples": Stage(SAMPLES, (), {"first": 1}, [], ValueError, "3 is odd"),
     "map_dict": Stage([{"n": 2}, {"n": 4}], (), {"n": halve}, [{"n": 3}], ValueError, "3 is odd"),
@@ -117,6 +136,9 @@ TABLE = {
     "map_tuple": Stage([(2, "a"), (4, "b")], (halve, None), {}, [(3, "a")], ValueError, "3 is odd"),
     "mix_samples": Stage(SAMPLES[:3], (IterableWrapper(SAMPLES[3:]),), {"stop": "all"}, [], ValueError, "3 is odd"),
     "non_empty": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
+    "decode_batch": Stage(
+        [SAMPLES, SAMPLES], (), {"only": "cls"}, [[{"__key__": "x", "cls": b"seven"}]], DecodeError, "cls.*sample 'x'"
+    ),
     "pack_samples": Stage(
         TOKENS,
         (3, "tokens"),
@@ -127,6 +149,9 @@ TABLE = {
     ),
     "rename": Stage(
         SAMPLES, (), {"label": "class;cls"}, [{"__key__": "x"}], MissingFieldError, "'class;cls' was requested"
+    ),
+    "process_shards": Stage(
+        ["a.tar", "b.tar.gz"], (samples_of,), {"executor": InThisThread()}, ["c.tar"], ShardOpenError, "c.tar"
     ),
     "resample_wds_shards": Stage(["a.tar", "b.tar"], (4,), {}, [], ValueError, "3 is odd"),
     "rename_keys": Stage(
@@ -168,6 +193,8 @@ TABLE = {
     "with_epoch": Stage([1, 1, 1, 1], (3,), {}, [], ValueError, "3 is odd"),
     "with_length": Stage(SAMPLES, (5,), {}, [], ValueError, "3 is odd"),
 }
+#: Its executor works in one process only.
+WITHOUT_WORKERS = "process_shards"
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +202,10 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a.tar", "b.tar.gz"):
         build_shard(name, [{"__key__": str(key), "txt": b"text"} for key in range(3)])
+    for name in ("a.jsonl", "b.jsonl.gz"):
+        with RecordWriter(name) as records:
+            for key in range(3):
+                records.write({"__key__": str(key), "txt": "text"})
     build_shard("more.tar", [{"__key__": str(key), "cls": b"1"} for key in range(3)])
 
 
@@ -231,7 +262,11 @@ def test_the_table_contains_every_stage() -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_stage_keeps_the_contract(name: str) -> None:
-    check_stage(lambda: functional(name))
+    if name == WITHOUT_WORKERS:
+        with pytest.raises(RuntimeError, match="num_workers=0"):
+            check_stage(lambda: functional(name))
+    else:
+        check_stage(lambda: functional(name))
 
 
 def test_the_source_keeps_the_contract() -> None:
@@ -253,6 +288,10 @@ def test_the_functional_form_is_the_class_form(name: str) -> None:
 def test_an_error_arrives_with_its_type_and_text(name: str, workers: int) -> None:
     loader = DataLoader(failing(name), batch_size=None, num_workers=workers)
     error = error_of(loader)
+    if name == WITHOUT_WORKERS and workers:
+        assert type(error) is RuntimeError
+        assert "num_workers=0" in str(error)
+        return
     assert type(error) is TABLE[name].error
     assert re.search(TABLE[name].text, str(error))
 

@@ -78,7 +78,7 @@ class InProcessExecutor:
 
 
 class BorrowedExecutor:
-    """Runs tasks on any executor of `concurrent.futures`, which stays open."""
+    """Runs tasks on any executor of ``concurrent.futures``, which stays open."""
 
     def __init__(self, work: Callable[..., Any], executor: Executor, max_tasks: int | None) -> None:
         self._work, self._executor = work, executor

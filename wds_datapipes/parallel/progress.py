@@ -57,11 +57,17 @@ class ProgressMeter:
                 f"{f'shards  {self._samples:,} samples' if self._unit == 'shards' else self._unit}  "
                 f"{self._samples / seconds:,.0f} samples/s  {human_bytes(self._bytes / seconds)}/s"
             )
+            if self._done:
+                rate += f"  {self._time_left(now)} left"
             self._bar.update(self._task, completed=self._done, rate=rate, refresh=True)
         if self._logger is not None and now - self._logged >= LOG_PERIOD_S and self._done:
             self._logged = now
-            left = human_time((now - self._started) * (self._total / self._done - 1))
+            left = self._time_left(now)
             self._logger.info("%s: %d of %d %s, %s left", self._label, self._done, self._total, self._unit, left)
+
+    def _time_left(self, now: float) -> str:
+        """Estimate the time until all is done, from that of what is done."""
+        return human_time((now - self._started) * (self._total / self._done - 1))
 
     @property
     def _done(self) -> int:

@@ -1,5 +1,6 @@
 """Registered stages: the classes whose functional forms every ``IterDataPipe`` has once they are imported."""
 
+from wds_datapipes.pipes.batch_decoding import BatchDecoder
 from wds_datapipes.pipes.bucketing import SampleBucketer
 from wds_datapipes.pipes.caching import SampleCacher
 from wds_datapipes.pipes.composing import StreamComposer
@@ -14,7 +15,9 @@ from wds_datapipes.pipes.loading import ShardLoader
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.mock_samples import MockSamples
 from wds_datapipes.pipes.packing import SamplePacker
+from wds_datapipes.pipes.processing import ShardProcessor
 from wds_datapipes.pipes.random_functions import RngSampleMapper
+from wds_datapipes.pipes.records import RecordLoader
 from wds_datapipes.pipes.resampling import ShardResampler
 from wds_datapipes.pipes.sample_log import SampleLogger
 from wds_datapipes.pipes.sampling import NonEmptyChecker, SampleRsampler, SampleSlicer
@@ -27,6 +30,7 @@ from wds_datapipes.pipes.writing import SampleWriter
 
 __all__ = [
     "Associator",
+    "BatchDecoder",
     "ColumnAdder",
     "DatasetSpec",
     "DictMapper",
@@ -39,6 +43,7 @@ __all__ = [
     "LengthSetter",
     "MockSamples",
     "NonEmptyChecker",
+    "RecordLoader",
     "RngSampleMapper",
     "SampleBucketer",
     "SampleCacher",
@@ -57,6 +62,7 @@ __all__ = [
     "ShardCacher",
     "ShardList",
     "ShardLoader",
+    "ShardProcessor",
     "ShardResampler",
     "Stage",
     "StreamComposer",

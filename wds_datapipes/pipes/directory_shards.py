@@ -15,6 +15,9 @@ from wds_datapipes.shards.patterns import expand_braces
 
 __all__ = ["DirectoryShards"]
 
+#: The pattern of the names of archives, plain or compressed.
+ARCHIVES = f"*{{{','.join(SHARD_SUFFIXES)}}}"
+
 
 class DirectoryShards(Stage[str]):
     """Yield shards from a directory as other programs write them.
@@ -63,7 +66,7 @@ class DirectoryShards(Stage[str]):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        pattern: str = f"*{{{','.join(SHARD_SUFFIXES)}}}",
+        pattern: str = ARCHIVES,
         *,
         select: Select = "oldest",
         after: After = "keep",

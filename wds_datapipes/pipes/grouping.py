@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
@@ -12,33 +10,23 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.loading import ShardLoader
-from wds_datapipes.pipes.sharding import rotation_period
-from wds_datapipes.pipes.stage import OpaqueValue, RecordedStage, position_reader_of, register_stage
-from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
+from wds_datapipes.pipes.loading import ShardLoader, ShardReadingStage
+from wds_datapipes.pipes.positioned_samples import PositionedSamples
+from wds_datapipes.pipes.stage import RecordedStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, check_seen, listings_before
-from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, SampleGrouping, check_next_key, split_by_shard
-from wds_datapipes.samples.interleaving import interleave_samples
+from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, SampleGrouping, split_by_shard
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
-from wds_datapipes.shards.position import (
-    END_OF_SHARDS,
-    Progress,
-    Resume,
-    SamplePosition,
-    ShardShare,
-    unpack_open_shards,
-    unpack_positions,
-)
+from wds_datapipes.shards.loading import ShardMembers
+from wds_datapipes.shards.position import Resume, SamplePosition, unpack_positions
 from wds_datapipes.types import Member, Sample
 
 __all__ = ["SampleGrouper", "SampleShuffler"]
 
 
 @register_stage("group_samples")
-class SampleGrouper(RecordedStage[Sample]):
+class SampleGrouper(PositionedSamples):
     """Group adjacent files with the same key into samples (functional name: ``group_samples``).
 
     A file's name is split at the first dot of its base name: ``train/0001.seg.png`` is the field ``seg.png`` of the
@@ -74,9 +62,6 @@ class SampleGrouper(RecordedStage[Sample]):
         [{'__key__': 'a', '__url__': 'train.tar', '__local_path__': 'train.tar', 'cls': b'1'}]
     """
 
-    has_position = True
-    can_reshard = True
-
     def __init__(
         self,
         source: IterDataPipe[Member],
@@ -105,111 +90,14 @@ class SampleGrouper(RecordedStage[Sample]):
         self.on_duplicate = on_duplicate
         self.on_repeated_key = on_repeated_key
         self.on_error = on_error
-        self._empty_passes = EmptyPassGuard()
-        self._progress = Progress()
-        self._resume: Resume | None = None
-        self._share: ShardShare | None = None
-        self._listings: OpaqueValue[list[ShardOrder]] = OpaqueValue([])  # hidden: torch would treat them as sources
-        self._listed: list[Seen] = []
-        self._listed_at = -1  # the value of ShardOrder.changes at which _listed was read
-        self._form: tuple[object, int, Form] = None, -1, None  # the run, its first column, and its form
-
-    def position_reader(self) -> Callable[[], SamplePosition]:
-        """Return a function that returns the position of the sample that was yielded last."""
-        return lambda: SamplePosition(*self._progress.last)
-
-    def record_state(self, recorder: Recorder) -> Form:
-        """Record the position of the next sample: the index of its shard in this instance, and the byte offset.
-
-        ``"check"`` is a checksum of that sample's key; 0 if it is unknown. If the rest of the epoch was resharded,
-        shards are counted across all instances, and ``"dealt"`` is the share of this one. If several shards are open,
-        ``"open"`` lists the index, the offset and the checksum for each, in the order of their turns, and ``"next"`` is
-        the next shard that was not opened. ``"listed"`` identifies the list of shards, if a loader has inserted a
-        `ShardOrder`.
-        """
-        row, progress = recorder.row, self._progress
-        token, column, form = self._form
-        if (
-            token is recorder.token
-            and len(row) == column
-            and self._listed_at == ShardOrder.changes
-            and progress.floor < progress.next
-            and self._resume is None
-            and len(progress.open) == len(form.get("open", ()))
-        ):
-            row += progress.next  # nothing else has changed
-            for position in progress.open:
-                row += position
-            return form
-        column = len(row)
-        (shard, offset, key), share = self._position()
-        form = {"next": [recorder.number(shard), recorder.number(offset)], "check": recorder.checked(key)}
-        positions = self._progress.open if self._resume is None else self._resume.open_positions()
-        if self._open_shards > 1:
-            number, checked = recorder.number, recorder.checked
-            form["open"] = [[number(shard), number(offset), checked(key)] for shard, offset, key in positions]
-        if seen := self._seen():
-            form["listed"] = recorder.keep(self, seen, "listed")
-        if share is not None:
-            opened = {number: offset for number, offset, _ in positions}
-            form["dealt"] = recorder.keep(self, share.state_dict((shard, offset), opened), "dealt")
-        self._form = recorder.token, column, form
-        return form
-
-    def _position(self) -> tuple[tuple[int, int, int | str], ShardShare | None]:
-        """Return the position of the next sample with its key or `key_checksum`, and the share of a resharded epoch."""
-        if self._resume is not None:  # loaded, and not started
-            return (*self._resume.next, self._resume.check), self._resume.share
-        return self._progress.resume_position(), self._share
 
     @property
-    def _open_shards(self) -> int:
-        """The number of shards to keep open."""
-        return self.source.open_shards if type(self.source) is ShardLoader else 1
+    def shard_reader(self) -> ShardReadingStage[Any] | None:
+        """The stage that reads the shards, if it comes directly before this one."""
+        return self.source if type(self.source) is ShardLoader else None
 
-    def _seen(self) -> list[Seen]:
-        """Return the identifiers of the lists of shards; the same object until they change."""
-        if self._listed_at != ShardOrder.changes and self._resume is None:
-            self._listed_at = ShardOrder.changes
-            seen = [listing.seen for listing in self._listings.value]
-            if len(seen) != len(self._listed) or any(map(operator.is_not, seen, self._listed)):
-                self._listed = seen
-        return self._listed
-
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Load a state, from which the next iteration resumes.
-
-        Args:
-            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
-            again: the positions of earlier samples, which are yielded first.
-        """
-        shard, offset = state.get("next", END_OF_SHARDS)
-        spans = defaultdict[int, list[tuple[int, int]]](list)
-        for position in again:
-            spans[position.shard].append((position.start, position.end))
-        share = ShardShare.from_state(state["dealt"]) if "dealt" in state else None
-        was_open = unpack_open_shards(state.get("open", ()))
-        self._resume = Resume((shard, offset), spans, share, state.get("check", 0), was_open)
-        self._listed_at = -1
-        self._listed = [check_seen(seen) for seen in state.get("listed", ())]
-
-    def reset_state(self) -> None:
-        """Discard a loaded state, so that the next iteration starts from the beginning."""
-        self._resume = None
-
-    def __iter__(self) -> Iterator[Sample]:
-        self._empty_passes.check(self, rotation_period(self.source))
-        resume, self._resume = self._resume, None
-        self.skipped_shards = 0 if resume is None else resume.next[0]
-        self._share = None if resume is None else resume.share
-        progress = self._progress = Progress() if resume is None else Progress(resume.next, resume.check)
-        self._listed_at = -1
-        self._listings.value = listings_before(self.source)
-        if resume is not None:
-            for listing, seen in zip(self._listings.value, self._listed, strict=False):
-                listing.expect(seen)
-        loader = self.source
-        grouping = SampleGrouping(
+    def _make_grouping(self) -> SampleGrouping:
+        return SampleGrouping(
             key_rule=self.key_rule,
             fields=self.fields,
             lowercase=self.lowercase,
@@ -217,17 +105,11 @@ class SampleGrouper(RecordedStage[Sample]):
             on_repeated_key=self.on_repeated_key,
             on_error=self.counted_errors,
         )
-        if self._open_shards > 1:
-            resume = resume or Resume()
-            shards = loader.open(resume)
-            yield from interleave_samples(shards, grouping, self._open_shards, progress=progress, resume=resume)
-            return
+
+    def _read_shards(self, resume: Resume | None) -> Iterator[ShardMembers]:
         # torch's hook around each member would take a tenth of the time for small samples.
-        shards = loader.read_shards(resume) if type(loader) is ShardLoader else split_by_shard(loader)
-        if resume is not None and resume.check:
-            shards = check_next_key(shards, resume.next, resume.check, self.key_rule)
-        yield from grouping.group(shards, progress)
-        grouping.finish()
+        reader = self.shard_reader
+        return split_by_shard(self.source) if reader is None else reader.read_shards(resume)
 
 
 @register_stage("shuffle_samples")

@@ -8,9 +8,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.loading import ShardLoader
+from wds_datapipes.pipes.loading import ShardReadingStage
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
-from wds_datapipes.pipes.state.graph import upstream
+from wds_datapipes.pipes.state.graph import functional_name_of, upstream
 from wds_datapipes.samples.joining import Entry, add_columns, associate, parse_url_of
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.select import Lacking
@@ -152,11 +152,11 @@ class ColumnAdder(Stage[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         for stage in upstream(self.source):
-            if isinstance(stage, ShardLoader) and stage.open_shards > 1:
+            if isinstance(stage, ShardReadingStage) and stage.open_shards > 1:
                 raise RuntimeError(
                     "add_columns reads the parallel shards one after the other, but the samples of "
-                    f"load_wds_shards(open_shards={stage.open_shards}) alternate between shards. Use open_shards=1, "
-                    "and a larger shuffle_samples() after add_columns"
+                    f"{functional_name_of(stage)}(open_shards={stage.open_shards}) alternate between shards. Use "
+                    "open_shards=1, and a larger shuffle_samples() after add_columns"
                 )
         yield from add_columns(
             self.source,

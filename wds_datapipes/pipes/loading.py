@@ -1,10 +1,10 @@
-"""The stage that reads the members of shards."""
+"""Stages that open shards: the base class, and the stage that reads the members of tar shards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
 
@@ -15,18 +15,63 @@ from wds_datapipes.pipes.directory_shards import DirectoryShards
 from wds_datapipes.pipes.sharding import unsplit, warn_if_hidden
 from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.graph import upstream
-from wds_datapipes.shards.loading import ReadOptions, ShardMembers, read_shards
+from wds_datapipes.shards.loading import ReadOptions, ShardMembers, StreamOptions, read_shards
 from wds_datapipes.shards.open_shards import OpenShards
 from wds_datapipes.shards.position import Resume
 from wds_datapipes.shards.seeking import resume_shards
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Member
 
-__all__ = ["ShardLoader"]
+__all__ = ["ShardLoader", "ShardReadingStage"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ShardReadingStage(Stage[T_co]):
+    """Base class of stages that open shards; their options tell the format."""
+
+    source: Any
+    open_shards: int
+    _options: StreamOptions
+
+    def read_shards(self, resume: Resume | None = None) -> Iterator[ShardMembers]:
+        """Yield the shards with their members or records as plain tuples, without torch's hook around each.
+
+        Args:
+            resume: the part of the shards that remains to be read after a state; None for all.
+        """
+        options = self._begin()
+        if resume is None:
+            return read_shards(self.source, options)
+        return resume_shards(self._list_of(resume), options, resume)
+
+    def open(self, resume: Resume) -> OpenShards:
+        """Return the shards, to keep several of them open.
+
+        Args:
+            resume: the part of the shards that remains to be read.
+        """
+        options = self._begin()
+        for stage in upstream(self.source):
+            if isinstance(stage, DirectoryShards):
+                raise RuntimeError(
+                    f"{self._options.stage}(open_shards={self.open_shards}) requests shards before it has read the "
+                    "earlier ones, but DirectoryShards counts a shard as read when the next one is requested, and may "
+                    "delete it. Read it with open_shards=1"
+                )
+        return OpenShards(self._list_of(resume), options, resume)
+
+    def _begin(self) -> StreamOptions:
+        warn_if_hidden(self.source)
+        return replace(self._options, on_error=self.counted_errors)
+
+    def _list_of(self, resume: Resume) -> Any:
+        """Return the list of shards that a state refers to."""
+        return self.source if resume.share is None else unsplit(self.source)
 
 
 @register_stage("load_wds_shards")
-class ShardLoader(Stage[Member]):
+class ShardLoader(ShardReadingStage[Member]):
     """Read the files of each shard (functional name: ``load_wds_shards``).
 
     A shard is a local path, a ``file:`` URL, ``-`` for standard input, ``pipe:`` and a shell command that writes a tar
@@ -135,38 +180,3 @@ class ShardLoader(Stage[Member]):
             )
         for _, members in self.read_shards():
             yield from map(Member._make, members)
-
-    def read_shards(self, resume: Resume | None = None) -> Iterator[ShardMembers]:
-        """Yield the shards with their members as plain tuples, without torch's hook around each; for grouping.
-
-        Args:
-            resume: the part of the shards that remains to be read after a state; None for all.
-        """
-        options = self._begin()
-        if resume is None:
-            return read_shards(self.source, options)
-        return resume_shards(self._list_of(resume), options, resume)
-
-    def open(self, resume: Resume) -> OpenShards:
-        """Return the shards, to keep several of them open; for grouping.
-
-        Args:
-            resume: the part of the shards that remains to be read.
-        """
-        options = self._begin()
-        for stage in upstream(self.source):
-            if isinstance(stage, DirectoryShards):
-                raise RuntimeError(
-                    f"load_wds_shards(open_shards={self.open_shards}) requests shards before it has read the earlier "
-                    "ones, but DirectoryShards counts a shard as read when the next one is requested, and may delete "
-                    "it. Read it with open_shards=1"
-                )
-        return OpenShards(self._list_of(resume), options, resume)
-
-    def _begin(self) -> ReadOptions:
-        warn_if_hidden(self.source)
-        return replace(self._options, on_error=self.counted_errors)
-
-    def _list_of(self, resume: Resume) -> Any:
-        """Return the list of shards that a state refers to."""
-        return self.source if resume.share is None else unsplit(self.source)

@@ -13,9 +13,9 @@ from wds_datapipes.pipes.sharding import find_rank_and_worker
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, as_stage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.samples.sampling import map_samples_with_rng
+from wds_datapipes.samples.sampling import SampleSeeds, map_samples_with_rng
 
-__all__ = ["RngSampleMapper"]
+__all__ = ["RngSampleMapper", "seeds_of_samples"]
 
 #: Stages of torch and torchdata that may yield one shard more than once.
 REPEATING = ("CyclerIterDataPipe", "RepeaterIterDataPipe", "SamplerIterDataPipe")
@@ -79,16 +79,26 @@ class RngSampleMapper(SeededStage, Stage[Any]):
         self._own_seed = self.take_seed()
 
     def __iter__(self) -> Iterator[Any]:
-        instance = find_rank_and_worker(self)
-        yield from map_samples_with_rng(
-            self.source,
-            self._function.value,
-            seed=self._own_seed,
-            rank_and_worker=(instance.rank, instance.worker),
-            repeats=any(map(_repeats, upstream(self.source))),
-            position=position_reader_of(self.source),
-            on_error=self.counted_errors,
-        )
+        seeds = seeds_of_samples(self, self._own_seed, "map_samples_with_rng")
+        yield from map_samples_with_rng(self.source, self._function.value, seeds, on_error=self.counted_errors)
+
+
+def seeds_of_samples(stage: Any, seed: int, name: str) -> SampleSeeds:
+    """Return the seeds of the samples that a stage reads in a pass.
+
+    Args:
+        stage: the stage, whose attribute ``source`` is the one before it.
+        seed: its seed, the same on all ranks and workers.
+        name: the name of the stage.
+    """
+    instance = find_rank_and_worker(stage)
+    return SampleSeeds(
+        name,
+        seed,
+        rank_and_worker=(instance.rank, instance.worker),
+        repeats=any(map(_repeats, upstream(stage.source))),
+        position=position_reader_of(stage.source),
+    )
 
 
 def _repeats(stage: Any) -> bool:

@@ -84,7 +84,7 @@ class ShardList(Stage[str]):
 class DatasetSpec(SeededStage, Stage[str]):
     """List the shards of a mixture of datasets that a YAML or JSON file specifies.
 
-    The file has the keys of webdataset's specifications:
+    The file has the keys of webdataset's specifications::
 
         prefix: "s3://"                # before each URL; optional
         buckets: ["training-data"]     # for datasets without buckets; optional
@@ -104,7 +104,7 @@ class DatasetSpec(SeededStage, Stage[str]):
 
     A dataset may also describe its samples: ``scale`` (a number or a range for resizing images), ``extensions`` (the
     fields with the image), and ``settings`` with custom keys. These do not change which samples are read. They are
-    available as `settings`; ``.associate(spec.settings, by="__url__")`` adds them to samples.
+    available as ``settings``; ``.associate(spec.settings, by="__url__")`` adds them to samples.
 
     The shards are in the order of the file; put ``.shuffle()`` and then ``.sharding_filter()`` after this stage. The
     drawn shards differ in each epoch, and are the same in all ranks and workers, as the seed comes from the loader.

@@ -242,7 +242,7 @@ def unsplit(pipe: Any) -> Any:
     if type(pipe) is not Mapper:
         raise StateError(
             f"Resuming with another number of ranks or workers needs the list of shards before it is split, but "
-            f"load_wds_shards reads from {type(pipe).__name__}. Put .sharding_filter() directly before load_wds_shards"
+            f"they are read from {type(pipe).__name__}. Put .sharding_filter() directly before .load_wds_shards()"
         )
     mapper = copy.copy(pipe)
     mapper.datapipe = unsplit(pipe.datapipe)

@@ -56,7 +56,7 @@ class Stage(IterDataPipe[T_co]):
     yield items that later stages have buffered. `reset_state` discards a loaded state.
 
     **Buffered samples.** A stage that buffers samples, such as a shuffle, does not store them. It sets
-    ``rereads_samples = True`` and stores their positions under ``"waiting"`` with `pack_positions`. `source_position`
+    ``rereads_samples = True`` and stores their positions under ``"waiting"`` with ``pack_positions``. `source_position`
     provides the position of each item that it reads. When the state is loaded, the stages before it first yield the
     samples at these positions again, in the order of their positions.
 
@@ -136,6 +136,12 @@ class Stage(IterDataPipe[T_co]):
         """``on_error``, combined with ``counters``."""
         return CountedErrors(self.on_error, self.counters)
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:  # with what Python needs to ask whether another name was meant
+            raise AttributeError(str(error), name=name, obj=self) from None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the item that was yielded last, as a JSON-serializable dictionary."""
         return {}
@@ -180,6 +186,12 @@ class Stage(IterDataPipe[T_co]):
 
     def rotate_assignment(self, turn: int) -> None:
         """Rotate the assignment by ``turn`` workers, if this stage splits the data."""
+
+    def _repr_html_(self) -> str:
+        """Draw the pipeline up to this stage, for notebooks."""
+        from wds_datapipes.pipes.drawing import draw_pipeline
+
+        return draw_pipeline(self)
 
 
 class OneToOneStage(Stage[T_co]):

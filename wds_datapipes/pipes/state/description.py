@@ -15,17 +15,21 @@ from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.pipes.sharding import splits
 from wds_datapipes.pipes.stage import OpaqueValue, as_stage
 from wds_datapipes.pipes.state.graph import TORCH_ATTRIBUTES, upstream
-from wds_datapipes.pipes.state.seeding import SEED
+from wds_datapipes.pipes.state.seeding import SEED, SEEDS, SeededStage
 
-__all__ = ["description", "descriptions", "difference"]
+__all__ = ["arguments_of", "description", "descriptions", "difference"]
 
 #: Arguments of this package's stages that affect how data are read or stored, but not which samples are yielded.
 IGNORED_ARGUMENTS = {
+    "BatchDecoder": {"num_threads"},
+    "RandomBatchDecoder": {"num_threads"},
     "SampleCacher": {"path", "max_bytes"},
     "ColumnAdder": {"storage_options"},
     "DatasetSpec": {"storage_options", "safe", "allow_commands"},
+    "RecordLoader": {"options"},
     "ShardList": {"storage_options", "safe", "rewrite"},
     "ShardLoader": {"options"},
+    "ShardProcessor": {"executor", "prefetch_shards"},
 }
 
 #: Attributes with the progress of a stage, or with settings made by the loader.
@@ -51,7 +55,7 @@ def description(stage: Any) -> str:
     The description covers the code of the user's functions and classes, but not their modules: a script and its
     imported module have the same description. It omits credentials and the stage's progress in its epoch.
     """
-    facts = _arguments(stage)
+    facts = arguments_of(stage)
     if vars(stage).get("_enabled", True) is False:  # set by DataLoader(shuffle=False)
         facts["enabled"] = False
     text = ", ".join(f"{name}={format_value(value, _IGNORED_TYPES)}" for name, value in facts.items())
@@ -72,9 +76,10 @@ def difference(saved: str | None, own: str | None) -> str:
     return text
 
 
-def _arguments(stage: Any) -> dict[str, Any]:
+def arguments_of(stage: Any) -> dict[str, Any]:
     """Return a stage's arguments if it stores them under their names, or else all of its attributes."""
-    attributes = {name: value for name, value in vars(stage).items() if name not in _IGNORED_ATTRIBUTES}
+    seeds = SEEDS if isinstance(stage, SeededStage) else ()
+    attributes = {n: value for n, value in vars(stage).items() if n not in _IGNORED_ATTRIBUTES and n not in seeds}
     kinds = [kind for kind in type(stage).__mro__ if "__init__" in vars(kind) and issubclass(kind, _PIPES)]
     found, missing = dict[str, Any](), not kinds
     for kind in kinds:

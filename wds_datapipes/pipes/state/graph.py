@@ -12,6 +12,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 __all__ = [
     "TORCH_ATTRIBUTES",
     "count_yielded",
+    "functional_name_of",
     "iteration_of",
     "sources_of",
     "takes_seed",
@@ -32,6 +33,8 @@ TORCH_ATTRIBUTES = frozenset(
 
 Pipe = IterDataPipe[Any]
 
+_PIPES = frozenset({IterDataPipe, MapDataPipe})
+
 
 def count_yielded(stage: Any) -> int:
     """Return the number of items that a stage has yielded in its latest iteration; torch counts them."""
@@ -49,6 +52,13 @@ def name_of(stage: Any) -> str:
     maker = vars(stage).get("main_datapipe", stage)
     name = type(maker).__name__.lstrip("_").removesuffix("IterDataPipe")
     return "RandomSplitter" if name == "SplitterIterator" else name
+
+
+def functional_name_of(stage: Any) -> str:
+    """Return the method that adds a stage to a pipeline, such as ``.batch``, or the class of a source."""
+    names = {getattr(build, "__wrapped__", None): name for name, build in IterDataPipe.functions.items()}
+    name = next((names[kind] for kind in type(stage).__mro__ if kind in names), None)
+    return name_of(stage) if name is None or next(sources_of(stage), None) is None else f".{name}"
 
 
 def takes_seed(stage: object) -> bool:
@@ -76,7 +86,8 @@ def sources_of(stage: Any) -> Iterator[Any]:
 
 
 def _pipes(value: Any) -> Iterator[Any]:
-    if isinstance(value, IterDataPipe | MapDataPipe):
+    # Not isinstance: for each new type, an abstract class asks all of its subclasses, which takes milliseconds.
+    if not _PIPES.isdisjoint(type(value).__mro__):
         yield value
     elif isinstance(value, dict | list | tuple) and len(value) <= _MAX_SOURCES:
         for each in itertools.chain(value, value.values()) if isinstance(value, dict) else value:

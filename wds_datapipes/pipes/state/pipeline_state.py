@@ -10,7 +10,7 @@ from torch.utils.data.datapipes.iter import Batcher
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.grouping import SampleGrouper
-from wds_datapipes.pipes.loading import ShardLoader
+from wds_datapipes.pipes.loading import ShardLoader, ShardReadingStage
 from wds_datapipes.pipes.stage import as_stage
 from wds_datapipes.pipes.state.graph import name_of, sources_of, takes_seed, upstream
 from wds_datapipes.pipes.state.recording import PlainRecorder, Record, Recorder
@@ -196,7 +196,7 @@ def _stages_of(pipe: Any) -> Iterator[Any]:
     """
     while True:
         yield pipe
-        if isinstance(pipe, ShardLoader | ReplayedItems) or as_stage(pipe).nested_sources():
+        if isinstance(pipe, ShardReadingStage | ReplayedItems) or as_stage(pipe).nested_sources():
             return
         sources = list(sources_of(pipe))
         if not sources and as_stage(pipe).has_position:
@@ -220,9 +220,10 @@ def stateful(pipe: Any, later_stages: Sequence[Any] = ()) -> list[Any]:
     found: list[Any] = []
     later = list(later_stages)
     for stage in _stages_of(pipe):
-        if isinstance(stage, ShardLoader):
+        if isinstance(stage, ShardReadingStage):
             _check_shard_list(stage)
-            break
+            if not stage.has_position:
+                break
         if isinstance(stage, SampleGrouper) and type(stage.source) is not ShardLoader:
             raise StateError(
                 "group_samples can determine its position only directly after load_wds_shards, but here it comes after "
@@ -239,7 +240,9 @@ def stateful(pipe: Any, later_stages: Sequence[Any] = ()) -> list[Any]:
             stateful(branch, later)
     first = found[-1] if found else None
     if not (as_stage(first).has_position or as_stage(first).nested_sources()):
-        raise StateError("The position of a pipeline is recorded by .group_samples(), which is missing here")
+        raise StateError(
+            "The position of a pipeline is recorded by .group_samples() or .load_wds_records(), which is missing here"
+        )
     return found[::-1]
 
 

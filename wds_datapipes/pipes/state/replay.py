@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.errors import StateError
@@ -22,6 +26,14 @@ logger = logging.getLogger("wds_datapipes")
 
 #: The number of values of an item that its digest covers, and the number of bytes at each end of a value.
 MAX_VALUES, MAX_BYTES = 64, 1024
+
+#: Types of values, the most frequent first.
+_TEXTS, _NUMBERS, _LISTS, _MAPPINGS = (
+    (str, bytes, bytearray),
+    (int, float, complex),
+    (list, tuple),
+    (dict, Mapping),
+)
 
 #: Stages that cannot be replayed, and why.
 _NEVER_REPLAYED = {
@@ -57,12 +69,13 @@ class ReplayedItems(RecordedStage[Any]):
         self.source = source
         self.reason = reason
         self.is_over = False
-        self._made, self._digest = 0, 0
+        self._made = 0
+        self._last: list[Any] = []  # a summary of the last item
         self._loaded: tuple[int, int] | None = None
 
     def record_state(self, recorder: Recorder) -> Form:
         """Record the number of items yielded in the epoch, and a digest of the last one."""
-        made, digest = self._loaded or (self._made, self._digest)
+        made, digest = self._loaded or (self._made, _digest(self._last) if self._made else 0)
         return {"replayed": recorder.number(made), "digest": recorder.number(digest)}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:  # noqa: ARG002 - no stage is after it
@@ -83,7 +96,7 @@ class ReplayedItems(RecordedStage[Any]):
     def reset_state(self) -> None:
         """Discard a loaded state; the next iteration starts from the beginning."""
         self._loaded = None
-        self._made, self._digest = 0, 0
+        self._made = 0
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         """Begin an epoch, or resume one from a state, in the next iteration."""
@@ -93,21 +106,23 @@ class ReplayedItems(RecordedStage[Any]):
             self.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        self._made, self._digest, self.is_over = 0, 0, False
+        self._made, self.is_over = 0, False
         items = iter(self.source)
         if self._loaded is not None:
             count, digest = self._loaded
-            self._replay(items, count, digest)
-            self._loaded, self._made, self._digest = None, count, digest
+            self._last = self._replay(items, count, digest)
+            self._loaded, self._made = None, count
         for item in items:
+            self._last = _summarize(item)
             self._made += 1
-            self._digest = digest_item(item)
             yield item
             del item  # free its memory before the next one is created
         self.is_over = True
 
-    def _replay(self, items: Iterator[Any], count: int, digest: int) -> None:
-        begin, found = perf_counter(), 0
+    def _replay(self, items: Iterator[Any], count: int, digest: int) -> list[Any]:
+        """Skip ``count`` items, and return a summary of the last one."""
+        begin = perf_counter()
+        last: list[Any] = []
         for number in range(count):
             try:
                 item = next(items)
@@ -116,12 +131,13 @@ class ReplayedItems(RecordedStage[Any]):
                     f"{self._mismatch()} The epoch has {number} items now, and had at least {count}"
                 ) from None
             if number == count - 1:
-                found = digest_item(item)
+                last = _summarize(item)
             del item
-        if found != digest:
+        if (_digest(last) if count else 0) != digest:
             raise StateError(f"{self._mismatch()} Item {count - 1} of the epoch differs")
         if count:
             logger.warning("Resumed by replay: %d items in %.1f s. %s", count, perf_counter() - begin, self.reason)
+        return last
 
     def _mismatch(self) -> str:
         return (
@@ -161,41 +177,49 @@ def digest_item(item: Any) -> int:
     >>> digest_item({"a": 1}) == digest_item({"a": 1}), digest_item({"a": 1}) == digest_item({"a": 2})
     (True, False)
     """
-    digest = blake2b(digest_size=7)
+    return _digest(_summarize(item))
+
+
+def _digest(summary: list[Any]) -> int:
+    text = repr(summary).encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(text, digest_size=7).digest(), "big")
+
+
+def _summarize(item: Any) -> list[Any]:
+    """Return an item's structure and the ends of its values, which later changes of the item do not affect."""
+    summary: list[Any] = []
     left = [item]
     for _ in range(MAX_VALUES):
         if not left:
             break
         value = left.pop()
-        digest.update(type(value).__qualname__.encode())
-        if isinstance(value, Mapping):
-            digest.update(b"%d" % len(value))
-            left += [part for pair in list(value.items())[:MAX_VALUES] for part in pair][::-1]
-        elif isinstance(value, list | tuple):
-            digest.update(b"%d" % len(value))
+        summary.append(type(value).__qualname__)
+        if isinstance(value, _TEXTS):
+            summary += len(value), value[:MAX_BYTES], value[-MAX_BYTES:]
+        elif value is None or isinstance(value, _NUMBERS):
+            summary.append(repr(value))
+        elif isinstance(value, _LISTS):
+            summary.append(len(value))
             left += value[:MAX_VALUES][::-1]
-        else:
-            for part in _ends(value):
-                digest.update(part)
-    return int.from_bytes(digest.digest(), "big")
+        elif isinstance(value, _MAPPINGS):
+            summary.append(len(value))
+            left += [part for pair in islice(value.items(), MAX_VALUES) for part in pair][::-1]
+        elif hasattr(value, "dtype") and hasattr(value, "shape"):
+            summary += value.dtype, tuple(value.shape), _ends_of_array(value)
+        elif isinstance(value, memoryview):
+            data = value.cast("B")
+            summary += len(data), bytes(data[:MAX_BYTES]), bytes(data[-MAX_BYTES:])
+    return summary
 
 
-def _ends(value: Any) -> Iterator[bytes]:
-    """Yield bytes of bounded size that distinguish a value from others."""
-    if isinstance(value, str):
-        yield f"{len(value)} {value[:MAX_BYTES]} {value[-MAX_BYTES:]}".encode("utf-8", "surrogatepass")
-    elif isinstance(value, bytes | bytearray | memoryview):
-        data = memoryview(value).cast("B")
-        yield b"%d " % len(data)
-        yield bytes(data[:MAX_BYTES])
-        yield bytes(data[-MAX_BYTES:])
-    elif hasattr(value, "dtype") and hasattr(value, "shape"):  # arrays and tensors
-        yield f"{value.dtype} {tuple(value.shape)} ".encode()
-        try:
-            flat = value.reshape(-1)
-            ends = [flat[:MAX_VALUES].tolist(), flat[-MAX_VALUES:].tolist()]
-        except (TypeError, ValueError, RuntimeError):  # such as sparse tensors
-            return
-        yield repr(ends).encode()
-    elif value is None or isinstance(value, bool | int | float | complex):
-        yield repr(value).encode()
+def _ends_of_array(array: Any) -> Any:
+    """Return the first and last values of an array or a tensor; an empty list if it has none in order."""
+    with suppress(TypeError, RuntimeError):  # a tensor of a type that NumPy lacks, or on another device
+        values = array.numpy() if isinstance(array, torch.Tensor) else array
+        if isinstance(values, np.ndarray) and not values.dtype.hasobject:
+            return values.flat[:MAX_VALUES].tobytes(), values.flat[-MAX_VALUES:].tobytes()
+    try:
+        flat = array.reshape(-1)
+        return repr((flat[:MAX_VALUES].tolist(), flat[-MAX_VALUES:].tolist()))
+    except (TypeError, ValueError, RuntimeError):  # such as sparse tensors
+        return []

@@ -17,7 +17,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.io.redaction import may_hold_credentials, redact
-from wds_datapipes.pipes.loading import ShardLoader
+from wds_datapipes.pipes.loading import ShardReadingStage
 from wds_datapipes.pipes.sharding import splits
 from wds_datapipes.pipes.stage import Stage, as_stage
 from wds_datapipes.pipes.state.graph import upstream
@@ -195,7 +195,7 @@ def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[ShardOrder]:
     """
     for stage in [*upstream(pipe)]:
         is_split = splits(stage)
-        if is_split or isinstance(stage, ShardLoader):
+        if is_split or isinstance(stage, ShardReadingStage):
             for name, source in [*vars(stage).items()]:
                 if not isinstance(source, IterDataPipe) or isinstance(source, ShardOrder) or _is_split(source):
                     continue

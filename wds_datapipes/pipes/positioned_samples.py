@@ -1,0 +1,171 @@
+"""Base class of stages that yield the samples of shards, and record their position in the shards."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from wds_datapipes.pipes.loading import ShardReadingStage
+from wds_datapipes.pipes.sharding import rotation_period
+from wds_datapipes.pipes.stage import OpaqueValue, RecordedStage
+from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
+from wds_datapipes.pipes.state.recording import Form, Recorder
+from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, check_seen, listings_before
+from wds_datapipes.samples.grouping import SampleGrouping, check_next_key
+from wds_datapipes.samples.interleaving import interleave_samples
+from wds_datapipes.samples.records import RecordGrouping
+from wds_datapipes.shards.loading import ShardMembers
+from wds_datapipes.shards.position import (
+    END_OF_SHARDS,
+    Progress,
+    Resume,
+    SamplePosition,
+    ShardShare,
+    unpack_open_shards,
+)
+from wds_datapipes.types import Sample
+
+__all__ = ["PositionedSamples"]
+
+
+class PositionedSamples(RecordedStage[Sample]):
+    """Base class of stages that yield the samples of shards, one for each group of members or for each record."""
+
+    has_position = True
+    can_reshard = True
+
+    source: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._empty_passes = EmptyPassGuard()
+        self._progress = Progress()
+        self._resume: Resume | None = None
+        self._share: ShardShare | None = None
+        self._listings: OpaqueValue[list[ShardOrder]] = OpaqueValue([])  # hidden: torch would treat them as sources
+        self._listed: list[Seen] = []
+        self._listed_at = -1  # the value of ShardOrder.changes at which _listed was read
+        self._form: tuple[object, int, Form] = None, -1, None  # the run, its first column, and its form
+
+    @property
+    def shard_reader(self) -> ShardReadingStage[Any] | None:
+        """The stage that reads the shards, this one or the one before; None if it is another one."""
+        raise NotImplementedError
+
+    def _make_grouping(self) -> SampleGrouping | RecordGrouping:
+        """Return what makes samples of the items of shards."""
+        raise NotImplementedError
+
+    def _read_shards(self, resume: Resume | None) -> Iterator[ShardMembers]:
+        """Yield the shards with their items, from a state if there is one."""
+        raise NotImplementedError
+
+    def position_reader(self) -> Callable[[], SamplePosition]:
+        """Return a function that returns the position of the sample that was yielded last."""
+        return lambda: SamplePosition(*self._progress.last)
+
+    def record_state(self, recorder: Recorder) -> Form:
+        """Record the position of the next sample: the index of its shard in this instance, and the byte offset.
+
+        ``"check"`` is a checksum of that sample's key; 0 if it is unknown. If the rest of the epoch was resharded,
+        shards are counted across all instances, and ``"dealt"`` is the share of this one. If several shards are open,
+        ``"open"`` lists the index, the offset and the checksum for each, in the order of their turns, and ``"next"`` is
+        the next shard that was not opened. ``"listed"`` identifies the list of shards, if a loader has inserted a
+        `ShardOrder`.
+        """
+        row, progress = recorder.row, self._progress
+        token, column, form = self._form
+        if (
+            token is recorder.token
+            and len(row) == column
+            and self._listed_at == ShardOrder.changes
+            and progress.floor < progress.next
+            and self._resume is None
+            and len(progress.open) == len(form.get("open", ()))
+        ):
+            row += progress.next  # nothing else has changed
+            for position in progress.open:
+                row += position
+            return form
+        column = len(row)
+        (shard, offset, key), share = self._position()
+        form = {"next": [recorder.number(shard), recorder.number(offset)], "check": recorder.checked(key)}
+        positions = self._progress.open if self._resume is None else self._resume.open_positions()
+        if self._open_shards > 1:
+            number, checked = recorder.number, recorder.checked
+            form["open"] = [[number(shard), number(offset), checked(key)] for shard, offset, key in positions]
+        if seen := self._seen():
+            form["listed"] = recorder.keep(self, seen, "listed")
+        if share is not None:
+            opened = {number: offset for number, offset, _ in positions}
+            form["dealt"] = recorder.keep(self, share.state_dict((shard, offset), opened), "dealt")
+        self._form = recorder.token, column, form
+        return form
+
+    def _position(self) -> tuple[tuple[int, int, int | str], ShardShare | None]:
+        """Return the position of the next sample with its key or `key_checksum`, and the share of a resharded epoch."""
+        if self._resume is not None:  # loaded, and not started
+            return (*self._resume.next, self._resume.check), self._resume.share
+        return self._progress.resume_position(), self._share
+
+    @property
+    def _open_shards(self) -> int:
+        """The number of shards to keep open."""
+        reader = self.shard_reader
+        return 1 if reader is None else reader.open_shards
+
+    def _seen(self) -> list[Seen]:
+        """Return the identifiers of the lists of shards; the same object until they change."""
+        if self._listed_at != ShardOrder.changes and self._resume is None:
+            self._listed_at = ShardOrder.changes
+            seen = [listing.seen for listing in self._listings.value]
+            if len(seen) != len(self._listed) or any(map(operator.is_not, seen, self._listed)):
+                self._listed = seen
+        return self._listed
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+        """Load a state, from which the next iteration resumes.
+
+        Args:
+            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
+            again: the positions of earlier samples, which are yielded first.
+        """
+        shard, offset = state.get("next", END_OF_SHARDS)
+        spans = defaultdict[int, list[tuple[int, int]]](list)
+        for position in again:
+            spans[position.shard].append((position.start, position.end))
+        share = ShardShare.from_state(state["dealt"]) if "dealt" in state else None
+        was_open = unpack_open_shards(state.get("open", ()))
+        self._resume = Resume((shard, offset), spans, share, state.get("check", 0), was_open)
+        self._listed_at = -1
+        self._listed = [check_seen(seen) for seen in state.get("listed", ())]
+
+    def reset_state(self) -> None:
+        """Discard a loaded state, so that the next iteration starts from the beginning."""
+        self._resume = None
+
+    def __iter__(self) -> Iterator[Sample]:
+        self._empty_passes.check(self, rotation_period(self.source))
+        resume, self._resume = self._resume, None
+        self.skipped_shards = 0 if resume is None else resume.next[0]
+        self._share = None if resume is None else resume.share
+        progress = self._progress = Progress() if resume is None else Progress(resume.next, resume.check)
+        self._listed_at = -1
+        self._listings.value = listings_before(self.source)
+        if resume is not None:
+            for listing, seen in zip(self._listings.value, self._listed, strict=False):
+                listing.expect(seen)
+        grouping = self._make_grouping()
+        reader = self.shard_reader
+        if reader is not None and reader.open_shards > 1:
+            resume = resume or Resume()
+            shards = reader.open(resume)
+            yield from interleave_samples(shards, grouping, reader.open_shards, progress=progress, resume=resume)
+            return
+        members = self._read_shards(resume)
+        if resume is not None and resume.check:
+            members = check_next_key(members, resume.next, resume.check, grouping.key_rule)
+        yield from grouping.group(members, progress)
+        grouping.finish()
