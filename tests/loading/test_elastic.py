@@ -36,8 +36,11 @@ from wds_datapipes.loading.splitting import split_by_worker
 from wds_datapipes.pipes.state.pipeline_state import record_state
 from wds_datapipes.pipes.state.recording import Recorder, pack_records
 from wds_datapipes.testing import build_shard
+from wds_datapipes.writing import RecordWriter
 
 SIZES = (7, 0, 13, 1, 9, 4, 11)
+#: The same samples as records.
+RECORDS = {shard: f"{shard}.{('jsonl', 'cbors', 'msgpack.gz')[shard % 3]}" for shard, size in enumerate(SIZES) if size}
 KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
 
 
@@ -50,6 +53,10 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for number in range(size)
         ]
         build_shard(f"{shard}.tar", samples)
+        if samples:
+            with RecordWriter(RECORDS[shard]) as records:
+                for sample in samples:
+                    records.write(sample)
 
 
 def key_of(sample: dict[str, Any]) -> str:
@@ -74,6 +81,12 @@ def pipeline(
     pipe = pipe.filter(not_threefold) if filtered else pipe
     pipe = pipe.shuffle_samples(3) if twice else pipe
     return pipe.map(key_of)
+
+
+def records(buffer_size: int, open_shards: int = 1) -> IterDataPipe[Any]:
+    urls = ShardList([*RECORDS.values()]).shuffle().sharding_filter()
+    keys: IterDataPipe[Any] = urls.load_wds_records(open_shards=open_shards).shuffle_samples(buffer_size).map(key_of)
+    return keys
 
 
 def mixture() -> IterDataPipe[Any]:
@@ -127,6 +140,8 @@ PIPELINES: dict[str, Callable[[], IterDataPipe[Any]]] = {
     "a mixture": mixture,
     "shards in turn": partial(pipeline, 1, open_shards=3),
     "shards in turn, shuffled": partial(pipeline, 4, open_shards=2, filtered=True, twice=True),
+    "records": partial(records, 4),
+    "records in turn": partial(records, 1, open_shards=3),
     "buckets": buckets,
     "packed rows": rows,
 }

@@ -212,3 +212,33 @@ def test_a_digest_depends_on_the_value(item: Any) -> None:
     assert 0 <= number < 1 << 63
     assert digest_item(item) == number
     assert digest_item([item]) != number
+
+
+class Arrays(IterDataPipe[Any]):
+    """Yields lists of an array, a tensor and a buffer of bytes."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(4):
+            yield [np.full(3, number), torch.full((3,), number), bytearray([number] * 3)]
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_a_state_describes_the_item_as_it_was_yielded_even_if_the_loop_changes_it(part: int) -> None:
+    saving, resumed = (DataLoader2(Arrays(), reading_service=ShardReadingService(1)) for _ in range(2))
+    item = next(iter(saving))
+    item[part][0] = 9
+    resumed.load_state_dict(saving.state_dict())
+    assert [[int(each[0]) for each in item] for item in resumed] == [[1] * 3, [2] * 3, [3] * 3]
+    saving.shutdown()
+    resumed.shutdown()
+
+
+def test_digests_of_arrays_depend_on_both_ends_in_any_memory_layout() -> None:
+    array = np.arange(600).reshape(20, 30)
+    changed = array.copy()
+    changed[-1, -1] = 0
+    number = digest_item(array)
+    assert digest_item(np.asfortranarray(array)) == number
+    assert digest_item(changed) != number
+    assert digest_item(np.array([1, "a"], object)) == digest_item(np.array([1, "a"], object))
+    assert digest_item(np.array([1, "a"], object)) != digest_item(np.array([1, "b"], object))

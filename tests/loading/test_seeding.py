@@ -26,7 +26,7 @@ from torchdata.dataloader2.utils import WorkerInfo, process_reset_fn
 from torchdata.datapipes.iter import IterableWrapper, ShardingFilter
 from torchdata.datapipes.map import SequenceWrapper
 
-from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.loading.seeding import EpochSeeds, reset_pipeline, seed_stages
 from wds_datapipes.testing import build_shard
 
@@ -508,3 +508,27 @@ def test_any_seed_is_accepted(seed: int) -> None:
     epochs = read(numbers().shuffle().sharding_filter(), 2, seed)
     assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 3
     assert len(set(map(tuple, epochs))) == 3
+
+
+class FromSet(IterDataPipe[Any]):
+    """Reads stages of a set, where only torch's traversal finds them."""
+
+    def __init__(self, stage: Pipe) -> None:
+        self.stages = {stage}
+
+    def __iter__(self) -> Iterator[Any]:
+        for stage in self.stages:
+            yield from stage
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_random_stage_that_cannot_be_seeded_is_an_error(workers: int) -> None:
+    hidden = FromSet(IterableWrapper(range(8)).shuffle()).sharding_filter()
+    message = "Shuffler.* draws random numbers, but a stage after it stores it where it cannot be seeded"
+    with pytest.raises(ValueError, match=message):
+        list(DataLoader2(hidden, reading_service=ShardReadingService(num_workers=workers)))
+    with pytest.raises(ValueError, match=message):
+        StatefulShards(hidden)
+    plain = FromSet(IterableWrapper(range(8))).sharding_filter()
+    with DataLoader2(plain, reading_service=ShardReadingService(num_workers=workers)) as loader:
+        assert sorted(loader) == list(range(8))

@@ -742,7 +742,7 @@ def test_a_limit_function_is_passed_on(dispatched: bool) -> None:
 
 
 def one_message(number: int) -> bytes:
-    return bytes([number]) * 100_000
+    return bytes([number]) * 600_000
 
 
 @pytest.mark.parametrize(("worker", "main", "ahead"), [(0, 0, 1), (3, 0, 4), (0, 4, 3), (3, 5, 7)])

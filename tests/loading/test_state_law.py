@@ -28,12 +28,21 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 from users_stages import Buckets, OwnShuffler
 
-from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, Stage, StatefulShards
+from wds_datapipes import (
+    ImageDecoder,
+    IndexedSamples,
+    RandomResizedCrop,
+    ShardList,
+    ShardReadingService,
+    Stage,
+    StatefulShards,
+)
 from wds_datapipes.codecs.extensions import ExtensionDecoder
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import ShardIndex
 from wds_datapipes.pipes.state.pipeline_state import check_state
 from wds_datapipes.testing import build_shard
+from wds_datapipes.writing import RecordWriter
 
 pytestmark = [
     # torchdata calls it whenever a StatefulDataLoader is created.
@@ -58,7 +67,19 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 samples = [{"__key__": key, "cls": n, "txt": "x" * (5 * int(n))} for key, n in numbers]
                 build_shard(f"{name}{shard}.tar", samples)
                 build_shard(f"more-{name}{shard}.tar", [{"__key__": key, "json": n} for key, n in numbers])
+                if not name and samples:
+                    with RecordWriter(RECORDS[shard]) as records:
+                        for sample in samples:
+                            records.write(sample)
         yield
+
+
+#: The same samples as records; shards without any are left out.
+RECORDS = {
+    shard: f"{shard}.{('jsonl', 'cbors.gz', 'msgpack', 'jsonl.zst')[shard % 4]}"
+    for shard, size in enumerate(SIZES[""])
+    if size
+}
 
 
 def as_it_is(item: Any) -> Any:
@@ -114,6 +135,14 @@ def draw(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
     return {**sample, "drawn": sample.get("drawn", 0) + rng.random()}
 
 
+def with_image(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "ppm": b"P6 4 4 255 " + bytes(range(48))}
+
+
+#: Decodes a random row of the image.
+CROPS = ImageDecoder("rgb8", crop=RandomResizedCrop((1, 4), scale=(0.2, 0.3), ratio=(3, 5)))
+
+
 def number_of(url: str) -> int:
     return int(int(url[0]) == 3)
 
@@ -147,6 +176,10 @@ def split(name: str = "", open_shards: int = 1) -> Pipe:
 def drawn(name: str = "", count: int | None = None, open_shards: int = 1) -> Pipe:
     shards = ShardList([f"{name}{shard}.tar" for shard in range(len(SIZES[name]))])
     return shards.resample_wds_shards(count).load_wds_shards(open_shards=open_shards).group_samples()
+
+
+def recorded(**options: Any) -> Pipe:
+    return ShardList([*RECORDS.values()]).shuffle().sharding_filter().load_wds_records(**options)
 
 
 def listed() -> Pipe:
@@ -254,6 +287,8 @@ def nested() -> Pipe:
 EXACT: dict[str, Callable[[], Pipe]] = {
     "a chain": lambda: split().shuffle_samples(5).wds_decode().to_tuple("__key__", "cls").batch(3),
     "a long chain": long_chain,
+    "random crops": lambda: split().shuffle_samples(5).map(with_image).wds_decode(CROPS).to_tuple("__key__", "ppm"),
+    "random crops in batches": lambda: drawn(count=9).map(with_image).batch(2).decode_batch(CROPS, num_threads=2),
     "shuffles in a row": shuffled_thrice,
     "slices between shuffles": lambda: split().shuffle_samples(5).slice_samples(2, None, 2).shuffle_samples(2),
     "a shuffle of few bytes": lambda: split().shuffle_samples(30, max_bytes=150),
@@ -261,6 +296,9 @@ EXACT: dict[str, Callable[[], Pipe]] = {
     "shards in turn": lambda: split(open_shards=3).shuffle_samples(5).wds_decode().batch(2),
     "all shards in turn": lambda: split(open_shards=9),
     "drawn shards in turn": lambda: drawn(count=6, open_shards=2).shuffle_samples(3),
+    "records": lambda: recorded().shuffle_samples(5).batch(2),
+    "records in turn": lambda: recorded(open_shards=3).rsample(0.8).shuffle_samples(3),
+    "records and members": lambda: recorded().mix_samples(split("a", 2), stop="all").shuffle_samples(4),
     "a mixture of shards in turn": lambda: split("a", 2).mix_samples(split("b", 3), stop="all").shuffle_samples(4),
     "a mixture up to the first end": lambda: split("a").mix_samples(split("b"), weights=[3, 1]).shuffle_samples(3),
     "a mixture of all": lambda: split("a").mix_samples(drawn("b", 5), split(), stop="all").shuffle_samples(6),
@@ -637,6 +675,7 @@ AFTER_SAMPLES: dict[str, Build] = {
     "map_tuple": lambda pipe: pipe.to_tuple("__key__", "cls").map_tuple(as_it_is, None),
     "mix_samples": lambda pipe: pipe.mix_samples(split(), stop="all"),
     "non_empty": lambda pipe: pipe.non_empty(),
+    "decode_batch": lambda pipe: pipe.map(with_image).batch(2).decode_batch(CROPS),
     "pack_samples": lambda pipe: pipe.map(tokens_of).pack_samples(9, "tokens"),
     "rename": lambda pipe: pipe.rename(label="cls"),
     "rename_keys": lambda pipe: pipe.rename_keys(label="cls"),
@@ -710,15 +749,18 @@ AFTER_MEMBERS: dict[str, Build] = {
 
 #: After samples, these resume at their position, and all others by replay.
 AT_POSITION = {
-    *("batch", "bucket_samples", "collate", "filter", "map", "pack_samples"),
+    *("batch", "bucket_samples", "collate", "decode_batch", "filter", "map", "pack_samples"),
     *("extract_keys", "log_samples", "map_dict", "map_samples", "map_samples_with_rng", "map_tuple", "non_empty"),
     *("associate", "rename", "rename_keys", "rsample", "select_fields", "shuffle_samples", "slice_samples", "to_tuple"),
     *("mix_samples", "wds_decode", "wds_encode", "with_epoch", "with_length"),
 }
 #: In any position, this has no state if something before it draws: it keeps the order of the first epoch.
 KEEPING = {"in_memory_cache"}
-#: Names that stand in other positions in a pipeline.
-ELSEWHERE = {"cache_wds_shards", "group_samples", "load_wds_shards", "resample_wds_shards"}
+#: Names that stand in other positions in a pipeline. The file about process_shards has its law, as it uses no workers.
+ELSEWHERE = {
+    *("cache_wds_shards", "group_samples", "load_wds_records", "load_wds_shards", "process_shards"),
+    "resample_wds_shards",
+}
 #: Stages that end a pipeline, so that nothing after them can be trained on. Their classes refuse a state.
 WRITING = {"write_wds_shards"}
 

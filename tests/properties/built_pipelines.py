@@ -14,6 +14,7 @@ from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 
 from wds_datapipes import ShardList, Stage, collate_samples
 from wds_datapipes.testing import build_shard
+from wds_datapipes.writing import RecordWriter
 
 # Silenced by the import above.
 import torchdata.datapipes.iter  # isort: skip  # noqa: F401 - registers .cycle()
@@ -149,6 +150,8 @@ def as_it_is(url: str) -> str:
 
 
 def listing(kind: str, name: str, sizes: tuple[int, ...]) -> Pipe:
+    if kind == "records":
+        return ShardList(f"{name}-{{0..{len(sizes) - 1}}}.msgpack")
     urls = [f"{name}-{shard}.tar" for shard in range(len(sizes))]
     if kind == "FileLister":
         return FileLister(".", f"{name}-*.tar")
@@ -167,6 +170,7 @@ STAGES: dict[str, Any] = {
     "cycle": lambda pipe, times: pipe.cycle(times),
     "resample": lambda pipe, count, seed: pipe.resample_wds_shards(count, seed=seed),
     "load": lambda pipe, open_shards=1: pipe.load_wds_shards(open_shards=open_shards).group_samples(),
+    "load_records": lambda pipe, open_shards=1: pipe.load_wds_records(open_shards=open_shards),
     "mix": lambda pipe, weights, stop, *others: pipe.mix_samples(*map(build, others), weights=weights, stop=stop),
     "shuffle_samples": lambda pipe, size, initial: pipe.shuffle_samples(size, initial=initial),
     "torch_shuffle": lambda pipe, size: pipe.shuffle(buffer_size=size),
@@ -210,6 +214,11 @@ def write_shards(steps: Steps) -> None:
     """Write the shards that a pipeline reads into the working folder."""
     _, kind, name, sizes = steps[0]
     for shard, samples in enumerate(shards_of(name, sizes)):
+        if kind == "records":
+            with RecordWriter(f"{name}-{shard}.msgpack") as writer:
+                for sample in samples:
+                    writer.write(sample)
+            continue
         build_shard(f"{name}-{shard}.tar{'.gz' if kind == 'gz' else ''}", samples)
     for other in (other for step in steps for other in others_of(step)):
         write_shards(other)

@@ -65,6 +65,8 @@ def holds(steps: Steps) -> bool:
     return bool({"hoarding", "torch_shuffle", "twice", "compose", "collated", "unbatch"} & {*names_of(steps)})
 
 
+#: Steps that read shards.
+LOADERS = ("load", "load_records")
 #: Stages of other packages that may be refused when a state is requested.
 UNKNOWN = ("torch_unbatch", "cycle", "flatmap", "concat", "own_shuffle")
 
@@ -74,7 +76,7 @@ def must_resume(steps: Steps) -> bool:
     names = [name for name, *_ in steps]
     if holds(steps) or {*UNKNOWN} & {*names_of(steps)}:
         return False
-    if "split" in names and "load" in names and names.index("split") > names.index("load"):
+    if "split" in names and any(name in LOADERS for name in names[: names.index("split")]):
         return False
     for at, name in enumerate(names):
         # The buffered samples would pass a stage with its own state twice.
@@ -86,8 +88,8 @@ def must_resume(steps: Steps) -> bool:
 
 #: Steps of pipelines that other ranks and workers can resume.
 RESHARDED = (
-    *("list", "shuffle", "split", "url_map", "load", "shuffle_samples", "tag", "tagging", "keep", "draw", "decode"),
-    *("select", "to_tuple", "key", "batch", "buckets", "mix", "with_length"),
+    *("list", "shuffle", "split", "url_map", "load", "load_records", "shuffle_samples", "tag", "tagging", "keep"),
+    *("draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix", "with_length"),
 )
 
 
@@ -194,12 +196,14 @@ def draw_source(rng: Random, name: str) -> Steps:
         if is_split(one) == is_split(other) and not has_no_end(other) and not has_no_end(one):
             return (*one, ("mix", None, rng.choice(["all", "first"]), other))
     sizes = tuple(rng.choice([0, 1, 3, 5, 12, rng.randint(0, 12)]) for _ in range(rng.randint(1, 8)))
-    kind = rng.choice(["pattern", "pattern", "urls", "IterableWrapper", "FileLister", "gz", "pipe"])
+    kind = rng.choice(["pattern", "pattern", "urls", "IterableWrapper", "FileLister", "gz", "pipe", "records"])
+    if kind == "records":
+        sizes = tuple(size or 1 for size in sizes)  # since a record shard is never empty
     steps: Steps = (("list", kind, name, sizes),)
     is_filled = sum(map(bool, sizes)) * 2 > len(sizes)
     if is_filled and rng.random() < 0.1:
         count = rng.choice([None, rng.randint(1, 6)])
-        return (*steps, ("resample", count, rng.randrange(3)), draw_loader(rng))
+        return (*steps, ("resample", count, rng.randrange(3)), draw_loader(rng, kind))
     if rng.random() < 0.08:
         steps += (("cycle", 2),)
     if rng.random() < 0.6:
@@ -208,7 +212,7 @@ def draw_source(rng: Random, name: str) -> Steps:
     if place == "urls":
         steps += (("split",),)
         steps += (("url_map",),) if rng.random() < 0.1 else ()
-    steps += (draw_loader(rng),)
+    steps += (draw_loader(rng, kind),)
     if place == "samples":
         steps += (("split",),)
     if rng.random() < 0.15:
@@ -216,9 +220,10 @@ def draw_source(rng: Random, name: str) -> Steps:
     return steps
 
 
-def draw_loader(rng: Random) -> tuple[Any, ...]:
+def draw_loader(rng: Random, kind: str) -> tuple[Any, ...]:
     """Draw the number of open shards."""
-    return ("load", rng.choice([2, 3, 9])) if rng.random() < 0.25 else ("load",)
+    name = "load_records" if kind == "records" else "load"
+    return (name, rng.choice([2, 3, 9])) if rng.random() < 0.25 else (name,)
 
 
 def draw_step(rng: Random, name: str) -> Steps:

@@ -168,6 +168,7 @@ def number_of(item: Any) -> int:
 #: The steps that each process applies to its own items. Others keep the items, in some order.
 MAKING: dict[str, Any] = {
     "load": loaded,
+    "load_records": loaded,
     "tag": lambda items: ({**each, "tag": number_of(each)} for each in items),
     "tagging": lambda items: ({**each, "tag": number_of(each)} for each in items),
     "keep": lambda items, modulus: (each for each in items if number_of(each) % modulus),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
@@ -106,28 +107,34 @@ class LoadingReport:
         from rich.text import Text
 
         table = Table(title=Text(str(self)), title_justify="left", title_style="", box=SIMPLE_HEAD, padding=0)
-        table.add_column("worker", no_wrap=True)
-        for heading in ("pid", "items", "size", "making", "waiting", "waited\nfor", "skipped"):
+        (first, *numbers, last), *rows = self._table()
+        table.add_column(first, no_wrap=True)
+        for heading in numbers:
             table.add_column(heading, justify="right", no_wrap=True)
-        has_stores = any(worker.fetching_s for worker in self._processes)
-        for heading in ("from\nstores", "in") if has_stores else ():
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("shard", no_wrap=True)
-        for worker in self._processes:
-            seconds = (f"{value:.1f} s" for value in (worker.making_s, worker.waiting_s, worker.waited_s))
-            total = str(worker.skipped.total)
-            row: tuple[str, ...] = (
-                worker.name,
-                str(worker.pid),
-                f"{worker.items:,}",
-                _size(worker.bytes),
-                *seconds,
-                total,
-            )
-            if has_stores:
-                row = (*row, _size(worker.fetched_bytes), f"{worker.fetching_s:.1f} s")
-            table.add_row(*row, Text(worker.shard.rpartition("/")[2]))  # no markup, even if it contains brackets
+        table.add_column(last, no_wrap=True)
+        for row in rows:
+            table.add_row(*map(Text, row))  # no markup, even if the name of a shard contains brackets
         return table
+
+    def _repr_html_(self) -> str:
+        headings, *rows = self._table()
+        head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        return f"<p>{escape(str(self))}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _table(self) -> list[list[str]]:
+        """Return the headings, and a row for each process."""
+        has_stores = any(worker.fetching_s for worker in self._processes)
+        rows = [["worker", "pid", "items", "size", "making", "waiting", "waited\nfor", "skipped"]]
+        rows[0] += [*(["from\nstores", "in"] if has_stores else []), "shard"]
+        for worker in self._processes:
+            row = [worker.name, str(worker.pid), f"{worker.items:,}", _size(worker.bytes)]
+            row += [f"{seconds:.1f} s" for seconds in (worker.making_s, worker.waiting_s, worker.waited_s)]
+            row.append(str(worker.skipped.total))
+            if has_stores:
+                row += [_size(worker.fetched_bytes), f"{worker.fetching_s:.1f} s"]
+            rows.append([*row, worker.shard.rpartition("/")[2]])
+        return rows
 
 
 def count_skipped(pipe: IterDataPipe[Any]) -> Skipped:

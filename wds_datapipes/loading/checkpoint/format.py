@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 from zlib import crc32
@@ -147,6 +147,10 @@ class Checkpoint:
         workers = 1 if self.worker is not None else max(self.workers, 1)
         if len(self.parts) != workers and (self.parts or not self.is_over):
             raise TypeError(f"it has {len(self.parts)} parts, but {workers} workers")
+
+    def ended(self) -> Checkpoint:
+        """Return the state in which this epoch is over: the next one follows."""
+        return replace(self, is_over=True, is_drained=False, parts=[part.renewed() for part in self.parts])
 
     def check(self, stages: Sequence[str], ranks: int | None = None) -> None:
         """Check that this is the state of a pipeline.

@@ -25,6 +25,8 @@ VERSION = 5
 STREAM = "stream"
 #: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.
 PICKLE = "serialized_datapipe"
+#: The keys at which ``torchdata.nodes`` keep the state of their source.
+NODES = ("root", "it_state", "source", "snapshot", "iterable")
 
 
 def state_of(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
@@ -80,6 +82,8 @@ def _find_checkpoints(state: Any) -> list[Checkpoint]:
     if "dataset_state" in state:
         is_over = bool(state["_iterator_finished"])
         return [_of_main_process(checkpoint, is_over) for checkpoint in _of_dataset(state)]
+    if inner := [state[key] for key in NODES if key in state]:
+        return _of_node(state, inner[0])
     if PICKLE in state:
         raise StateError(
             "This is a state of torchdata: a pickled pipeline, without the position of the loop in the epoch. Save the "
@@ -122,6 +126,26 @@ def _of_main_process(checkpoint: Checkpoint, is_over: bool) -> Checkpoint:
     if checkpoint.is_drained and not is_over:
         checkpoint = replace(checkpoint, is_over=False)
     return replace(checkpoint, is_drained=False)
+
+
+def _of_node(state: Mapping[str, Any], source: Any) -> list[Checkpoint]:
+    """Return the checkpoints in the state of a node of ``torchdata.nodes``, or of a ``Loader`` over nodes.
+
+    Args:
+        state: the state.
+        source: the state of its source.
+    """
+    if steps := state.get("steps_since_snapshot"):
+        raise StateError(
+            f"This state of torchdata.nodes contains the position of its source {steps} steps before it was saved, and "
+            f"only the same nodes can repeat these steps. To load it elsewhere, save it with snapshot_frequency=1"
+        )
+    if items := state.get("batch_idx"):
+        raise StateError(
+            f"This state of torchdata.nodes was saved {items} items into a batch that an Unbatcher takes apart, and "
+            f"only the same nodes can continue there. To load it elsewhere, save it without Unbatcher"
+        )
+    return _find_checkpoints(source)
 
 
 def _of_workers(state: Mapping[str, Any]) -> Checkpoint:

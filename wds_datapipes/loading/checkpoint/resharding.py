@@ -12,8 +12,8 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.shard_assignment import reshard_states
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks
-from wds_datapipes.pipes.grouping import SampleGrouper
 from wds_datapipes.pipes.mixing import SampleMixer
+from wds_datapipes.pipes.positioned_samples import PositionedSamples
 from wds_datapipes.pipes.sharding import unsplit
 from wds_datapipes.pipes.state.pipeline_state import replay_reason, stateful
 from wds_datapipes.pipes.state.replay import ReplayedItems
@@ -182,5 +182,5 @@ def _check_can_reshard(pipe: Any) -> None:
             )
     for branch in stages[0].nested_sources():
         _check_can_reshard(branch)
-    if isinstance(stages[0], SampleGrouper):
-        unsplit(stages[0].source.source)
+    if isinstance(stages[0], PositionedSamples) and (reader := stages[0].shard_reader) is not None:
+        unsplit(reader.source)

@@ -23,7 +23,7 @@ from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, 
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.rank_agreement import RankAgreement, facts_of
 from wds_datapipes.loading.report import LoadingReport
-from wds_datapipes.loading.seeding import guard_lists, is_drawn, seed_of, seed_stages
+from wds_datapipes.loading.seeding import guard_lists, is_drawn, refuse_hidden_stages, seed_of, seed_stages
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import advice_for_ranks, advice_for_split, given_identity, split_by_rank
@@ -55,7 +55,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         multiprocessing_context: the start method: ``"fork"`` (the default if available), ``"spawn"`` or
             ``"forkserver"``.
         worker_prefetch_cnt: the number of messages that a worker prefetches. A message is an item, or as many small
-            items as are made in a millisecond or fit in 64 KiB. With 0, each message is one item, and a worker
+            items as are made in a millisecond and fit in 512 KiB. With 0, each message is one item, and a worker
             prefetches one item.
         main_prefetch_cnt: the number of further messages that all workers together prefetch. Whatever the counts, a
             worker pauses once it has prefetched 64 MiB, unless that is less than two messages.
@@ -149,7 +149,9 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
 
         Raises:
             RankLostError: another rank does not arrive in time.
+            ValueError: a random stage is stored where it cannot be seeded.
         """
+        refuse_hidden_stages(datapipe)
         if self.group.is_synchronized:
             self._ranks = Ranks(self.timeout_s, self.group)
         try:

@@ -14,6 +14,7 @@ from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, has_b
 from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.rank_agreement import RankAgreement, facts_before_workers, facts_of
+from wds_datapipes.loading.seeding import refuse_hidden_stages
 from wds_datapipes.loading.splitting import (
     SPLIT_TWICE,
     advice_for_split,
@@ -102,6 +103,7 @@ class StatefulShards(IterableDataset[Any]):
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed must be a non-negative integer of at most 64 bits, not {seed}")
         self._group = _group_of(distributed)
+        refuse_hidden_stages(pipe)
         check_replicated(pipe, self._group)
         if reason := replay_reason(pipe):
             pipe = ReplayedItems(pipe, reason)
@@ -211,7 +213,7 @@ class StatefulShards(IterableDataset[Any]):
                 ended while other ranks may have been mid-epoch. At the first item: it is not the state of all ranks, or
                 the pipeline cannot be resharded.
         """
-        loaded, info, shared = checkpoints_in(state), get_worker_info(), self._shared
+        loaded, info = checkpoints_in(state), get_worker_info()
         identity = None if info is None else self._epochs.identity(info.num_workers)
         for checkpoint in loaded:
             checkpoint.check(self._stages, self._epochs.ranks)
@@ -224,16 +226,15 @@ class StatefulShards(IterableDataset[Any]):
             loaded = without_ended_epoch(loaded)
         if not all(checkpoint.is_over for checkpoint in loaded):  # so it is over on no rank
             loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
-        self._tracked = None
-        last = loaded[0]
-        begun = shared.begun if info is None else shared.read(info.id).begun
-        row = WorkerRow(begun=begun, loaded=self._epochs.load(loaded))
-        if last.next is not None:
-            row = row._replace(epoch=last.epoch + 1, seed=last.seed, first=last.first, next=last.next)
-        shared.write(row, None if info is None else info.id)
-        # A StatefulDataLoader loads its state when it is iterated, after the next epoch was selected.
-        if info is None and shared.chosen(begun) is None:
-            shared.choose(last.wanted if last.is_over else None)
+        self._resume_from(loaded)
+
+    def end_epoch(self) -> None:
+        """End the current epoch, of which a loop has received a part: the next iteration begins the next epoch.
+
+        A loop that begins anew does so, too. After this call, the state says so before its first item. Call this
+        between two loops.
+        """
+        self._resume_from([checkpoint.ended() for checkpoint in self._checkpoints()])
 
     def check_ranks(self, loaded: Sequence[Checkpoint]) -> None:
         """Check that this rank can resume from the loaded checkpoints.
@@ -262,7 +263,7 @@ class StatefulShards(IterableDataset[Any]):
             TypeError: the pipeline does not know its length.
         """
         try:
-            return len(self.pipe)
+            return len(self._epochs.part_of_rank())
         except TypeError as error:
             raise unknown_length_error(error) from None
 
@@ -340,6 +341,20 @@ class StatefulShards(IterableDataset[Any]):
             wanted=self._shared.chosen(row.begun),
             **{"is_over": False, **identity, **facts},
         )
+
+    def _resume_from(self, loaded: list[Checkpoint]) -> None:
+        """Resume from checkpoints at the next iteration."""
+        info, shared = get_worker_info(), self._shared
+        self._tracked = None
+        last = loaded[0]
+        begun = shared.begun if info is None else shared.read(info.id).begun
+        row = WorkerRow(begun=begun, loaded=self._epochs.load(loaded))
+        if last.next is not None:
+            row = row._replace(epoch=last.epoch + 1, seed=last.seed, first=last.first, next=last.next)
+        shared.write(row, None if info is None else info.id)
+        # A StatefulDataLoader loads its state when it is iterated, after the next epoch was selected.
+        if info is None and shared.chosen(begun) is None:
+            shared.choose(last.wanted if last.is_over else None)
 
     @property
     def _has_other_ranks(self) -> bool:

@@ -123,10 +123,7 @@ class WorkerConnection:
             if message.header.kind == Kind.END:
                 self.split_lists = self._receiver.body(message) if message.header.size else []
                 return
-            if message.header.arrays:
-                yield self._receiver.item(message)
-            else:
-                yield from self._receiver.items(message)
+            yield from self._receiver.items(message)
 
     def send_command(self, command: Command, payload: object) -> None:
         """Send a command. The process responds when it is done; `wait_for_response` waits for the response."""
@@ -353,8 +350,10 @@ class WorkerConnection:
 
         The interpreter waits for executor threads before it ends the processes that they may wait for.
         """
+        if not executors._shutdown:
+            return False
         thread = threading.current_thread()
-        return executors._shutdown and thread in executors._threads_queues and thread is not self._reader
+        return thread in executors._threads_queues and thread is not self._reader
 
     def _read_status(self) -> None:
         """Receive the status page of the process, if nothing was received yet."""

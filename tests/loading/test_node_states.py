@@ -1,0 +1,94 @@
+"""What nodes of torchdata need of the other loaders: states in their wrappings, and epochs that are broken off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
+from wds_datapipes.errors import StateError
+from wds_datapipes.integrations.ranks import gather_states
+from wds_datapipes.testing import build_shard
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Three shards of different sizes, in the current folder."""
+    path = tmp_path_factory.mktemp("shards")
+    for shard, count in enumerate([5, 9, 6]):
+        build_shard(path / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(count)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        yield
+
+
+def data_of(length: int = 0) -> StatefulShards:
+    pipe = ShardList("{0..2}.tar").shuffle().sharding_filter().load_wds_shards().group_samples().map(key_of)
+    return StatefulShards(pipe.with_epoch(length) if length else pipe, seed=7)
+
+
+def epoch_of(data: StatefulShards, num_workers: int = 0) -> Iterator[str]:
+    return data.tracked(DataLoader(data, batch_size=None, num_workers=num_workers))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("length", [0, 8])
+def test_an_ended_epoch_is_followed_by_the_next_one_here_and_elsewhere(num_workers: int, length: int) -> None:
+    broken = data_of(length)
+    items = epoch_of(broken, num_workers)
+    head = list(islice(items, 3))
+    items.close()  # type: ignore[attr-defined]  # it is a generator
+    following = list(epoch_of(broken, num_workers))
+
+    data = data_of(length)
+    items = epoch_of(data, num_workers)
+    assert list(islice(items, 3)) == head
+    items.close()  # type: ignore[attr-defined]  # it is a generator
+    data.end_epoch()
+    state = data.state_dict()
+    data.end_epoch()
+    assert list(epoch_of(data, num_workers)) == following
+    data = data_of(length)
+    data.load_state_dict(state)
+    assert list(epoch_of(data, num_workers)) == following
+
+
+def test_a_state_is_found_in_a_chain_of_nodes() -> None:
+    with DataLoader2(data_of().pipe, reading_service=ShardReadingService(1)) as loader:
+        loader.seed(7)
+        items = iter(loader)
+        list(islice(items, 4))
+        saved = loader.state_dict()
+        rest = list(items)
+
+    def wrapped(**counts: int) -> dict[str, Any]:
+        mapped = {"it_state": {"snapshot": {"source": {**saved, "is_exhausted": False}}, **counts}}
+        return {"root": mapped, "num_yielded": 4}
+
+    data = data_of()
+    data.load_state_dict(gather_states(wrapped(steps_since_snapshot=0)))
+    assert list(epoch_of(data, 1)) == rest
+    with pytest.raises(StateError, match="3 steps before it was saved"):
+        data_of().load_state_dict(wrapped(steps_since_snapshot=3))
+    with pytest.raises(StateError, match="2 items into a batch"):
+        data_of().load_state_dict(wrapped(batch_idx=2))
+    with pytest.raises(StateError, match="not the state of a loader"):
+        data_of().load_state_dict({"root": {"source": None}, "num_yielded": 4})
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_length_is_that_of_the_rank(ranks: int) -> None:
+    for rank in range(ranks):
+        pipe = IndexedSamples("{0..2}.tar", batch_size=8).map(key_of).batch(8 // ranks)
+        data = StatefulShards(pipe, seed=7, distributed=(rank, ranks))
+        assert len(data) == 2
+        assert len(list(data)) == len(data) == 2
