@@ -298,11 +298,12 @@ def test_a_dataset_of_energon(tmp_path: Path) -> None:
         "val": [f"{tmp_path}/c.tar"],
         "test": [],
     }
-    (meta / "dataset.yaml").write_text("mine")
+    assert read.definition["__class__"] == "CrudeWebdataset"
+    (meta / "dataset.yaml").write_text("__class__: Mine")
     (meta / "split.yaml").write_text("split_parts: {train: ['parts/{a,b}.tar']}")
     assert read_energon_dataset(tmp_path).splits == {"train": read.splits["train"]}
     write_energon_dataset(tmp_path, splits, max_workers=1)
-    assert (meta / "dataset.yaml").read_text() == "mine"
+    assert (meta / "dataset.yaml").read_text() == "__class__: Mine"
     for text in ("[", "split_parts: 7", "{}"):
         (meta / "split.yaml").write_text(text)
         with pytest.raises(CorruptSidecarError, match=r"split\.yaml is not a file of Energon, or is damaged"):
@@ -312,6 +313,35 @@ def test_a_dataset_of_energon(tmp_path: Path) -> None:
         CorruptSidecarError, match=r"\.info\.json is not a file of Energon, or is damaged: its counts are no"
     ):
         read_energon_dataset(tmp_path)
+
+
+def test_the_field_map_of_energon_renames_fields(tmp_path: Path) -> None:
+    url = shard(tmp_path / "a.tar", fields(["x", "y"]))
+    write_energon_dataset(tmp_path, {"train": [url]}, max_workers=1)
+    definition = tmp_path / ".nv-meta/dataset.yaml"
+    definition.write_text("__class__: CaptioningWebdataset\nfield_map: {image: 'absent,cls'}\nsubflavors: {a: 1}")
+    dataset = read_energon_dataset(tmp_path)
+    assert dataset.definition["subflavors"] == {"a": 1}
+    samples = IndexedSamples(dataset.manifest("train"), order="sequential")
+    expected = [sample["cls"] for sample in samples]
+    renamed = list(samples.rename(**dataset.fields(), keep=False))
+    assert [sample["image"] for sample in renamed] == expected
+    assert [name for name in renamed[0] if not name.startswith("__")] == ["image"]
+    for text, message in (
+        ("__class__: CrudeWebdataset", "no field_map; its class is 'CrudeWebdataset'"),
+        ("field_map: {image: 'json[picture]'}", r"builds 'image' from 'json\[picture\]'"),
+        ("field_map: {image: 7}", "builds 'image' from 7"),
+        ("field_map: {image: 'jpg,'}", "builds 'image' from 'jpg,'"),
+        ("sample_loader: loader.py:load", "names Python code for sample_loader"),
+    ):
+        definition.write_text(text)
+        with pytest.raises(UnsupportedSidecarError, match=message):
+            read_energon_dataset(tmp_path).fields()
+    definition.write_text("- a list")
+    with pytest.raises(CorruptSidecarError, match=r"dataset\.yaml is not a file of Energon, .* it is not a mapping"):
+        read_energon_dataset(tmp_path)
+    definition.unlink()
+    assert read_energon_dataset(tmp_path).definition == {}
 
 
 def test_energon_finds_samples_by_key(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def build_indexes(
         fields: the fields that this function needs; by default all. Others are not read.
         on_error: ``"raise"`` stops at the first shard that cannot be indexed, and keeps the indexes built so far. The
             other values are the same as in all stages.
-        executor: any executor of `concurrent.futures`, such as one for a cluster; by default, processes on this host.
+        executor: any executor of ``concurrent.futures``, such as one for a cluster; by default, processes on this host.
         max_workers: the number of processes; by default, one per processor.
         on_result: called with each result as it arrives, in any order.
         progress: show a progress bar while indexes are built, if standard error is a terminal and rich is installed.

@@ -132,7 +132,7 @@ class ShardIndex:
 
     Args:
         facts: facts about the shard.
-        columns: the arrays, as `COLUMNS` lists them, and those of the user, with one value per sample; they are not
+        columns: the arrays of an index, and those of the user, with one value per sample; they are not
             copied.
         columns_by: the fingerprint of the function that computed the columns of the user; ``None`` if there are none.
         name: the name of the index in error messages.

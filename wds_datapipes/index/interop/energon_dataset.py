@@ -1,6 +1,7 @@
 """Datasets of Megatron Energon: a folder of shards that is described by the files in its folder ``.nv-meta``.
 
-``.info.json`` has the number of samples of each shard, and ``split.yaml`` the shards of each split.
+``.info.json`` has the number of samples of each shard, ``split.yaml`` the shards of each split, and ``dataset.yaml``
+how samples are built from fields.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, UnsupportedSidecarError
@@ -43,11 +45,13 @@ class EnergonDataset(NamedTuple):
         counts: the number of samples of each shard, in the order of the shards.
         splits: the shards of each split, such as ``"train"``, without those that ``split.yaml`` excludes.
         excluded_samples: the single samples that ``split.yaml`` excludes, each named after its shard and a slash.
+        definition: the content of ``dataset.yaml``, with ``subflavors`` and the like; empty if there is none.
     """
 
     counts: dict[str, int]
     splits: dict[str, list[str]]
     excluded_samples: Sequence[str] = ()
+    definition: Mapping[str, Any] = MappingProxyType({})
 
     def manifest(self, split: str) -> Manifest:
         """Return the shards of a split as a manifest, for `IndexedSamples`. Their sizes are unknown, so they are 0.
@@ -85,6 +89,42 @@ class EnergonDataset(NamedTuple):
                     "entry, and choose samples with select= of IndexedSamples"
                 )
         return Manifest(ManifestEntry(url, self.counts[url], 0) for url in urls)
+
+    def fields(self) -> dict[str, str]:
+        """Return the ``field_map`` of ``dataset.yaml`` as arguments of ``.rename()``.
+
+        Raises:
+            UnsupportedSidecarError: samples are built by Python code, from parts of a JSON field, or by a class
+                without a ``field_map``, such as ``CrudeWebdataset``.
+
+        Examples:
+            >>> definition = {"__class__": "CaptioningWebdataset", "field_map": {"image": "jpg,png", "caption": "txt"}}
+            >>> dataset = EnergonDataset({}, {}, definition=definition)
+            >>> dataset.fields()
+            {'image': 'jpg;png', 'caption': 'txt'}
+            >>> from torch.utils.data.datapipes.iter import IterableWrapper
+            >>> samples = IterableWrapper([{"__key__": "x", "png": b"...", "txt": "a cat"}])
+            >>> list(samples.rename(**dataset.fields(), keep=False))
+            [{'__key__': 'x', 'image': b'...', 'caption': 'a cat'}]
+        """
+        if code := self.definition.keys() & {"sample_loader", "part_filter"}:
+            raise UnsupportedSidecarError(
+                f"dataset.yaml names Python code for {' and '.join(sorted(code))}, which is not run. Write the "
+                "function for .map_samples()"
+            )
+        found = self.definition.get("field_map")
+        if not isinstance(found, Mapping) or not found:
+            raise UnsupportedSidecarError(
+                f"dataset.yaml has no field_map; its class is {self.definition.get('__class__')!r}. Samples have the "
+                "fields of the shards; rename them with .rename()"
+            )
+        for name, field in found.items():
+            if not isinstance(name, str) or not isinstance(field, str) or "[" in field or not all(field.split(",")):
+                raise UnsupportedSidecarError(
+                    f"The field_map of dataset.yaml builds {name!r} from {field!r}, which is not a list of fields "
+                    "separated by commas. Decode the field, and take its part with .map_samples()"
+                )
+        return {name: field.replace(",", ";") for name, field in found.items()}
 
 
 def write_energon_dataset(
@@ -178,7 +218,7 @@ def read_energon_dataset(
         UnsafeInputError: it comes from another host and names a command as a shard.
     """
     root = os.fspath(folder).rstrip("/") + "/"
-    yaml = require("yaml", extra="yaml", purpose="read split.yaml")
+    yaml = require("yaml", extra="yaml", purpose="read split.yaml and dataset.yaml")
     name = f"{root}.nv-meta/.info.json"
     try:
         counts = json.loads(read_sidecar(name, storage_options))["shard_counts"]
@@ -193,10 +233,16 @@ def read_energon_dataset(
             {split: [join_name(root, url) for url in urls if url not in excluded] for split, urls in listed.items()},
             [join_name(root, each) for each in sorted(excluded.difference(*listed.values())) if "/" in each],
         )
+        name = f"{root}.nv-meta/dataset.yaml"
+        with contextlib.suppress(MissingSidecarError):
+            definition = parse_plain_yaml(yaml, read_sidecar(name, storage_options))
+            if not isinstance(definition, dict):
+                raise ValueError("it is not a mapping")
+            dataset = dataset._replace(definition=definition)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSidecarError(f"{redact(name)} is not a file of Energon, or is damaged: {error}") from error
     for url in {*dataset.counts, *chain.from_iterable(dataset.splits.values())}:
-        refuse_commands(url, name)
+        refuse_commands(url, f"{root}.nv-meta/split.yaml")
     return dataset
 
 

@@ -7,19 +7,19 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
 from wds_datapipes.io.local import local_path, open_local
 from wds_datapipes.io.openers import open_parts, redact
 from wds_datapipes.io.remote.range_sources import RangeSource
-from wds_datapipes.io.remote.resuming_stream import ResumingStream
+from wds_datapipes.io.remote.resuming_stream import RawReader, ResumingStream, fill
 from wds_datapipes.tar.buffer import ReadBuffer
 
 __all__ = ["ShardRanges"]
 
-#: The most bytes of one read of a connection.
-STEP_BYTES = 256 << 10
+#: Memory for at most this many bytes is allocated before they arrive: an index may claim any size.
+STEP_BYTES = 8 << 20
 
 
 class ShardRanges:
@@ -80,7 +80,7 @@ class ShardRanges:
                 data = ReadBuffer(file, self._name, start).take(end - start)
         elif start < end:
             with self._stream(start, end) as stream:
-                data = _read_all(stream, end - start)
+                data = _read_all(cast(RawReader, stream), end - start)
         else:
             return b""  # an empty range cannot be requested
         if len(data) != end - start:
@@ -153,11 +153,12 @@ class ShardRanges:
         self._check_open()
 
 
-def _read_all(stream: BinaryIO, count: int) -> bytes:
-    """Return the next ``count`` bytes, or fewer at the end of the stream; each is copied only once."""
-    read = stream.read_once if isinstance(stream, ResumingStream) else stream.read
-    pieces = list[bytes]()
-    while count and (piece := read(min(count, STEP_BYTES))):
+def _read_all(stream: RawReader, count: int) -> bytes:
+    """Return the next ``count`` bytes, or fewer at the end of the stream."""
+    pieces = []
+    while count:
+        view = memoryview(bytearray(min(count, STEP_BYTES)))
+        piece = bytes(view[: fill(stream, view)])
         pieces.append(piece)
-        count -= len(piece)
+        count = count - len(piece) if len(piece) == len(view) else 0
     return b"".join(pieces)

@@ -1,0 +1,112 @@
+"""Runs the blocks of code in a page of the documentation, and compares their output."""
+
+from __future__ import annotations
+
+import doctest
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from page_blocks import CAPTION, FILE, ROOT, Block, blocks_of
+from PIL import Image
+
+from wds_datapipes.testing import build_shard
+
+#: Pages with packages that only some sessions of `peers` install, or that take longer than the others.
+PAGES_OF_PEERS = {
+    "dali": ["docs/how-to/feed-dali.md"],
+    "nodes": ["docs/how-to/load-with-torchdata-nodes.md"],
+    "trainers": [
+        "docs/how-to/preprocess-on-a-cluster.md",
+        "docs/how-to/train-with-accelerate.md",
+        "docs/how-to/train-with-distributed-checkpoint.md",
+        "docs/how-to/train-with-hugging-face-trainer.md",
+        "docs/how-to/train-with-lightning.md",
+        "docs/how-to/train-with-ray-train.md",
+    ],
+}
+#: Printed at the end of each block, to find out which block has printed what.
+MARK = "\x1e"
+
+
+def script_of(blocks: list[Block]) -> str:
+    """A script that runs the blocks in their order. Its line numbers are those of the page."""
+    lines: list[str] = []
+    for block in blocks:
+        lines += [""] * (block.line - len(lines))
+        if block.kind == "python":
+            lines += block.text.splitlines()
+        elif block.kind == "console":
+            commands = [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
+            arguments = ["bash", "-euo", "pipefail", "-c", "\n".join(commands)]
+            lines.append(f"import subprocess; subprocess.run({arguments!r}, check=True)")
+        else:
+            continue
+        lines += [""] * (block.line + block.text.count("\n") - len(lines))
+        lines.append(f"print({MARK!r}, flush=True)")
+    return "\n".join(lines) + "\n"
+
+
+def expected_of(blocks: list[Block]) -> dict[int, str]:
+    """The expected output, by the number of the block that prints it, counted among those that are run."""
+    expected: dict[int, str] = {}
+    number = -1
+    for block in blocks:
+        if block.kind in ("python", "console"):
+            number += 1
+        if block.kind == "console":
+            expected[number] = re.sub(r"^\$ .*\n", "", block.text, flags=re.MULTILINE)
+        elif block.kind == "text":
+            assert number not in expected, f"line {block.line}: there is no block whose output this is"
+            expected[number] = block.text
+    return expected
+
+
+def environment() -> dict[str, str]:
+    """The commands of this environment are found, and torchrun does not mention the variable that it would set."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+def run_page(text: str, folder: Path, programs: Path | None = None) -> None:
+    """Run a page in a folder, and compare its output."""
+    blocks = blocks_of(text)
+    for block in blocks:
+        if (file := FILE.fullmatch(block.kind)) and (caption := CAPTION.match(block.text)):
+            text = block.text[caption.end() :]
+            if included := file["included"]:
+                source = ROOT / "docs" / included.lstrip("/")
+                assert source.is_file(), f"line {block.line}: there is no file {included} in docs/"
+                text = source.read_text(encoding="utf-8")
+            (folder / caption[1]).write_text(text, encoding="utf-8")
+    script = folder / "page.py"
+    script.write_text(script_of(blocks), encoding="utf-8")
+    environ = environment()
+    finished = subprocess.run(
+        [programs / "page" if programs else sys.executable, script.name],
+        cwd=folder,
+        env={**environ, "PATH": f"{programs}:{environ['PATH']}"} if programs else environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    printed = finished.stdout.split(f"{MARK}\n")
+    for number, want in expected_of(blocks).items():
+        same = doctest.OutputChecker().check_output(want, printed[number], doctest.ELLIPSIS)
+        assert same, f"The page says:\n{want}\nIt prints:\n{printed[number]}"
+
+
+def write_training_shards(folder: Path) -> None:
+    """Create the shards that most pages read."""
+    (folder / "data").mkdir()
+    for shard in range(4):
+        samples: list[dict[str, bytes | str]] = []
+        for index in range(8):
+            file = io.BytesIO()
+            Image.new("L", (8, 8), 8 * index).save(file, "png")
+            samples.append({"__key__": f"{shard}-{index}", "png": file.getvalue(), "cls": str(index).encode()})
+        build_shard(folder / f"data/train-{shard:03d}.tar", samples)

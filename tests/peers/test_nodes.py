@@ -1,0 +1,296 @@
+"""`PipelineNode` and `StatefulShards` with a torchdata that has nodes and no DataLoader2."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchdata.nodes as tn
+from page_blocks import ROOT
+from page_runs import PAGES_OF_PEERS, run_page, write_training_shards
+from torch.utils.data import DataLoader, RandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from wds_datapipes import IndexedSamples, ShardList, StatefulShards, merge_states
+from wds_datapipes.errors import StateError
+from wds_datapipes.integrations.nodes import PipelineNode
+from wds_datapipes.testing import build_shard
+
+#: The number of samples of an epoch.
+SAMPLES = 30
+#: Warnings of torch and torchdata about their own use of each other, and of Python about processes started by threads.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:'set_vital' is deprecated", "ignore:.*multi-threaded:DeprecationWarning"
+)
+
+State = dict[str, Any]
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def fail_at_5(key: str) -> str:
+    if key.endswith("5"):
+        raise ValueError("this is 5")
+    return key
+
+
+def double(key: str) -> str:
+    return 2 * key
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Four shards of different sizes, in the current folder."""
+    path = tmp_path_factory.mktemp("shards")
+    for shard, count in enumerate([5, 10, 7, 8]):
+        build_shard(path / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(count)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        yield path
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Collect abandoned loaders in this thread: torchdata's threads cannot wait for themselves."""
+    yield
+    gc.collect()
+
+
+def pipeline(shards: str = "{0..3}.tar") -> Any:
+    pipe = ShardList(shards).shuffle().sharding_filter().load_wds_shards().group_samples()
+    return pipe.shuffle_samples(4).map(key_of)
+
+
+def node_of(shards: str = "{0..3}.tar", num_workers: int = 0, **options: Any) -> PipelineNode:
+    return PipelineNode(pipeline(shards), seed=7, num_workers=num_workers, **options)
+
+
+def batched(node: Any) -> Any:
+    return tn.Batcher(node, batch_size=1, drop_last=False)
+
+
+def mixed(criterion: str) -> Any:
+    sources = {"left": node_of("{0..1}.tar"), "right": node_of("{2..3}.tar")}
+    return tn.MultiNodeWeightedSampler(sources, {"left": 0.7, "right": 0.3}, stop_criteria=criterion, seed=3)
+
+
+#: Programs of nodes, each with the number of steps of an epoch.
+GRAPHS: dict[str, Callable[[], Any]] = {
+    "node": node_of,
+    "two workers": lambda: node_of(num_workers=2),
+    "Batcher": lambda: tn.Batcher(node_of(), batch_size=4, drop_last=False),
+    "Unbatcher": lambda: tn.Unbatcher(tn.Batcher(node_of(), batch_size=4, drop_last=False)),
+    "Mapper": lambda: tn.Mapper(node_of(), double),
+    "ParallelMapper": lambda: tn.ParallelMapper(node_of(), double, num_workers=2),
+    "processes": lambda: tn.ParallelMapper(node_of(), double, num_workers=1, method="process"),
+    "Prefetcher": lambda: tn.Prefetcher(node_of(), prefetch_factor=3),
+    "Prefetcher of workers": lambda: tn.Prefetcher(node_of(num_workers=2), prefetch_factor=3),
+    "rare snapshots": lambda: tn.Prefetcher(node_of(), prefetch_factor=3, snapshot_frequency=4),
+    "first": lambda: mixed(tn.StopCriteria.FIRST_DATASET_EXHAUSTED),
+    "all": lambda: mixed(tn.StopCriteria.ALL_DATASETS_EXHAUSTED),
+    "cycle": lambda: mixed(tn.StopCriteria.CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED),
+}
+
+
+def epochs_after(loader: Any, count: int = 3) -> list[list[Any]]:
+    return [list(loader) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_loader_of_nodes_resumes_with_the_rest_and_the_same_epochs(name: str) -> None:
+    whole = epochs_after(tn.Loader(GRAPHS[name]()), 4)
+    if name not in ("first", "cycle"):
+        assert [sum(len(each) if name == "Batcher" else 1 for each in epoch) for epoch in whole] == [SAMPLES] * 4
+    assert whole[0] != whole[1]
+    length = len(whole[1])
+    for cut in (0, 1, length // 3, length - 1, length):
+        loader = tn.Loader(GRAPHS[name]())
+        list(loader)
+        items = iter(loader)
+        head = list(islice(items, cut))
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+        del items
+        resumed = tn.Loader(GRAPHS[name]())
+        resumed.load_state_dict(state)
+        # torchdata begins the next epoch if no item is left.
+        rest = [whole[1][cut:]] if cut < length else []
+        assert head == whole[1][:cut]
+        assert epochs_after(resumed, len(rest) + 2) == [*rest, *whole[2:4]], cut
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_epoch_that_is_broken_off_is_over_even_before_the_next_one_has_an_item(num_workers: int) -> None:
+    whole = epochs_after(tn.Loader(node_of(num_workers=num_workers)), 3)
+    node = node_of(num_workers=num_workers)
+    node.reset()
+    assert [next(node) for _ in range(5)] == whole[0][:5]
+    interrupted = node.state_dict()
+    node.reset()
+    state = node.state_dict()
+    assert list(node) == whole[1]
+    for loaded, expected in ((state, whole[1]), (interrupted, whole[0][5:])):
+        other = node_of(num_workers=num_workers)
+        other.reset(loaded)
+        assert list(other) == expected
+    other = node_of(num_workers=num_workers)
+    other.reset(interrupted)
+    other.reset()
+    assert list(other) == whole[1]
+
+
+def test_a_node_resumed_at_its_end_is_exhausted_until_it_is_reset() -> None:
+    node = node_of()
+    first = list(node)
+    state = node.state_dict()
+    resumed = node_of()
+    resumed.reset(state)
+    assert list(resumed) == []
+    assert resumed.state_dict() == state
+    for each in (node, resumed):
+        each.reset()
+    following = list(node)
+    assert list(resumed) == following
+    assert sorted(following) == sorted(first)
+    assert following != first
+
+
+def test_the_workers_of_an_abandoned_loader_end_by_themselves() -> None:
+    loader: Any = tn.Loader(node_of(num_workers=2))
+    next(iter(loader))
+    workers = multiprocessing.active_children()
+    del loader
+    gc.collect()
+    assert [worker.exitcode for worker in workers] == [0, 0]  # torch terminates those that it cannot reach
+
+
+def test_an_error_does_not_end_the_epoch() -> None:
+    node = PipelineNode(pipeline().map(fail_at_5), seed=7)
+    with pytest.raises(ValueError, match="this is 5"):
+        list(node)
+    assert not node.state_dict()["is_exhausted"]
+    with pytest.raises(ValueError, match="this is 5"):
+        list(tn.Loader(tn.Prefetcher(PipelineNode(pipeline().map(fail_at_5), seed=7), prefetch_factor=2)))
+
+
+def dataset(state: State | None = None) -> StatefulShards:
+    data = StatefulShards(pipeline(), seed=7)
+    if state is not None:
+        data.load_state_dict(state)
+    return data
+
+
+def saved_by_tracked(cut: int) -> tuple[list[str], State]:
+    data = dataset()
+    items = data.tracked(DataLoader(data, batch_size=None, num_workers=2))
+    return list(islice(items, cut)), data.state_dict()
+
+
+def saved_by_stateful(cut: int) -> tuple[list[str], State]:
+    loader: Any = StatefulDataLoader(dataset(), batch_size=None, num_workers=2)
+    items = iter(loader)
+    return list(islice(items, cut)), loader.state_dict()
+
+
+def saved_by_nodes(cut: int) -> tuple[list[str], State]:
+    loader: Any = tn.Loader(tn.Mapper(tn.Prefetcher(node_of(num_workers=2), prefetch_factor=3), str))
+    items = iter(loader)
+    return list(islice(items, cut)), loader.state_dict()
+
+
+def resumed_by_tracked(state: State, num_workers: int = 2) -> list[str]:
+    data = dataset(state)
+    return list(data.tracked(DataLoader(data, batch_size=None, num_workers=num_workers)))
+
+
+def resumed_by_stateful(state: State, num_workers: int = 2) -> list[str]:
+    return list(StatefulDataLoader(dataset(state), batch_size=None, num_workers=num_workers))
+
+
+def resumed_by_nodes(state: State, num_workers: int = 2) -> list[str]:
+    node = node_of(num_workers=num_workers)
+    node.data.load_state_dict(state)
+    return list(tn.Loader(tn.Prefetcher(node, prefetch_factor=2)))
+
+
+@pytest.mark.parametrize("save", [saved_by_tracked, saved_by_stateful, saved_by_nodes])
+@pytest.mark.parametrize("resume", [resumed_by_tracked, resumed_by_stateful, resumed_by_nodes])
+def test_each_loader_resumes_from_the_state_of_each(
+    save: Callable[[int], tuple[list[str], State]], resume: Callable[..., list[str]]
+) -> None:
+    whole = resumed_by_tracked(dataset().state_dict())
+    head, state = save(11)
+    assert head + resume(state) == whole
+    merged = merge_states([json.loads(json.dumps(state))])
+    for num_workers in (0, 1):
+        assert sorted(head + resume(merged, num_workers)) == sorted(whole)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_stateful_data_loader_of_this_release_resumes(num_workers: int) -> None:
+    def loader_of() -> Any:
+        return StatefulDataLoader(dataset(), batch_size=4, num_workers=num_workers, snapshot_every_n_steps=2)
+
+    whole = epochs_after(loader_of(), 3)
+    for cut in (0, 1, 4, len(whole[0])):
+        loader = loader_of()
+        items = iter(loader)
+        assert list(islice(items, cut)) == whole[0][:cut]
+        state = loader.state_dict()
+        resumed = loader_of()
+        resumed.load_state_dict(state)
+        assert epochs_after(resumed, 2) == [whole[0][cut:], whole[1]], cut
+
+
+def test_a_map_style_dataset_resumes_with_a_sampler() -> None:
+    data = IndexedSamples("{0..3}.tar").map_style()
+
+    def loader_of() -> Any:
+        torch.manual_seed(5)
+        sampler = tn.SamplerWrapper(RandomSampler(data, generator=torch.Generator().manual_seed(1)))
+        return tn.Loader(tn.ParallelMapper(tn.Batcher(sampler, 4, drop_last=False), data.__getitems__, num_workers=2))
+
+    whole = [[key_of(sample) for sample in batch] for batch in loader_of()]
+    assert len({key for batch in whole for key in batch}) == SAMPLES
+    loader = loader_of()
+    items = iter(loader)
+    head = [next(items) for _ in range(3)]
+    resumed = loader_of()
+    resumed.load_state_dict(loader.state_dict())
+    assert [[key_of(sample) for sample in batch] for batch in [*head, *resumed]] == whole
+
+
+def test_states_that_cannot_be_loaded_say_why() -> None:
+    def state_after(node: Any, count: int = 3) -> State:
+        loader: Any = tn.Loader(node)
+        items = iter(loader)
+        list(islice(items, count))
+        state: State = loader.state_dict()
+        return state
+
+    rare = state_after(tn.Prefetcher(node_of(), prefetch_factor=2, snapshot_frequency=4))
+    with pytest.raises(StateError, match=r"3 steps before it was saved.*snapshot_frequency=1"):
+        dataset(rare)
+    with pytest.raises(StateError, match=r"3 items into a batch.*without Unbatcher"):
+        dataset(state_after(tn.Unbatcher(tn.Batcher(node_of(), batch_size=4))))
+    with pytest.raises(StateError, match=r"This is not the state of a loader, .*dataset_node_states"):
+        dataset(state_after(mixed(tn.StopCriteria.ALL_DATASETS_EXHAUSTED)))
+    with pytest.raises(StateError, match="with seed 7, but the seed here is 8"):
+        PipelineNode(pipeline(), seed=8).reset(node_of().state_dict())
+    with pytest.raises(StateError, match="different pipeline"):
+        PipelineNode(pipeline().map(double), seed=7).reset(node_of().state_dict())
+
+
+@pytest.mark.parametrize("page", PAGES_OF_PEERS["nodes"])
+def test_a_page_runs(page: str, tmp_path: Path) -> None:
+    write_training_shards(tmp_path)
+    run_page((ROOT / page).read_text(encoding="utf-8"), tmp_path)

@@ -1,0 +1,16 @@
+"""The pages about trainers run, with the real packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from page_blocks import ROOT
+from page_runs import PAGES_OF_PEERS, run_page, write_training_shards
+
+
+@pytest.mark.timeout(900)  # each starts many processes, and Ray its own daemons
+@pytest.mark.parametrize("page", PAGES_OF_PEERS["trainers"])
+def test_a_page_runs(page: str, tmp_path: Path) -> None:
+    write_training_shards(tmp_path)
+    run_page((ROOT / page).read_text(encoding="utf-8"), tmp_path)
