@@ -1,0 +1,45 @@
+"""Extension of IPython that shows pipelines and samples as HTML: ``%load_ext wds_datapipes.notebook``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from wds_datapipes.pipes.drawing import draw_pipeline
+from wds_datapipes.prepare.preview_html import samples_as_html
+
+__all__ = ["load_ipython_extension", "unload_ipython_extension"]
+
+#: The most samples of a list that are shown.
+SAMPLES = 24
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Show stages of every package, samples, and lists of samples as HTML; IPython calls this.
+
+    A stage of this package and a `LoadingReport` need no extension.
+    """
+    html = shell.display_formatter.formatters["text/html"]
+    html.for_type(IterDataPipe, draw_pipeline)
+    html.for_type(dict, _show_sample)
+    html.for_type(list, _show_samples)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Undo `load_ipython_extension`; IPython calls this for ``%unload_ext``."""
+    html = shell.display_formatter.formatters["text/html"]
+    for kind in (IterDataPipe, dict, list):
+        html.pop(kind, None)
+
+
+def _show_sample(value: dict[Any, Any]) -> str | None:
+    """Return a sample as HTML, or None for any other dict, which IPython shows as text."""
+    return samples_as_html([value]) if "__key__" in value else None
+
+
+def _show_samples(values: list[Any]) -> str | None:
+    if not values or not all(isinstance(value, dict) and "__key__" in value for value in values):
+        return None
+    more = f"<div>and {len(values) - SAMPLES:,} more</div>" if len(values) > SAMPLES else ""
+    return samples_as_html(values[:SAMPLES]) + more
