@@ -1,0 +1,341 @@
+"""The command ``bench``: what it measures, what it recommends, and its errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from wds_datapipes.benchmark.advice import recommend
+from wds_datapipes.benchmark.measure import Delivery, ShardBenchmark, count_samples
+from wds_datapipes.testing import build_shard
+
+QUICK = ("--seconds", "0.05", "--batch-size", "4")
+
+
+def image(seed: int, side: int = 40) -> bytes:
+    file = io.BytesIO()
+    PIL.Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)).save(file, "JPEG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def images(folder: Path) -> list[str]:
+    return [
+        build_shard(
+            f"{shard}.tar",
+            [{"__key__": f"{shard}-{n}", "jpg": image(n, 40 + n), "cls": "7", "txt": "a cat"} for n in range(6)],
+        )
+        for shard in range(3)
+    ]
+
+
+@pytest.mark.parametrize("more", [(), ("--crop", "16"), ("--decode", "none"), ("--crop", "16", "--min-size", "8")])
+def test_the_results_are_json(program: Any, images: list[str], more: tuple[str, ...]) -> None:
+    done = program("bench", *images, *QUICK, "--workers", "2,0", "--json", "--step-time", "0.5", *more)
+    assert (done.code, done.err) == (0, "")
+    facts = json.loads(done.out)
+    assert facts["shards"] == 3
+    assert list(facts["fields"]) == ["jpg", "cls", "txt"]
+    assert facts["fields"]["cls"] == 1
+    assert facts["sample_bytes"] == pytest.approx(sum(facts["fields"].values()))
+    assert 1600 < facts["image_pixels"] < 2500
+    assert facts["raw_bytes_per_s"] > 0
+    stages = list(facts["stages"])
+    assert stages[:5] == ["ShardList", ".resample_wds_shards", "open", ".load_wds_shards", ".group_samples"]
+    assert stages[5:7] == [".wds_decode", ".batch"]
+    assert facts["open_s"] > 0
+    assert facts["passes"] > 0
+    assert sum(stage["share"] for stage in facts["stages"].values()) == pytest.approx(1)
+    assert 0 < facts["processor_share"] <= 1
+    assert [each["workers"] for each in facts["deliveries"]] == [0, 2]
+    for each in facts["deliveries"]:
+        assert each["samples_per_s"] > 0
+        assert each["first_batch_s"] > 0
+        assert each["worker_bytes"] > 1e6
+        assert each["waited_s"] >= 0
+        assert 0 < each["loop_share"] <= 1
+        assert each["headroom"] == pytest.approx(each["samples_per_s"] * 0.5 / 4)
+        assert each["bytes_per_s"] == pytest.approx(each["samples_per_s"] * facts["sample_bytes"])
+    assert facts["skipped"] == {}
+    assert facts["recommendation"]
+
+
+def test_the_results_are_tables_and_a_recommendation(
+    program: Any, images: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    done = program("bench", *images, *QUICK, "--workers", "0,1")
+    assert (done.code, done.err) == (0, "")
+    assert done.lines[0].startswith("3 shards; a sample has jpg (")
+    assert "perhaps from the page cache" in done.lines[1]
+    tables = "\n".join(done.lines).split("\n\n")
+    stages, deliveries = ([line.split()[0] for line in table.splitlines()] for table in tables[1:3])
+    assert stages[:6] == ["in", "ShardList", ".resample_wds_shards", "open", ".load_wds_shards", ".group_samples"]
+    assert stages[-1] == "all"
+    assert deliveries == ["workers", "0", "1"]
+    assert tables[3].startswith("Use 1 worker: ")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_lines_fit_into_the_terminal(
+    program: Any, images: list[str], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = program("bench", *images, *QUICK, "--workers", "0,1", "--step-time", "0.1")
+    assert done.code == 0
+    assert max(map(len, done.lines)) <= columns
+
+
+PIPELINES = """
+from wds_datapipes import ShardList
+
+def tuples(urls):
+    return ShardList(urls).load_wds_shards().group_samples().map_samples(pair).batch(2).collate()
+
+def pair(sample):
+    return len(sample["jpg"]), sample["__key__"]
+
+def mixture(urls):
+    first, second = (ShardList([url]).load_wds_shards().group_samples() for url in urls[:2])
+    return first.mix_samples(second, stop="all")
+
+def nothing(urls):
+    return ShardList(urls).load_wds_shards().group_samples().map_samples(none)
+
+def none(sample):
+    return None
+
+def no_pipeline(urls):
+    return urls
+"""
+
+
+def test_a_pipeline_of_the_user_is_measured_by_stage(program: Any, images: list[str]) -> None:
+    Path("pipelines_to_measure.py").write_text(PIPELINES)
+    arguments = ("bench", *images, *QUICK, "--workers", "0,2", "--json")
+    facts = json.loads(program(*arguments, "--pipeline", "pipelines_to_measure:tuples").out)
+    stages = ["ShardList", "open", ".load_wds_shards", ".group_samples", ".map_samples", ".batch", ".collate"]
+    assert list(facts["stages"]) == stages
+    assert [each["workers"] for each in facts["deliveries"]] == [0, 2]
+    facts = json.loads(program(*arguments, "--pipeline", "pipelines_to_measure:mixture").out)
+    assert list(facts["stages"]) == [".mix_samples"]
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "code", "message"),
+    [
+        ("tuples", ("--crop", "8"), 2, "--pipeline measures your own pipeline, so --decode, --crop"),
+        ("gone", (), 2, "has no 'gone'"),
+        ("no_pipeline", (), 2, "pipelines_to_measure:no_pipeline must return a pipeline, an IterDataPipe, not list"),
+        ("nothing", (), 1, "the pipeline yielded nothing"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_measured_is_an_error(
+    program: Any, images: list[str], function: str, more: tuple[str, ...], code: int, message: str
+) -> None:
+    Path("pipelines_to_measure.py").write_text(PIPELINES)
+    done = program("bench", *images, *QUICK, "--workers", "0", "--pipeline", f"pipelines_to_measure:{function}", *more)
+    assert done.code == code
+    assert message in done.err
+
+
+@pytest.mark.parametrize(
+    ("item", "samples"),
+    [
+        ({"__key__": ["a", "b"], "__url__": "same.tar", "cls": torch.zeros(2)}, 2),
+        ({"__key__": "a", "jpg": torch.zeros(3, 8, 8)}, 1),
+        ({"jpg": torch.zeros(4, 3), "txt": ["a"] * 4}, 4),
+        ({"jpg": torch.zeros(4, 3), "cls": 1}, 1),
+        ([torch.zeros(5, 3), torch.zeros(5)], 5),
+        ((torch.zeros(3, 8), torch.tensor(1)), 1),
+        ([{"__key__": "a"}, {"__key__": "b"}], 2),
+        (torch.zeros(7, 2), 7),
+        (b"bytes", 1),
+        ([], 0),
+    ],
+    ids=str,
+)
+def test_the_samples_of_an_item_are_counted(item: object, samples: int) -> None:
+    assert count_samples(item) == samples
+
+
+def test_few_shards_are_read_again_and_the_output_says_so(program: Any, images: list[str]) -> None:
+    assert re.search(r"all shards were read \S+ times", program("bench", images[0], *QUICK, "--workers", "0").out)
+
+
+def test_shards_without_a_sample_that_can_be_decoded_are_an_error_with_the_reason(program: Any, folder: Path) -> None:
+    build_shard("bad.tar", [{"__key__": f"b{n}", "jpg": "oops"} for n in range(3)])
+    done = program("bench", "bad.tar", *QUICK, "--workers", "0")
+    assert done.code == 1
+    assert "skipped, such as: field 'jpg' of sample 'b" in done.err
+    assert "yielded nothing" in done.err
+
+
+def test_an_error_before_anything_is_measured_prints_no_results(program: Any, folder: Path) -> None:
+    assert program("bench", "gone.tar", "--json").out == ""
+
+
+def test_more_workers_than_shards_are_measured(program: Any, images: list[str]) -> None:
+    facts = json.loads(program("bench", images[0], *QUICK, "--workers", "3", "--json").out)
+    assert [each["workers"] for each in facts["deliveries"]] == [3]
+    assert any("fewer shards than workers, 1 for 3" in sentence for sentence in facts["recommendation"])
+
+
+def test_cold_shards_are_read_from_the_disk(program: Any, images: list[str]) -> None:
+    done = program("bench", *images, *QUICK, "--workers", "0", "--cold")
+    assert done.code == 0
+    assert "page cache" not in done.out
+    done = program("bench", "http://localhost:1/a.tar", *QUICK, "--cold")
+    assert done.code == 2
+    assert "--cold drops local shards from the page cache, but http://localhost:1/a.tar is not a local file" in done.err
+
+
+def test_samples_that_cannot_be_decoded_are_counted_and_an_error(program: Any, images: list[str]) -> None:
+    build_shard("bad.tar", [{"__key__": f"b{n}", "jpg": "oops"} for n in range(3)])
+    done = program("bench", images[0], "bad.tar", *QUICK, "--workers", "0", "--json")
+    assert done.code == 1
+    skipped = json.loads(done.out)["skipped"]
+    assert skipped["wds_decode: DecodeError"] > 0
+    assert "skipped, such as: field 'jpg' of sample 'b" in done.err
+
+
+def test_a_plot_is_written(program: Any, images: list[str]) -> None:
+    assert program("bench", *images, *QUICK, "--workers", "0", "--plot", "plot.png").code == 0
+    with PIL.Image.open("plot.png") as plot:
+        assert plot.format == "PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("gone.tar",), 2, "gone.tar"),
+        (("empty.tar",), 1, "there is no sample in 1 shards"),
+        (("-",), 2, "standard input can be read only once"),
+        (("0.tar", "--workers", "two"), 2, "--workers must be numbers of processes, such as 0,2,4, not 'two'"),
+        (("0.tar", "--workers", "-1"), 2, "--workers must be numbers of processes"),
+        (("0.tar", "--seconds", "0"), 2, "must be positive numbers of seconds"),
+        (("0.tar", "--seconds", "nan"), 2, "must be positive numbers of seconds"),
+        (("0.tar", "--step-time", "inf"), 2, "must be positive numbers of seconds"),
+        (("0.tar", "--plot", "plot.xyz"), 2, "--plot must end in .png, .svg, .pdf, unlike 'plot.xyz'"),
+        (("0.tar", "--plot", "gone/plot.png"), 2, "--plot cannot write 'gone/plot.png'"),
+        (("0.tar", "--decode", "rgb9"), 2, "--decode must be none or one of "),
+        (("0.tar", "--pipeline", "train"), 2, "--pipeline must be MODULE:FUNCTION"),
+        (("0.tar", "--pipeline", "gone_module:make"), 2, "No module named 'gone_module'"),
+        (("0.tar", "--step-time", "-1"), 2, "must be positive numbers of seconds"),
+    ],
+)
+def test_wrong_use_is_an_error(
+    program: Any, images: list[str], arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    build_shard("empty.tar", [])
+    done = program("bench", *arguments)
+    assert done.code == code
+    assert message in done.err
+
+
+def test_an_interrupt_prints_what_was_measured_and_leaves_no_worker(images: list[str]) -> None:
+    command = [sys.executable, "-m", "wds_datapipes", "bench", *images, "--workers", "0,2", "--seconds", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as run:
+        deadline = time.monotonic() + 60
+        while len(_children_of(run.pid)) < 2:
+            assert run.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.3)  # Python loses an interrupt that arrives while it forks
+        children = _children_of(run.pid)
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+    assert run.returncode == 130, (out, err)
+    assert b"in one process" in out
+    assert b"workers" in out
+    assert err.decode().splitlines()[-1] == "Interrupted"
+    deadline = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{child}") for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+# The recommendation -------------------------------------------------------------------------------------------------
+
+
+def found(
+    *rates: tuple[int, float],
+    shards: int = 100,
+    decode: float = 0.9,
+    pixels: float = 0,
+    computing: float = 1.0,
+    loop_s: float = 0.0,
+) -> ShardBenchmark:
+    return ShardBenchmark(
+        shards,
+        fields={"jpg": 900.0, "cls": 1.0},
+        images=["jpg"],
+        sample_bytes=901.0,
+        stages={".load_wds_shards": 1 - decode, ".group_samples": 0.0, ".wds_decode": decode, ".batch": 0.0},
+        image_pixels=pixels,
+        processor_share=computing,
+        deliveries=[Delivery(workers, rate, 0.1, loop_s, 0.0, None) for workers, rate in rates],
+    )
+
+
+@pytest.mark.parametrize(
+    ("results", "options", "sentences"),
+    [
+        (found(), {}, []),
+        (found((0, 100.0)), {"has_turbo": True}, ["Use 0 workers: 100", "Decoding takes most of the time: only"]),
+        (found((0, 900.0), (1, 500.0), (2, 990.0), (4, 1000.0)), {"has_turbo": True}, ["Use 2 workers: 990"]),
+        (found((1, 500.0), (2, 1000.0)), {"cores": 8, "has_turbo": True}, ["Use 2 workers", "More workers may be"]),
+        (found((1, 500.0), (2, 1000.0)), {"cores": 2, "has_turbo": False}, ["Use 2 workers", 'Decoding .*"turbo"']),
+        (found((1, 500.0), (2, 1000.0), loop_s=0.00095), {}, ["Use 2", "busy receiving samples for 95% of the time"]),
+        (found((1, 500.0), (4, 1000.0), shards=3), {}, ["Use 4 workers", "fewer shards than workers, 3 for 4"]),
+        (found((1, 9.0), pixels=2e6), {"has_turbo": True}, ["Use 1 worker:", "2.0 megapixels.*min_size"]),
+        (found((0, 900.0), (1, 300.0), (2, 700.0)), {"step_s": 0.2}, ["^2 workers suffice: 2.2 times as many samples"]),
+        (found((1, 400.0), (2, 700.0)), {"step_s": 1.0}, ["^1 worker suffices: 6.2 times"]),
+        (
+            found((1, 400.0), (2, 640.0)),
+            {"step_s": 0.1, "has_turbo": True},
+            [r"The steps wait for data: at best, with 2 workers, 1\.0 times as many samples", "Decoding"],
+        ),
+        (found((1, 9.0), decode=0.1, computing=0.2), {}, ["Use 1", "waits for the disk"]),
+        (
+            found((1, 9.0), decode=0.1, computing=0.2),
+            {"urls_are_local": False},
+            ["Use 1", "waits for the store", "cache_wds_shards"],
+        ),
+    ],
+)
+def test_the_recommendation_follows_from_the_results(
+    results: ShardBenchmark, options: dict[str, Any], sentences: list[str]
+) -> None:
+
+    advice = recommend(results, **{"cores": 4, "batch_size": 64, **options})
+    for sentence in sentences:
+        assert any(re.search(sentence, line) for line in advice), advice
+    if not sentences:
+        assert advice == []
+
+
+def test_a_large_field_that_is_not_an_image_is_named() -> None:
+    results = found((1, 5.0))
+    results.fields, results.sample_bytes = {"jpg": 100.0, "npy": 900.0}, 1000.0
+    assert "The field 'npy' has 90% of the bytes" in recommend(results, cores=4)[-1]
