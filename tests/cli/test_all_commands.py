@@ -81,7 +81,9 @@ def test_every_command_reads_and_writes_stores(program: Any, shards: list[str]) 
     store.rm("/all/b-1.tar.wdsidx")
     run("index", there, "--manifest", "memory://all/m.json", "--digest", "--workers", "1")
     assert len(store.glob("/all/b-*.tar.wdsidx")) == 3
-    assert run("verify", there, "--manifest", "memory://all/m.json", "--digest", "-f", "cls").endswith("no faults\n")
+    assert run("verify", there, "--manifest", "memory://all/m.json", "--digest", "--field", "cls").endswith(
+        "no faults\n"
+    )
     run("sort", there, "--by", "key", "--reverse", "-o", "memory://all/sorted.tar")
     run("shuffle", "memory://all/sorted.tar", "--seed", "1", "-o", "memory://all/mixed.tar.gz")
     run("cat", "memory://all/mixed.tar.gz", "-o", "memory://all/c-%d.tar", "--maxcount", "7")

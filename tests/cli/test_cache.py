@@ -31,9 +31,9 @@ def test_cached_shards_are_not_fetched_again(program: Run, shards: list[str]) ->
 
 def test_ls_names_shards_and_sizes(program: Run, shards: list[str]) -> None:
     warm(program, *shards)
-    done = program("cache", "ls", "-d", "copies")
+    done = program("cache", "ls", "--dir", "copies")
     assert done.lines == [*(f"{shard}  10.2 kB" for shard in sorted(shards)), "3 copies, 30.7 kB"]
-    facts = [json.loads(line) for line in program("cache", "ls", "-d", "copies", "--json").lines]
+    facts = [json.loads(line) for line in program("cache", "ls", "--dir", "copies", "--json").lines]
     assert [(each["shard"], each["bytes"]) for each in facts] == [(shard, 10240) for shard in sorted(shards)]
     assert all(Path(each["path"]).read_bytes() == Path(each["shard"]).read_bytes() for each in facts)
 
@@ -72,7 +72,7 @@ def test_copies_are_verified_by_a_manifest(program: Run, shards: list[str]) -> N
 
 def test_verify_finds_changed_copies(program: Run, shards: list[str]) -> None:
     warm(program, *shards)
-    assert program("cache", "verify", "-d", "copies").lines == ["3 copies, 30.7 kB: no faults"]
+    assert program("cache", "verify", "--dir", "copies").lines == ["3 copies, 30.7 kB: no faults"]
     path = next(Path("copies").glob(f"*-{Path(shards[0]).name}"))
     with path.open("ab") as stream:
         stream.write(b"x")
@@ -80,27 +80,31 @@ def test_verify_finds_changed_copies(program: Run, shards: list[str]) -> None:
         ([], r"Remove it with --remove; otherwise the next reader downloads it again", 3),
         (["--remove"], r"It was removed", 2),
     ):
-        done = program("cache", "verify", "-d", "copies", *option)
+        done = program("cache", "verify", "--dir", "copies", *option)
         assert done.code == 1
         assert done.lines[0].endswith(": 1 fault")
         told = rf"Error: The copy \S+ of {re.escape(shards[0])} is damaged: it has 10241 bytes, not 10240\. {advice}\n"
         assert re.fullmatch(told, done.err)
         assert len(kept()) == left
-    assert json.loads(program("cache", "verify", "-d", "copies", "--json").out) == {"copies": 2, "faults": []}
+    assert json.loads(program("cache", "verify", "--dir", "copies", "--json").out) == {"copies": 2, "faults": []}
 
 
 def test_clear_keeps_recently_used_copies_and_those_in_use(program: Run, shards: list[str]) -> None:
     warm(program, "--at-once", "1", *shards)
-    assert program("cache", "clear", "-d", "copies", "--max-bytes", "11k").lines == [
+    assert program("cache", "clear", "--dir", "copies", "--max-bytes", "11k").lines == [
         "2 copies removed, 1 left, 10.2 kB"
     ]
     assert kept() == [Path(shards[2]).name]
     reading = iter(ShardList(shards[2]).cache_wds_shards("copies").load_wds_shards())
     next(reading)
-    assert program("cache", "clear", "-d", "copies").lines == ["0 copies removed, 1 left, 10.2 kB"]
+    assert program("cache", "clear", "--dir", "copies").lines == ["0 copies removed, 1 left, 10.2 kB"]
     list(reading)
     del reading
-    assert json.loads(program("cache", "clear", "-d", "copies", "--json").out) == {"removed": 1, "left": 0, "bytes": 0}
+    assert json.loads(program("cache", "clear", "--dir", "copies", "--json").out) == {
+        "removed": 1,
+        "left": 0,
+        "bytes": 0,
+    }
 
 
 @pytest.mark.parametrize("command", ["ls", "verify", "clear"])

@@ -83,7 +83,7 @@ def test_a_share_of_the_samples_is_drawn_by_a_seed(program: Any, folder: Path) -
 
 
 def test_fields_are_selected_and_renamed(program: Any, shards: list[str]) -> None:
-    assert program("cat", "a-1.tar", "-o", "o.tar", "-f", "cls;label", "-r", "label=cls").code == 0
+    assert program("cat", "a-1.tar", "-o", "o.tar", "--select", "cls;label", "-r", "label=cls").code == 0
     assert read("o.tar") == [(f"1{n}", {"label": str(n).encode()}) for n in range(4)]
 
 
@@ -92,7 +92,7 @@ def test_a_missing_field_is_handled_as_requested(
     program: Any, folder: Path, missing: str, code: int, count: int
 ) -> None:
     build_shard("m.tar", [{"__key__": "a", "txt": "x"}, {"__key__": "b", "txt": "x", "cls": "1"}])
-    done = program("cat", "m.tar", "-o", "o.tar", "-f", "cls", "-f", "txt", "--missing", missing)
+    done = program("cat", "m.tar", "-o", "o.tar", "--select", "cls", "--select", "txt", "--missing", missing)
     assert done.code == code
     assert Path("o.tar").exists() is (code == 0)
     assert count == (len(keys("o.tar")) if code == 0 else 0)
@@ -196,7 +196,7 @@ def test_json_and_an_archive_do_not_mix(program: Any, shards: list[str]) -> None
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "wds_datapipes.cli", *arguments]
+    return [sys.executable, "-m", "wds_datapipes", *arguments]
 
 
 def test_ctrl_c_leaves_nothing(shards: list[str]) -> None:

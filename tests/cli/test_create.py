@@ -313,7 +313,7 @@ def test_ctrl_c_leaves_only_finished_shards(folder: Path) -> None:
     Path("recipe").write_text(
         f"a.txt text:1\nb.txt text:2\nc.txt pipe:{wait}; echo begun >&2; sleep 60\nd.txt pipe:sleep 60"
     )
-    command = [sys.executable, "-m", "wds_datapipes.cli", "create", "recipe", "recipe", "-o", "%d.tar"]
+    command = [sys.executable, "-m", "wds_datapipes", "create", "recipe", "recipe", "-o", "%d.tar"]
     with subprocess.Popen(
         [*command, "--maxcount", "1", "--workers", "2"], stderr=subprocess.PIPE, start_new_session=True, text=True
     ) as run:
@@ -363,3 +363,53 @@ def test_wrong_use(program: Any, pets: dict[str, dict[str, bytes]], arguments: s
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert names() == before
+
+
+def write_labels(path: str, labels: list[str]) -> None:
+    lines = [f'{{"txt": "{number}", "label": {json.dumps(label)}}}\n' for number, label in enumerate(labels)]
+    Path(path).write_text("".join(lines) if path.endswith("jsonl") else "")
+    if path.endswith("csv"):
+        Path(path).write_text("txt,label\n" + "".join(f"{number},{label}\n" for number, label in enumerate(labels)))
+
+
+@pytest.mark.parametrize("table", ["rows.csv", "rows.jsonl"])
+def test_class_names_of_a_table_are_numbered(program: Any, folder: Path, table: str) -> None:
+    write_labels(table, ["dog", "cat", "dog", "emu"])
+    options = ["--field", "cls=label", "--field", "name.txt=label"]
+    done = program("create", "table", table, "-o", "rows-%d.tar", *options)
+    assert (done.code, done.err) == (0, "")
+    assert done.lines[-1] == "Classes: rows-classes.json"
+    assert json.loads(Path("rows-classes.json").read_text()) == {"classes": ["cat", "dog", "emu"]}
+    assert [(each["cls"], each["name.txt"]) for each in contents("rows-0.tar").values()] == [
+        (b"1", b"dog"),
+        (b"0", b"cat"),
+        (b"1", b"dog"),
+        (b"2", b"emu"),
+    ]
+    write_labels(table, ["emu", "dog"])
+    options = ["--field", "cls=label", "--classes-from", "rows-classes.json", "--class-list", "val.json"]
+    assert program("create", "table", table, "-o", "val.tar", *options).code == 0
+    assert [each["cls"] for each in contents("val.tar").values()] == [b"2", b"1"]
+    assert Path("val.json").read_text() == Path("rows-classes.json").read_text()
+    write_labels(table, ["yak"])
+    done = program("create", "table", table, "-o", "new.tar", *options)
+    assert (done.code, Path("new.tar").exists()) == (1, False)
+    assert "has 'yak' in its column 'label', which is not one of the 3 known classes" in done.err
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "text"),
+    [
+        (["dog", "3"], [], "has the text 'dog' in its column 'label', which could not be decoded as 'cls'"),
+        (["dog", "3"], [], "or use only names, or only numbers"),
+        (["2", "3"], ["--class-list", "x.json"], "require a column of class names for the field cls"),
+    ],
+)
+def test_a_table_with_numbers_is_not_numbered(
+    program: Any, folder: Path, labels: list[str], options: list[str], text: str
+) -> None:
+    write_labels("rows.csv", labels)
+    done = program("create", "table", "rows.csv", "-o", "rows.tar", "--field", "cls=label", *options)
+    assert done.code in (1, 2)
+    assert text in done.err
+    assert not Path("rows.tar").exists()

@@ -109,6 +109,6 @@ def test_standard_input_and_commands_are_shards(process: Any, program: Any, shar
 
 def test_a_closed_pipe_ends_it_quietly(folder: Path) -> None:
     build_shard("many.tar", [{"__key__": f"{number:06d}", "txt": "x"} for number in range(20_000)])
-    command = f"{shlex.quote(sys.executable)} -m wds_datapipes.cli ls many.tar | head -1"
+    command = f"{shlex.quote(sys.executable)} -m wds_datapipes ls many.tar | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("000000  1  txt 1\n", "", 141)

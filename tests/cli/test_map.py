@@ -233,7 +233,7 @@ def test_a_cluster_does_the_same(program: Any, shards: list[str]) -> None:
 
     program("map", *shards, "-f", "mapping:label", "-o", "wanted/")
     options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
-    with LocalCluster(**options) as cluster:  # type: ignore[no-untyped-call]  # Dask has types in part
+    with LocalCluster(**options) as cluster:  # Dask has types in part
         on_it = ["--executor", "dask", "--address", cluster.scheduler_address]
         done = program("map", *shards, "-f", "mapping:label", "-o", "o/", *on_it)
         assert (done.code, done.err) == (0, "")
@@ -270,7 +270,7 @@ def test_a_killed_process_is_replaced_and_leaves_nothing(program: Any, shards: l
 
 def test_ctrl_c_ends_commands_and_leaves_nothing(shards: list[str]) -> None:
     Path("scratch").mkdir()
-    call = [sys.executable, "-m", "wds_datapipes.cli", "map", *shards, "-c", "sleep 65.5 & sleep 65.5", "-o", "o/"]
+    call = [sys.executable, "-m", "wds_datapipes", "map", *shards, "-c", "sleep 65.5 & sleep 65.5", "-o", "o/"]
     running = subprocess.Popen(
         [*call, "--workers", "2"],
         stdout=subprocess.PIPE,

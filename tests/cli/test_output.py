@@ -23,7 +23,7 @@ def shard(folder: Path) -> str:
 
 def run(arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a shell command in which WDS stands for the program."""
-    command = arguments.replace("WDS", f"{sys.executable} -m wds_datapipes.cli")
+    command = arguments.replace("WDS", f"{sys.executable} -m wds_datapipes")
     return subprocess.run(
         ["bash", "-c", command], env={**os.environ, **environ}, capture_output=True, text=True, check=False
     )
@@ -62,7 +62,7 @@ def test_ctrl_c_while_torch_is_imported_leaves_no_traceback(tmp_path: Path) -> N
     )
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     with subprocess.Popen(
-        [sys.executable, "-m", "wds_datapipes.cli", "--version"],
+        [sys.executable, "-m", "wds_datapipes", "--version"],
         env={**os.environ, "PYTHONPATH": path},
         stderr=subprocess.PIPE,
         text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,44 @@ def test_sizes_are_those_of_the_standard_library(sizes: list[int]) -> None:
     assert (found.smallest, found.largest) == (min(sizes), max(sizes))
     assert found.median == statistics.median(sizes)
     assert abs(found.mean - statistics.fmean(sizes)) <= 1e-9 * max(sizes)
+
+
+def test_classes_are_counted(program: Any, shards: list[str]) -> None:
+    build_shard("b.tar", [{"__key__": "x", "cls": "3\n"}, {"__key__": "y", "txt": "no class"}])
+    done = program("stats", *shards, "b.tar", "--label", "cls", "--workers", "2")
+    assert (done.code, done.err) == (0, "")
+    assert done.lines[done.lines.index("Samples by class: 4 classes in cls") :] == [
+        "Samples by class: 4 classes in cls",
+        "3  4  ########################################",
+        "0  3  ##############################",
+        "1  3  ##############################",
+        "2  3  ##############################",
+        "1 sample without a class",
+    ]
+    facts = json.loads(program("stats", *shards, "b.tar", "--label", "cls", "--json").out)
+    assert facts["classes"] == {"3": 4, "0": 3, "1": 3, "2": 3}
+
+
+def test_many_classes_are_shown_in_part(program: Any, folder: Path) -> None:
+    build_shard("many.tar", [{"__key__": f"{n}-{copy}", "cls": f"{n}"} for n in range(30) for copy in range(30 - n)])
+    lines = program("stats", "many.tar", "--label", "cls").lines
+    shown = [line.split()[0] for line in lines[lines.index("Samples by class: 30 classes in cls") + 1 :]]
+    assert shown == [*map(str, range(10)), "...", *map(str, range(20, 30))]
+
+
+def test_classes_of_a_stream_are_refused(program: Any, shards: list[str]) -> None:
+    os.mkfifo("fifo.tar")
+    for name in ("-", "fifo.tar"):
+        done = program("stats", name, "--label", "cls")
+        assert done.code == 2
+        assert f"--label reads shards twice, so '{name}' must be a file" in done.err
+
+
+def test_classes_before_a_fault_are_counted(program: Any, folder: Path) -> None:
+    whole = Path(build_shard("cut.tar", [{"__key__": f"{n}", "cls": "7"} for n in range(10)])).read_bytes()
+    Path("cut.tar").write_bytes(whole[: len(whole) // 2])
+    done = program("stats", "cut.tar", "--label", "cls", "--json")
+    facts = json.loads(done.out)
+    assert done.code == 1
+    assert facts["classes"] == {"7": facts["samples"]["number"]}
+    assert facts["samples"]["number"] > 1

@@ -126,7 +126,7 @@ def test_a_broken_shard_is_decoded_up_to_the_fault(program: Any, folder: Path) -
 
 def test_fields_may_be_required(program: Any, folder: Path) -> None:
     build_shard("f.tar", [{"__key__": "a", "jpg": "x", "cls": "1"}, {"__key__": "b", "PNG": "x"}])
-    done = program("verify", "f.tar", "-f", "jpg;png", "-f", "cls", "--json")
+    done = program("verify", "f.tar", "--field", "jpg;png", "--field", "cls", "--json")
     assert kinds(done) == {"MissingFieldError": 1}
     assert json.loads(done.out)["faults"][0]["message"] == "f.tar has no field 'cls' in the sample 'b'"
 
@@ -199,7 +199,7 @@ def test_workers_find_what_one_process_finds(program: Any, shards: list[str], no
 
 def test_ctrl_c_ends_all_workers_at_once(shards: list[str]) -> None:
     running = subprocess.Popen(
-        [sys.executable, "-m", "wds_datapipes.cli", "verify", "--workers", "2", *["pipe:echo >> begun; sleep 60"] * 3],
+        [sys.executable, "-m", "wds_datapipes", "verify", "--workers", "2", *["pipe:echo >> begun; sleep 60"] * 3],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,

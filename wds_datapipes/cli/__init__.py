@@ -5,6 +5,8 @@ package imports torch, every command, and completion, takes as long to start as 
 """
 
 import gc
+import os
+import shutil
 import signal
 import sys
 
@@ -14,6 +16,8 @@ from wds_datapipes.extras import require
 
 __all__ = ["COMMANDS", "main"]
 
+#: Help is not made narrower than this number of columns, since it would lack parts of the names of options.
+NARROWEST = 80
 #: The commands in the order of the help page: each is a function in the module of the same name.
 COMMANDS = (
     "demo",
@@ -24,6 +28,7 @@ COMMANDS = (
     "verify",
     "index",
     "stats",
+    "bench",
     "split",
     "shuffle",
     "sort",
@@ -51,6 +56,12 @@ def main() -> None:
         sys.exit(130)
 
 
+def _end_unread(_console: object) -> None:
+    """Exit with code 141 after the reader of the output has closed the pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python must not flush the rest at exit
+    sys.exit(141)
+
+
 def run() -> None:
     """Run a command with standard output guarded."""
     try:
@@ -59,8 +70,13 @@ def run() -> None:
     except MissingDependencyError as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201  nothing better to print with is installed
         sys.exit(2)
+    if shutil.get_terminal_size().columns < NARROWEST:
+        os.environ.setdefault("TERMINAL_WIDTH", str(NARROWEST))  # read by typer
+    from rich.console import Console
+
     from wds_datapipes.cli._app import build_program
 
+    Console.on_broken_pipe = _end_unread  # type: ignore[assignment, method-assign, unused-ignore]  # ends with 1 otherwise
     program = build_program(COMMANDS)
     gc.freeze()  # saves the garbage collection of all modules at exit, about a second
     program(prog_name="wds-datapipes")

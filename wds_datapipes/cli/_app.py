@@ -9,13 +9,14 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Annotated, Any, ParamSpec, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
+import wds_datapipes
 from wds_datapipes.errors import (
     MissingDependencyError,
     ShardOpenError,
@@ -51,6 +52,9 @@ WORDS = {
     ' on_error="warn" or "skip" skips such samples': "",
     ", or pass key_rule=None if that is intended": "",
     ', or pass on_duplicate="first" or "last"': "",
+    "Pass another directory for indexes, index_folder= of IndexedSamples or folder= of build_indexes": (
+        "Use --folder with another directory for indexes"
+    ),
     ", or use new keys": ", or use --rekey '{number:08d}'",
     ", or keep the sample without it": ", or use --missing keep",
     "if the folders are not classes, pass has_classes=False": "if the folders are not classes, use --no-classes",
@@ -82,6 +86,10 @@ class WrongUse(Exception):
     """The command line is invalid; the message explains why, and how to fix it."""
 
 
+#: What typer raises for an invalid command line, of the copy of click that it uses.
+UsageError: Any = typer.BadParameter.__base__
+
+
 #: Errors that are fixed by changing the command line, not the data.
 USER_ERRORS = (MissingDependencyError, SpecError, ShardOpenError, UnknownSchemeError, UnsafeInputError, WrongUse)
 
@@ -89,7 +97,7 @@ USER_ERRORS = (MissingDependencyError, SpecError, ShardOpenError, UnknownSchemeE
 def build_program(commands: Sequence[str]) -> typer.Typer:
     """Build the program from the named commands."""
 
-    class InOrder(TyperGroup):
+    class InOrder(Program):
         def list_commands(self, _context: object) -> list[str]:
             return list(commands)  # typer lists groups last
 
@@ -98,30 +106,92 @@ def build_program(commands: Sequence[str]) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     program.callback()(describe)
     for name in commands:
         command = getattr(import_module(f"wds_datapipes.cli.{name}"), name)
         if isinstance(command, Mapping):
-            below = typer.Typer(no_args_is_help=True, help=sys.modules[f"wds_datapipes.cli.{name}"].HELP)
+            below = typer.Typer(no_args_is_help=True, help=sys.modules[f"wds_datapipes.cli.{name}"].HELP, cls=Group)
             for word, each in command.items():
-                below.command(word)(report_errors(expand_options(each)))
+                below.command(word, cls=Command)(report_errors(expand_options(each)))
             program.add_typer(below, name=name)
         else:
-            program.command(name)(report_errors(expand_options(command)))
+            program.command(name, cls=Command)(report_errors(expand_options(command)))
     return program
+
+
+class Command(TyperCommand):
+    """A command whose help shows values in the users' words, without the types of Python."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, as the help shows them."""
+        return in_words(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands, with the same help."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, as the help shows them."""
+        return in_words(super().get_params(ctx))
+
+
+class Program(Group):
+    """The whole program, which reports wrong use in one line, like all other errors."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run a command, and exit with its code."""
+        if not options.get("standalone_mode", True):
+            return super().main(*arguments, **options)
+        try:
+            code = super().main(*arguments, **{**options, "standalone_mode": False})
+        except UsageError as error:
+            context = getattr(error, "ctx", None)
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()
+            else:
+                command = context.command_path if context is not None else "wds-datapipes"
+                message = on_one_line(error.format_message().rstrip(".").replace("Value error, ", ""))
+                typer.echo(f"Error: {message}{'' if message.endswith('?') else '.'} See {command} --help", err=True)
+            sys.exit(WRONG_USE)
+        except typer.Abort:
+            typer.echo("Interrupted", err=True)
+            sys.exit(INTERRUPTED)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def in_words(params: list[Any]) -> list[Any]:
+    """Give parameters their names in the help: a flag has no value, and an argument is its name alone."""
+    for each in params:
+        if isinstance(each, TyperArgument):
+            name = f"{each.metavar or each.name.upper()}{'...' if each.nargs != 1 else ''}"
+            shown = name if each.required else f"[{name}]"
+            each.get_usage_pieces = functools.partial(_pieces, shown)  # type: ignore[method-assign]
+            each.display_type_rich = _nothing  # type: ignore[attr-defined,method-assign,unused-ignore]  # of new releases
+        elif getattr(each, "is_flag", False):
+            each.metavar = ""
+    return params
+
+
+def _pieces(name: str, _context: object) -> list[str]:
+    return [name]
+
+
+def _nothing(ctx: object = None) -> str:  # noqa: ARG001  as typer calls it
+    return ""
 
 
 def show_version(requested: bool) -> None:
     """Print the version of the package and end the program."""
     if requested:
-        typer.echo(f"wds-datapipes {metadata.version('wds-datapipes')}")
+        typer.echo(f"wds-datapipes {wds_datapipes.__version__}")
         raise typer.Exit
 
 
 def describe(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", "-V", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Train from WebDataset tar shards with torchdata DataPipes."""

@@ -67,9 +67,9 @@ Rekey: TypeAlias = Annotated[
 class WriterOptions:
     """The options of all commands that write shards."""
 
-    maxcount: Annotated[int, typer.Option("--maxcount", min=1, help="The maximum number of samples in a shard.")] = (
-        100_000
-    )
+    maxcount: Annotated[
+        int, typer.Option("--maxcount", min=1, metavar="NUMBER", help="The maximum number of samples in a shard.")
+    ] = 100_000
     maxsize: Annotated[
         str, typer.Option("--maxsize", metavar="BYTES", help="The maximum size of a shard, such as 500MB or 2GiB.")
     ] = "3GB"
@@ -119,7 +119,7 @@ class Output:
                         f"{redact(target)!r} may overwrite {redact(read)!r}, which is an input. Choose another name or "
                         f"folder for --output"
                     )
-                given |= {"verbose": False, "digest": False, "old_shards": "remove" if options.remove_old else "keep"}
+                given |= {"verbose": False, "old_shards": "remove" if options.remove_old else "keep"}
                 self._writer = ShardWriter(target, maxcount=options.maxcount, maxsize=maxsize, **given)
             else:
                 self._writer = TarWriter(target, **given)

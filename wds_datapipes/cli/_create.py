@@ -24,6 +24,7 @@ from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.sample_spec import Source
 from wds_datapipes.prepare.sources.image_folder import Faults, ImageFiles
+from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.writing.shard_names import NUMBER
 
@@ -55,7 +56,7 @@ class CreateOptions(WriterOptions, SampleOptions):
         ),
     ]
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle the samples.", **ORDER)] = False
-    seed: Annotated[int, typer.Option(help="The seed for --shuffle.", **ORDER)] = 0
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="The seed for --shuffle.", **ORDER)] = 0
     rekey: Annotated[
         str,
         typer.Option(
@@ -184,7 +185,7 @@ def locate_class_list(output: str, source: Source, given: str) -> str:
     >>> locate_class_list("s3://bucket/%d.tar", ImageFiles("", ["cat"]), "")
     's3://bucket/classes.json'
     """
-    if not isinstance(source, ImageFiles) or source.classes is None:
+    if not isinstance(source, ImageFiles | Table) or source.classes is None:
         return ""
     if given or split_scheme(output)[0] in ("-", "pipe"):
         return given
@@ -195,8 +196,9 @@ def locate_class_list(output: str, source: Source, given: str) -> str:
 
 def write_class_list(source: Source, url: str, storage_options: dict[str, Any] | None) -> None:
     """Write the class names in the order of their numbers."""
-    assert isinstance(source, ImageFiles)  # noqa: S101  other sources have no list
-    facts = {"classes": source.classes, **({"words": source.words} if source.words else {})}
+    assert isinstance(source, ImageFiles | Table)  # noqa: S101  other sources have no list
+    words = source.words if isinstance(source, ImageFiles) else []
+    facts = {"classes": source.classes, **({"words": words} if words else {})}
     write_sidecar(url, (json.dumps(facts, indent=1) + "\n").encode(), storage_options)
 
 

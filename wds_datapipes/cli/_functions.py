@@ -47,7 +47,7 @@ BASIC = "basic"
 ENCODING = re.compile(r"([\w.]+):(\w+=[^,]+(?:,\w+=[^,]+)*)")
 
 
-def load_function(reference: str) -> Callable[..., Any]:
+def load_function(reference: str, option: str = "--function") -> Callable[..., Any]:
     """Import a function; its module may be in the current folder.
 
     Errors in the module itself keep their traceback.
@@ -57,13 +57,14 @@ def load_function(reference: str) -> Callable[..., Any]:
 
     Args:
         reference: ``module:function``, or ``package.module:Class.method``.
+        option: the option that names it, for messages.
 
     Raises:
         WrongUse: the module or function does not exist.
     """
     module_name, _, path = reference.partition(":")
     if not path or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
-        raise WrongUse(f"--function must be MODULE:FUNCTION, as in convert:smaller, not {reference!r}")
+        raise WrongUse(f"{option} must be MODULE:FUNCTION, as in convert:smaller, not {reference!r}")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as python -m does

@@ -60,7 +60,13 @@ Shards: TypeAlias = Annotated[
 ]
 Workers: TypeAlias = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="The number of processes; by default one per CPU.", show_default=False),
+    typer.Option(
+        "--workers",
+        min=1,
+        metavar="NUMBER",
+        help="The number of processes; by default one per CPU.",
+        show_default=False,
+    ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")]
 Limits: TypeAlias = Annotated[
@@ -111,7 +117,8 @@ class StoreOptions:
 
     def list_shards(self, patterns: Sequence[str]) -> list[str]:
         """Expand patterns to the URLs of shards, in order."""
-        return expand_urls(list(patterns), variables=os.environ, storage_options=self.store)
+        named = [f"{each}/" if os.path.isdir(each) and not each.endswith("/") else each for each in patterns]  # noqa: PTH112  as typed
+        return expand_urls(named, variables=os.environ, storage_options=self.store)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,9 +22,7 @@ from wds_datapipes.shard_cache.warmup import warm_cache
 
 __all__ = ["cache"]
 
-Folder: TypeAlias = Annotated[
-    str, typer.Option("--dir", "-d", metavar="DIR", help="The cache folder.", show_default=False)
-]
+Folder: TypeAlias = Annotated[str, typer.Option("--dir", metavar="DIR", help="The cache folder.", show_default=False)]
 MaxBytes: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -55,7 +53,9 @@ def warm(
         str | None,
         typer.Option(metavar="FILE", help="Check the downloaded shards against this manifest.", show_default=False),
     ] = None,
-    at_once: Annotated[int, typer.Option("--at-once", min=1, help="The number of concurrent downloads.")] = 4,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, metavar="NUMBER", help="The number of concurrent downloads.")
+    ] = 4,
     as_json: AsJson = False,
 ) -> None:
     """Download shards into the cache before a run.
@@ -126,7 +126,7 @@ def clear(folder: Folder, max_bytes: MaxBytes = None, as_json: AsJson = False) -
     Copies that a process is reading or downloading are not removed.
     """
     limit = 0.0 if max_bytes is None else parse_bytes(max_bytes, "--max-bytes")
-    found = by_last_use(existing_folder(folder))
+    found = list(by_last_use(existing_folder(folder)))
     remaining = sum(map(copy_bytes, found))
     removed = 0
     for entry in found:

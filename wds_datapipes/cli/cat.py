@@ -50,7 +50,6 @@ def cat(
         list[str] | None,
         typer.Option(
             "--select",
-            "-f",
             metavar="FIELD",
             help="Copy only matching fields, such as 'jpg;png'; may be repeated.",
             **SELECTION,
@@ -69,9 +68,12 @@ def cat(
         ),
     ] = "",
     share: Annotated[
-        float, typer.Option("--sample", min=0, max=1, help="Copy each sample with this probability.", **SELECTION)
+        float,
+        typer.Option(
+            "--sample", min=0, max=1, metavar="SHARE", help="Copy each sample with this probability.", **SELECTION
+        ),
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="The seed for --sample.", **SELECTION)] = 0,
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="The seed for --sample.", **SELECTION)] = 0,
     rename: Annotated[
         list[str] | None,
         typer.Option("--rename", "-r", metavar="NEW=OLD", help="Rename a field; may be repeated.", **OUTPUT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -33,6 +34,10 @@ ClassName: TypeAlias = Annotated[
 ClassList: TypeAlias = Annotated[
     str, typer.Option("--class-list", metavar="FILE", help="The list of classes, if not next to the shards.", **OWN)
 ]
+ClassesFrom: TypeAlias = Annotated[
+    str,
+    typer.Option(metavar="FILE", help="Number classes as in this list, which was written for another split.", **OWN),
+]
 
 
 class MissingValue(str, Enum):
@@ -57,12 +62,7 @@ def create_images(
     ] = None,
     class_name: ClassName = "",
     class_list: ClassList = "",
-    classes_from: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE", help="Number classes as in this list, which was written for another split.", **OWN
-        ),
-    ] = "",
+    classes_from: ClassesFrom = "",
 ) -> None:
     """Create shards from a folder of images.
 
@@ -142,22 +142,36 @@ def create_table(
     root: Annotated[
         str, typer.Option(metavar="DIR", help="The folder for relative paths; by default that of the table.", **OWN)
     ] = "",
+    class_list: ClassList = "",
+    classes_from: ClassesFrom = "",
 ) -> None:
-    """Create shards from the rows of a table, whose columns are values or name files."""
+    """Create shards from the rows of a table, whose columns are values or name files.
+
+    If the column for the field cls has names of classes, they are numbered, and written to classes.json next to the
+    shards.
+    """
     path = existing_file(table)
 
     def open_table(_fault: Faults, _rule: KeyRule, storage_options: StoreOptions) -> Source:
-        return Table(
+        found = Table(
             path,
             files=[split_pair(each, "--file", "") for each in file or ()],
             values=[split_pair(each, "--field", None) for each in field or ()] or None,
             key=key,
             root=root or None,
+            classes=read_class_list(classes_from, storage_options) if classes_from else None,
             missing=missing.value,
             storage_options=storage_options,
         )
+        if found.classes is None and (class_list or classes_from):
+            found.close()
+            raise WrongUse(
+                "--class-list and --classes-from require a column of class names for the field cls, as in "
+                "--field cls=COLUMN"
+            )
+        return found
 
-    create_from(open_table, options)
+    create_from(open_table, options, class_list)
 
 
 def create_recipe(
@@ -204,7 +218,7 @@ def existing_file(source: str) -> str:
         WrongUse: the path does not exist.
     """
     path = local_path(source)
-    if path is not None and not Path(path).exists():
+    if path is not None and not os.path.exists(path):  # noqa: PTH110  Path raises an error for long names
         raise WrongUse(f"There is no file or folder {source!r}")
     return source if path is None else path
 

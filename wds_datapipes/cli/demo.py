@@ -1,4 +1,4 @@
-"""The command ``demo``: write shards of handwritten digits and a script that trains on them, and run it."""
+"""The command ``demo``: write shards of photographs and a script that trains on them, and run it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import tarfile
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -13,48 +14,62 @@ import typer
 
 from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.extras import require
+from wds_datapipes.types import Sample
 from wds_datapipes.writing.tar_writer import TarWriter
 
-__all__ = ["demo", "write_digits"]
+__all__ = ["demo", "write_photographs"]
 
 TRAIN_SHARDS, TEST_SHARDS = 12, 3
+#: The width and height of a patch, and the distance between neighbouring ones, in pixels.
+SIZE, STEP = 64, 12
 #: The script. It imports wds_datapipes before torchdata, which would otherwise print a banner.
 SCRIPT = '''\
-"""Train a small network on the handwritten digits in the shards of this folder."""
+"""Train a small network to tell which of two photographs a patch is from, on the shards of this folder."""
 
 from pathlib import Path
 
 import torch
 from torch import nn
-from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes import CenterCrop, ImageDecoder, RandomResizedCrop, ShardList, ShardReadingService
 from torchdata.dataloader2 import DataLoader2
 
-EPOCHS = 10
+EPOCHS = 8
 folder = Path(__file__).parent
 
 
-def read_batches(shards):
+def read_batches(shards, crop):
     samples = shards.load_wds_shards().group_samples().shuffle_samples(1000)
-    return samples.wds_decode("torchl").to_tuple("png", "cls").batch(64).collate()
+    return samples.wds_decode(ImageDecoder("torchrgb", crop=crop)).to_tuple("jpg", "cls").batch(64).collate()
 
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+torch.set_num_threads(1)  # the network is tiny, and the workers need the other cores
+model = nn.Sequential(
+    nn.Conv2d(3, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 2),
+)
+optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
 shards = ShardList(f"{folder}/train-{{000..011}}.tar").shuffle().sharding_filter()
-held_out = list(read_batches(ShardList(f"{folder}/test-{{000..002}}.tar")))
+held_out = list(read_batches(ShardList(f"{folder}/test-{{000..002}}.tar"), CenterCrop(48)))
 
-with DataLoader2(read_batches(shards), reading_service=ShardReadingService(num_workers=2)) as loader:
+with DataLoader2(
+    read_batches(shards, RandomResizedCrop(48, flip_probability=0.5)),
+    reading_service=ShardReadingService(num_workers=2),
+) as loader:
     loader.seed(0)
     for epoch in range(1, EPOCHS + 1):
+        losses = []
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            losses.append(loss.item())
+        loss = sum(losses) / len(losses)
         right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in held_out)
         accuracy = right / sum(len(labels) for _, labels in held_out)
-        print(f"Epoch {epoch:2}/{EPOCHS}   loss {loss:.3f}   held-out accuracy {accuracy:.1%}", flush=True)
+        bar = "#" * round(40 * loss)
+        print(f"Epoch {epoch}/{EPOCHS}   held-out accuracy {accuracy:.1%}   loss {loss:.3f} {bar}", flush=True)
     print(loader.reading_service.report())
 '''
 
@@ -66,8 +81,9 @@ def demo(
 ) -> None:
     """Train a small network from tar shards, within half a minute.
 
-    Writes the handwritten digits of scikit-learn (1,797 scans, nothing is downloaded) as shards, and a script that
-    trains on them through DataLoader2 with two worker processes. Then runs the script, which you can modify.
+    Writes 2,728 patches of the two photographs in scikit-learn (nothing is downloaded) as shards, and a script that
+    trains on random crops of them, through DataLoader2 with two worker processes. Then runs the script, which you can
+    modify.
     """
     require("torchdata.dataloader2", extra="demo", purpose="train with DataLoader2")
     try:
@@ -76,13 +92,13 @@ def demo(
         raise WrongUse(
             f"The folder {output} cannot be created: {error.strerror}. Name another with --output"
         ) from error
-    first, *_ = write_digits(output)
+    first, *_ = write_photographs(output)
     script = output / "train.py"
     script.write_text(SCRIPT)
     with tarfile.open(first) as archive:
         members = "".join(f"  {name}\n" for name in archive.getnames()[:4])
     sys.stdout.write(
-        f"Wrote {TRAIN_SHARDS} + {TEST_SHARDS} shards of handwritten digits to {output}\n"
+        f"Wrote {TRAIN_SHARDS} + {TEST_SHARDS} shards of photographs to {output}\n"
         f"A shard is a plain tar file. tar tf {first}:\n{members}  ...\n\nThe script {script}:\n\n{SCRIPT}\n"
     )
     sys.stdout.flush()
@@ -91,22 +107,31 @@ def demo(
         raise typer.Exit(ended if ended > 0 else 1)
 
 
-def write_digits(folder: Path) -> list[str]:
-    """Write 1,797 scans of handwritten digits to shards: four fifths for training, one fifth held out.
+def write_photographs(folder: Path) -> list[str]:
+    """Write overlapping patches of two photographs to shards; the right fifth of each photograph is held out.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.
     """
-    digits = require("sklearn.datasets", extra="demo", purpose="write the digits").load_digits()
-    order = list(range(len(digits.target)))
-    random.Random(0).shuffle(order)
-    split = len(order) * 4 // 5
+    photographs = require("sklearn.datasets", extra="demo", purpose="read the photographs").load_sample_images().images
+    train: list[Sample] = []
+    held_out: list[Sample] = []
+    for label, photograph in enumerate(photographs):
+        height, width, _ = photograph.shape
+        border = width * 4 // 5
+        for top, left in product(range(0, height - SIZE + 1, STEP), range(0, width - SIZE + 1, STEP)):
+            patch = photograph[top : top + SIZE, left : left + SIZE]
+            sample = {"__key__": f"{label}-{top:03d}-{left:03d}", "jpg": patch, "cls": label}
+            if left + SIZE <= border:
+                train.append(sample)
+            elif left >= border:
+                held_out.append(sample)
+    random.Random(0).shuffle(train)
     written: list[str] = []
-    for name, numbers, count in (("train", order[:split], TRAIN_SHARDS), ("test", order[split:], TEST_SHARDS)):
+    for name, samples, count in (("train", train, TRAIN_SHARDS), ("test", held_out, TEST_SHARDS)):
         for shard in range(count):
             written.append(str(folder / f"{name}-{shard:03d}.tar"))
             with TarWriter(written[-1]) as writer:
-                for number in numbers[shard::count]:
-                    sample = {"__key__": f"{number:04d}", "png": digits.images[number] / 16}
-                    writer.write({**sample, "cls": digits.target[number]})
+                for sample in samples[shard::count]:
+                    writer.write(sample)
     return written

@@ -24,7 +24,8 @@ def ls(
     options: ReadingOptions,
     by_shard: Annotated[bool, typer.Option("--shards", "-s", help="Print one line per shard.")] = False,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="List at most this many samples of each shard.")
+        int | None,
+        typer.Option("--count", "-n", min=1, metavar="NUMBER", help="List at most this many samples of each shard."),
     ] = None,
 ) -> None:
     """List the samples of shards: the key, the total size, and each field with its size in bytes.

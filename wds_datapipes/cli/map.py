@@ -123,13 +123,16 @@ def map(  # noqa: A001  the name of the command
         int | None,
         typer.Option(
             min=0,
+            metavar="NUMBER",
             help="The number of processes, by default one per CPU; 0 uses this process. With Dask, the number of "
             "shards at a time.",
             show_default=False,
             **WHO,
         ),
     ] = None,
-    shard_retries: Annotated[int, typer.Option(min=0, help="The number of retries of a failed shard.", **WHO)] = 2,
+    shard_retries: Annotated[
+        int, typer.Option(min=0, metavar="NUMBER", help="The number of retries of a failed shard.", **WHO)
+    ] = 2,
     limits: Limits = None,
 ) -> None:
     """Apply a function or a shell command to all samples of many shards in parallel.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,11 +18,13 @@ from rich.text import Text
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line, printable
 from wds_datapipes.cli._meter import new_console, plural
 from wds_datapipes.cli._options import ReadingOptions, Shards, Workers
+from wds_datapipes.cli.show_server import SampleServer
 from wds_datapipes.cli.show_sheet import LABELS, make_sheet
 from wds_datapipes.cli.show_sheet_html import sheet_as_html
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
+from wds_datapipes.prepare.dataset_contents import DatasetContents
 from wds_datapipes.prepare.preview import Preview, preview_field
 from wds_datapipes.prepare.random_samples import draw_samples
 from wds_datapipes.prepare.shard_contents import ShardFault
@@ -46,9 +48,14 @@ BACKGROUND = (128, 128, 128)
 def show(
     shards: Shards,
     options: ReadingOptions,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Show the sample with this key.", **ONE)] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", metavar="KEY", help="Show the sample with this key.", **ONE)
+    ] = None,
     number: Annotated[
-        int, typer.Option("--number", "-n", min=0, help="Show the sample at this position, counted from 0.", **ONE)
+        int,
+        typer.Option(
+            "--number", min=0, metavar="POSITION", help="Show the sample at this position, counted from 0.", **ONE
+        ),
     ] = 0,
     characters: Annotated[
         int, typer.Option("--characters", min=0, metavar="COUNT", help="The most characters of a text to show.", **ONE)
@@ -57,10 +64,17 @@ def show(
         str | None,
         typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page.", **SHEET),
     ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve a page of all samples with filters, to this host.", **SHEET)
+    ] = False,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, metavar="NUMBER", help="The port of --serve.", **SHEET)
+    ] = 8000,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="The number of samples to draw from all shards.", **SHEET)
+        int,
+        typer.Option("--limit", min=1, metavar="NUMBER", help="The number of samples to draw, or on a page.", **SHEET),
     ] = 60,
-    seed: Annotated[int, typer.Option("--seed", help="The seed for drawing samples.", **SHEET)] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="NUMBER", help="The seed for drawing samples.", **SHEET)] = 0,
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,10 +86,11 @@ def show(
     """Show the fields of a sample, their sizes and contents, with pictures if the terminal supports color.
 
     With --html, write a contact sheet of random samples from all shards, with their classes, and a histogram of the
-    sizes of all samples. Code in the shards is never run: pickles are not decoded.
+    sizes of all samples. With --serve, browse all samples, and filter them by key and size, and with --label by class.
+    Code in the shards is never run: pickles are not decoded.
     """
     urls = options.list_shards(shards)
-    if html is None:
+    if html is None and not serve:
         sample, position = find_sample(urls, key, number, options)
         previews = [
             preview_field(name, data, characters=characters) for name, data in sample.items() if name[:2] != "__"
@@ -86,11 +101,18 @@ def show(
             print_sample(new_console(), sample, position, previews)
         return
     if key is not None or number:
-        raise WrongUse("--key and --number select a single sample for the terminal, not for a contact sheet")
+        raise WrongUse("--key and --number select a single sample for the terminal, not for a page")
     if "-" in urls:
         raise WrongUse(
             "A contact sheet reads shards twice, which is not possible with standard input. Write it to a file first"
         )
+    title = " ".join(redact(pattern) for pattern in shards)
+    label_fields = [name.lower() for name in label] if label else LABELS
+    if serve:
+        if html is not None:
+            raise WrongUse("--serve shows a page, and --html writes one: use one of them")
+        serve_samples(urls, title, options, label_fields, label[0].lower() if label else "", limit, port, workers)
+        return
     with ProgressMeter("Drawing", len(urls)) as meter:
         random = draw_samples(
             urls,
@@ -100,11 +122,36 @@ def show(
             on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
             **options.reading,
         )
-    title = " ".join(redact(pattern) for pattern in shards)
-    sheet = make_sheet(random, title, label_fields=[name.lower() for name in label] if label else LABELS)
+    sheet = make_sheet(random, title, label_fields=label_fields)
+    assert html is not None  # noqa: S101  as it is not served
     page = sheet_as_html(sheet).encode("utf-8", "replace")
     write_sidecar(html, page, options.store)
     report(html, len(page), len(sheet.cards), len(random.sizes), random.faults, as_json=options.as_json)
+
+
+def serve_samples(
+    urls: list[str],
+    title: str,
+    options: ReadingOptions,
+    label_fields: Sequence[str],
+    label: str,
+    count: int,
+    port: int,
+    workers: int | None,
+) -> None:
+    """Serve a page of all samples until Ctrl-C."""
+    with ProgressMeter("Reading headers", len(urls)) as meter:
+        table = DatasetContents(
+            urls,
+            label=label,
+            max_workers=workers,
+            on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
+            **options.reading,
+        )
+    with SampleServer(table, title, label_fields=label_fields, count=count, port=port) as server:
+        sys.stdout.write(f"{plural(len(table), 'sample')} at {server.url} (Ctrl-C to stop)\n")
+        sys.stdout.flush()
+        server.serve_forever()
 
 
 def find_sample(urls: list[str], key: str | None, number: int, options: ReadingOptions) -> tuple[Sample, int]:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from html import escape
 from string import Template
 
-from PIL import Image
-
-from wds_datapipes.cli._app import without_controls
 from wds_datapipes.cli._meter import plural
 from wds_datapipes.cli.show_sheet import Bar, Card, Sheet
 from wds_datapipes.parallel.progress import human_bytes
+from wds_datapipes.prepare.preview_html import SMALL, escape_text, picture_url
 
-__all__ = ["sheet_as_html"]
+__all__ = ["POLICY", "sheet_as_html"]
 
-#: Pictures up to this size are enlarged without smoothing.
-SMALL = 64
 #: The size of the histogram in SVG units.
 WIDTH, HEIGHT = 640, 120
+
+#: What browsers allow the page: no scripts, and nothing from elsewhere.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'"
 
 PAGE = Template("""\
 <!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="$policy">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>$title</title>
@@ -63,6 +59,13 @@ svg text { fill: var(--faint); font-size: 12px; }
 .classes .name { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; max-width: 16em; }
 .classes .bar { height: 10px; border-radius: 2px; background: var(--bar); min-width: 2px; }
 .classes .count, .size { color: var(--faint); font-variant-numeric: tabular-nums; }
+.filters { display: flex; flex-wrap: wrap; gap: 8px 16px; align-items: center; margin-bottom: 16px; }
+.filters label { display: inline-flex; gap: 6px; align-items: center; }
+.filters input, .filters select, .filters button { font: inherit; color: var(--ink); background: var(--card);
+  border: 1px solid var(--line); border-radius: 6px; padding: 4px 8px; max-width: 16em; }
+.filters button { cursor: pointer; border-color: var(--bar); }
+.filters a, .pages a { color: var(--chip-ink); }
+.pages { display: flex; flex-wrap: wrap; gap: 8px 16px; margin: 16px 0; font-variant-numeric: tabular-nums; }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(172px, 1fr)); gap: 14px; align-items: start; }
 .card { overflow: hidden; min-width: 0; }
 .view { height: 172px; display: flex; align-items: center; justify-content: center; background: var(--well);
@@ -92,65 +95,65 @@ details b { color: var(--ink); font-weight: 600; }
 <body>
 <h1>$title</h1>
 <dl class="facts">$facts</dl>
-<div class="charts">$charts</div>
-<div class="cards">
+$controls<div class="charts">$charts</div>
+$pages<div class="cards">
 $cards
 </div>
-</body>
+$pages</body>
 </html>
 """)
 
 
-def sheet_as_html(sheet: Sheet) -> str:
-    """Return the HTML page, in which all contents of the shards are escaped."""
+def sheet_as_html(sheet: Sheet, *, controls: str = "", pages: str = "") -> str:
+    """Return the HTML page, in which all contents of the shards are escaped.
+
+    Args:
+        sheet: its contents.
+        controls: HTML above the charts.
+        pages: HTML above and below the samples.
+    """
     charts = [_histogram(sheet)] if sheet.bars else []
     if sheet.classes:
         charts.append(_classes(sheet))
     return PAGE.substitute(
-        title=_text(sheet.title),
-        facts="".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in sheet.facts),
+        policy=POLICY,
+        controls=controls,
+        pages=pages,
+        title=escape_text(sheet.title),
+        facts="".join(
+            f"<div><dt>{escape_text(name)}</dt><dd>{escape_text(value)}</dd></div>" for name, value in sheet.facts
+        ),
         charts="".join(charts),
         cards="\n".join(map(_card, sheet.cards)) or '<p class="none">There are no samples.</p>',
     )
 
 
-def _text(text: str) -> str:
-    """Escape a text for HTML, also for attributes, and show control characters."""
-    return "\n".join(escape(without_controls(line)) for line in text.replace("\t", "    ").split("\n"))
-
-
 def _card(card: Card) -> str:
-    where = _text(f"{card.key}\n{card.shard}")
-    chip = f'<span class="chip" title="{_text(card.label)}">{_text(card.label)}</span>' if card.label else ""
-    caption = f'<div class="caption">{_text(card.text)}</div>' if card.picture is not None and card.text else ""
+    where = escape_text(f"{card.key}\n{card.shard}")
+    chip = (
+        f'<span class="chip" title="{escape_text(card.label)}">{escape_text(card.label)}</span>' if card.label else ""
+    )
+    caption = f'<div class="caption">{escape_text(card.text)}</div>' if card.picture is not None and card.text else ""
     fields = "".join(_field(field.field, field.size, field.kind, field.error) for field in card.fields)
     return (
         f'<div class="card"><div class="view">{_view(card)}</div><div class="about">'
-        f'<div class="line"><span class="key" title="{where}">{_text(card.key)}</span>'
+        f'<div class="line"><span class="key" title="{where}">{escape_text(card.key)}</span>'
         f'<span class="size">{human_bytes(card.size)}</span></div>{chip}{caption}'
         f"<details><summary>{plural(len(card.fields), 'field')}</summary>{fields}</details></div></div>"
     )
 
 
 def _field(name: str, size: int, kind: str, error: str) -> str:
-    error_html = f'<br><span class="bad">{_text(error)}</span>' if error else ""
-    return f"<div><b>{_text(name)}</b> {human_bytes(size)}<br>{_text(kind)}{error_html}</div>"
+    error_html = f'<br><span class="bad">{escape_text(error)}</span>' if error else ""
+    return f"<div><b>{escape_text(name)}</b> {human_bytes(size)}<br>{escape_text(kind)}{error_html}</div>"
 
 
 def _view(card: Card) -> str:
     picture = card.picture
     if picture is None:
-        return f"<pre{' class=bad' if card.failed else ''}>{_text(card.text)}</pre>"
+        return f"<pre{' class=bad' if card.failed else ''}>{escape_text(card.text)}</pre>"
     small = ' class="small"' if max(picture.size) <= SMALL else ""
-    return f'<img{small} alt="{_text(card.key)}" src="{_as_url(picture)}">'
-
-
-def _as_url(picture: Image.Image) -> str:
-    """Encode a picture as a data URL."""
-    kind = "png" if picture.mode == "RGBA" or max(picture.size) <= SMALL else "jpeg"
-    file = io.BytesIO()
-    picture.save(file, kind, **({"optimize": True} if kind == "png" else {"quality": 82}))
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+    return f'<img{small} alt="{escape_text(card.key)}" src="{picture_url(picture)}">'
 
 
 def _histogram(sheet: Sheet) -> str:
@@ -184,7 +187,7 @@ def _bar(bar: Bar, left: float, step: float, most: int) -> str:
 def _classes(sheet: Sheet) -> str:
     most = sheet.classes[0][1]
     rows = [
-        f'<span class="name" title="{_text(name)}">{_text(name)}</span>'
+        f'<span class="name" title="{escape_text(name)}">{escape_text(name)}</span>'
         f'<span class="bar" style="width: {100 * count / most:.1f}%"></span><span class="count">{count:,}</span>'
         for name, count in sheet.classes
     ]

@@ -29,7 +29,7 @@ def shuffle(
             help="The output: shards with a placeholder for the number, or one archive, as for cat.",
         ),
     ] = "shuffle-%06d.tar",
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="The seed of the order.")] = 0,
     rekey: Rekey = "",
 ) -> None:
     """Shuffle all samples of a dataset uniformly.

@@ -43,7 +43,7 @@ def sort(
         ),
     ] = "key",
     numeric: Annotated[
-        bool, typer.Option("--numeric", "-n", help="Compare text as numbers; JSON numbers always are.")
+        bool, typer.Option("--numeric", help="Compare text as numbers; JSON numbers always are.")
     ] = False,
     reverse: Annotated[bool, typer.Option("--reverse", help="Sort in descending order, stably.")] = False,
     missing: Annotated[

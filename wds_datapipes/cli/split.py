@@ -36,7 +36,7 @@ def split(
             "--part", "-p", metavar="NAME=SHARE", help="A part and its share, such as train=0.9; may be repeated."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The seed for assigning samples to parts.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="The seed for assigning samples to parts.")] = 0,
 ) -> None:
     """Copy samples to shards of another size, to parts of the dataset, or both.
 

@@ -33,7 +33,6 @@ def verify(
         list[str] | None,
         typer.Option(
             "--field",
-            "-f",
             metavar="FIELD",
             help="A field that every sample must have, such as 'jpg;png'; may be repeated.",
         ),
@@ -43,7 +42,9 @@ def verify(
     ] = None,
     index: Annotated[bool, typer.Option(help="Check the index next to a shard, if there is one.")] = True,
     shared_keys: Annotated[bool, typer.Option("--shared-keys", help="Allow the same key in several shards.")] = False,
-    shown: Annotated[int, typer.Option("--show", min=0, help="The number of faults of each kind to show.")] = 10,
+    shown: Annotated[
+        int, typer.Option("--show", min=0, metavar="NUMBER", help="The number of faults of each kind to show.")
+    ] = 10,
     workers: Workers = None,
 ) -> None:
     """Check shards for faults; the exit code is 1 if there are any.

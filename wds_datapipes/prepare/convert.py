@@ -108,7 +108,7 @@ def convert_shards(
         if_changed: how to handle finished shards made with a different function, options or input: ``"raise"``,
             ``"redo"`` or ``"keep"`` them. Functions are compared by their code, defaults and closures, but not the
             functions that they call; inputs by name, size and modification time, or the ETag of their store.
-        executor: any executor of `concurrent.futures`, such as Dask's ``client.get_executor()``, or ``mpi4py``'s. The
+        executor: any executor of ``concurrent.futures``, such as Dask's ``client.get_executor()``, or ``mpi4py``'s. The
             function is pickled for it. By default, processes are forked.
         max_workers: the number of worker processes, by default one per CPU; 0 converts in this process. With an
             executor, the number of shards submitted at once.

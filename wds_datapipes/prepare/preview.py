@@ -27,7 +27,7 @@ from wds_datapipes.prepare.value_summary import (
     summarize_value,
 )
 
-__all__ = ["Preview", "preview_field"]
+__all__ = ["Preview", "preview_field", "preview_value"]
 
 #: The most bytes that gzip data may decompress to.
 MAX_BYTES = 64 << 20
@@ -96,6 +96,24 @@ def preview_field(field: str, data: bytes, *, characters: int = 2000, pixels: in
         found = found._replace(error=f"{type(error).__name__}: {error}")
     text = found.text if len(found.text) <= characters else f"{found.text[:characters]}..."
     return Preview(field, len(data), prefix + found.kind, text, found.picture, found.error[:500])
+
+
+def preview_value(field: str, value: Any, *, characters: int = 2000, pixels: int = 256) -> Preview:
+    """Describe a decoded value without raising; images become thumbnails, as arrays and tensors of pixels do.
+
+    >>> preview_value("cls", 7)
+    Preview(field='cls', size=0, kind='int', text='7', picture=None, error='')
+    """
+    try:
+        if isinstance(value, Image.Image):
+            kind = f"image, {value.width} x {value.height}, {value.mode}"
+            found = _Found(kind, picture=_small(value.copy(), pixels))
+        else:
+            found = _value(value, pixels)
+    except Exception as error:  # noqa: BLE001  a value of the user may raise anything
+        found = _Found(type(value).__name__, error=f"{type(error).__name__}: {error}"[:500])
+    text = found.text if len(found.text) <= characters else f"{found.text[:characters]}..."
+    return Preview(field, 0, found.kind, text, found.picture, found.error)
 
 
 def _look(extension: str, data: bytes, characters: int, pixels: int) -> _Found:
@@ -205,13 +223,22 @@ def _value(value: Any, pixels: int) -> _Found:
 
 
 def _pixels(value: Any, pixels: int) -> Image.Image | None:
-    """Return a thumbnail of an array that looks like an image."""
+    """Return a thumbnail of an array that looks like an image, with channels first or last.
+
+    Its values are uint8, or floats from 0 to 1; those of a matrix without channels are uint8.
+    """
     array = plain_array(value)
-    if array is None or array.dtype != np.uint8 or array.ndim not in (2, 3) or min(array.shape[:2]) < 8:
+    if array is None or array.ndim not in (2, 3):
         return None
-    if array.ndim == 3 and array.shape[2] not in (3, 4):
+    if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (3, 4):
+        array = array.transpose(1, 2, 0)
+    if min(array.shape[:2]) < 8 or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         return None
-    return _small(Image.fromarray(array), pixels)
+    if array.dtype.kind == "f" and array.ndim == 3 and array.min() >= 0 and array.max() <= 1:
+        array = (array * 255).round().astype(np.uint8)
+    if array.dtype != np.uint8:
+        return None
+    return _small(Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2:] == (1,) else array)), pixels)
 
 
 def _gunzip(data: bytes) -> bytes:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, islice
 from random import Random
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.errors import ShardError
-from wds_datapipes.index.reading.sample_reader import SampleReader, has_random_access
-from wds_datapipes.io.openers import redact
-from wds_datapipes.parallel.map_shards import map_shards
-from wds_datapipes.prepare.shard_contents import ShardContents, ShardFault, read_contents
-from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.prepare.dataset_contents import DatasetContents
+from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.samples.keys import KeyRule, first_dot
-from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
 
@@ -87,45 +78,14 @@ def draw_samples(
         >>> [sample["__key__"] for sample in random.samples], len(random.sizes)
         (['49', '53', '97'], 100)
     """
-    work = partial(read_contents, key_rule=key_rule, end_marker=end_marker, storage_options=storage_options)
-    contents: dict[int, ShardContents] = {}
-    for number, task in map_shards(work, urls, (), executor=executor, max_workers=max_workers):
-        shard = contents[number] = task.result()
-        if on_shard is not None:
-            on_shard(len(shard.index), shard.bytes or 0)
-    shards = [contents[number] for number in range(len(urls))]
-    ends = list(accumulate(len(shard.index) for shard in shards))
-    total = ends[-1] if ends else 0
-    selected: dict[int, list[int]] = {}
-    for position in sorted(Random(seed).sample(range(total), min(count, total))):
-        number = bisect_right(ends, position)
-        selected.setdefault(number, []).append(position - ends[number] + len(shards[number].index))
-    faults = [fault for shard in shards for fault in shard.faults]
-    samples: list[Sample] = []
-    for number, positions in selected.items():
-        shard = shards[number]
-        try:
-            samples += _read_samples(shard, positions, key_rule, storage_options)
-        except ShardError as error:
-            if not shard.faults:
-                faults.append(ShardFault(redact(shard.url), type(error).__name__, "", "", str(error)))
-    sizes = np.concatenate([np.empty(0, np.int64), *(shard.index.sample_sizes for shard in shards)])
-    return RandomSamples(samples, sizes, len(urls), sum(shard.bytes or 0 for shard in shards), faults)
-
-
-def _read_samples(
-    shard: ShardContents, positions: Sequence[int], key_rule: KeyRule, storage_options: Mapping[str, Any] | None
-) -> Iterator[Sample]:
-    """Read samples of a shard by their offsets, or sequentially if that is not possible."""
-    if has_random_access(shard.url, storage_options=storage_options):
-        with closing(
-            SampleReader(shard.url, shard.index, key_rule=key_rule, storage_options=storage_options)
-        ) as reader:
-            yield from map(reader.read, positions)
-        return
-    members = read_shards([shard.url], ReadOptions(end_marker="optional", storage_options=storage_options))
-    samples = group_samples(members, key_rule=key_rule, on_duplicate="first", on_repeated_key="ignore")
-    with closing(members), closing(samples):  # type: ignore[type-var]  # generators, as they are now
-        for number, sample in enumerate(islice(samples, positions[-1] + 1)):
-            if number in positions:
-                yield sample
+    table = DatasetContents(
+        urls,
+        executor=executor,
+        max_workers=max_workers,
+        on_shard=on_shard,
+        key_rule=key_rule,
+        end_marker=end_marker,
+        storage_options=storage_options,
+    )
+    samples, faults = table.read(Random(seed).sample(range(len(table)), min(count, len(table))))
+    return RandomSamples(samples, table.sizes, table.shards, table.bytes, [*table.faults, *faults])

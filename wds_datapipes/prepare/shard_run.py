@@ -151,7 +151,7 @@ class ShardRun:
         Args:
             work: writes a shard. Its last argument identifies the attempt, so that no executor returns a cached result.
             tasks: its other arguments, by the number of the shard.
-            executor: any executor of `concurrent.futures`; by default, processes are forked.
+            executor: any executor of ``concurrent.futures``; by default, processes are forked.
             max_workers: the number of workers, by default one per CPU; 0 works in this process.
             retries: how often a shard is retried.
             names: the names of the shards for the log.

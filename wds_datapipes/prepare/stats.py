@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -12,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.parallel.map_shards import map_shards
+from wds_datapipes.prepare.dataset_contents import read_classes
 from wds_datapipes.prepare.shard_contents import ShardFault, read_contents
+from wds_datapipes.samples.keys import first_dot
 
 __all__ = ["DatasetStats", "Sizes", "dataset_stats"]
 
@@ -68,6 +71,7 @@ class DatasetStats:
         histogram: maps a power of two to the number of samples with sizes from there up to the next; 0 counts empty
             samples.
         faults: the faults of shards.
+        classes: the number of samples of each class, the most frequent first; None if they were not read.
     """
 
     shards: Sizes
@@ -76,6 +80,7 @@ class DatasetStats:
     fields: dict[str, Sizes]
     histogram: dict[int, int]
     faults: list[ShardFault] = field(default_factory=list)
+    classes: dict[str, int] | None = None
 
 
 class _Part(NamedTuple):
@@ -85,6 +90,7 @@ class _Part(NamedTuple):
     samples: array[int]
     fields: dict[str, array[int]]
     faults: list[ShardFault]
+    classes: Counter[str]
 
 
 def dataset_stats(
@@ -93,6 +99,7 @@ def dataset_stats(
     executor: Executor | None = None,
     max_workers: int | None = None,
     on_shard: Callable[[int, int], object] | None = None,
+    label: str | None = None,
     **options: Any,
 ) -> DatasetStats:
     """Read the headers of shards in parallel, and summarize sizes.
@@ -102,6 +109,7 @@ def dataset_stats(
         executor: runs the tasks; by default local processes.
         max_workers: the number of parallel tasks.
         on_shard: called with the number of samples and the size of each finished shard.
+        label: the field with the class, which is read from each sample; only headers are read without it.
         **options: for `read_contents`.
 
     Raises:
@@ -114,9 +122,11 @@ def dataset_stats(
         >>> stats = dataset_stats([url])
         >>> stats.samples.number, stats.fields["txt"].largest, stats.histogram
         (2, 5, {2: 1, 4: 1})
+        >>> dataset_stats([url], label="cls").classes
+        {'1': 1}
     """
     parts: dict[int, _Part] = {}
-    for number, task in map_shards(_part, urls, (options,), executor=executor, max_workers=max_workers):
+    for number, task in map_shards(_part, urls, (label, options), executor=executor, max_workers=max_workers):
         part = parts[number] = task.result()
         if on_shard is not None:
             on_shard(len(part.samples), part.size or 0)
@@ -132,16 +142,22 @@ def dataset_stats(
         dict(sorted(fields.items(), key=lambda item: -item[1].number)),
         {(1 << power >> 1): count for power, count in zip(powers.tolist(), counts.tolist(), strict=True)},
         [fault for part in ordered for fault in part.faults],
+        None if label is None else dict(sum((part.classes for part in ordered), Counter[str]()).most_common()),
     )
 
 
-def _part(url: str, options: dict[str, Any]) -> _Part:
+def _part(url: str, label: str | None, options: dict[str, Any]) -> _Part:
     contents = read_contents(url, **options)
     fields: dict[str, array[int]] = {}
     for sample in contents.samples:
         for name, size in sample.fields.items():
             fields.setdefault(name, array("q")).append(size)
-    return _Part(contents.bytes, array("q", [sample.bytes for sample in contents.samples]), fields, contents.faults)
+    classes = Counter[str]()
+    if label is not None:
+        reading = {"key_rule": options.get("key_rule", first_dot), "storage_options": options.get("storage_options")}
+        classes.update(filter(None, read_classes(contents, label, **reading)))
+    sizes = array("q", [sample.bytes for sample in contents.samples])
+    return _Part(contents.bytes, sizes, fields, contents.faults, classes)
 
 
 def _concatenate(parts: Sequence[array[int]]) -> npt.NDArray[np.int64]:

@@ -21,6 +21,8 @@ __all__ = ["Table"]
 
 #: The codec of plain text.
 TEXT = CODECS["txt"]
+#: The field whose values may be names of classes, which are numbered.
+CLASS = "cls"
 #: All columns that do not name files, as one JSON object.
 REST = "*"
 
@@ -35,11 +37,16 @@ class Table:
             as one JSON object. ``None`` makes a field of each column not used otherwise.
         key: the column of keys; by default, keys are eight-digit numbers.
         root: the folder or URL that relative paths start from, by default that of the table.
+        classes: the names of the classes in the column for the field ``cls``, in the order of their numbers. By
+            default, the names in that column in alphabetical order, unless one of its values is a number.
         missing: ``"keep"`` omits a field if its column is empty or missing; ``"raise"`` rejects the row.
         storage_options: passed to remote file systems.
 
+    Attributes:
+        classes: the names of the classes; ``None`` if the table has none, or has numbers.
+
     Raises:
-        SampleSourceError: the table cannot be read.
+        SampleSourceError: the table cannot be read; or it has a class that is not in ``classes``.
         MissingDependencyError: the package for Parquet is not installed.
         ValueError: an argument is invalid, or names a column that does not exist.
     """
@@ -52,6 +59,7 @@ class Table:
         values: Sequence[tuple[str, str]] | None = None,
         key: str = "",
         root: str | os.PathLike[str] | None = None,
+        classes: Sequence[str] | None = None,
         missing: Literal["raise", "keep"] = "raise",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -70,6 +78,9 @@ class Table:
             self._values = values
             for field, column in [*self._files, *(values or ())]:
                 _check_field(field, column)
+            column = next((column for field, column in values or () if field == CLASS), "")
+            self.classes = self._find_classes(column, classes) if column else None
+            self._numbers = {name: b"%d" % number for number, name in enumerate(self.classes or ())}
         except BaseException:
             self._rows.close()
             raise
@@ -104,6 +115,8 @@ class Table:
             value = {name: row[name] for name in row if name not in named} if column == REST else row.get(column)
             if value is None or (value == "" and not _may_be_empty(field)):
                 self._check_missing(column, location)
+            elif field == CLASS and self.classes is not None:
+                _put(parts, field, self._numbers[str(value)], location)
             else:
                 _put(parts, field, self._encode_value(field, column, value, key, location), location)
         return SampleSpec(key, parts, location)
@@ -111,6 +124,27 @@ class Table:
     def close(self) -> None:
         """Close the table."""
         self._rows.close()
+
+    def _find_classes(self, column: str, known: Sequence[str] | None) -> list[str] | None:
+        """Return the names of the classes in a column, or None if it has numbers."""
+        found = set[str]()
+        for number in range(len(self._rows)):
+            value = self._rows.row(number).get(column)
+            if value is None or value == "":
+                continue
+            if not isinstance(value, str) or _is_number(value):
+                return None
+            found.add(value)
+        if not found:
+            return None
+        if known is None:
+            return sorted(found)
+        if unknown := sorted(found.difference(known)):
+            raise SampleSourceError(
+                f"{self._path!r} has {unknown[0]!r} in its column {column!r}, which is not one of the {len(known)} "
+                f"known classes. Correct it, or add it to them"
+            )
+        return list(known)
 
     def _get_key(self, row: Mapping[str, Any], location: str) -> str:
         value = row.get(self._key)
@@ -166,6 +200,14 @@ class Table:
             raise ValueError(f"{self._path!r} has no column {unknown[0]!r}. It has {', '.join(map(repr, columns))}")
 
 
+def _is_number(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _put(parts: dict[str, Part], field: str, part: Part, location: str) -> None:
     if field in parts:
         raise SampleSourceError(
@@ -218,7 +260,9 @@ def _decodable(data: bytes, field: str, value: str, column: str, location: str) 
     except MissingDependencyError:
         return data
     except Exception as error:  # noqa: BLE001  decoders may raise anything
-        advice = "; or number the classes in the table" if CODECS[ending] == CODECS["cls"] else ""
+        advice = ""
+        if CODECS[ending] == CODECS["cls"]:
+            advice = "; or use only names, or only numbers" if field == CLASS else "; or the field cls for class names"
         raise EncodeError(
             f"{location} has the text {value!r:.60} in its column {column!r}, which could not be decoded as {field!r}: "
             f"{str(error).rstrip('.')}. Use a text field for the column, as in txt={column}{advice}"

@@ -1,0 +1,5 @@
+"""Runs the command line as ``python -m wds_datapipes``."""
+
+from wds_datapipes.cli import main
+
+main()
