@@ -1,7 +1,7 @@
 """Train on indexed shards: the same global batches on any number of ranks, also after a restart with another number.
 
-Run ``torchrun --standalone --nproc-per-node 2 train_by_index.py "train-{000..011}.tar"`` with the handwritten digits
-that ``wds-datapipes demo`` writes. Run it again after a crash, with the same number of ranks or a different one.
+Run ``torchrun --standalone --nproc-per-node 2 train_by_index.py "train-{000..011}.tar"`` with shards of 8 x 8
+gray images and their classes. Run it again after a crash, with the same number of ranks or a different one.
 """
 
 from __future__ import annotations

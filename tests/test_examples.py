@@ -1,0 +1,234 @@
+"""The examples: ImageNet, whose runs are killed and resumed, and those of one file each."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from page_runs import environment
+from PIL import Image
+from prepared_programs import prepared_programs
+from sklearn.datasets import load_sample_images
+
+EXAMPLES = Path(__file__).parents[1] / "docs/examples"
+IMAGENET = EXAMPLES / "imagenet"
+#: Programs that run on each rank.
+SCRIPTS = Path(__file__).parent / "examples"
+#: What training imports when it begins, which takes longer than all else.
+IMPORTED = ("torch._dynamo", "torch.distributed.tensor", "torch.nn.parallel", "av")
+TRAIN, VALIDATION = 45, 13
+CLASSES = ("n01440764", "n01443537")
+#: The limit before a run counts as a hang, in seconds.
+LIMIT_S = 200
+LOADERS = ("files", "shards", "indexed")
+OPTIONS = "-j 1 --epochs 2 -b 8 --size 32 --num-classes 2 --seed 1 --lr 0.05 -p 1 --save-every 2 --mixup 1 --cutmix 1"
+
+
+class Data(NamedTuple):
+    images: Path
+    shards: Path
+    programs: Path
+
+    def of(self, loader: str) -> str:
+        return str(self.images if loader == "files" else self.shards)
+
+
+class Done(NamedTuple):
+    codes: list[int]
+    printed: str
+    errors: list[str]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with ``page``, which runs a script, and ``wds-datapipes``."""
+    with prepared_programs(tmp_path_factory.mktemp("programs"), environment(), *IMPORTED) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def data(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """Parts of two photographs, of different sizes, as files in one folder per class and as shards."""
+    images, shards = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("shards")
+    rng = random.Random(0)
+    photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    for split, count in (("train", TRAIN), ("val", VALIDATION)):
+        for name in CLASSES:
+            (images / split / name).mkdir(parents=True)
+        for number in range(count):
+            width, height, label = rng.randint(48, 120), rng.randint(48, 120), number % 2
+            left, top = rng.randint(0, 640 - width), rng.randint(0, 427 - height)
+            part = photographs[label].crop((left, top, left + width, top + height))
+            part.save(images / split / CLASSES[label] / f"{split}_{number}.JPEG")
+    environ = {**environment(), "PATH": f"{programs}:{os.environ['PATH']}", "SAMPLES_PER_SHARD": "8"}
+    subprocess.run(["sh", IMAGENET / "make_shards.sh", images, shards], env=environ, check=True)
+    return Data(images, shards, programs)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
+def run_ranks(data: Data, ranks: int, *command: str | Path) -> Done:
+    """Run a script on several ranks, as torchrun does."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    # Files instead of pipes, which workers of a killed rank would keep open until they notice, after 5 s.
+    with ExitStack() as opened:
+        outputs, errors = ([opened.enter_context(TemporaryFile("w+")) for _ in range(ranks)] for _ in range(2))
+        processes = [
+            subprocess.Popen(
+                [data.programs / "page", *command],
+                env={**environment(), **address, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=outputs[rank],
+                stderr=errors[rank],
+            )
+            for rank in range(ranks)
+        ]
+        codes = [process.wait(LIMIT_S) for process in processes]
+        for file in outputs + errors:
+            file.seek(0)
+        return Done(codes, "".join(file.read() for file in outputs), [file.read() for file in errors])
+
+
+def train(
+    data: Data, loader: str, output: Path, *options: str, ranks: int = 2, die: tuple[int, int] | None = None
+) -> Done:
+    script: list[str | Path] = [IMAGENET / "main.py"]
+    if die:
+        script = [SCRIPTS / "killed_at_step.py", *map(str, die), *script]
+    return run_ranks(
+        data, ranks, *script, "--loader", loader, *OPTIONS.split(), "--output", output, *options, data.of(loader)
+    )
+
+
+def trail(done: Done) -> list[str]:
+    """The printed losses and accuracies, without the times."""
+    return [re.sub(r": [\d.]+ s, data [\d.]+ s", "", line) for line in done.printed.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def read(data: Data, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Any]]:
+    """What two ranks read with each loader, and what one rank reads that resumes from the states of the two."""
+    states = tmp_path_factory.mktemp("states") / "states.json"
+    found = []
+    for ranks in (2, 1):
+        done = run_ranks(data, ranks, SCRIPTS / "imagenet_loaders.py", data.images, data.shards, states)
+        assert done.codes == [0] * ranks, done.errors
+        found.append(json.loads(done.printed))
+    return found[0], found[1]
+
+
+def flat(batches: Any) -> list[str]:
+    return list(chain.from_iterable(batches))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_each_loader_yields_each_image_once_in_an_epoch(loader: str, read: Any) -> None:
+    ranks = [rank[loader] for rank in read[0]]
+    expected = sorted(f"train_{number}" for number in range(TRAIN))
+    assert sorted(flat(ranks[0]["first epoch"]) + flat(ranks[1]["first epoch"])) == expected
+    assert len(ranks[0]["first epoch"]) == len(ranks[1]["first epoch"])
+    assert sorted(flat(chain.from_iterable(rank["begun"] + rank["resumed"] for rank in ranks))) == expected
+    assert ranks[0]["begun"] != ranks[0]["first epoch"][:3]
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_resumed_epoch_has_the_batches_that_would_have_followed(loader: str, read: Any) -> None:
+    assert all(rank[loader]["resumed like uninterrupted"] for rank in read[0])
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_one_rank_resumes_with_the_rest_of_two(loader: str, read: Any) -> None:
+    two, (one,) = read
+    rest = flat(chain.from_iterable(rank[loader]["resumed"] for rank in two))
+    assert sorted(flat(one[loader])) == sorted(rest)
+    if loader != "shards":  # the others have global batches
+        merged = [sorted(a + b) for a, b in zip(two[0][loader]["resumed"], two[1][loader]["resumed"], strict=True)]
+        assert [sorted(batch) for batch in one[loader]] == merged
+
+
+def test_all_loaders_validate_the_same_pixels_once(read: Any) -> None:
+    ranks, _ = read
+    files, shards, indexed = (
+        sorted(map(tuple, ranks[0][x]["validation"] + ranks[1][x]["validation"])) for x in LOADERS
+    )
+    assert files == shards == indexed
+    assert sorted(key for key, _, _ in files) == sorted(f"val_{number}" for number in range(VALIDATION))
+    assert all(label == int(key.removeprefix("val_")) % 2 for key, label, _ in files)
+
+
+@pytest.mark.timeout(5 * LIMIT_S)
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_run_that_is_killed_and_resumed_ends_like_an_undisturbed_one(loader: str, data: Data, tmp_path: Path) -> None:
+    whole = train(data, loader, tmp_path / "whole")
+    assert whole.codes == [0, 0], whole.errors
+    expected = torch.load(tmp_path / "whole/checkpoint.pt", weights_only=True)
+    assert expected["epoch"] == 2
+    step = random.randrange(3, expected["step"])
+
+    died = train(data, loader, tmp_path / "killed", die=(1, step))
+    assert died.codes[1] == -9, died.errors
+    assert died.codes[0] != 0
+    resumed = train(data, loader, tmp_path / "killed", "--resume", "auto")
+    assert resumed.codes == [0, 0], resumed.errors
+    found = torch.load(tmp_path / "killed/checkpoint.pt", weights_only=True)
+    assert found["model"].keys() == expected["model"].keys()
+    assert all(torch.equal(found["model"][name], weights) for name, weights in expected["model"].items()), step
+    first, *lines = trail(resumed)
+    assert first.startswith("Resuming from ")
+    assert lines == trail(whole)[-len(lines) :], step
+    assert f"on {VALIDATION} images" in lines[-1]
+
+    evaluated = train(data, loader, tmp_path, "-e", "--resume", str(tmp_path / "whole/checkpoint.pt"), ranks=1)
+    assert evaluated.codes == [0], evaluated.errors
+    accuracies = re.compile("Acc.*")
+    assert accuracies.findall(evaluated.printed) == accuracies.findall(lines[-1])
+
+
+def test_a_checkpoint_of_another_loader_is_an_error(data: Data, tmp_path: Path) -> None:
+    state = {"options": {"arch": "tiny", "loader": "files"}}
+    torch.save(state, tmp_path / "checkpoint.pt")
+    done = train(data, "indexed", tmp_path, "--resume", "auto", ranks=1)
+    assert done.codes == [1]
+    assert "was saved with --loader files, not indexed" in done.errors[0]
+
+
+def test_ranks_that_cannot_share_a_batch_are_an_error(data: Data, tmp_path: Path) -> None:
+    done = train(data, "files", tmp_path, "-b", "9")
+    assert done.codes == [1, 1]
+    assert "2 ranks cannot share batches of 9" in done.errors[0]
+
+
+@pytest.mark.parametrize("name", ["audio", "clip_image_text", "detection_ragged_boxes", "text_packing", "video_clips"])
+def test_the_loss_of_an_example_falls(name: str, programs: Path, tmp_path: Path) -> None:
+    command: list[str | Path] = [programs / "page", EXAMPLES / f"{name}.py", "--epochs", "3"]
+    done = subprocess.run(
+        command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 3
+    assert losses[0] > losses[1] > losses[2]
+    assert losses[2] < 0.7 * losses[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_example_is_on_its_page() -> None:
+    page = (EXAMPLES.parent / "examples.md").read_text(encoding="utf-8")
+    for file in [*EXAMPLES.rglob("*.py"), *EXAMPLES.rglob("*.sh")]:
+        assert f"{{literalinclude}} /examples/{file.relative_to(EXAMPLES)}" in page or file.name.startswith("train_")
