@@ -15,9 +15,10 @@ forked after the imports and killed with its workers after the measurement. Cont
 after a warm-up of a third of a second. The time to the first item includes building the loader. Memory is the increase
 of all processes together (PSS, which counts shared memory once) when prefetching has reached its limit.
 
-Results relative to WebLoader with one and two workers, on a machine with other load: SMALL 25 and 27, BATCHES 6.2 and
-4.3, ARRAY 9.0 and 4.4, IMG 2.7 and 2.4. The main process takes 4.5 µs per sample of SMALL, where WebLoader's takes 140,
-and 6.6 µs per sample of BATCHES, where WebLoader's takes 79.
+Results relative to WebLoader with one and two workers, on two idle cores: SMALL 24 and 15, IMG 12.6 and 8.9, ARRAY 40
+and 26, BATCHES 3.0 and 5.3, where copying in memory is the limit. The main process takes 5.7 µs per sample of SMALL,
+where WebLoader's takes 80, and 2 to 3 µs per sample of BATCHES, where WebLoader's takes 32. The first item takes as
+long as with DataLoader.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from typing import Any, NamedTuple
 
 import torch
 import webdataset
-from contest import options, parse, pyplot, write_report
+from contest import options, parse, write_report
+from plots import plot_ratios
+from report import section_of_deliveries
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -385,7 +388,7 @@ def main() -> None:
     spawned = in_turn("spawning", idle_names, max(arguments.rounds // 2, 1), deliver, "SMALL", 1, "spawn", 0)
     show_idle(console, idle, spawned)
     write_report(arguments.json, {"deliveries": deliveries, "idle": idle, "spawned": spawned})
-    plot(arguments.plot, deliveries)
+    plot_ratios(arguments.plot, section_of_deliveries({"deliveries": deliveries}).panels)
 
 
 def in_turn(title: str, names: Iterable[str], rounds: int, measure: Callable[..., Any], *work: Any) -> dict[str, Any]:
@@ -454,27 +457,6 @@ def show_idle(console: Console, idle: Mapping[str, Mapping[str, list[float]]], s
         if any(cells):
             table.add_row(name, *cells)
     console.print(table)
-
-
-def plot(path: Path | None, deliveries: Mapping[str, Mapping[str, list[Delivery]]]) -> None:
-    """Plot a panel for each kind of items and number of workers: the speed relative to the reference, logarithmic."""
-    if path is None:
-        return
-    figure, panels = pyplot().subplots(
-        len(deliveries), 1, squeeze=False, figsize=(9, 2.4 * len(deliveries)), layout="constrained", sharex=True
-    )
-    for panel, (title, found) in zip(panels[:, 0], deliveries.items(), strict=True):
-        names = list(found)[::-1]
-        values = [times(found[name], found[REFERENCE]) for name in names]
-        bars = panel.barh(names, values, color=["tab:blue" if "ours" in name else "tab:gray" for name in names])
-        panel.bar_label(bars, fmt="{:.2f}", padding=3, fontsize=8)
-        panel.set_xscale("log")
-        panel.margins(x=0.12)
-        panel.set_title(title, loc="left", fontsize=10)
-        panel.tick_params(labelsize=8)
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[-1, 0].set_xlabel(f"samples per second, relative to {REFERENCE}", fontsize=8)
-    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

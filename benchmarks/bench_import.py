@@ -1,21 +1,27 @@
-"""The time to import the package, relative to importing torch and torchdata's DataLoader2.
+"""How long does importing the package take, compared with torch and torchdata?
 
-Each program runs in a new interpreter, and the three alternate. Result in CPU time: 1.08 with a warm disk cache; the
-project's limit is 1.10. The command line imports the package, so its help page takes as long.
+    python benchmarks/bench_import.py --json import.json --plot import.png
+
+Each program runs in a new interpreter, and the three alternate. The reference imports torch and torchdata's
+DataLoader2. Result in CPU time: 1.08 with a warm disk cache; the project's limit is 1.10. The command line imports the
+package, so its help page takes as long.
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import subprocess
 import sys
 
+from contest import options, parse, write_report
+from plots import plot_bars
+
+REFERENCE = "torch and torchdata"
 #: The arguments of each interpreter.
 PROGRAMS = {
-    "torch and torchdata": ["-c", "import torch, torchdata.dataloader2, torchdata.datapipes.iter"],
+    REFERENCE: ["-c", "import torch, torchdata.dataloader2, torchdata.datapipes.iter"],
     "wds_datapipes": ["-c", "import wds_datapipes"],
-    "wds-datapipes --help": ["-m", "wds_datapipes.cli", "--help"],
+    "wds-datapipes --help": ["-m", "wds_datapipes", "--help"],
 }
 
 
@@ -28,17 +34,17 @@ def cpu_seconds(program: list[str]) -> float:
 
 
 def main() -> None:
-    """Run the programs in turn, and print the shortest time of each and its ratio to that of the first."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="run 3 rounds instead of 15")
-    rounds = 3 if parser.parse_args().quick else 15
+    """Run the programs in turn, and print the shortest time of each and its ratio to that of the reference."""
+    arguments = parse(options(__doc__, rounds=15))
     times: dict[str, list[float]] = {name: [] for name in PROGRAMS}
-    for _ in range(rounds):
+    for _ in range(arguments.rounds):
         for name, program in PROGRAMS.items():
             times[name].append(cpu_seconds(program))
     shortest = {name: min(each) for name, each in times.items()}
     for name, seconds in shortest.items():
-        print(f"{name:22} {seconds:.2f} s  {seconds / shortest['torch and torchdata']:.2f}")
+        print(f"{name:22} {seconds:.2f} s  {seconds / shortest[REFERENCE]:.2f}")
+    write_report(arguments.json, times)
+    plot_bars(arguments.plot, shortest, "Time to import", "CPU seconds")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ def contenders(urls: list[str]) -> list[Contender]:
         Contender(REFERENCE, lambda: webdataset.WebDataset(urls, shardshuffle=False), payload),
         Contender("stream", lambda: ShardList(urls).load_wds_shards().group_samples(), payload),
         *(Contender(order, partial(IndexedSamples, manifest, order=order), payload) for order in orders),
-        Contender("one field", lambda: IndexedSamples(manifest, order="sequential", fields=["cls"]), payload, True),
+        Contender(
+            "one field", lambda: IndexedSamples(manifest, order="sequential", fields=["cls"]), payload, is_limit=True
+        ),
     ]
 
 

@@ -8,7 +8,7 @@ does not include startup. The time to the first item includes building the loade
 
 DataLoader2 runs without patches ("unpatched", with ``WDS_DATAPIPES_PATCHES=0``) and as patched by importing
 ``wds_datapipes``. Each contender runs in a separate process, which is killed with its workers after the measurement,
-because torchdata's service may hang on shutdown.
+because torchdata's service may hang. A measurement that hangs is repeated.
 
 Results relative to WebLoader with two workers: one by one DataLoader2 1.1 (unpatched 0.4), DataLoader 2.3; in lists of
 64, they have 8.6, 8.6 and 9.4. Batch samples in the workers: all samples of a batch then share the cost of a message.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import statistics
 import subprocess
@@ -28,8 +29,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import webdataset
-from contest import options, parse, plot_bars, write_report
+from contest import options, parse, write_report
 from datasets import SETS, folder
+from plots import plot_bars
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -43,6 +45,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchdata's deprecation warning
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
+#: The time limit of a measurement in seconds, after which the contender counts as hanging.
+TIME_LIMIT_S = 30.0
+#: The number of attempts for a contender that hangs.
+ATTEMPTS = 3
 #: How often the list of shards is repeated, so that no worker finishes during a measurement.
 REPEATS = 1000
 
@@ -116,18 +122,24 @@ def measure(loader: str, urls: list[str], batch_size: int, workers: int, seconds
 
 
 def in_separate_process(loader: str, *arguments: Any) -> Loading:
-    """Measure in a new process, and kill it with all of its workers."""
+    """Measure in a new process, and kill it with all of its workers; repeat this if it hangs."""
     environment = os.environ | {"WDS_DATAPIPES_PATCHES": LOADERS[loader][1]}
     command = [sys.executable, "-W", "ignore", __file__, "--measure", json.dumps([loader, *arguments])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True) as run:
-        assert run.stdout is not None
-        try:
-            line = run.stdout.readline()
-        finally:
-            os.killpg(run.pid, signal.SIGKILL)
-    if not line:
-        raise RuntimeError(f"{loader} ended without a result")
-    return Loading(*json.loads(line))
+    for _ in range(ATTEMPTS):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        ) as process:
+            assert process.stdout is not None
+            try:
+                is_ready, _, _ = select.select([process.stdout], [], [], TIME_LIMIT_S)
+                line = process.stdout.readline() if is_ready else ""
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+        if line:
+            return Loading(*json.loads(line))
+        if is_ready:
+            raise RuntimeError(f"{loader} ended without a result")
+    raise TimeoutError(f"{loader} has hung {ATTEMPTS} times")
 
 
 def main() -> None:

@@ -15,9 +15,10 @@ from __future__ import annotations
 import statistics
 
 from bench_reading import contenders
-from contest import in_child, options, parse, plot_bars, write_report
+from contest import in_child, options, parse, write_report
 from datasets import SETS, folder
 from memory import in_use, peak, reset_peak
+from plots import plot_bars
 from rich.console import Console
 from rich.table import Table
 

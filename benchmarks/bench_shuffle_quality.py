@@ -30,9 +30,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import webdataset
-from contest import options, parse, pyplot, write_report
+from contest import options, parse, write_report
 from datasets import folder, write_shard
 from numpy.typing import NDArray
+from plots import pyplot
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data.graph_settings import apply_random_seed

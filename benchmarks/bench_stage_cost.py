@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contest import Contender, Contest, options, parse, pyplot, write_report
+from contest import Contender, Contest, options, parse, write_report
+from plots import pyplot
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data import IterDataPipe

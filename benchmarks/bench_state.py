@@ -27,13 +27,12 @@ import io
 import itertools
 import json
 import logging
-import multiprocessing
 import os
 import statistics
 import struct
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -43,8 +42,9 @@ import numpy as np
 import PIL.Image
 import torch
 import webdataset
-from contest import options, parse, pyplot, write_report
+from contest import in_child, options, parse, write_report
 from datasets import SETS, folder
+from plots import pyplot
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -79,7 +79,7 @@ class Cost(NamedTuple):
         waiting: the number of samples in shuffle buffers.
         save_s: the time that the loop waited for the state.
         batch_s: the time that the loop waited for a batch.
-        reports: the share of their time that workers spent on recording.
+        recording: the share of their time that workers spent on recording.
         resume_s: the time from loading the state to the next batch.
     """
 
@@ -87,15 +87,22 @@ class Cost(NamedTuple):
     waiting: int
     save_s: float
     batch_s: float
-    reports: float
+    recording: float
     resume_s: float
 
 
-def ours(urls: list[str], buffer_size: int, workers: int) -> DataLoader2[Any]:
-    pipe = ShardList(urls).sharding_filter().load_wds_shards().group_samples().shuffle_samples(buffer_size)
-    loader = DataLoader2(pipe.wds_decode().batch(BATCH), reading_service=ShardReadingService(workers))
+def shuffled(urls: list[str], buffer_size: int) -> Any:
+    return ShardList(urls).sharding_filter().load_wds_shards().group_samples().shuffle_samples(buffer_size)
+
+
+def seeded_loader(pipe: Any, workers: int) -> DataLoader2[Any]:
+    loader = DataLoader2(pipe, reading_service=ShardReadingService(workers))
     loader.seed(0)
     return loader
+
+
+def ours(urls: list[str], buffer_size: int, workers: int) -> DataLoader2[Any]:
+    return seeded_loader(shuffled(urls, buffer_size).wds_decode().batch(BATCH), workers)
 
 
 def theirs(urls: list[str], buffer_size: int, workers: int) -> StatefulDataLoader[Any]:
@@ -122,15 +129,11 @@ def stacked(batch: list[dict[str, Any]]) -> torch.Tensor:
 
 def images(urls: list[str], buffer_size: int, workers: int) -> DataLoader2[Any]:
     """Like `ours`, with batches of 64 x 3 x 224 x 224 decoded from JPEG."""
-    pipe = ShardList(urls).sharding_filter().load_wds_shards().group_samples().shuffle_samples(buffer_size)
-    pipe = pipe.wds_decode("torchrgb").batch(BATCH).map(stacked)
-    loader = DataLoader2(pipe, reading_service=ShardReadingService(workers))
-    loader.seed(0)
-    return loader
+    return seeded_loader(shuffled(urls, buffer_size).wds_decode("torchrgb").batch(BATCH).map(stacked), workers)
 
 
-def measure(make: Callable[[], Any], stop: int, results: Any) -> None:
-    """Stop a loop, save its state, resume with another loader, and send the cost."""
+def measure(make: Callable[[], Any], stop: int) -> Cost:
+    """Stop a loop, save its state, resume with another loader, and return the cost."""
     warnings.simplefilter("ignore")  # StatefulDataLoader's own
     logging.getLogger("torchdata").setLevel(logging.ERROR)  # reports each replay
     reading, writing = os.pipe()
@@ -172,9 +175,7 @@ def measure(make: Callable[[], Any], stop: int, results: Any) -> None:
     os.write(writing, REPORT.pack(0, 0, 0))  # so that reading does not block
     shares = [share_of(reports) for reports in by_process(os.read(reading, 1 << 20))]
     data = state.get("wds_datapipes", "").encode()
-    results.send(
-        Cost(len(data), waiting_in(data), statistics.median(saves), batch_s, max(shares, default=0.0), resume_s)
-    )
+    return Cost(len(data), waiting_in(data), statistics.median(saves), batch_s, max(shares, default=0.0), resume_s)
 
 
 def by_process(data: bytes) -> list[list[tuple[float, float]]]:
@@ -200,21 +201,36 @@ def close(loader: Any) -> None:
         loader.shutdown()
 
 
-def in_fresh_process(make: Callable[[], Any], stop: int) -> Cost:
-    """Measure in a separate process, which may have children, unlike those of a pool."""
-    fork = multiprocessing.get_context("fork")
-    results, sending = fork.Pipe(duplex=False)
-    process = fork.Process(target=measure, args=(make, stop, sending))
-    process.start()
-    sending.close()
-    cost: Cost = results.recv()
-    process.join()
-    return cost
+def middle(costs: Iterable[Cost]) -> Cost:
+    return Cost(*map(statistics.median_low, zip(*costs, strict=True)))
+
+
+def facts_of(costs: list[Cost], references: list[Cost]) -> dict[str, Any]:
+    """Return the medians of all rounds; there may be no references."""
+    facts: dict[str, Any] = {
+        "ours": middle(costs)._asdict(),
+        "save_batches": statistics.median(cost.save_s / cost.batch_s for cost in costs),
+    }
+    if references:
+        pairs = zip(costs, references, strict=True)
+        facts["reference"] = middle(references)._asdict()
+        facts["reference_s"] = statistics.median(reference.resume_s for reference in references)
+        facts["gain"] = statistics.median(reference.resume_s / cost.resume_s for cost, reference in pairs)
+    return facts
+
+
+def in_turn(makers: Sequence[Callable[[], Any]], stop: int, rounds: int) -> list[list[Cost]]:
+    """Measure each loader in each round, in a different order in each, and return the costs of each."""
+    costs: list[list[Cost]] = [[] for _ in makers]
+    for number in range(rounds):
+        loaders = list(zip(makers, costs, strict=True))
+        for make, found in loaders if number % 2 == 0 else reversed(loaders):
+            found.append(in_child(measure, make, stop))
+    return costs
 
 
 def main() -> None:
-    parser = options(__doc__, rounds=5)
-    arguments = parse(parser)
+    arguments = parse(options(__doc__, rounds=5))
     small = SETS["SMALL"]._replace(shards=4, samples=40_000)
     urls = small.write(folder(arguments.data), arguments.scale)
     stop = max(4, round(80_000 * arguments.scale) // BATCH)
@@ -231,41 +247,22 @@ def main() -> None:
     console = Console(width=120)
     cases = [(kind, workers, buffer_size) for kind in KINDS for workers in WORKERS for buffer_size in BUFFERS]
     for kind, workers, buffer_size in track(cases, console=console, transient=True):
+        name = f"{workers} workers, shuffle {buffer_size}"
         if kind == "images":
-            make = functools.partial(images, photos, buffer_size, workers)
-            found = [in_fresh_process(make, few) for _ in range(arguments.rounds)]
-            own = Cost(*map(statistics.median_low, zip(*found, strict=True)))
-            saving = statistics.median(cost.save_s / cost.batch_s for cost in found)
-            table.add_row(*row_of(kind, workers, buffer_size, own, saving), "", "")
-            facts[f"images, {workers} workers, shuffle {buffer_size}"] = {"ours": own._asdict(), "save_batches": saving}
-            continue
-        rounds = []
-        for number in range(arguments.rounds):
-            makers = [functools.partial(factory, urls, buffer_size, workers) for factory in (ours, theirs)]
-            order = (0, 1) if number % 2 == 0 else (1, 0)
-            costs = {index: in_fresh_process(makers[index], stop) for index in order}
-            rounds.append((costs[0], costs[1]))
-        own = Cost(*map(statistics.median_low, zip(*(mine for mine, _ in rounds), strict=True)))
-        saving = statistics.median(mine.save_s / mine.batch_s for mine, _ in rounds)
-        other = statistics.median(reference.resume_s for _, reference in rounds)
-        gain = statistics.median(reference.resume_s / mine.resume_s for mine, reference in rounds)
-        table.add_row(*row_of(kind, workers, buffer_size, own, saving), f"{other:.2f}", f"{gain:.1f}")
-        facts[f"{workers} workers, shuffle {buffer_size}"] = {
-            "ours": own._asdict(),
-            "save_batches": saving,
-            "reference": Cost(
-                *map(statistics.median_low, zip(*(reference for _, reference in rounds), strict=True))
-            )._asdict(),
-            "reference_s": other,
-            "gain": gain,
-        }
+            name = f"images, {name}"
+            makers = [functools.partial(images, photos, buffer_size, workers)]
+        else:
+            makers = [functools.partial(build, urls, buffer_size, workers) for build in (ours, theirs)]
+        own, *references = in_turn(makers, few if kind == "images" else stop, arguments.rounds)
+        facts[name] = facts_of(own, references[0] if references else [])
+        table.add_row(*row_of(kind, workers, buffer_size, middle(own), facts[name]))
     console.print(table)
     write_report(arguments.json, facts)
     plot(arguments.plot, facts)
 
 
-def row_of(kind: str, workers: int, buffer_size: int, cost: Cost, saving: float) -> list[str]:
-    """Return the first cells of a row of the table."""
+def row_of(kind: str, workers: int, buffer_size: int, cost: Cost, facts: Mapping[str, Any]) -> list[str]:
+    """Return a row of the table."""
     return [
         kind,
         str(workers),
@@ -273,9 +270,10 @@ def row_of(kind: str, workers: int, buffer_size: int, cost: Cost, saving: float)
         f"{cost.state_bytes:,}",
         f"{cost.waiting:,}",
         f"{1000 * cost.save_s:.2f}",
-        f"{saving:.3f}",
-        f"{100 * cost.reports:.2f}" if workers else "",
+        f"{facts['save_batches']:.3f}",
+        f"{100 * cost.recording:.2f}" if workers else "",
         f"{cost.resume_s:.3f}",
+        *((f"{facts['reference_s']:.2f}", f"{facts['gain']:.1f}") if "gain" in facts else ("", "")),
     ]
 
 
@@ -283,15 +281,13 @@ def plot(path: Path | None, facts: dict[str, Any]) -> None:
     """Plot the time to resume."""
     if path is None:
         return
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(8, 4))
+    figure, axes = pyplot().subplots(figsize=(8, 4), layout="constrained")
     names = [name for name in facts if "reference_s" in facts[name]]
     axes.barh([f"{name}: reference" for name in names], [facts[name]["reference_s"] for name in names], color="silver")
     axes.barh([f"{name}: ours" for name in names], [facts[name]["ours"]["resume_s"] for name in names])
     axes.set_xlabel("seconds until the next item")
     axes.invert_yaxis()
-    figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,14 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from plots import panels_of, plot_ratios, pyplot
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -30,10 +32,10 @@ __all__ = [
     "Contest",
     "Result",
     "Work",
+    "in_child",
     "machine",
     "options",
     "parse",
-    "plot_bars",
     "plot_contests",
     "pyplot",
     "write_report",
@@ -236,9 +238,12 @@ def _measure(run: Callable[[], None], min_duration_s: float) -> tuple[float, flo
 
 
 def in_child(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a forked process, which inherits all imports, and return its result."""
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(function, arguments)
+    """Call a function in a forked process, which inherits all imports, and return its result.
+
+    The process may start others.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def options(document: str | None, *, rounds: int) -> argparse.ArgumentParser:
@@ -249,7 +254,7 @@ def options(document: str | None, *, rounds: int) -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="the folder for the data, kept for the next run (a temporary one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all times to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="plot the results, as PNG, SVG or PDF")
-    parser.add_argument("--quick", action="store_true", help="use little data and two rounds, as a smoke test")
+    parser.add_argument("--quick", action="store_true", help="use little data and one round, as a smoke test")
     return parser
 
 
@@ -257,7 +262,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse the command line; ``--quick`` reduces the rounds and the data."""
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.rounds, arguments.scale = 2, min(arguments.scale, 0.02)
+        arguments.rounds, arguments.scale = 1, min(arguments.scale, 0.02)
     return arguments
 
 
@@ -266,10 +271,20 @@ def machine() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
+        "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": os.getloadavg(),
         "versions": {package: _version(package) for package in PACKAGES},
     }
+
+
+def _processor() -> str:
+    """Return the model of the processor, where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _version(package: str) -> str | None:
@@ -285,57 +300,6 @@ def write_report(path: Path | None, facts: Any) -> None:
         path.write_text(json.dumps({"machine": machine(), "results": facts}, indent=1) + "\n", encoding="utf-8")
 
 
-def plot_bars(path: Path | None, values: Mapping[str, float], title: str, unit: str) -> None:
-    """Plot a bar for each value."""
-    if path is None:
-        return
-    plt = pyplot()
-    figure, panel = plt.subplots(figsize=(9, 0.32 * len(values) + 1.1), layout="constrained")
-    names = list(values)[::-1]
-    bars = panel.barh(names, [values[name] for name in names], color=[_color(name) for name in names])
-    panel.bar_label(bars, fmt="{:.3g}", padding=3, fontsize=8)
-    panel.set_title(title, loc="left", fontsize=10)
-    panel.set_xlabel(unit, fontsize=8)
-    panel.tick_params(labelsize=8)
-    panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-
-
-def pyplot() -> Any:
-    """Import matplotlib's pyplot, which only plots need."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # writes files, and needs no display
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def _color(name: str) -> str:
-    return "tab:blue" if "ours" in name else "tab:orange" if "webdataset" in name else "tab:gray"
-
-
 def plot_contests(path: Path | None, contests: Sequence[Contest]) -> None:
-    """Plot a panel of bars for each contest: the speed relative to the reference, with the range over the rounds."""
-    if path is None:
-        return
-    plt = pyplot()
-    figure, panels = plt.subplots(
-        len(contests), 1, squeeze=False, figsize=(9, sum(0.32 * len(c.contenders) + 1.1 for c in contests)),
-        height_ratios=[len(c.contenders) + 2 for c in contests], layout="constrained",
-    )  # fmt: skip
-    for panel, contest in zip(panels[:, 0], contests, strict=True):
-        reference = contest.result(contest.reference)
-        results = sorted((r for r in contest.results), key=lambda result: result.times(reference))
-        for row, result in enumerate(results):
-            ratios = [theirs / ours for ours, theirs in zip(result.wall, reference.wall, strict=True)]
-            middle = result.times(reference)
-            panel.barh(row, middle, color=_color(result.name))
-            panel.plot([min(ratios), max(ratios)], [row, row], color="black", linewidth=1)
-            panel.text(max(ratios), row, f"  {middle:.1f}", va="center", fontsize=8)
-        panel.set_yticks(range(len(results)), [result.name for result in results], fontsize=8)
-        panel.set_title(contest.title, loc="left", fontsize=10)
-        panel.set_xlabel(f"speed relative to {contest.reference}", fontsize=8)
-        panel.margins(x=0.1)
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    """Plot a panel for each contest: the speed relative to the reference."""
+    plot_ratios(path, panels_of(contest.facts() for contest in contests))

@@ -4,6 +4,10 @@ SMALL: a text of about 200 bytes and a class. PAX: the same with a PAX header be
 webdataset, whose modification times have fractions of a second. IMG: 100 KB in place of a JPEG file, a class and a JSON
 record. BIG: an array of 4 MiB. The payload is noise from a fixed seed, so it is the same on all machines; it is not
 decoded.
+
+PHOTOGRAPHS are for programs that decode: JPEG files like those of a camera (quality 90, chroma subsampled 4:2:0), of
+400 to 500 pixels and about 80 KB ("IMG"), or of two megapixels and about 650 KB ("PHOTO"). Their classes number them,
+so that samples can be identified after batching.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 from contest import Contender, Contest, options, parse
+from PIL import Image
 
-__all__ = ["SETS", "DataSet", "folder", "run_on_sets", "write_shard"]
+__all__ = ["PHOTOGRAPHS", "SETS", "DataSet", "PhotographSet", "folder", "photograph", "run_on_sets", "write_shard"]
 
 Fields = Mapping[str, bytes]
 
@@ -50,6 +55,54 @@ class DataSet(NamedTuple):
                 write_shard(path, samples, self.tar_format, self.mtime)
             paths.append(str(path))
         return paths
+
+
+class PhotographSet(NamedTuple):
+    """The specification of a dataset of JPEG files.
+
+    Attributes:
+        name: the first part of the names of the shards.
+        shards: the number of shards.
+        samples: the number of samples in a shard.
+        distinct: the number of different images, which are repeated under other keys.
+        sides: the smallest and the largest width and height, in pixels.
+        grain: the standard deviation of the noise, in levels of 255.
+    """
+
+    name: str
+    shards: int
+    samples: int
+    distinct: int
+    sides: tuple[int, int]
+    grain: float
+
+    def write(self, folder: Path, scale: float = 1.0, *, multiple: int = 1) -> list[str]:
+        """Write missing shards, each with a multiple of this number of samples."""
+        count = multiple * max(1, round(self.samples * scale / multiple))
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{self.name.lower()}-jpeg-{count}-{shard}.tar" for shard in range(self.shards)]
+        if not all(path.exists() for path in paths):
+            random = np.random.default_rng(0)
+            sides = random.integers(*self.sides, (min(self.distinct, count * self.shards), 2))
+            images = [photograph(random, int(width), int(height), self.grain) for width, height in sides]
+            for shard, path in enumerate(paths):
+                numbers = range(shard * count, (shard + 1) * count)
+                write_shard(
+                    path,
+                    ((f"{n:06d}", {"jpg": images[n % len(images)], "cls": b"%06d" % n}) for n in numbers),
+                )
+        return [str(path) for path in paths]
+
+
+def photograph(random: np.random.Generator, width: int, height: int, grain: float = 6) -> bytes:
+    """Return a JPEG file with large shapes and fine grain, which compresses about as well as a photograph."""
+    shapes = Image.fromarray(random.integers(0, 256, (height // 40, width // 40, 3), np.uint8))
+    smooth = np.asarray(shapes.resize((width, height), Image.Resampling.BICUBIC), np.int16)
+    noise = random.normal(0, grain, (height, width, 1))
+    pixels = np.clip(smooth + noise, 0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=90, subsampling="4:2:0")
+    return file.getvalue()
 
 
 def write_shard(
@@ -115,4 +168,9 @@ SETS = {
     "PAX": DataSet("PAX", 2, 5000, _small, tarfile.PAX_FORMAT, mtime=1_700_000_000.5),
     "IMG": DataSet("IMG", 2, 500, _image, tarfile.GNU_FORMAT),
     "BIG": DataSet("BIG", 2, 32, _big, tarfile.USTAR_FORMAT),
+}
+
+PHOTOGRAPHS = {
+    "IMG": PhotographSet("IMG", 8, 384, 512, (400, 500), 10),
+    "PHOTO": PhotographSet("PHOTO", 8, 128, 128, (1200, 1700), 6),
 }

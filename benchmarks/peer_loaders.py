@@ -1,0 +1,163 @@
+"""The loaders of bench_end_to_end.py with an engine or a format of their own: DALI, SPDL, LitData, MosaicML Streaming.
+
+They keep the contract of tar_loaders.py. LitData and Streaming read a folder that their converter writes from the same
+shards, with the same bytes; from S3, they copy it to a temporary folder. DALI and SPDL decode in threads of the
+training process, as many as the others have workers.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from crops import AREA, ATTEMPTS, RATIO, SIZE, draw_cut, random_resized_crop
+from PIL import Image
+from tar_loaders import BATCH, Batch
+from torch.utils.data import DataLoader
+
+__all__ = ["convert_for_litdata", "convert_for_streaming", "dali", "dali_fused", "litdata", "spdl", "streaming"]
+
+
+def read_pairs(urls: Iterable[str]) -> Iterator[tuple[bytes, int]]:
+    """Yield the JPEG file and the label of each sample, with the standard library."""
+    for url in urls:
+        with tarfile.open(url, "r:") as archive:
+            jpeg = b""
+            for member in archive:
+                file = archive.extractfile(member)
+                assert file is not None
+                if member.name.endswith(".jpg"):
+                    jpeg = file.read()
+                else:
+                    yield jpeg, int(file.read())
+
+
+def decode_record(record: dict[str, Any]) -> tuple[torch.Tensor, int]:
+    return random_resized_crop(Image.open(io.BytesIO(record["jpg"]))), record["cls"]
+
+
+def _dali_batches(urls: list[str], workers: int, *, is_fused: bool) -> Iterator[Batch]:
+    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    @pipeline_def(  # type: ignore[untyped-decorator]  # DALI has no types here
+        batch_size=BATCH, num_threads=max(workers, 1), device_id=None, prefetch_queue_depth=2
+    )
+    def pipeline() -> Any:
+        jpegs, labels = fn.readers.webdataset(paths=urls, ext=["jpg", "cls"], name="Reader")
+        options = {"random_area": AREA, "random_aspect_ratio": RATIO, "num_attempts": ATTEMPTS}
+        if is_fused:
+            images = fn.decoders.image_random_crop(jpegs, **options)
+            images = fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR, antialias=True)
+        else:
+            images = fn.random_resized_crop(
+                fn.decoders.image(jpegs), size=SIZE, interp_type=types.INTERP_LINEAR, antialias=True, **options
+            )
+        mirror = fn.random.coin_flip()
+        return fn.crop_mirror_normalize(images, mirror=mirror, dtype=types.UINT8, output_layout="CHW"), labels
+
+    powers = 10 ** torch.arange(5, -1, -1)
+    batches = DALIGenericIterator(
+        [pipeline()], ["images", "digits"], reader_name="Reader", last_batch_policy=LastBatchPolicy.PARTIAL
+    )
+    for (batch,) in batches:
+        yield batch["images"], ((batch["digits"].long() - ord("0")) * powers).sum(1)
+
+
+def dali(urls: list[str], workers: int) -> Iterable[Batch]:
+    """DALI on the CPU: decode, then crop."""
+    return _dali_batches(urls, workers, is_fused=False)
+
+
+def dali_fused(urls: list[str], workers: int) -> Iterable[Batch]:
+    """DALI on the CPU, which decodes only the crop."""
+    return _dali_batches(urls, workers, is_fused=True)
+
+
+def spdl(urls: list[str], workers: int) -> Iterator[Batch]:
+    """SPDL, which decodes, crops and resizes with FFmpeg, to the boxes of the others."""
+    import spdl.io
+    from spdl.pipeline import PipelineBuilder
+
+    def read() -> Iterator[tuple[bytes, int]]:
+        for url in urls:
+            with Path(url).open("rb") as file:
+                jpeg = b""
+                for name, data in spdl.io.iter_tarfile(file):
+                    if name.endswith(".jpg"):
+                        jpeg = data
+                    else:
+                        yield jpeg, int(data)
+
+    def decode(pair: tuple[bytes, int]) -> tuple[Any, int]:
+        packets = spdl.io.demux_image(pair[0])
+        cut = draw_cut(packets.width, packets.height)
+        filters = (
+            f"crop={cut.width}:{cut.height}:{cut.left}:{cut.top}:exact=1,scale={SIZE}:{SIZE}:flags=bilinear,"
+            f"{'hflip,' if cut.is_mirrored else ''}format=pix_fmts=rgb24"
+        )
+        return spdl.io.decode_packets(packets, filter_desc=filters), pair[1]
+
+    def collate(pairs: list[tuple[Any, int]]) -> Batch:
+        frames, labels = zip(*pairs, strict=True)
+        images = spdl.io.to_torch(spdl.io.convert_frames(list(frames)))
+        return images.permute(0, 3, 1, 2).contiguous(), torch.tensor(labels)
+
+    threads = max(workers, 1)
+    builder = PipelineBuilder().add_source(read()).pipe(decode, concurrency=threads)
+    pipeline = builder.aggregate(BATCH).pipe(collate).add_sink(3).build(num_threads=threads)
+    with pipeline.auto_stop():
+        yield from pipeline
+
+
+def convert_for_litdata(urls: list[str], folder: Path) -> None:
+    import litdata
+
+    litdata.optimize(_litdata_records, urls, str(folder), chunk_bytes="32MB", num_workers=1, verbose=False)
+
+
+def _litdata_records(url: str) -> Iterator[dict[str, Any]]:
+    for jpeg, label in read_pairs([url]):
+        yield {"jpg": jpeg, "cls": label}
+
+
+def litdata(folder: str, workers: int) -> Iterable[Batch]:
+    """LitData, from chunks of its own format."""
+    import litdata as package
+    from litdata.streaming import downloader
+
+    # Otherwise it refuses S3 servers without TLS, and has no option for it.
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+    copies = tempfile.mkdtemp() if "://" in folder else None
+    dataset = package.StreamingDataset(folder, cache_dir=copies, transform=decode_record)
+    loader: Iterable[Batch] = package.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers)
+    return loader
+
+
+def convert_for_streaming(urls: list[str], folder: Path) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(folder), columns={"jpg": "bytes", "cls": "int"}, size_limit="32mb") as writer:
+        for jpeg, label in read_pairs(urls):
+            writer.write({"jpg": jpeg, "cls": label})
+
+
+def streaming(folder: str, workers: int) -> Iterable[Batch]:
+    """MosaicML Streaming, from shards of its own format."""
+    from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()  # of measurements whose processes were killed
+
+    class Crops(StreamingDataset):  # type: ignore[misc]  # a class of a package that has no types here
+        def __getitem__(self, index: Any) -> Any:
+            return decode_record(super().__getitem__(index))
+
+    places = {"remote": folder, "local": tempfile.mkdtemp()} if "://" in folder else {"local": folder}
+    return DataLoader(Crops(**places, batch_size=BATCH), batch_size=BATCH, num_workers=workers)

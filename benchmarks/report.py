@@ -1,0 +1,340 @@
+"""Write the tables and plots of docs/explanation/benchmarks.md from the JSON files of the benchmarks.
+
+    python benchmarks/report.py benchmarks/results/*.json
+
+A file is named after its program: ``end_to_end.json`` is from ``bench_end_to_end.py --json``. Each has a section in the
+page, between two comments, which is replaced; sections without a file stay as they are. Plots go to ``docs/images``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench_growth import plot as plot_growth
+from loaders import LOADERS, LOCAL, OURS, REFERENCE
+from plots import Bar, Panels, bar_of, panels_of, plot_ratios
+
+__all__ = ["SECTIONS", "write_page"]
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
+IMAGES = ROOT / "docs" / "images"
+#: A loader that is at least this much faster is mentioned.
+AHEAD = 1.05
+
+
+class Section(NamedTuple):
+    """The text of a section, and its plot."""
+
+    text: str
+    panels: Panels
+    #: Draws a plot of another kind than bars.
+    draw: Callable[[Path], None] | None = None
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown; all columns but the first are numbers."""
+    lines = [headings, ["---", *["--:"] * (len(headings) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+
+
+def section_of_loaders(contests: Any) -> Section:
+    """Return a table for each dataset with the most workers, one for all numbers of workers, and those for stores."""
+    most = max(facts["workers"] for facts in contests)
+    texts = []
+    panels: dict[str, Mapping[str, Bar]] = {}
+    headings = ["loader", "times (CPU)", "times", "samples/s", "CPU ms/sample", "s to first", "MB", "MB/worker"]
+    for facts in contests:
+        if facts["workers"] < most:
+            continue
+        loaders = dict(sorted(_from_store(facts, LOCAL).items(), key=lambda item: -item[1]["times_cpu"]))
+        rows = [[f"{name} {loader['version']}", *_cells(loader)] for name, loader in loaders.items()]
+        texts += [f"**{facts['title']}**", table([*headings, "levels off"], rows)]
+        texts.append(_ahead(_relative(loaders, OURS, "times_cpu"), "in CPU time"))
+        texts += _failures(facts, is_local=True)
+        reference = loaders[REFERENCE]["runs"]
+        panels[f"{facts['title']}, relative to {REFERENCE}"] = {
+            name: _bar(loader["runs"], reference, loader["times_cpu"]) for name, loader in loaders.items()
+        }
+    if len(contests) > len(panels):
+        columns = {facts["title"]: _from_store(facts, LOCAL) for facts in contests}
+        names = list(dict.fromkeys(name for loaders in columns.values() for name in loaders))
+        rows = [
+            [name, *(_times(loaders[name]) if name in loaders else "" for loaders in columns.values())]
+            for name in names
+        ]
+        texts.append("By number of workers, with ratios in processor time in parentheses:")
+        texts.append(table(("loader", *columns), rows))
+    for facts in contests:
+        section = section_of_stores(facts)
+        texts += [section.text] if section.text else []
+        panels |= section.panels
+    return Section("\n\n".join(texts), panels)
+
+
+def section_of_stores(facts: Any) -> Section:
+    """Return a table of the loaders that read from servers; it is empty if none did."""
+    stores = list(dict.fromkeys(loader["store"] for loader in facts["loaders"].values()))
+    stores.remove(LOCAL)
+    if not stores:
+        return Section("", {})
+    rows = []
+    bars = {}
+    speeds: dict[str, float] = {}
+    cpu_speeds: dict[str, float] = {}
+    for store in stores:
+        loaders = _from_store(facts, store)
+        for name, loader in sorted(loaders.items(), key=lambda item: -item[1]["times"]):
+            rows.append([
+                name,
+                _times(loader),
+                f"{loader['of_local']:.0%} ({loader['of_local_cpu']:.0%})",
+                f"{loader['bytes_per_s'] / 1e6:,.0f}",
+                f"{loader['share_of_raw_read']:.1%}",
+                f"{loader['seconds_to_first']:.2f}",
+            ])  # fmt: skip
+            local = facts["loaders"][name.removesuffix(f", {store}")]["runs"]
+            bars[name] = _bar(loader["runs"], local, loader["of_local_cpu"])
+        speeds |= _relative(loaders, f"{OURS}, {store}", "times")
+        cpu_speeds |= _relative(loaders, f"{OURS}, {store}", "times_cpu")
+    headings = ("loader, store", "times (CPU)", "of the local rate (CPU)", "MB/s", "of raw read", "s to first")
+    texts = [f"**{facts['title']}, from servers on the same machine**", table(headings, rows)]
+    texts += [_ahead(speeds, "from the same store"), _ahead(cpu_speeds, "from the same store in CPU time")]
+    texts += _failures(facts, is_local=False)
+    return Section("\n\n".join(texts), {f"{facts['title']}, from servers, relative to the disk": bars})
+
+
+def _from_store(facts: Any, store: str) -> dict[str, Any]:
+    return {name: loader for name, loader in facts["loaders"].items() if loader["store"] == store}
+
+
+def _failures(facts: Any, *, is_local: bool) -> list[str]:
+    """Return a sentence for each loader that failed on local shards, or on those of a server."""
+    sentences = [(name, f"Left out: {name}: `{reason}`") for name, reason in facts["left_out"].items()]
+    for name, count in facts.get("repeated", {}).items():
+        sentences.append((name, f"Measurements that failed and were repeated: {name}, {count}."))
+    return [sentence for name, sentence in sentences if (name in LOADERS) == is_local]
+
+
+def _cells(loader: Mapping[str, Any]) -> list[str]:
+    off = loader["difference"]
+    return [
+        f"{loader['times_cpu']:.2f}",
+        f"{loader['times']:.2f}",
+        f"{loader['samples_per_s']:,.0f}",
+        f"{1e3 * loader['cpu_s_per_sample']:.2f}",
+        f"{loader['seconds_to_first']:.2f}",
+        f"{loader['memory'] / 1e6:,.0f}",
+        f"{loader['worker_memory'] / 1e6:,.0f}" if loader["worker_memory"] else "threads",
+        "own boxes" if off is None else f"{off:.1f}",
+    ]
+
+
+def _relative(loaders: Mapping[str, Mapping[str, Any]], ours: str, figure: str) -> dict[str, float]:
+    """Return a figure of each other loader relative to ours."""
+    others = {name: loader for name, loader in loaders.items() if not name.startswith(OURS)}
+    return {name: loader[figure] / loaders[ours][figure] for name, loader in others.items()}
+
+
+def _ahead(ratios: Mapping[str, float], words: str) -> str:
+    """Return the sentence about the loaders that are ahead of ours."""
+    ahead = [f"{name} ({ratio:.2f} times)" for name, ratio in ratios.items() if ratio > AHEAD]
+    if not ahead:
+        return f"No loader is ahead of ours {words} by more than 5 %."
+    return f"Ahead of ours {words}: {', '.join(ahead)}."
+
+
+def _bar(runs: Any, reference: Any, ratio_cpu: float | None = None) -> Bar:
+    pairs = zip(runs, reference, strict=True)
+    return bar_of((ours["samples_per_s"] / theirs["samples_per_s"] for ours, theirs in pairs), ratio_cpu)
+
+
+def section_of_contests(contests: Any) -> Section:
+    """Return a table of ratios for all contests with the same contenders, and one for those with others."""
+    groups: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for facts in contests:
+        found = {contender["name"]: contender for contender in facts["contenders"]}
+        groups.setdefault(tuple(found), {})[facts["title"]] = found
+    shared = {names: columns for names, columns in groups.items() if len(columns) > 1}
+    tables = [
+        table(("contender", *columns), [[name, *(_times(found[name]) for found in columns.values())] for name in names])
+        for names, columns in shared.items()
+    ]
+    rows = [
+        (f"{title}: {name}", _times(one))
+        for names, columns in groups.items() if names not in shared
+        for title, found in columns.items()
+        for name, one in found.items()
+    ]  # fmt: skip
+    if rows:
+        tables.append(table(("contender", "times (in CPU time)"), rows))
+    return Section("\n\n".join(tables), panels_of(contests))
+
+
+def _times(contender: Mapping[str, Any]) -> str:
+    wall, cpu = ("times", "times_cpu") if "times" in contender else ("times_reference", "times_reference_cpu")
+    return f"{contender[wall]:.2f} ({contender[cpu]:.2f})"
+
+
+def section_of_deliveries(facts: Any) -> Section:
+    """Return a table of ratios: a row for each loader, and a column for each kind of items."""
+    reference = "WebLoader (webdataset)"
+    deliveries: dict[str, dict[str, list[list[float]]]] = facts["deliveries"]
+    panels: dict[str, dict[str, Bar]] = {}
+    for title, loaders in deliveries.items():
+        panels[title] = {}
+        for name, runs in loaders.items():
+            # The first figure of a run is its samples per second.
+            pairs = zip(runs, loaders[reference], strict=True)
+            panels[title][name] = bar_of(ours[0] / theirs[0] for ours, theirs in pairs)
+    names = list(dict.fromkeys(name for loaders in deliveries.values() for name in loaders))
+    rows = [[name, *(f"{bars[name].ratio:.2f}" if name in bars else "" for bars in panels.values())] for name in names]
+    return Section(table(("loader", *panels), rows), panels)
+
+
+def section_of_states(facts: Any) -> Section:
+    """Return a table of what it costs to save a state and to resume."""
+    rows = [
+        [
+            case,
+            f"{costs['ours']['state_bytes']:,}",
+            f"{1e3 * costs['ours']['save_s']:.2f}",
+            f"{costs['save_batches']:.3f}",
+            f"{costs['ours']['resume_s']:.2f}",
+            f"{costs['gain']:.1f}" if "gain" in costs else "",
+        ]
+        for case, costs in facts.items()
+    ]
+    headings = ("case", "bytes", "ms to save", "in batches", "s to resume", "times StatefulDataLoader")
+    return Section(table(headings, rows), {})
+
+
+def section_of_growth(facts: Any) -> Section:
+    """Return a table for each kind of growth; bench_growth.py draws the plot."""
+    _, first, *_, last = facts["epoch"]  # buffers grow up to the first point
+    per_sample = (last[2] - first[2]) / (last[0] - first[0])
+    sizes = [point[3] for point in facts["epoch"]]
+    text = (
+        f"In an epoch of {round(last[0] * 11 / 10, -4):,.0f} samples from two workers, the memory of all processes "
+        f"changed from {first[2] / 1e6:.0f} MB after {first[0]:,} samples to {last[2] / 1e6:.0f} MB after "
+        f"{last[0]:,}: by {per_sample:.2f} bytes per sample. A state had {min(sizes):,} to {max(sizes):,} bytes."
+    )
+    texts = [text]
+    tables = {
+        "states": (("shards in the list", "bytes of a state", "ms to save", "s to resume"), (1, 1e3, 1)),
+        "copies": (("copies in a shard cache", "µs to find one", "s to download in place of one"), (1, 1)),
+        "cached": (("samples in a sample cache", "µs per sample to fill it", "to read it"), (1, 1)),
+    }
+    for name, (headings, factors) in tables.items():
+        rows = [
+            [f"{int(size):,}", *(_figure(value * factor) for value, factor in zip(values, factors, strict=True))]
+            for size, values in facts[name].items()
+        ]
+        texts.append(table(headings, rows))
+    for name, headings in (
+        ("skipping", ("members skipped in a shard", "µs per member", "MB")),
+        ("listing", ("shards in a list", "s to the first", "bytes per URL")),
+        ("workers", ("workers", "samples/s", "MB per worker")),
+    ):
+        sizes = list(next(iter(facts[name].values())))
+        factors = (1, 1e-6) if name != "listing" else (1, 1)
+        columns = [f"{heading}, {loader}" for loader in facts[name] for heading in headings[1:]]
+        rows = [
+            [
+                f"{int(size):,}",
+                *(
+                    _figure(value * factor)
+                    for by_size in facts[name].values()
+                    for value, factor in zip(by_size[size], factors, strict=True)
+                ),
+            ]
+            for size in sizes
+        ]
+        texts.append(table((headings[0], *columns), rows))
+    return Section("\n\n".join(texts), {}, partial(plot_growth, facts=facts))
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def section_of_training(facts: Any) -> Section:
+    """Return a table of a training step."""
+    limit = facts["runs"][facts["limit"]]
+    panels = {name: _bar(runs, limit) for name, runs in facts["runs"].items()}
+    rows = [
+        [
+            name,
+            f"{statistics.median(run['samples_per_s'] for run in runs):,.0f}",
+            f"{panels[name].ratio:.0%}",
+            f"{statistics.median(run['idle'] for run in runs):.0%}",
+        ]
+        for name, runs in facts["runs"].items()
+    ]
+    text = f"**{facts['training']}**\n\n{table(('loader', 'samples/s', 'of the limit', 'idle'), rows)}"
+    return Section(text, {f"{facts['training']}, relative to {facts['limit']}": panels})
+
+
+SECTIONS: dict[str, Callable[[Any], Section]] = {
+    "end_to_end": section_of_loaders,
+    "reading": section_of_contests,
+    "remote": section_of_contests,
+    "decoding": section_of_contests,
+    "delivery": section_of_deliveries,
+    "writing": section_of_contests,
+    "state": section_of_states,
+    "growth": section_of_growth,
+    "training": section_of_training,
+}
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """Return where and with what results were measured."""
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items() if number)
+    cores = f"{machine['cores']} core{'s' * (machine['cores'] != 1)}"
+    return (
+        f"Measured on {cores} ({machine.get('processor') or 'unknown processor'}) with a load of "
+        f"{machine['load'][0]:.1f}, Python {machine['python']}, {versions}."
+    )
+
+
+def write_page(files: Iterable[Path], page: Path, images: Path) -> None:
+    """Replace the sections of a page for which there are results, and draw their plots."""
+    text = page.read_text(encoding="utf-8")
+    for file in files:
+        if (section_of := SECTIONS.get(file.stem)) is None:
+            print(f"{file}: the page has no section for it")
+            continue
+        results = json.loads(file.read_text(encoding="utf-8"))
+        section = section_of(results["results"])
+        begin, end = f"<!-- begin {file.stem} -->", f"<!-- end {file.stem} -->"
+        before, found, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not found or not ended:
+            raise ValueError(f"{page} lacks the comments {begin} and {end}")
+        text = f"{before}{begin}\n\n{section.text}\n\n{machine_line(results['machine'])}\n\n{end}{after}"
+        image = images / f"benchmarks-{file.stem.replace('_', '-')}.svg"
+        if section.draw is not None:
+            section.draw(image)
+        elif section.panels:
+            plot_ratios(image, section.panels)
+    page.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path, help="the results in JSON")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page to change (docs/explanation/benchmarks.md)")
+    parser.add_argument("--images", type=Path, default=IMAGES, help="the folder for plots (docs/images)")
+    arguments = parser.parse_args()
+    write_page(arguments.files, arguments.page, arguments.images)
+
+
+if __name__ == "__main__":
+    main()
