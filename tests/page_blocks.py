@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-#: The kinds of blocks in a page: run in Python, run by bash, compared, and two that are only shown.
-KINDS = {"python", "console", "text", "shell", ""}
+#: The kinds of blocks in a page: run in Python, run by bash, compared, and three that are only shown.
+KINDS = {"python", "console", "text", "shell", "", "{eval-rst}"}
 FENCE = re.compile(r"^ *(`{3,})(.*)$")
-#: The kind of a block that is a file.
-FILE = re.compile(r'{ \.python title="([\w.]+)" }')
+#: The kind of a block that is a file: on the page itself, or a file below `docs/`.
+FILE = re.compile(r"{code-block} python|{(?:literal)?include} (?P<included>[\w./-]+)")
+#: The option of such a block that is the name of the file, with the empty line after it.
+CAPTION = re.compile(r":caption: ([\w.]+)\n\n?")
 
 
 class Block(NamedTuple):

@@ -1,0 +1,92 @@
+"""How Sphinx builds this documentation; `nox -s docs` does."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from importlib.metadata import version as version_of
+from typing import Any
+
+from sphinx.util import logging
+
+project = "wds-datapipes"
+author = "The wds-datapipes authors"
+release = version = version_of(project)
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["examples"]
+# A reference that leads nowhere is a warning, and `nox -s docs` makes each warning an error.
+nitpicky = True
+
+# Pages are Markdown. `:::{note}` begins a directive, and `[text](page.md#section)` leads to a heading.
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+
+# Docstrings in the style of Google. A name in single backticks is code, and leads to what has this name.
+default_role = "py:obj"
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+# Packages that need another torchdata, or 2 GB.
+autodoc_mock_imports = ["torchdata.nodes", "nvidia"]
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+toc_object_entries_show_parents = "hide"
+python_maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
+
+copybutton_prompt_is_regexp = True
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+
+html_theme = "pydata_sphinx_theme"
+html_title = project
+html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_copy_source = False
+html_theme_options = {
+    "github_url": "https://github.com/wds-datapipes/wds-datapipes",
+    "navbar_align": "left",
+    "show_toc_level": 2,
+}
+
+
+def find_by_last_names(app: Any, environment: Any, node: Any, content: Any) -> Any:
+    """Lead a name in a docstring or a signature to the documented object whose full name ends with it.
+
+    Docstrings say `ShardList`, and a signature names the module that defines a class. Other types of a signature are
+    text.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    domain = environment.get_domain("py")
+    target = node["reftarget"]
+    is_type = node["reftype"] == "class"
+    ending = "." + (target.rpartition(".")[2] if is_type else target)
+    names = [name for name, found in domain.objects.items() if name.endswith(ending) and not found.aliased]
+    if len(names) == 1:
+        return domain.resolve_xref(environment, node["refdoc"], app.builder, "obj", names[0], node, content)
+    return content if is_type else None
+
+
+def check_reference(_: Any, environment: Any) -> None:
+    """Warn about public names that the reference lacks."""
+    documented = {name.rpartition(".")[2] for name in environment.get_domain("py").objects}
+    for name in ("", ".errors", ".index", ".pipes", ".testing", ".writing"):
+        module = import_module(f"wds_datapipes{name}")
+        if missing := set(module.__all__) - documented:
+            logging.getLogger(__name__).warning("the reference lacks %s of %s", sorted(missing), module.__name__)
+
+
+def setup(app: Any) -> None:
+    """Connect the functions above to Sphinx, which calls this one."""
+    app.connect("missing-reference", find_by_last_names)
+    app.connect("env-check-consistency", check_reference)
