@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,18 @@ from sftp_server import SftpServer, find_rclone, running_sftp
 
 # Imported before any test module imports torchdata, whose deprecation warning would be an error.
 import wds_datapipes
+from wds_datapipes.io.remote.http_connection import POOL
 
 # The deadline of an example would fail on a busy machine.
 hypothesis.settings.register_profile("without deadline", deadline=None)
 hypothesis.settings.load_profile("without deadline")
+
+
+#: Modules that need DALI, or a torchdata that lacks DataLoader2. The sessions `peers` of nox run their examples.
+collect_ignore = [
+    *([] if find_spec("nvidia") else ["wds_datapipes/integrations/dali.py"]),
+    *([] if find_spec("torchdata.nodes") else ["wds_datapipes/integrations/nodes.py"]),
+]
 
 
 def pytest_configure() -> None:
@@ -83,9 +92,11 @@ def nothing_left() -> Iterator[None]:
     gc.collect()
     gc.freeze()  # the collection before each test skips existing objects, which saves half a second
     gc.disable()  # a descriptor that only a collection would close counts as a leak
+    POOL.clear()
     before = opened()
     others = set(psutil.Process().children())  # such as multiprocessing's own, once a test has spawned a worker
     yield
+    POOL.clear()  # connections that are kept for the next request
     for _ in range(500):  # a thread of torch may take a moment to close its descriptors
         if opened() <= before:
             break
@@ -151,7 +162,7 @@ def program(folder: Path) -> Callable[..., Ended]:
     from wds_datapipes.cli._app import build_program
 
     def run(*arguments: str) -> Ended:
-        result = CliRunner().invoke(build_program(COMMANDS), list(arguments))
+        result = CliRunner().invoke(build_program(COMMANDS), list(arguments), prog_name="wds-datapipes")
         if not isinstance(result.exception, SystemExit | None):
             raise result.exception
         return Ended(result.exit_code, result.stdout, result.stderr)
@@ -164,7 +175,7 @@ def process(folder: Path) -> Callable[..., Ended]:
     """Return a function that runs the command line as a process."""
 
     def run(*arguments: str, stdin: bytes = b"") -> Ended:
-        command = [sys.executable, "-m", "wds_datapipes.cli", *arguments]
+        command = [sys.executable, "-m", "wds_datapipes", *arguments]
         done = subprocess.run(command, cwd=folder, input=stdin, capture_output=True, check=False)
         return Ended(done.returncode, done.stdout, done.stderr.decode())
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nox
 
@@ -53,6 +55,20 @@ MINIMAL_TESTS = [
     "tests/test_layers.py",
     "tests/test_optional_packages.py",
 ]
+#: The oldest release of torch that pyproject.toml permits.
+OLDEST_TORCH = "2.4.1"
+#: The benchmarks in the documentation, and their arguments.
+REPORTED = {
+    "end_to_end": ["--workers", "0", "1", "2", "--stores", "HTTP", "10 ms", "100 ms", "S3", "S3, presigned"],
+    "reading": ["--sets", "SMALL", "IMG", "BIG"],
+    "remote": [],
+    "decoding": [],
+    "delivery": [],
+    "writing": [],
+    "state": [],
+    "growth": [],
+    "training": [],
+}
 
 
 def group(name: str) -> list[str]:
@@ -136,18 +152,49 @@ def doctest(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation; a broken link or anchor is an error."""
-    # mkdocstrings reads the sources and imports nothing, so the package and torch need not be installed.
-    session.install(*group("docs"))
-    session.run("mkdocs", "build", "--strict", *session.posargs)
+    """Build the documentation, and run its notebook; a broken link or anchor is an error, and so is a failed cell."""
+    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("docs"))
+    session.run(
+        "sphinx-build", "--fail-on-warning", "--keep-going", "--fresh-env", "--quiet", "docs", "site", *session.posargs
+    )
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Build the sdist, with documentation and tests, and the wheel from it, and check what a package index shows."""
+    session.install(*group("package"))
+    folder = session.create_tmp()
+    session.run("python", "-m", "build", "--outdir", folder)
+    session.run("twine", "check", "--strict", *(str(path) for path in Path(folder).glob("wds_datapipes-*")))
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Compare with webdataset, torchdata and tarfile; arguments after `--` replace --quick for each benchmark."""
+    """Run the benchmarks, and write their results to the documentation; `-- --quick` checks that all of them work.
+
+    The environments of other loaders take 8 GB. One that cannot be installed is left out, and the output says so.
+    """
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("bench"))
+    for name in PROJECT["dependency-groups"]:
+        if name.startswith("bench_"):
+            session.run_install("python", "benchmarks/environments.py", name.removeprefix("bench_"), *group(name))
+    if "--quick" not in session.posargs:
+        write_results(session, Path("benchmarks/results"), [])
+        return
+    with TemporaryDirectory() as temporary:
+        page = shutil.copy("docs/explanation/benchmarks.md", temporary)
+        write_results(session, Path(temporary), ["--page", str(page), "--images", temporary])
     for benchmark in sorted(Path("benchmarks").glob("bench_*.py")):
-        session.run("python", str(benchmark), *(session.posargs or ["--quick"]))
+        if benchmark.stem.removeprefix("bench_") not in REPORTED:
+            session.run("python", str(benchmark), *session.posargs)
+
+
+def write_results(session: nox.Session, results: Path, report_options: list[str]) -> None:
+    """Run the benchmarks in the documentation, and write their results to a folder and to the page."""
+    for name, arguments in REPORTED.items():
+        report = ["--json", str(results / f"{name}.json")]
+        session.run("python", f"benchmarks/bench_{name}.py", *report, *arguments, *session.posargs)
+    session.run("python", "benchmarks/report.py", *report_options, *map(str, sorted(results.glob("*.json"))))
 
 
 @nox.session
@@ -168,12 +215,41 @@ def minimal(session: nox.Session) -> None:
 
 @nox.session
 @nox.parametrize(
-    "peer", [nox.param(name, id=name) for name in ("dali", "energon", "hugging_face", "mpi", "stores", "wids")]
+    "python,torch",
+    [
+        *(nox.param(python, OLDEST_TORCH, id=f"{python}-oldest") for python in ("3.10", "3.11", "3.12")),
+        *(nox.param(python, "", id=f"{python}-newest") for python in ("3.10", "3.11", "3.12", "3.13")),
+    ],
+)
+def compatibility(session: nox.Session, torch: str) -> None:
+    """Run the tests of `minimal` with the oldest and the newest torch, on the Pythons that each has wheels for.
+
+    `nox -s "compatibility(3.10-oldest)"` runs one. An interpreter that is missing is reported and skipped.
+    """
+    pins = [f"torch=={torch}", "numpy<2"] if torch else ["torch"]
+    session.install(".[dataloader2]", *pins, "torchdata==0.7.1", *group("minimal"))
+    session.run("pytest", "--numprocesses=3", *FILES_IN_ORDER, *MINIMAL_TESTS, *session.posargs)
+
+
+@nox.session
+@nox.parametrize(
+    "peer",
+    [
+        nox.param(name, id=name)
+        for name in ("browser", "dali", "energon", "hugging_face", "mpi", "nodes", "stores", "trainers", "wids")
+    ],
 )
 def peers(session: nox.Session, peer: str) -> None:
-    """Let DALI, Energon and wids read our indexes, train with Hugging Face, convert with MPI, and emulate stores.
+    """Let DALI, Energon and wids read our indexes, train with trainers, load with nodes, and emulate stores.
 
-    DALI takes 2 GB, and needs no GPU.
+    DALI takes 2 GB, and needs no GPU. `browser` opens the page of samples in the system's Chromium.
     """
-    session.install("-c", CONSTRAINTS, "-e", ".[dataloader2,yaml]", *group(peer))
-    session.run("pytest", f"tests/peers/test_{peer}.py", *session.posargs)
+    if peer == "nodes":  # for a torchdata without DataLoader2
+        pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
+        session.install("-e", ".", *pins, *group(peer))
+        session.run("pytest", "--doctest-modules", "wds_datapipes/integrations/nodes.py")
+    else:
+        session.install("-c", CONSTRAINTS, "-e", ".[dataloader2,yaml,cli]", *group(peer))
+    if peer == "dali":
+        session.run("pytest", "--doctest-modules", "wds_datapipes/integrations/dali.py")
+    session.run("pytest", *map(str, sorted(Path("tests/peers").glob(f"test_{peer}*.py"))), *session.posargs)

@@ -1,7 +1,8 @@
 """Runs scripts, and the command line, in processes that need not import torch: each is a fork of one that has.
 
-A script, whose argument is the path of a socket. It serves until its standard input ends. A client sends its three
-standard streams, and as JSON the program, its arguments, folder and environment; it receives the exit code.
+A script, whose arguments are the path of a socket, and the names of further modules to import. It serves until its
+standard input ends. A client sends its three standard streams, and as JSON the program, its arguments, folder and
+environment; it receives the exit code.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def taken_over(channel: socket.socket) -> dict[str, Any]:
 def main() -> None:
     """Serve, or run the requested script or command."""
     sys.path.pop(0)  # the folder of this script
-    for name in IMPORTED:
+    for name in (*IMPORTED, *sys.argv[2:]):
         importlib.import_module(name)
     from wds_datapipes.cli._app import build_program
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ ORDER = [
     "on_error",
     "fingerprint",
     "tar",
+    "records",
     "shards",
     "parallel",
     "shard_cache",
@@ -33,9 +35,13 @@ ORDER = [
     "prepare",
     "pipes",
     "loading",
+    "notebook",
+    "benchmark",
     "testing",
+    "integrations",
     "__init__",
     "cli",
+    "__main__",
 ]
 MODULES = {path.relative_to(PACKAGE.parent).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
@@ -144,3 +150,10 @@ print(sorted({{"torch", "torchdata"}} & set(sys.modules)))
 """
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (finished.stdout, finished.stderr) == ("[]\n", "")
+
+
+def test_contributing_lists_the_packages_in_their_order() -> None:
+    page = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = page.partition("| package | contents |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    listed = [name for row in rows for name in re.findall(r"`([a-z_]+)/?`", row.split("|")[1])]
+    assert listed == [name for name in ORDER if not name.startswith("__")]

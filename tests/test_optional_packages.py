@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import sys
 from collections.abc import Callable
@@ -15,12 +16,15 @@ from fsspec.registry import known_implementations  # type: ignore[import-untyped
 
 import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
+from wds_datapipes.benchmark.measure import ShardBenchmark
+from wds_datapipes.benchmark.plot import plot_results
 from wds_datapipes.codecs import media, msgpack_cbor
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.remote.filesystem import EXTRAS
 from wds_datapipes.parallel.executors import connect_dask
 from wds_datapipes.prepare.sources.imagenet import find_imagenet
 from wds_datapipes.prepare.sources.table import Table
+from wds_datapipes.records import formats
 from wds_datapipes.testing import check_resume
 
 SOURCES = Path(wds_datapipes.__file__).parent
@@ -34,6 +38,14 @@ def decode(field: str, *words: str) -> Callable[[Path], object]:
 
 def load(url: str) -> Callable[[Path], object]:
     return lambda _: list(ShardList(url).load_wds_shards())
+
+
+def read_records(ending: str) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        (folder / f"a.{ending}").write_bytes(b"\x80")
+        return list(ShardList(str(folder / f"a.{ending}")).load_wds_records())
+
+    return read
 
 
 def load_zst(folder: Path) -> object:
@@ -70,6 +82,18 @@ def use_service(_: Path) -> object:
     return wds_datapipes.ShardReadingService
 
 
+def use_nodes(_: Path) -> object:
+    return importlib.import_module("wds_datapipes.integrations.nodes")
+
+
+def use_dali(_: Path) -> object:
+    return importlib.import_module("wds_datapipes.integrations.dali")
+
+
+def plot_benchmark(folder: Path) -> None:
+    plot_results(folder / "a.png", ShardBenchmark(1))
+
+
 def resume(_: Path) -> None:
     check_resume(lambda: ShardList("a.tar"))
 
@@ -79,8 +103,12 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("av", "media", decode("mp4", "torch_video")),
     ("av", "media", decode("wav", "torch_audio")),
     ("cbor2", "cbor", decode("cbor")),
+    ("cbor2", "cbor", read_records("cbors")),
     ("distributed", "dask", connect),
+    ("matplotlib", "plot", plot_benchmark),
     ("msgpack", "msgpack", decode("mp")),
+    ("msgpack", "msgpack", read_records("mps")),
+    ("nvidia.dali", "dali", use_dali),
     ("pyarrow", "parquet", read_parquet),
     *(
         ("adlfs", "az", load(f"{scheme}://box@account.dfs.core.windows.net/a.tar"))
@@ -94,13 +122,14 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("scipy.io", "imagenet", read_devkit),
     ("torchdata.dataloader2", "dataloader2", use_service),
     ("torchdata.dataloader2", "dataloader2", resume),
+    ("torchdata.nodes", "nodes", use_nodes),
     ("yaml", "yaml", read_yaml),
     ("zstandard", "zst", load_zst),
     ("zstandard", "zst", write_zst),
 ]
 
 #: Distributions whose name differs from that of the package.
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
+DISTRIBUTIONS = {"nvidia": "nvidia-dali-cuda120", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def required() -> set[tuple[str, str]]:
@@ -121,7 +150,7 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
     package: str, extra: str, use: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    for remembered in (media._av, msgpack_cbor._msgpack, msgpack_cbor._cbor):
+    for remembered in (media._av, msgpack_cbor._msgpack, msgpack_cbor._cbor, formats._msgpack, formats._cbor):
         remembered.cache_clear()  # another test may have imported it
     with pytest.raises(
         MissingDependencyError, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""
@@ -135,7 +164,11 @@ def installed_by(extra: str) -> set[str]:
     for text in metadata("wds-datapipes").get_all("Requires-Dist") or []:
         if re.search(rf"""extra == ['"]{extra}['"]""", text):
             name, others = re.findall(r"^([\w.-]+)(?:\[([\w,]+)\])?", text)[0]
-            found |= {name} if name != "wds-datapipes" else set().union(*map(installed_by, others.split(",")))
+            found |= (
+                {name.replace("_", "-")}
+                if name != "wds-datapipes"
+                else set().union(*map(installed_by, others.split(",")))
+            )
     return found
 
 
@@ -149,7 +182,8 @@ def test_the_table_contains_every_required_package() -> None:
 def test_each_extra_installs_its_package() -> None:
     for package, extra in required():
         top = package.partition(".")[0]
-        assert DISTRIBUTIONS.get(top, top) in installed_by(extra), f"the extra {extra!r} does not install {package!r}"
+        name = DISTRIBUTIONS.get(top, top).replace("_", "-")  # as build tools normalize it
+        assert name in installed_by(extra), f"the extra {extra!r} does not install {package!r}"
 
 
 def test_every_scheme_that_needs_a_package_is_in_the_table() -> None:
@@ -157,7 +191,7 @@ def test_every_scheme_that_needs_a_package_is_in_the_table() -> None:
     assert set(EXTRAS) <= {*known_implementations, "abfss"}  # adlfs registers it if it is installed
 
 
-def test_the_extra_all_contains_every_other_one_but_those_of_single_clouds() -> None:
+def test_the_extra_all_contains_every_other_one_but_those_of_single_clouds_and_dali() -> None:
     extras = metadata("wds-datapipes").get_all("Provides-Extra") or []
     assert {"all", "az", "gs", "hf", "media", "s3", "sftp"} <= set(extras)
-    assert installed_by("all") == set().union(*map(installed_by, {*extras} - {"az", "gs", "hf"}))
+    assert installed_by("all") == set().union(*map(installed_by, {*extras} - {"az", "dali", "gs", "hf"}))

@@ -8,6 +8,7 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,9 @@ MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(wds_datapipes.__path__, "wds_datapipes.")
     if "__main__" not in module.name
+    # Only with DALI, or with a torchdata that lacks DataLoader2.
+    and (module.name != "wds_datapipes.integrations.dali" or find_spec("nvidia"))
+    and (module.name != "wds_datapipes.integrations.nodes" or find_spec("torchdata.nodes"))
 )
 STAGES = {
     name: stage

@@ -30,7 +30,6 @@ class Recipe(NamedTuple):
 
 RECIPES = [
     Recipe("how-to/questions.md", "samples()"),
-    Recipe("how-to/questions.md", 'samples(urls[0::2]).mix_samples(samples(urls[1::2]), stop="all")'),
     Recipe("how-to/mix-datasets.md", 'dataset("web-{0..3}.tar")'),
     Recipe(
         "how-to/mix-datasets.md",
@@ -48,18 +47,21 @@ RECIPES = [
     Recipe("how-to/checkpoint-in-the-middle-of-an-epoch.md", "make_data()[0].pipe"),
     Recipe("how-to/train-on-several-ranks.md", "pipeline().unbatch_samples()"),
     Recipe("how-to/cache-samples.md", "decoded()"),
+    Recipe("how-to/decode-images.md", "load_samples()"),
     Recipe("explanation/data-loading.md", "pipeline()"),
     Recipe("explanation/order-and-epochs.md", "stream()"),
     # The page for users of webdataset has this instead of `repeat`.
     Recipe("how-to/questions.md", "samples().cycle(2)", times=2),
-    Recipe("how-to/questions.md", "samples(urls[0::2]).mix_samples(samples(urls[1::2]), stop='all').cycle(3)", times=3),
+    Recipe("how-to/mix-datasets.md", 'interleave("web-{0..3}.tar", 2).cycle(3)', times=3),
 ]
 
 #: Pages whose pipelines read from servers, need the data of a command, or time something: they are run unchanged.
 ELSEWHERE = {
     "how-to/cache-shards.md",
     "how-to/find-the-bottleneck.md",
+    "how-to/load-with-torchdata-nodes.md",
     "how-to/move-from-webdataset.md",
+    "how-to/read-record-shards.md",
     "how-to/skip-bad-data.md",
     "how-to/read-from-stores.md",
     "how-to/write-a-stage.md",

@@ -13,9 +13,10 @@ import typing
 
 # The command line cannot handle Ctrl-C until torch is imported, which takes seconds: until then, the signal ends the
 # process instead of printing a traceback. `main` takes over.
-if sys.orig_argv[1:3] == ["-m", "wds_datapipes.cli"] or "".join(sys.orig_argv[1:2]).endswith("/wds-datapipes"):
+if sys.orig_argv[1:3] == ["-m", "wds_datapipes"] or "".join(sys.orig_argv[1:2]).endswith("/wds-datapipes"):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+from wds_datapipes.codecs.crops import CenterCrop, RandomResizedCrop
 from wds_datapipes.codecs.extensions import Continue, handle_extension
 from wds_datapipes.extras import require as _require
 from wds_datapipes.io.openers import register_opener
@@ -40,7 +41,10 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
     from wds_datapipes.writing import ShardWriter, TarWriter
 
+    __version__: str
+
 __all__ = [
+    "CenterCrop",
     "Continue",
     "ConvertedShard",
     "DatasetSpec",
@@ -51,6 +55,7 @@ __all__ = [
     "LoadingReport",
     "Member",
     "MockSamples",
+    "RandomResizedCrop",
     "ReadLimits",
     "Sample",
     "ShardList",
@@ -103,6 +108,8 @@ if not _has_dataloader2:
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("wds-datapipes")
     if name in _LATER:
         if name == "ShardReadingService":
             purpose = "read with ShardReadingService and DataLoader2 (StatefulShards needs no torchdata)"

@@ -104,6 +104,12 @@ class Counters:
         self._counts[f"{item.stage}: {item.error}"] += 1
         self._latest.append(item)
 
+    def add_skipped(self, skipped: Skipped) -> None:
+        """Add the items that another process has skipped."""
+        self.entries += skipped.total
+        self._counts.update(skipped.counts)
+        self._latest += skipped.latest
+
     def skipped(self) -> Skipped:
         """Return the items skipped so far."""
         return Skipped(dict(self._counts), tuple(self._latest))

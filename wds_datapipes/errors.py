@@ -1,5 +1,7 @@
 """Exceptions that this package raises.
 
+::
+
     WdsError
     ├── SpecError (ValueError)                   a shard pattern or a dataset specification is wrong, or matches nothing
     ├── UnknownSchemeError (ValueError)          a URL scheme that no opener and no file system handles
@@ -9,7 +11,7 @@
     │   ├── ShardOpenError (OSError)             it could not be opened
     │   ├── ShardReadError (OSError)             its disk, store, network or ``pipe:`` command failed in the middle
     │   ├── TruncatedShardError (EOFError)       it ends too early
-    │   ├── CorruptShardError (ValueError)       it is damaged, or not a tar archive
+    │   ├── CorruptShardError (ValueError)       it is damaged, or has another format
     │   ├── UnsupportedMemberError (ValueError)  it holds a member that cannot be read faithfully, such as a sparse file
     │   ├── ReadLimitError (ValueError)          it exceeds `ReadLimits`
     │   └── ChangedShardError (ValueError)       it has changed since it was opened or a state saved
@@ -17,7 +19,7 @@
     │   ├── DuplicateKeyError (ValueError)       a field occurs twice in a sample, or a key twice in a shard
     │   ├── MissingFieldError (ValueError)       a field, or the entry of a table for the sample, is missing
     │   ├── SampleSizeError (ValueError)         its length is not a number, or exceeds that of a batch or a row
-    │   ├── DecodeError (ValueError)             a field cannot be decoded as its name says
+    │   ├── DecodeError (ValueError)             a field or a record cannot be decoded as its name says
     │   ├── EncodeError (ValueError)             it cannot be written so that it is read back as it is
     │   └── SampleSourceError (ValueError)       its source cannot be read, or the command that makes it failed
     ├── ShardWriteError (OSError)                a shard could not be written; no file has its name
@@ -119,11 +121,11 @@ class ShardReadError(ShardError, OSError):
 
 
 class TruncatedShardError(ShardError, EOFError):
-    """A shard ends before its end marker, or in the middle of a member."""
+    """A shard ends before its end marker, or in the middle of a member or a record."""
 
 
 class CorruptShardError(ShardError, ValueError):
-    """A shard holds bytes that are not a tar archive."""
+    """A shard holds bytes that are not a tar archive, or not records of its format."""
 
 
 class UnsupportedMemberError(ShardError, ValueError):
@@ -155,7 +157,7 @@ class SampleSizeError(SampleError, ValueError):
 
 
 class DecodeError(SampleError, ValueError):
-    """A field cannot be decoded as its name says."""
+    """A field or a record cannot be decoded as its name says."""
 
 
 class EncodeError(SampleError, ValueError):

@@ -38,15 +38,18 @@ class Shard:
 
 
 class Member(NamedTuple):
-    """One file of a shard."""
+    """One file of a shard.
 
-    #: Its shard, or the URL of a shard for a member created by a user.
+    Attributes:
+        shard: its shard, or the URL of a shard for a member created by a user.
+        name: its full name in the archive, such as ``"train/000123.jpg"``.
+        data: its content.
+        offset: the offset of its first header in the uncompressed archive, in bytes.
+    """
+
     shard: Shard | str
-    #: Its full name in the archive, such as ``"train/000123.jpg"``.
     name: str
-    #: Its content.
     data: bytes
-    #: The offset of its first header in the uncompressed archive, in bytes.
     offset: int
 
     @property
@@ -60,20 +63,29 @@ MemberTuple: TypeAlias = tuple[Shard | str, str, bytes, int]
 
 
 class ShardInfo(NamedTuple):
-    """A shard that was written completely."""
+    """A shard that was written completely.
 
-    #: Its path or URL, or "" if it was written to a stream.
+    Attributes:
+        url: its path or URL, or "" if it was written to a stream.
+        samples: the number of samples.
+        bytes: its size in bytes, after compression.
+        sha256: its SHA-256, in hexadecimal digits; "" if it was not computed.
+    """
+
     url: str
-    #: The number of samples.
     samples: int
-    #: Its size in bytes, after compression.
     bytes: int
-    #: Its SHA-256, in hexadecimal digits; "" if it was not computed.
     sha256: str
 
 
 class PlacedField(NamedTuple):
-    """The position of a field's data in the uncompressed archive."""
+    """The position of a field's data in the uncompressed archive.
+
+    Attributes:
+        field: the name of the field.
+        offset: the offset of its first byte.
+        size: the number of bytes.
+    """
 
     field: str
     offset: int
@@ -81,12 +93,16 @@ class PlacedField(NamedTuple):
 
 
 class PlacedSample(NamedTuple):
-    """The position of a sample in the uncompressed archive."""
+    """The position of a sample in the uncompressed archive.
+
+    Attributes:
+        key: its key.
+        offset: the offset of its first header.
+        fields: the fields, in the order of the archive.
+    """
 
     key: str
-    #: The offset of its first header.
     offset: int
-    #: The fields, in the order of the archive.
     fields: tuple[PlacedField, ...]
 
 

@@ -55,6 +55,26 @@ class ReadBuffer:
         self.window, self.at = b"", 0
         self.window = rest + self._read(max(count - len(rest), 0))
 
+    def fill_until_error(self, count: int) -> ShardError | None:
+        """Like `fill`, but keep what was read before an error, and return the error."""
+        parts = [self.window[self.at :]]
+        left = count - len(parts[0])
+        # Unlike read(), read1() of a buffered stream loses nothing when it fails.
+        read = getattr(self.stream, "read1", self.stream.read)
+        error = None
+        try:
+            while left > 0 and (piece := read(left)):
+                parts.append(piece)
+                left -= len(piece)
+                self.position += len(piece)
+        except ShardError as found:
+            error = found
+        except OSError as found:
+            error = self._failed(found)
+            error.__cause__ = found
+        self.window, self.at = b"".join(parts), 0
+        return error
+
     def skip(self, count: int, *, least: int, seek_from: int = PIECE) -> bool:
         """Skip up to ``count`` bytes, by a seek if the stream can; return whether there are at least ``least``."""
         left = count - (len(self.window) - self.at)

@@ -257,7 +257,8 @@ class HeaderReader:
             if position == 0:
                 raise CorruptShardError(
                     f"{self._archive} is not a tar archive, plain or compressed with gzip, bzip2, xz or zstd: it "
-                    f"begins with {block[:24]!r}. Inspect the file; error pages of web servers are a common cause"
+                    f"begins with {block[:24]!r}. Inspect the file; error pages of web servers are a common cause, and "
+                    f"JSON lines, msgpack and CBOR records are read with load_wds_records()"
                 )
             raise self._corrupt(
                 f"has a damaged header at byte {position}: its checksum field is {raw_checksum!r}, and its bytes "

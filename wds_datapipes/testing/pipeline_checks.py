@@ -21,7 +21,7 @@ def check_resume(
 
     A state is saved at several positions of an epoch, and each state is loaded in a new interpreter. The items that
     follow there, and those of the next epoch, must be the same as here. All states must have the same structure. The
-    loader is a `DataLoader2` with a `ShardReadingService`.
+    loader is a ``DataLoader2`` with a `ShardReadingService`.
 
     The other process is spawned: a script needs ``if __name__ == "__main__":``, and functions in the pipeline must be
     picklable.
