@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -48,6 +47,7 @@ class Gate(http.server.ThreadingHTTPServer):
         #: The changes that were requested and executed; and the headers of all requests.
         self.done: list[str] = []
         self.methods: list[str] = []
+        self.aborted = threading.Event()
 
     def asked(self, kind: str) -> bool:
         """Whether the store may execute it."""
@@ -56,6 +56,8 @@ class Gate(http.server.ThreadingHTTPServer):
     def answered(self, kind: str) -> None:
         if kind:
             self.done.append(kind)
+            if kind == "abort":
+                self.aborted.set()
             self.act(kind, "after")
 
 
@@ -395,13 +397,18 @@ def test_a_converting_process_aborts_its_upload_when_its_parent_is_killed(
     bucket: Any, gate: Gate, options: dict[str, Any]
 ) -> None:
     inputs()
-    assert run_interrupted(gate, 2, "after", signal.SIGKILL, partial(convert, options, max_workers=1), os.kill) < 0
-    for _ in range(1000):
-        if not uploads(bucket):
-            break
-        time.sleep(0.02)
-    assert "abort" in gate.done
-    assert "complete" not in gate.done
+
+    def kill_and_hold(pid: int, number: int) -> None:
+        """Answer the first part only when the process, which notices the end of its parent, has aborted its upload."""
+        os.kill(pid, number)
+        assert gate.aborted.wait(600)
+
+    assert (
+        run_interrupted(gate, 2, "after", signal.SIGKILL, partial(convert, options, max_workers=1), kill_and_hold) < 0
+    )
+    assert gate.aborted.wait(600)
+    assert gate.done == ["create", "part", "abort"]
+    assert uploads(bucket) == []
     assert bucket.find("bucket/w") == []
 
 

@@ -17,8 +17,11 @@ __all__ = ["GRACE_S", "close_process", "describe_exit", "disown_process", "end_p
 #: How long a process may take to exit on its own, in seconds. An item that is being made is discarded.
 GRACE_S = 2.0
 
-#: How long a signal may take to end a process, in seconds.
-SIGNAL_S = 1.0
+#: How long SIGTERM may take to end a process, in seconds.
+TERMINATE_S = 1.0
+
+#: How long SIGKILL may take, in seconds: a busy machine takes a while to free the memory of a process.
+KILL_S = 60.0
 
 #: Replaces an unknown exit code.
 UNKNOWN = 255
@@ -39,10 +42,10 @@ def end_processes(processes: Iterable[BaseProcess], inboxes: Sequence[Any] = (),
         for inbox in inboxes:
             inbox.drain()
         running = [process for process in running if is_running(process)]
-    for end in (BaseProcess.terminate, BaseProcess.kill):
+    for end, limit_s in ((BaseProcess.terminate, TERMINATE_S), (BaseProcess.kill, KILL_S)):
         for process in running:
             end(process)
-        deadline = time.monotonic() + SIGNAL_S
+        deadline = time.monotonic() + limit_s
         for process in running:
             process.join(max(0.0, deadline - time.monotonic()))
         running = [process for process in running if is_running(process)]
