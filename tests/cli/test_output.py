@@ -55,6 +55,33 @@ def test_an_archive_goes_to_standard_output_unchanged(shard: str, folder: Path) 
     assert done.stdout.count(".txt") == 1
 
 
+#: Prints a line; Ctrl-C comes as soon as it is in the file.
+INTERRUPTED_PRINT = """
+import os, sys
+from wds_datapipes.cli._output import guarded_output
+
+def interrupt(*_):
+    if os.fstat(1).st_size:
+        sys.setprofile(None)
+        raise KeyboardInterrupt
+
+try:
+    with guarded_output():
+        sys.stdout.write("once\\n")
+        sys.setprofile(interrupt)
+        sys.stdout.flush()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_between_a_write_and_its_return_repeats_nothing(folder: Path) -> None:
+    with open("out.txt", "wb") as file:
+        done = subprocess.run([sys.executable, "-c", INTERRUPTED_PRINT], stdout=file, check=False)
+    assert done.returncode == 130
+    assert Path("out.txt").read_text() == "once\n"
+
+
 def test_ctrl_c_while_torch_is_imported_leaves_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(

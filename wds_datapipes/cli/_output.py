@@ -19,32 +19,35 @@ class OutputError(Exception):
     """Standard output cannot be written: its device is full, or it is closed."""
 
 
-class _StandardOutput(io.RawIOBase):
-    """File descriptor 1, with errors distinguishable from those of other files."""
+class _StandardOutput(io.BufferedWriter):
+    """File descriptor 1, with errors distinguishable from those of other files.
+
+    They are translated here and not in the unbuffered stream below, where Ctrl-C could interrupt Python code between
+    the write and its return: the buffer would not count the bytes as written, and write them again at exit.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._failed = False
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return STANDARD_OUTPUT
-
-    def isatty(self) -> bool:
-        return os.isatty(STANDARD_OUTPUT)
+        super().__init__(io.FileIO(STANDARD_OUTPUT, "wb", closefd=False))
 
     def write(self, data: Any, /) -> int:
-        if self._failed:  # the rest of Python's buffer at exit would raise a second error
-            return memoryview(data).nbytes
-        try:
-            return os.write(STANDARD_OUTPUT, data)
-        except (BlockingIOError, BrokenPipeError):
-            raise
-        except OSError as error:
-            self._failed = True
-            raise OutputError(f"Standard output cannot be written: {_reason(error)}") from None
+        with _translated_errors():
+            return super().write(data)
+
+    def flush(self) -> None:
+        with _translated_errors():
+            super().flush()
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    try:
+        yield
+    except (BlockingIOError, BrokenPipeError):
+        raise
+    except OSError as error:
+        # The rest of the buffer would raise a second error at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_OUTPUT)
+        raise OutputError(f"Standard output cannot be written: {_reason(error)}") from None
 
 
 @contextmanager
@@ -65,8 +68,7 @@ def guarded_output() -> Iterator[None]:
         return
     encoding = "utf-8" if before is None else before.encoding
     is_terminal = os.isatty(STANDARD_OUTPUT)
-    buffer = io.BufferedWriter(_StandardOutput())
-    sys.stdout = io.TextIOWrapper(buffer, encoding, errors="backslashreplace", line_buffering=is_terminal)
+    sys.stdout = io.TextIOWrapper(_StandardOutput(), encoding, errors="backslashreplace", line_buffering=is_terminal)
     try:
         yield
         sys.stdout.flush()
