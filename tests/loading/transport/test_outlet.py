@@ -52,6 +52,10 @@ class Line:
         near, far = new_channel()
         self.inlet = Receiver(near, window=window)
         self.outlet = Sender(far, window=window, together=together)
+        self.outlet._closed = self.closing()  # the clock of its flushing thread
+
+    def closing(self) -> threading.Event:
+        return self.outlet._closed
 
     def arrivals(self) -> list[Message]:
         """Return the messages that have arrived."""
@@ -92,11 +96,34 @@ def taken(inlet: Receiver, message: Message) -> list[Any]:
     return list(inlet.items(message))
 
 
+class Ticks(threading.Event):
+    """Replaces the event that a sender is closed, for which its flushing thread waits, by ticks of the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ticks = threading.Semaphore(0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._ticks.acquire()
+        return self.is_set()
+
+    def set(self) -> None:
+        super().set()
+        self._ticks.release()
+
+    def tick(self, count: int) -> None:
+        """Let the flushing thread look at the waiting items ``count`` times."""
+        self._ticks.release(count)
+
+
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep small items buffered until there are enough of them, however long they take to be made."""
+def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
+    """Keep small items buffered until there are enough of them, or the test ticks."""
     monkeypatch.setattr(outlet, "TOGETHER_S", math.inf)
     monkeypatch.setattr(outlet, "SLOW_S", math.inf)
+    ticks = Ticks()
+    monkeypatch.setattr(Line, "closing", lambda _: ticks)
+    return ticks
 
 
 # a sender like that of a worker, whose items name their position
@@ -406,9 +433,8 @@ def test_small_items_share_messages_and_large_ones_do_not() -> None:
             assert len(taken(inlet, message)) == 1
 
 
-@pytest.mark.usefixtures("patient")
-def test_a_message_of_small_items_has_so_many_items_or_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlet, "TICK_S", 1.0)  # keep the flushing thread out of it, however slow the machine is
+@pytest.mark.usefixtures("ticks")
+def test_a_message_of_small_items_has_so_many_items_or_so_many_bytes() -> None:
     with line(window=100, together=40) as joined:
         assert joined.outlet.put("the first, which the other side waits for")
         sent = [joined.outlet.put(bytes(KB)) for _ in range(40)]
@@ -421,7 +447,7 @@ def test_a_message_of_small_items_has_so_many_items_or_so_many_bytes(monkeypatch
         assert [message.header.number for message in joined.arrivals()] == [1, together]
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("ticks")
 def test_arrays_that_share_a_message_are_those_at_the_time_of_their_items() -> None:
     with line(window=10) as joined:
         joined.outlet.put("the first, which the other side waits for")
@@ -450,18 +476,19 @@ def test_arrays_that_share_a_message_are_those_at_the_time_of_their_items() -> N
 # the flushing thread
 
 
-@pytest.mark.usefixtures("patient")
-def test_buffered_items_are_sent_while_the_pipeline_is_stuck() -> None:
+def test_buffered_items_are_sent_while_the_pipeline_is_stuck(ticks: Ticks) -> None:
     with line() as joined:
         joined.outlet.put("first")
         assert not joined.outlet.put("second")
         assert not joined.outlet.put("third")
+        ticks.tick(2)
         assert [taken(joined.inlet, following(joined.inlet)) for _ in range(2)] == [["first"], ["second", "third"]]
         assert not joined.outlet.put("fourth")  # the thread also watches the next ones
+        ticks.tick(2)
         assert taken(joined.inlet, following(joined.inlet)) == ["fourth"]
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("ticks")
 def test_buffered_items_are_sent_before_others() -> None:
     with line() as joined:
         joined.outlet.put("first")
@@ -476,8 +503,7 @@ def test_buffered_items_are_sent_before_others() -> None:
         assert got[3] == "fourth"
 
 
-@pytest.mark.usefixtures("patient")
-def test_items_waiting_for_credit_are_sent_once_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_waiting_for_credit_are_sent_once_there_is_some(ticks: Ticks) -> None:
     with line(window=2) as joined:
         joined.outlet.put("first")
         joined.outlet.put("second")
@@ -485,10 +511,9 @@ def test_items_waiting_for_credit_are_sent_once_there_is_some(monkeypatch: pytes
         joined.outlet.put(np.zeros(TOGETHER_BYTES))  # the small ones go first
         assert joined.outlet.is_full
         joined.outlet.put("fourth")
-        with monkeypatch.context() as patch:
-            patch.setattr(outlet, "TICK_S", 1e-4)
-            while joined.outlet._has_waiting.is_set():  # until the thread has noticed that it must wait
-                time.sleep(1e-3)
+        ticks.tick(1)
+        while joined.outlet._has_waiting.is_set():  # until the thread has noticed that it must wait
+            time.sleep(1e-3)
         found = joined.arrivals()
         assert len(found) == 3
         for message in found:
@@ -498,8 +523,7 @@ def test_items_waiting_for_credit_are_sent_once_there_is_some(monkeypatch: pytes
         assert joined.items() == ["fourth"]
 
 
-@pytest.mark.usefixtures("patient")
-def test_a_failed_flush_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_flush_loses_nothing(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
     failures = iter(range(3))
     with line() as joined:
         take = joined.outlet._pool.take
@@ -513,12 +537,13 @@ def test_a_failed_flush_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         joined.outlet.put("first")
         for number in range(3):  # too much for the socket
             joined.outlet.put(bytes([number]) * INLINE)
+        ticks.tick(1 + 3 + 1)
         assert taken(joined.inlet, following(joined.inlet)) == ["first"]
         assert taken(joined.inlet, following(joined.inlet)) == [bytes([number]) * INLINE for number in range(3)]
         assert next(failures, None) is None
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("ticks")
 def test_repeated_errors_of_flushing_are_raised_where_items_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(size: int) -> Any:
         raise OSError(errno.ENOMEM, "no memory")
@@ -540,7 +565,7 @@ def test_large_items_need_no_second_thread() -> None:
         assert set(threading.enumerate()) <= before
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("ticks")
 def test_the_thread_ends_with_the_outlet() -> None:
     before = set(threading.enumerate())
     with line() as joined:
@@ -655,7 +680,7 @@ def test_an_unsendable_item_is_named_and_the_next_one_is_sent() -> None:
 # changes to an item after it was put
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("ticks")
 @pytest.mark.parametrize(
     "size", [10, APART - 1, APART, TOGETHER_BYTES - 200, TOGETHER_BYTES, TOGETHER_BYTES + 1, 10**6]
 )
@@ -799,30 +824,31 @@ def read_and_kill(inlet: Receiver, pid: int, victim: int, sizes: list[int], kept
 
 
 def test_items_of_a_killed_process_arrive_even_if_it_never_read() -> None:
+    all_sent, sent = os.pipe()
+
     def run(channel: socket.socket) -> None:
         sender = Sender(channel, window=20, together=1)
         for number in range(5):
             sender.put(made(0, number, 2 * APART))
+        os.write(sent, b"!")
         time.sleep(LIMIT_S)
 
     with in_a_process(run) as (inlet, pid):
         inlet.send_command(inlet.pack_command(Command.PAUSE))  # it never reads these
         check(taken(inlet, following(inlet))[0], 0, 0, 2 * APART)
         inlet.credit()
-        poll = select.poll()
-        poll.register(inlet, select.POLLIN)
-        while inlet.page is None or inlet.page.read()[0] < 5:
-            time.sleep(1e-3)
-        time.sleep(0.05)
+        os.read(all_sent, 1)
         psutil.Process(pid).kill()
         os.waitpid(pid, 0)
         for number in range(1, 5):
             check(taken(inlet, following(inlet))[0], 0, number, 2 * APART)
         with pytest.raises(EOFError):
             inlet.receive()
+    os.close(all_sent)
+    os.close(sent)
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("ticks")
 @pytest.mark.parametrize("act", ["put", "say", "wait", "listen", "put an array"])
 def test_a_sender_learns_that_its_reader_is_gone(act: str) -> None:
     with line() as joined:

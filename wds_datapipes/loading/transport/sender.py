@@ -73,7 +73,7 @@ class Sender:
         self._began = self._ready = time.perf_counter()
         self._lock = threading.Lock()
         self._has_waiting = threading.Event()
-        self._closed = False
+        self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="flush", daemon=True)
         self._items = self._bytes = 0
         self._making_s = self._waiting_s = 0.0
@@ -205,7 +205,7 @@ class Sender:
 
     def close(self) -> None:
         """Close the descriptor, and end the second thread; waiting items are not sent."""
-        self._closed = True
+        self._closed.set()
         self._has_waiting.set()
         self._channel.close()
         self._bundle.close()
@@ -299,8 +299,7 @@ class Sender:
 
     def _tick(self) -> None:
         seen = 0.0
-        while self._has_waiting.wait() and not self._closed:
-            time.sleep(TICK_S)
+        while self._has_waiting.wait() and not self._closed.wait(TICK_S):
             with self._lock:
                 if not len(self._bundle) or self.is_full:  # if it is full, the other thread waits for the receiver
                     self._has_waiting.clear()
