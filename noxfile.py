@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
+import subprocess
+import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,8 +27,8 @@ CONSTRAINTS = "constraints.txt"
 DOCUMENTATION = "tests/test_documentation.py"
 #: Distribute whole files in collection order, the slowest first; by default, xdist starts with those with most tests.
 FILES_IN_ORDER = ["--dist=loadfile", "--no-loadscope-reorder"]
-#: The exit code of pytest if the arguments select no test.
-NO_TESTS_SELECTED = 5
+#: The exit codes of pytest if tests failed, and if the arguments select no test.
+TESTS_FAILED, NO_TESTS_SELECTED = 1, 5
 #: The tests for which `nightly` covers all combinations of parameters, and `tests` each value of each parameter.
 SWEEPS = [
     "tests/loading/test_checkpoint.py",
@@ -80,9 +86,55 @@ def group(name: str) -> list[str]:
 def tests(session: nox.Session) -> None:
     """Run the tests, with all optional dependencies installed."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
+    failed = []
     for marker, distribution in (("not alone", ["--numprocesses=3", *FILES_IN_ORDER]), ("alone", [])):
         arguments = [f"--ignore={DOCUMENTATION}", "-m", marker, *distribution, *session.posargs]
-        session.run("pytest", *arguments, success_codes=[0, NO_TESTS_SELECTED])
+        try:
+            session.run("pytest", *arguments, success_codes=[0, NO_TESTS_SELECTED])
+        except nox.command.CommandFailed:
+            failed.append(marker)
+    if failed:
+        session.error(f"tests failed among those marked: {', '.join(failed)}")
+
+
+@nox.session
+def stress(session: nox.Session) -> None:
+    """Run the tests 20 times while all cores are busy, and count what failed; not those that must run alone.
+
+    `nox -s stress -- --times 5 tests/cli` runs some of them 5 times.
+    """
+    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
+    parser = argparse.ArgumentParser(prog="nox -s stress --")
+    parser.add_argument("--times", type=int, default=20)
+    options, selected = parser.parse_known_args(session.posargs)
+    failures: Counter[str] = Counter()
+    arguments = [f"--ignore={DOCUMENTATION}", "-m", "not alone", "--numprocesses=3", *FILES_IN_ORDER, *selected]
+    with busy_cores():
+        for number in range(options.times):
+            log = session.run("pytest", *arguments, silent=True, success_codes=[0, TESTS_FAILED])
+            lines = str(log).splitlines()
+            failed = [line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+            if failed:
+                session.log(str(log))
+            session.log(f"run {number + 1} of {options.times}: {lines[-1]}")
+            failures.update(failed)
+    for name, count in failures.most_common():
+        session.log(f"failed {count} of {options.times} times: {name}")
+    if failures:
+        session.error(f"{len(failures)} tests failed at least once")
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Keep all cores busy."""
+    command = [sys.executable, "-c", "while True: pass"]
+    loops = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 @nox.session
