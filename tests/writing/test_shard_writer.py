@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -428,6 +429,84 @@ def test_another_file_is_not_a_journal() -> None:
     with pytest.raises(StateError, match=r"'s-shards\.tar\.journal' is not a journal of shards"):
         convert(samples(), resume=True)
     assert Path("s-shards.tar.journal").read_text() == "my notes\n"
+
+
+@pytest.mark.parametrize("text", ["my notes", "my notes\nand others"])
+def test_another_file_stays_as_it_is(text: str) -> None:
+    Path("notes").write_text(text)
+    with pytest.raises(StateError, match=r"'notes' is not a journal of shards, or its first line is damaged\. Choose"):
+        convert(samples(), resume=True, journal="notes")
+    assert Path("notes").read_text() == text
+
+
+def damaged(data: bytes) -> Iterator[bytes]:
+    """Every way of changing, removing or inserting one byte, of removing lines, and of ending too early."""
+    for at in range(len(data)):
+        digit = b"%d" % ((data[at] + 1) % 10)
+        for middle in (digit, bytes([data[at] ^ 0x80]), b"\n", b"", b"\r" + data[at : at + 1]):
+            yield data[:at] + middle + data[at + 1 :]
+    for end in range(0, len(data), 17):
+        yield data[:end]
+    lines = data.splitlines(keepends=True)
+    for number in range(len(lines)):
+        yield b"".join(lines[:number] + lines[number + 1 :])
+        yield b"".join(lines[:number] + lines[number:][::-1])
+
+
+@pytest.mark.parametrize("missing", [None, "s-1.tar"])
+def test_a_damaged_journal_is_an_error_or_changes_no_shard(missing: str | None) -> None:
+    """A line that is wrong must not hide a missing shard."""
+    convert(samples(3), "s-%d.tar", maxcount=1, resume=True)
+    wanted = shards()
+    journal = Path("s-shards.tar.journal")
+    outcomes = []
+    for data in damaged(journal.read_bytes()):
+        journal.write_bytes(data)
+        if missing is not None:
+            Path(missing).unlink(missing_ok=True)
+        try:
+            convert(samples(3), "s-%d.tar", maxcount=1, resume=True)
+        except StateError as error:
+            assert re.search(r"(Line \d of the journal|The file) 's-shards\.tar\.journal' ", str(error))  # noqa: PT017
+            assert journal.read_bytes() == data
+            outcomes.append("error")
+        else:
+            assert shards() == wanted
+            outcomes.append("resumed")
+    assert outcomes.count("error") > 1000
+    assert outcomes.count("resumed") > 40
+
+
+def test_a_damaged_line_tells_which_lines_can_be_kept() -> None:
+    wanted = whole()
+    convert(samples(), resume=True)
+    journal = Path("s-shards.tar.journal")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:3], lines[3].replace(b"002.tar", b"001.tar"), *lines[4:]]))
+    os.unlink("s-002.tar")
+    with pytest.raises(
+        StateError,
+        match=r"Line 4 of the journal 's-shards\.tar\.journal' does not match its checksum.*"
+        r"Keep its first 3 lines \(head -n 3\), and the other shards are written again",
+    ):
+        convert(samples(), resume=True)
+    journal.write_bytes(b"".join(lines[:3]))
+    convert(samples(), resume=True)
+    assert shards() == wanted
+
+
+def test_the_damaged_journal_of_another_writer_is_named() -> None:
+    options: dict[str, Any] = {"resume": True, "step": 2}
+    convert(samples(4), start_shard=0, **options)
+    journal = Path("s-shards.tar-0-of-2.journal")
+    data = journal.read_bytes()
+    journal.write_bytes(data.replace(b'"step": 2', b'"step": 3'))
+    with pytest.raises(StateError, match=r"Line 1 of the journal 's-shards\.tar-0-of-2\.journal'.* Delete it, and"):
+        convert(samples(4), start_shard=1, **options)
+    journal.unlink()
+    journal.mkdir()
+    with pytest.raises(ShardWriteError, match=r"'s-shards\.tar-0-of-2\.journal' cannot be read: Is a directory"):
+        convert(samples(4), start_shard=1, **options)
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -7,10 +7,13 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from wds_datapipes.errors import ShardWriteError, StateError
 from wds_datapipes.types import ShardInfo
@@ -18,8 +21,11 @@ from wds_datapipes.types import ShardInfo
 __all__ = ["FinishedShard", "KeyLog", "ShardJournal", "compare_journals"]
 
 
-#: The kind of file in the first line of a journal.
-KIND = "journal of shards"
+#: The first value of a journal, and how its first line starts.
+KIND = {"wds-datapipes": "journal of shards"}
+START = json.dumps(KIND).encode()[:-1]
+#: A line: an object of JSON. Its last value is the checksum of the text before it and of the earlier lines.
+LINE = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}\n', re.DOTALL)
 
 
 class KeyLog:
@@ -57,34 +63,43 @@ def compare_journals(paths: Iterable[str], settings: Mapping[str, Any]) -> None:
     """Compare settings with those in the journals of other writers that have finished a shard.
 
     Raises:
-        StateError: a journal has other settings.
+        StateError: a journal has other settings, or is damaged.
+        ShardWriteError: a journal cannot be read.
     """
     for path in paths:
-        with Path(path).open("rb") as file:
-            lines = list(islice(file, 2))
+        try:
+            with Path(path).open("rb") as file:
+                lines = list(islice(file, 2))
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError as error:
+            raise ShardWriteError(f"The journal {path!r} cannot be read: {error.strerror}") from error
         if len(lines) == 2 and lines[1].endswith(b"\n"):
-            _compare(path, lines[0], settings)
+            _compare_head(path, lines[0], settings)
 
 
 class ShardJournal:
     """A file with a JSON line for each finished shard, after a line with the settings of the conversion.
 
-    Each line is synced to disk before the next shard is started. The file is locked against other conversions.
+    Each line is synced to disk before the next shard is started, and has a checksum of itself and of the earlier lines.
+    A last line without its end belongs to a process that was killed, and is dropped. The file is locked against other
+    conversions.
 
     Args:
         path: the path of the file, which is created if needed.
         settings: the settings that determine the content of the shards.
 
     Raises:
-        StateError: the file belongs to another conversion, is not a journal, or is in use by another process.
-        ShardWriteError: the file cannot be opened or written.
+        StateError: the file belongs to another conversion, is damaged or not a journal, or is in use by another
+            process.
+        ShardWriteError: the file cannot be opened, read or written.
     """
 
     _file = -1
 
     def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
         self._path = path
-        head = {"wds-datapipes": KIND, "version": 1, **settings}
+        head = {**KIND, "version": 2, **settings}
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
@@ -107,8 +122,8 @@ class ShardJournal:
         """Keep the lines of the first ``count`` shards only, if the following ones no longer exist."""
         if count < len(self.finished):
             remaining = self.finished[:count]
-            os.ftruncate(self._file, self._ends[count])
-            os.lseek(self._file, 0, os.SEEK_END)
+            del self._lines[count + 1 :]
+            self._cut()
             self.finished = remaining
 
     def fileno(self) -> int:
@@ -131,30 +146,53 @@ class ShardJournal:
             raise StateError(f"The journal {self._path!r} is in use: another process is writing these shards") from None
         except OSError:
             pass  # a file system without locks
-        data = Path(self._path).read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]  # without an incomplete line
-        lines = whole.splitlines(keepends=True)
-        os.ftruncate(self._file, len(whole))
-        os.lseek(self._file, 0, os.SEEK_END)
-        #: The offset of the end of the head and of each line after it.
-        self._ends = [len(lines[0])] if lines else []
+        try:
+            with open(self._file, "rb", closefd=False) as file:
+                data = file.read()
+        except OSError as error:
+            raise ShardWriteError(f"The journal {self._path!r} cannot be read: {error.strerror}") from error
+        lines = BytesIO(data[: data.rfind(b"\n") + 1]).readlines()
+        #: The offset of the end of each line, and the checksum up to it.
+        self._lines: list[tuple[int, int]] = []
         if not lines:
+            if not data.startswith(START) and not START.startswith(data):
+                raise _not_a_journal(self._path)
+            self._cut()
             self._write(head)
-            self._ends = [os.lseek(self._file, 0, os.SEEK_CUR)]
             return []
-        _compare(self._path, lines[0], head)
+        checksum = _compare_head(self._path, lines[0], head)
+        self._lines = [(len(lines[0]), checksum)]
         finished = []
         for number, line in enumerate(lines[1:], 2):
-            finished.append(_parse_line(line, f"Line {number} of the journal {self._path!r}"))
-            self._ends.append(self._ends[-1] + len(line))
+            row, checksum = _parse_line(self._path, number, line, checksum)
+            info = ShardInfo(*(row[name] for name in ShardInfo._fields))
+            finished.append(FinishedShard(row["number"], info, row["given"], row["keys"], row.get("skipped", 0)))
+            self._lines.append((self._lines[-1][0] + len(line), checksum))
+        self._cut()
         return finished
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        line = json.dumps(row).encode() + b"\n"
+        end, checksum = self._lines[-1] if self._lines else (0, 0)
+        text = json.dumps(row).encode()[:-1]
+        checksum = crc32(text, checksum)
+        line = b'%b, "crc32": "%08x"}\n' % (text, checksum)
         try:
-            while line:
-                line = line[os.write(self._file, line) :]
+            written = 0
+            while written < len(line):
+                written += os.write(self._file, line[written:])
             os.fsync(self._file)
+        except OSError as error:
+            with contextlib.suppress(ShardWriteError):
+                self._cut()
+            raise ShardWriteError(f"The journal {self._path!r} cannot be written: {error.strerror}") from error
+        self._lines.append((end + len(line), checksum))
+
+    def _cut(self) -> None:
+        """Remove what follows the last whole line."""
+        end = self._lines[-1][0] if self._lines else 0
+        try:
+            os.ftruncate(self._file, end)
+            os.lseek(self._file, end, os.SEEK_SET)
         except OSError as error:
             raise ShardWriteError(f"The journal {self._path!r} cannot be written: {error.strerror}") from error
 
@@ -215,37 +253,49 @@ class WriterClaim:
             return False
 
 
-def _parse_line(line: bytes, name: str) -> FinishedShard:
-    """Parse a line.
+def _parse_line(path: str, number: int, line: bytes, checksum: int) -> tuple[dict[str, Any], int]:
+    """Return the values of a line, and the checksum up to its end.
+
+    Args:
+        path: the journal.
+        number: the number of the line.
+        line: its bytes.
+        checksum: the checksum up to the line before it.
 
     Raises:
         StateError: it is damaged.
     """
-    try:
-        row = json.loads(line)
-        info = ShardInfo(*(row[name] for name in ShardInfo._fields))
-        found = FinishedShard(row["number"], info, row["given"], row["keys"], row.get("skipped", 0))
-        kinds = [*map(type, info), type(found.number), type(found.given), type(found.keys), type(found.skipped)]
-        if kinds != [str, int, int, str, int, int, str, int]:
-            raise ValueError(f"its values are {row!r:.200}")
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
+    parts = LINE.fullmatch(line)
+    if parts is None or crc32(parts[1], checksum) != int(parts[2], 16):
+        first = f"Keep its first {number - 1} lines (head -n {number - 1})" if number > 2 else "Delete it"
         raise StateError(
-            f"{name} is damaged: {error}. Delete the journal and its shards, and convert them again"
-        ) from error
-    return found
+            f"Line {number} of the journal {path!r} does not match its checksum: it is damaged, or lines before it are "
+            f"missing. {first}, and the other shards are written again"
+        )
+    row: dict[str, Any] = json.loads(parts[1] + b"}")
+    return row, int(parts[2], 16)
 
 
-def _compare(path: str, line: bytes, settings: Mapping[str, Any]) -> None:
-    """Raise if the first line of a journal has other settings."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or found.get("wds-datapipes") != KIND:
-        raise StateError(f"The file {path!r} is not a journal of shards. Choose another one with journal=")
+def _compare_head(path: str, line: bytes, settings: Mapping[str, Any]) -> int:
+    """Compare settings with the first line of a journal, and return the checksum up to its end.
+
+    Raises:
+        StateError: it has other settings, is damaged, or the file is not a journal.
+    """
+    if not line.startswith(START):
+        raise _not_a_journal(path)
+    found, checksum = _parse_line(path, 1, line, 0)
     for name, value in json.loads(json.dumps(settings)).items():
         if found.get(name) != value:
             raise StateError(
                 f"The journal {path!r} belongs to a conversion with {name}={found.get(name)!r}, not {value!r}, so the "
                 f"shards would not match. Use the same value, or delete the journal and its shards"
             )
+    return checksum
+
+
+def _not_a_journal(path: str) -> StateError:
+    return StateError(
+        f"The file {path!r} is not a journal of shards, or its first line is damaged. Choose another one with "
+        f"journal=, or delete it"
+    )
