@@ -26,6 +26,7 @@ from wds_datapipes import ConvertedShard, ShardList, ShardWriter, TarWriter, con
 from wds_datapipes.errors import ConversionError, ShardOpenError, ShardWriteError
 from wds_datapipes.index import check_index, read_index
 from wds_datapipes.io.sinks import remote_sink, size_of
+from wds_datapipes.parallel import executors
 from wds_datapipes.testing import build_shard
 
 #: The smallest part that S3 accepts; a larger shard is uploaded in several.
@@ -136,6 +137,7 @@ def gate(opened_gate: Gate) -> Gate:
     opened_gate.act = lambda kind, moment: None
     opened_gate.done.clear()
     opened_gate.methods.clear()
+    opened_gate.aborted.clear()
     return opened_gate
 
 
@@ -394,9 +396,10 @@ def test_a_conversion_killed_at_any_request_resumes(bucket: Any, gate: Gate, opt
 
 
 def test_a_converting_process_aborts_its_upload_when_its_parent_is_killed(
-    bucket: Any, gate: Gate, options: dict[str, Any]
+    bucket: Any, gate: Gate, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs()
+    monkeypatch.setattr(executors, "SHUTDOWN_S", 600.0)  # which a busy machine may need
 
     def kill_and_hold(pid: int, number: int) -> None:
         """Answer the first part only when the process, which notices the end of its parent, has aborted its upload."""
