@@ -32,6 +32,8 @@ class Shard:
     #: Whether this is a copy, as from another process, which is not updated. A copy counts as complete, because its
     #: samples would be dropped otherwise.
     is_copy: bool = field(default=False, compare=False)
+    #: Whether the beginning of the shard was valid, so that an error concerns the rest.
+    has_begun: bool = field(default=False, compare=False)
 
     def __reduce__(self) -> tuple[type[Shard], tuple[str, str | None, int, int, bool, bool]]:
         return Shard, (self.url, self.local_path, -1, -1, True, True)

@@ -274,7 +274,7 @@ TABLE = [
     Row(
         "o",
         "a handler that stops in the middle of a sample yields what there is of it",
-        "a sample that may lack a field is never yielded, and no further shard is read",
+        "a sample that may lack a field is never yielded",
     ),
     Row("p", "without a split, three workers yield everything three times"),
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from wds_datapipes.counters import Counters, SkippedItem
+from wds_datapipes.counters import Counters, Skipped, SkippedItem
 from wds_datapipes.errors import (
     ErrorBudgetError,
     MissingDependencyError,
@@ -27,8 +28,15 @@ T = TypeVar("T")
 #: Configuration errors, which no policy skips, since they would occur for every item.
 ALWAYS_RAISED = (ErrorBudgetError, MissingDependencyError, UnknownSchemeError, UnsafeInputError)
 
-#: webdataset's handlers and the equivalent policies. Those of webdataset that warn sleep half a second per error.
-HANDLERS = {"reraise_exception": "raise", "warn_and_continue": "warn", "ignore_and_continue": "skip"}
+#: webdataset's handlers, the equivalent policies, and whether they continue. Those of webdataset that warn sleep half a
+#: second per error.
+HANDLERS = {
+    "reraise_exception": ("raise", True),
+    "warn_and_continue": ("warn", True),
+    "ignore_and_continue": ("skip", True),
+    "warn_and_stop": ("warn", False),
+    "ignore_and_stop": ("skip", False),
+}
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ class ErrorBudget:
 OnError: TypeAlias = Literal["raise", "warn", "skip"] | ErrorBudget | Callable[[Exception], bool]
 """``"raise"``; ``"warn"`` to skip the item and warn; ``"skip"`` to skip it; an `ErrorBudget` to skip a limited number;
 or a handler like webdataset's, which takes the exception and returns True (continue with the next item), False (end the
-stage silently) or raises."""
+stage silently; a stage that reads shards ends only the shard if its beginning was valid) or raises."""
 
 
 class CountedErrors(NamedTuple):
@@ -128,7 +136,7 @@ class ErrorPolicy:
     def __init__(self, on_error: OnError | CountedErrors, stage: str) -> None:
         on_error, self.counters = on_error if isinstance(on_error, CountedErrors) else (on_error, Counters())
         self._budget = on_error if isinstance(on_error, ErrorBudget) else None
-        self._on_error = ("warn" if self._budget.warn else "skip") if self._budget is not None else _plain(on_error)
+        self._on_error, self._continues = _plain(on_error)
         self._stage = stage
         self._latest = self._run = 0
         self.tried = 0
@@ -157,6 +165,7 @@ class ErrorPolicy:
         url: str = "",
         key: str = "",
         field: str = "",
+        ends_stage: bool = True,
     ) -> bool:
         """Raise ``error``, or record it and return whether the stage continues with its next item.
 
@@ -166,6 +175,7 @@ class ErrorPolicy:
             url: the shard, if there is no sample.
             key: the key, if there is no sample.
             field: the field that caused the error, if any.
+            ends_stage: whether a handler may end the stage.
 
         Raises:
             ErrorBudgetError: the budget is exceeded.
@@ -175,7 +185,7 @@ class ErrorPolicy:
                 raise error
             finally:
                 del error  # avoid a reference cycle between the error and this frame
-        continues = not callable(self._on_error) or bool(self._on_error(error))
+        continues = (bool(self._on_error(error)) if callable(self._on_error) else self._continues) or not ends_stage
         self.has_ended |= not continues
         if isinstance(sample, Mapping):
             url, key = str(sample.get("__url__", url)), str(sample.get("__key__", key))
@@ -185,12 +195,22 @@ class ErrorPolicy:
         self.counters.count_skipped(item)
         if self._budget is not None and self._budget.quarantine is not None:
             write_quarantine(os.fspath(self._budget.quarantine), item)
-        if self._on_error == "warn" and kind not in self.skipped:
-            warn_user(f"{self._stage} skipped an item: {kind}: {reason}")
+        if self._on_error == "warn" and (kind not in self.skipped or not continues):
+            happened = "skipped an item" if continues else "ended early, because of an error"
+            warn_user(f"{self._stage} {happened}: {kind}: {reason}")
         self.skipped[kind] += 1
         if self._budget is not None:
             self._spend(self._budget, error)
         return continues
+
+    def count_unread(self, source: object, taken: int) -> None:
+        """Count what a handler that ended the stage has left unread of its source, if the source has a length."""
+        try:
+            unread = len(source) - taken  # type: ignore[arg-type]
+        except TypeError:
+            return
+        if 0 < unread < sys.maxsize - taken:
+            self.counters.add_skipped(Skipped({f"{self._stage}: not read": unread}))
 
     def finish(self) -> None:
         """Warn about the skipped items, if there are more than already reported."""
@@ -231,15 +251,10 @@ def note(error: Exception, text: str) -> None:
         error.add_note(text)
 
 
-def _plain(on_error: Any) -> Any:
-    """Return the equivalent policy for a handler of webdataset, or any other policy unchanged."""
-    if getattr(on_error, "__module__", None) != "webdataset.handlers":
-        return on_error
-    if on_error.__name__ == "warn_and_stop":
-        return _warn_and_stop
-    return HANDLERS.get(on_error.__name__, on_error)
-
-
-def _warn_and_stop(error: Exception) -> bool:
-    warn_user(f"a stage ended early: {type(error).__name__}: {error}")
-    return False
+def _plain(on_error: Any) -> tuple[Any, bool]:
+    """Return the equivalent "raise", "warn", "skip" or function, and whether the stage continues after an error."""
+    if isinstance(on_error, ErrorBudget):
+        return "warn" if on_error.warn else "skip", True
+    if getattr(on_error, "__module__", None) == "webdataset.handlers":
+        return HANDLERS.get(on_error.__name__, (on_error, True))
+    return on_error, True

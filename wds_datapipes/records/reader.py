@@ -79,6 +79,7 @@ def read_records(
             if end < 0 or (record_format.is_binary and not isinstance(value, FRAMED)):
                 raise _fatal_error(value, record_format.title, _place(archive, number, offset, start))
             at = end
+            shard.has_begun = True
             try:
                 record: Any = _as_fields(value, fields)  # where members have bytes
                 name = _key_of(record, key, offset)

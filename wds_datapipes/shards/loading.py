@@ -195,6 +195,7 @@ class ShardReader:
         is_whole: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self.options = options
+        self._source, self._taken = source, 0
         self._policy = ErrorPolicy(options.on_error, options.stage)
         self.opener_options = {**options.opener_options, "counters": self._policy.counters}
         self._prefetcher = ShardPrefetcher(
@@ -218,12 +219,15 @@ class ShardReader:
             path = os.fspath(url)
             if self.options.safe:
                 refuse_unsafe(path)  # regardless of the error policy
+            self._taken = number + 1
             yield Shard(path, _local_path(path), number)
             if self._policy.has_ended:
                 return
 
     def finish(self) -> None:
-        """Warn about the skipped shards, if there are more than already reported."""
+        """Warn about the skipped shards, if there are more than already reported; count those left unread."""
+        if self._policy.has_ended:
+            self._policy.count_unread(self._source, self._taken)
         self._policy.finish()
 
     def close(self) -> None:
@@ -258,7 +262,7 @@ class ShardReader:
             shard.is_complete = False
             if isinstance(shard.url, OpeningURL) and isinstance(error, CorruptShardError | TruncatedShardError):
                 shard.url.disown(error)
-            self._policy.handle(error, url=shard.url)
+            self._policy.handle(error, url=shard.url, ends_stage=not shard.has_begun)
         finally:
             shard.is_complete = shard.is_complete is True
 

@@ -98,6 +98,7 @@ def read_members(
     # Nothing in a window up to this size exceeds a limit; the header reader checks larger ones.
     harmless = min(most, limits.most("headers") * BLOCK)
     choose = _chooser(select_files, rename_files)
+    tracked = None if isinstance(shard, str) else shard
     small = 0  # the number of consecutive small members
     # The number of blocks between the data of two large members: headers and small members, usually the same ones each
     # time. They are read at once, without data of the next large member, which would have to be copied.
@@ -117,6 +118,8 @@ def read_members(
             entry = headers.resolve(ahead.take(BLOCK))
             if entry is None:
                 return end
+            if tracked is not None:
+                tracked.has_begun = True
         name, size, is_file, start = entry
         chosen = choose(name) if is_file and choose is not None else name
         padding = -size % BLOCK
