@@ -55,6 +55,12 @@ def test_all_is_sorted_and_complete() -> None:
     assert wds_datapipes.__all__ == sorted(visible)
 
 
+def test_dir_lists_the_names_that_are_imported_later_too() -> None:
+    code = "import wds_datapipes as w; print(sorted({*w.__all__, '__version__'} - {*dir(w)}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_the_package_exports_what_most_programs_need() -> None:
     assert len(wds_datapipes.__all__) <= 40
 

@@ -116,3 +116,7 @@ def __getattr__(name: str) -> object:
             _require("torchdata.dataloader2", extra="dataloader2", purpose=purpose)
         return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
