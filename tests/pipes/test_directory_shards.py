@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
+import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import IO, Any
 
 import pytest
 from torch.utils.data import DataLoader, IterDataPipe
@@ -21,6 +28,7 @@ from torchdata.dataloader2 import DataLoader2
 from wds_datapipes import DirectoryShards, ShardReadingService
 from wds_datapipes.errors import CacheError, SpecError, TruncatedShardError
 from wds_datapipes.shards import directory_queue
+from wds_datapipes.shards.directory_queue import DirectoryQueue
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine with few cores
@@ -119,15 +127,23 @@ def test_a_read_shard_is_requeued_on_request() -> None:
     assert no_claims()
 
 
-@leaves_nothing
-@pytest.mark.parametrize("links", [True, False])
-@pytest.mark.parametrize("after", ["keep", "return"])
-def test_no_file_is_overwritten(after: str, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, target: Path) -> None:
-        raise PermissionError(1, "Operation not permitted")  # as a file system without hard links reports
+class OldSystem:
+    """The C library with an old kernel, or on NFS."""
 
-    if not links:
-        monkeypatch.setattr(Path, "hardlink_to", refuse)
+    def __init__(self, code: int, *_: object, **__: object) -> None:
+        self.code = code
+
+    def renameat2(self, *_: object) -> int:
+        ctypes.set_errno(self.code)
+        return -1
+
+
+@leaves_nothing
+@pytest.mark.parametrize("code", [None, errno.EINVAL, errno.ENOSYS])
+@pytest.mark.parametrize("after", ["keep", "return"])
+def test_no_file_is_overwritten(after: str, code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if code is not None:
+        monkeypatch.setattr(ctypes, "CDLL", partial(OldSystem, code))
     contents = []
     taken = iter(DirectoryShards("inbox", after=after, timeout_s=0))  # type: ignore[arg-type]  # a str here
     for text in ("one", "two", "three"):
@@ -257,6 +273,133 @@ def test_a_shard_of_a_live_iteration_is_not_read_again() -> None:
     assert os.path.exists(held)
     assert list(holder) == []
     assert there("inbox/done") == ["a.tar", "b.tar"]
+
+
+def log(name: str) -> None:
+    with open("log", "a") as file:
+        file.write(f"{name}\n")
+
+
+def read_all(after: str) -> None:
+    shards = take(after=after)
+    for path in islice(shards, 4) if after == "return" else shards:
+        log(os.path.basename(path))
+
+
+def abandon(after: str) -> None:
+    """Take a shard, and return it at the end of the iteration."""
+    next(take(after=after))
+
+
+def recover(after: str) -> None:
+    """Return the shards of a killed process."""
+    with DirectoryQueue("inbox") as queue:
+        queue.return_orphaned()
+
+
+def killed_at(step: int, function: Callable[[str], object], after: str) -> None:
+    """Call a function, and be killed before one of its system calls."""
+    passed = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal passed
+        # A call through ctypes is no event, but is followed by this one if it fails.
+        if event == "c_call" and (argument is ctypes.get_errno or argument.__module__ in ("posix", "fcntl")):
+            passed += 1
+            if passed > step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+    function(after)
+
+
+@leaves_nothing
+@pytest.mark.parametrize(
+    ("function", "after", "code"),
+    [
+        (read_all, "keep", None),
+        (read_all, "keep", errno.EINVAL),
+        (read_all, "delete", None),
+        (read_all, "return", None),
+        (abandon, "keep", None),
+        (recover, "keep", None),
+    ],
+)
+def test_a_process_may_be_killed_at_any_system_call(
+    function: Callable[[str], object],
+    after: str,
+    code: int | None,
+    forked: Callable[[Callable[[], object]], int | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if code is not None:
+        monkeypatch.setattr(ctypes, "CDLL", partial(OldSystem, code))
+    shards = ["a.tar", "b.tar", "c.tar"]
+    for step in range(1000):
+        shutil.rmtree("inbox")
+        os.mkdir("inbox")
+        put(*shards)
+        if function is recover:
+            os.makedirs("inbox/.claims/host-1-aa")
+            os.rename("inbox/a.tar", "inbox/.claims/host-1-aa/a.tar")
+            os.rename("inbox/b.tar", "inbox/.claims/host-1-aa/b.tar")
+        Path("log").write_text("")
+        ended = forked(partial(killed_at, step, function, after))
+        before = Path("log").read_text().splitlines()
+        done = there("inbox/done") if os.path.exists("inbox/done") else []
+        recover(after)
+        assert os.listdir("inbox/.claims") == []
+        left = there()
+        assert set(left) | set(before) == set(shards)
+        # A shard is read when the next one is requested; the last may be read again.
+        assert set(left) & set(before) <= (set(shards) if after == "return" else set(before[-1:]))
+        assert set(left) & set(done) == set()
+        if after == "keep":
+            assert names(take()) == left
+            assert there("inbox/done") == sorted([*left, *done])
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+    assert step > 10
+
+
+@leaves_nothing
+def test_a_forked_process_does_not_return_the_shards_of_its_parent(
+    forked: Callable[[Callable[[], object]], int | None],
+) -> None:
+    put("a.tar", "b.tar")
+    taken = take()
+    path = next(taken)
+    assert forked(taken.close) == 0  # type: ignore[attr-defined]  # a generator
+    assert os.path.exists(path)
+    assert names(take()) == ["b.tar"]
+    assert list(taken) == []
+    assert there("inbox/done") == ["a.tar", "b.tar"]
+
+
+@leaves_nothing
+def test_a_claim_is_not_trusted_to_the_lock_file_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cleaners may remove and create the lock file again, before its owner has locked it."""
+    flock = fcntl.flock
+    locks: list[IO[bytes]] = []
+
+    def late(lock: IO[bytes], operation: int) -> None:
+        if not locks:
+            os.remove(lock.name)
+            locks.append(open(lock.name, "ab"))  # noqa: SIM115  closed below
+            flock(locks[0], fcntl.LOCK_EX)
+        flock(lock, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with DirectoryQueue("inbox") as queue:
+        assert len(locks) == 1
+        put("a.tar")
+        path = queue.take("a.tar")
+        locks[0].close()
+        assert recover("keep") is None  # type: ignore[func-returns-value]
+        assert path is not None
+        assert os.path.exists(path)
+    assert there() == ["a.tar"]
 
 
 @leaves_nothing

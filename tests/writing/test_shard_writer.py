@@ -442,8 +442,8 @@ def test_another_file_stays_as_it_is(text: str) -> None:
 def damaged(data: bytes) -> Iterator[bytes]:
     """Every way of changing, removing or inserting one byte, of removing lines, and of ending too early."""
     for at in range(len(data)):
-        digit = b"%d" % ((data[at] + 1) % 10)
-        for middle in (digit, bytes([data[at] ^ 0x80]), b"\n", b"", b"\r" + data[at : at + 1]):
+        other = b"%d" % ((data[at] + 1) % 10) if chr(data[at]).isdigit() else bytes([data[at] ^ 0x80])
+        for middle in (other, b"", (b"\n", b"\r")[at % 2] + data[at : at + 1]):
             yield data[:at] + middle + data[at + 1 :]
     for end in range(0, len(data), 17):
         yield data[:end]
@@ -453,17 +453,18 @@ def damaged(data: bytes) -> Iterator[bytes]:
         yield b"".join(lines[:number] + lines[number:][::-1])
 
 
-@pytest.mark.parametrize("missing", [None, "s-1.tar"])
-def test_a_damaged_journal_is_an_error_or_changes_no_shard(missing: str | None) -> None:
+def test_a_damaged_journal_is_an_error_or_changes_no_shard() -> None:
     """A line that is wrong must not hide a missing shard."""
     convert(samples(3), "s-%d.tar", maxcount=1, resume=True)
     wanted = shards()
     journal = Path("s-shards.tar.journal")
     outcomes = []
-    for data in damaged(journal.read_bytes()):
+    for number, data in enumerate(damaged(journal.read_bytes())):
         journal.write_bytes(data)
-        if missing is not None:
-            Path(missing).unlink(missing_ok=True)
+        if number % 4:
+            Path("s-1.tar").unlink(missing_ok=True)
+        elif not os.path.exists("s-1.tar"):
+            Path("s-1.tar").write_bytes(wanted["s-1.tar"])
         try:
             convert(samples(3), "s-%d.tar", maxcount=1, resume=True)
         except StateError as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["NO_LOCKS", "READ_ONLY", "lock_file"]
+__all__ = ["NO_LOCKS", "READ_ONLY", "is_same_file", "lock_file"]
 
 #: The errors of a read-only disk or folder.
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -37,7 +37,7 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False) -> Iter
             except BlockingIOError:
                 yield None
                 return
-            if not _is_same_file(path, descriptor):  # its last owner has removed it
+            if not is_same_file(path, descriptor):  # its last owner has removed it
                 continue
             try:
                 yield descriptor
@@ -51,7 +51,7 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False) -> Iter
             os.close(descriptor)
 
 
-def _is_same_file(path: Path, descriptor: int) -> bool:
+def is_same_file(path: Path, descriptor: int) -> bool:
     """Whether a path still refers to an open file."""
     try:
         found = path.stat()

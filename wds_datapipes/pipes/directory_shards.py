@@ -28,8 +28,8 @@ class DirectoryShards(Stage[str]):
 
     A shard counts as read when the next one is requested: put ``.load_wds_shards()`` directly after this stage. If the
     iteration is abandoned, its shard is returned. If the process dies, another reader returns it, as the system has
-    released its lock (``flock``). Several hosts may share a directory on a file system with locks between hosts, such
-    as NFS 4 and CephFS.
+    released its lock (``flock``). A shard that counts as read is never returned, whenever the process dies. Several
+    hosts may share a directory on a file system with locks between hosts, such as NFS 4 and CephFS.
 
     A program must write a shard under another name, such as a hidden one, or in another directory of the same file
     system, and rename it when it is complete. Symbolic links and hidden files are ignored.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import math
@@ -16,6 +17,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
+from wds_datapipes.io.file_lock import is_same_file
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -28,8 +31,10 @@ After = Literal["keep", "delete", "return"]
 CLAIMS = ".claims"
 #: The subdirectory for files that were read.
 DONE = "done"
-#: The errors of a file system without hard links.
-NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+#: The arguments of ``renameat2`` for paths, and for a failure if the new name exists.
+AT_FDCWD, RENAME_NOREPLACE = -100, 1
+#: The errors of a system, sandbox or file system, such as NFS, that does not support it.
+NO_NOREPLACE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 
 
 def take_files(
@@ -82,13 +87,15 @@ class DirectoryQueue:
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._claims = self._folder / CLAIMS
+        self._owner = os.getpid()
         self._claim, self._lock = self._create_claim()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._release(self._claim)
+        if os.getpid() == self._owner:  # not a forked process
+            self._release(self._claim)
         self._lock.close()
 
     def take(self, name: str) -> str | None:
@@ -134,7 +141,7 @@ class DirectoryQueue:
             lock = name.open("wb")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if name.exists():  # it was not removed as orphaned before it was locked
+                if is_same_file(name, lock.fileno()):  # it was not removed as orphaned before it was locked
                     claim.mkdir()
                     return claim, lock
             except BaseException:
@@ -182,22 +189,33 @@ def _list_files(folder: str, patterns: Sequence[str]) -> list[str]:
 
 
 def _move(path: Path, folder: Path) -> None:
-    """Move a file into a directory; if its name exists there, prefix it with a number."""
+    """Move a file into a directory, in one step; if its name exists there, prefix it with a number."""
     number = 1
     while True:
         target = folder / (path.name if number == 1 else f"{number}-{path.name}")
         try:
-            target.hardlink_to(path)  # a rename would overwrite an existing file
+            _rename_to_new_name(path, target)
         except FileExistsError:
             number += 1
-            continue
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            if target.exists():
-                number += 1
-                continue
-            path.rename(target)
+        else:
             return
-        path.unlink()
-        return
+
+
+def _rename_to_new_name(path: Path, target: Path) -> None:
+    """Rename a file.
+
+    Raises:
+        FileExistsError: the new name exists.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    code = errno.ENOSYS
+    if hasattr(libc, "renameat2"):
+        if not libc.renameat2(AT_FDCWD, os.fsencode(path), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE):
+            return
+        code = ctypes.get_errno()
+    if code not in NO_NOREPLACE:
+        raise OSError(code, os.strerror(code), os.fspath(path), None, os.fspath(target))
+    # Not a link to the new name, since a process that is killed before it removes the old name leaves the shard twice.
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target))
+    path.rename(target)

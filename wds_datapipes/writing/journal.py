@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from wds_datapipes.errors import ShardWriteError, StateError
+from wds_datapipes.io.file_lock import is_same_file
 from wds_datapipes.types import ShardInfo
 
 __all__ = ["FinishedShard", "KeyLog", "ShardJournal", "compare_journals"]
@@ -227,7 +228,7 @@ class WriterClaim:
                 ) from None
             except OSError:
                 return  # a file system without locks
-            if not self._is_current():  # its last owner removed it before it was locked
+            if not is_same_file(Path(self._path), self._file):  # its last owner removed it before it was locked
                 self._release()
 
     def close(self) -> None:
@@ -245,12 +246,6 @@ class WriterClaim:
     def _release(self) -> None:
         os.close(self._file)
         self._file = -1
-
-    def _is_current(self) -> bool:
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._file))  # noqa: PTH116  a string
-        except FileNotFoundError:
-            return False
 
 
 def _parse_line(path: str, number: int, line: bytes, checksum: int) -> tuple[dict[str, Any], int]:
