@@ -12,6 +12,7 @@ from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.directory_shards import DirectoryShards
+from wds_datapipes.pipes.shard_shuffle import shuffle_whole_lists
 from wds_datapipes.pipes.sharding import unsplit, warn_if_hidden
 from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.graph import upstream
@@ -163,6 +164,7 @@ class ShardLoader(ShardReadingStage[Member]):
             safe=safe,
         )
         # The options that determine the members, for the fingerprint of the pipeline in a state.
+        shuffle_whole_lists(source)
         self.source = source
         self.select_files = select_files
         self.rename_files = rename_files

@@ -15,6 +15,7 @@ from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.errors import StateError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.remote_shards import ExecutorHandle, run_tasks
+from wds_datapipes.pipes.shard_shuffle import shuffle_whole_lists
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, as_stage, register_stage
 from wds_datapipes.pipes.state.graph import takes_seed, upstream
 from wds_datapipes.pipes.state.seeding import SeededStage, derive_later_seeds
@@ -79,6 +80,7 @@ class ShardProcessor(SeededStage, Stage[Any]):
     ) -> None:
         if prefetch_shards < 0:
             raise ValueError(f"prefetch_shards must be at least 0, not {prefetch_shards!r}")
+        shuffle_whole_lists(source)
         self.source = source
         self._prefetch_shards = prefetch_shards
         self._build = OpaqueValue(build)

@@ -12,6 +12,7 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.loading import ShardReadingStage
 from wds_datapipes.pipes.positioned_samples import PositionedSamples
+from wds_datapipes.pipes.shard_shuffle import shuffle_whole_lists
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.records.formats import FormatName
 from wds_datapipes.records.reader import KEY
@@ -115,6 +116,7 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
             safe=safe,
         )
         # The options that determine the samples, for the fingerprint of the pipeline in a state.
+        shuffle_whole_lists(source)
         self.source = source
         self.format = format
         self.key = key

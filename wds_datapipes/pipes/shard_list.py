@@ -9,7 +9,7 @@ from typing import Any
 
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.io.openers import redact
-from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.pipes.shard_shuffle import ListingStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.shards.url_rewriting import Rewrite
@@ -17,7 +17,7 @@ from wds_datapipes.shards.url_rewriting import Rewrite
 __all__ = ["DatasetSpec", "ShardList"]
 
 
-class ShardList(Stage[str]):
+class ShardList(ListingStage[str]):
     """List the shards of a dataset.
 
     Each of ``urls`` is expanded in this order: ``::`` separates patterns; ``${NAME}`` is replaced by the environment
@@ -81,7 +81,7 @@ class ShardList(Stage[str]):
         return len(self._urls.urls)
 
 
-class DatasetSpec(SeededStage, Stage[str]):
+class DatasetSpec(SeededStage, ListingStage[str]):
     """List the shards of a mixture of datasets that a YAML or JSON file specifies.
 
     The file has the keys of webdataset's specifications::

@@ -1,0 +1,229 @@
+"""A shuffle of the list of shards: a permutation of the whole list, of any length, in every loader."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Shuffler
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+from wds_datapipes import DatasetSpec, ShardList, ShardReadingService, StatefulShards, merge_states, register_opener
+
+Pipe = IterDataPipe[Any]
+#: More than the 10,000 that torch's shuffle holds.
+SHARDS = 30_000
+PATTERN = f"{{00000..{SHARDS - 1}}}.tar"
+
+
+def numbers(urls: Any) -> list[int]:
+    return [int(url.rpartition("/")[2].removesuffix(".tar")) for url in urls]
+
+
+def is_whole(order: list[int]) -> bool:
+    """Whether an order is a permutation whose parts span the whole list."""
+    count = len(order)
+    assert sorted(order) == list(range(count))
+    mean_move = sum(abs(place - number) for place, number in enumerate(order)) / count / count
+    tenth = order[: count // 10]
+    return 0.32 < mean_move < 0.345 and min(tenth) < count // 100 and max(tenth) > count - count // 100
+
+
+def with_service(pipe: Pipe, workers: int) -> Any:
+    return DataLoader2(pipe, reading_service=ShardReadingService(workers))
+
+
+LOADERS: dict[str, Callable[[Pipe], Any]] = {
+    "no loader": lambda pipe: pipe,
+    "DataLoader": lambda pipe: DataLoader(pipe, batch_size=None),
+    "DataLoader with workers": lambda pipe: DataLoader(pipe.batch(100), batch_size=None, num_workers=2),
+    "service": lambda pipe: with_service(pipe, 0),
+    "service with workers": lambda pipe: with_service(pipe, 2),
+    "torchdata's service": lambda pipe: DataLoader2(
+        pipe.batch(100), reading_service=MultiProcessingReadingService(num_workers=2)
+    ),
+    "StatefulShards": lambda pipe: DataLoader(StatefulShards(pipe.batch(100), seed=1), batch_size=None, num_workers=2),
+}
+
+
+def flat(items: Any) -> Iterator[Any]:
+    for item in items:
+        yield from item if isinstance(item, list) else [item]
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_every_epoch_permutes_the_whole_list(loader: str) -> None:
+    made = LOADERS[loader](ShardList(PATTERN).shuffle().sharding_filter())
+    orders = [numbers(flat(made)) for _ in range(2)]
+    if isinstance(made, DataLoader2):
+        made.shutdown()
+    assert all(map(is_whole, orders))
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        lambda: DatasetSpec({"datasets": [{"shards": PATTERN}]}).shuffle(),
+        lambda: ShardList(PATTERN).filter(bool).shuffle(),
+        lambda: ShardList(PATTERN).map(str).filter(bool).cache_wds_shards("copies").shuffle(),
+        lambda: ShardList(PATTERN).sharding_filter().shuffle(),
+        lambda: IterableWrapper([f"{number:05}.tar" for number in range(SHARDS)]).shuffle(),
+        lambda: Shuffler(ShardList(PATTERN)),
+    ],
+)
+def test_a_list_that_is_read_is_permuted_whatever_it_comes_from(
+    pipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    urls = pipe()
+    urls.map(str).load_wds_shards()
+    assert is_whole(numbers(urls))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda urls: urls.load_wds_shards(),
+        lambda urls: urls.load_wds_records(),
+        lambda urls: urls.process_shards(list, executor=ThreadPoolExecutor(1)),
+    ],
+)
+def test_every_stage_that_reads_shards_has_the_whole_list_permuted(read: Any) -> None:
+    urls = IterableWrapper([f"{number:05}.tar" for number in range(SHARDS)]).shuffle()
+    read(urls.sharding_filter())
+    assert is_whole(numbers(urls))
+
+
+def test_a_list_of_files_is_permuted(tmp_path: Path) -> None:
+    for number in range(12):
+        (tmp_path / f"{number}.tar").touch()
+    urls = FileLister(str(tmp_path)).shuffle()
+    urls.load_wds_shards()
+    assert urls.buffer_size > SHARDS
+    assert sorted(numbers(urls)) == list(range(12))
+
+
+def spread(order: list[int]) -> int:
+    """How far back an item comes at most, which a buffer limits."""
+    return max(number - place for place, number in enumerate(order))
+
+
+@pytest.mark.parametrize("size", [1, 100, 10_000, 12_000])
+def test_a_given_buffer_size_is_respected(size: int) -> None:
+    pipe = ShardList(PATTERN).shuffle(buffer_size=size)
+    pipe.sharding_filter().load_wds_shards()
+    order = numbers(pipe)
+    assert sorted(order) == list(range(SHARDS))
+    assert size // 2 <= spread(order) + 1 <= size
+
+
+@pytest.mark.parametrize("bad", [0, -1])
+def test_a_bad_buffer_size_is_an_error(bad: int) -> None:
+    with pytest.raises(ValueError, match=f"buffer_size must be a positive integer, not {bad}"):
+        ShardList(PATTERN).shuffle(buffer_size=bad)
+
+
+def test_shorter_lists_keep_the_order_of_torch() -> None:
+    for count in (1, 2, 500, 10_000):
+        urls = [f"{number}.tar" for number in range(count)]
+        ours, torchs = ShardList(urls).shuffle(), IterableWrapper(urls).shuffle()
+        for seed in range(3):
+            assert list(ours.set_seed(seed)) == list(torchs.set_seed(seed))
+
+
+def test_shuffling_can_be_disabled() -> None:
+    loader = DataLoader(ShardList(PATTERN).shuffle().sharding_filter(), batch_size=None, shuffle=False)
+    assert numbers(loader) == list(range(SHARDS))
+
+
+class Endless(IterDataPipe[str]):
+    """Yields URLs for ever."""
+
+    def __iter__(self) -> Iterator[str]:
+        number = 0
+        while True:
+            yield f"{number % 7}.tar"
+            number += 1
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [
+        lambda: ShardList(PATTERN).cycle(),
+        lambda: ShardList("{0..6}.tar").cycle().filter(bool),
+        lambda: ShardList("{0..6}.tar").cycle().with_length(20_000),
+        lambda: ShardList("{0..6}.tar").resample_wds_shards(),
+        lambda: IterableWrapper(Endless(), deepcopy=False),
+        Endless,
+    ],
+)
+def test_an_endless_list_is_shuffled_in_a_buffer(urls: Any) -> None:
+    pipe = urls().shuffle()
+    pipe.load_wds_shards()
+    assert pipe.buffer_size == 10_000
+    assert next(iter(pipe)).endswith(".tar")
+
+
+def test_other_shuffles_remain_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    samples = ShardList("{0..6}.tar").load_wds_shards().group_samples().shuffle()
+    named = samples.map(str).shuffle()
+    named.load_wds_shards()
+    for pipe in (samples, named, IterableWrapper(range(SHARDS)).shuffle().sharding_filter().source_datapipe):
+        assert type(pipe) is Shuffler
+        assert pipe.buffer_size == 10_000
+
+
+def open_tiny(url: str, /, **_: object) -> BinaryIO:
+    name, written = url.rpartition("/")[2].removesuffix(".tar"), io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        member = tarfile.TarInfo(f"{name}.cls")
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"1"))
+    written.seek(0)
+    return written
+
+
+def read(urls: Pipe) -> Pipe:
+    pipe: Pipe = urls.shuffle().sharding_filter().load_wds_shards().group_samples().to_tuple("__key__")
+    return pipe
+
+
+def seeded(pipe: Pipe, workers: int, state: Any = None) -> Any:
+    service = ShardReadingService(workers)
+    if state is not None:
+        service.load_state_dict(state)
+    loader = DataLoader2(pipe, reading_service=service)
+    loader.seed(3)
+    return loader
+
+
+def test_a_long_list_resumes_exactly_and_elastically() -> None:
+    count = 10_500
+    register_opener("tiny", open_tiny, replace=True)
+    text = f"tiny://{{00000..{count - 1}}}.tar"
+    with seeded(read(ShardList(text)), 2) as loader:
+        items = iter(loader)
+        begun = [key for (key,) in (next(items) for _ in range(10_200))]
+        state = loader.reading_service.state_dict()
+        rest = [key for (key,) in items]
+    assert is_whole(list(map(int, begun + rest)))
+    assert len(repr(state)) < 3000
+    with seeded(read(ShardList(text)), 2, state) as loader:
+        assert [key for (key,) in loader] == rest
+    with seeded(read(ShardList(text)), 3, merge_states([state])) as loader:
+        assert sorted(key for (key,) in loader) == sorted(rest)
+
+
+def test_a_later_pass_differs_and_is_the_same_in_every_worker() -> None:
+    pipe = ShardList(PATTERN).shuffle().sharding_filter().cycle(2).batch(100)
+    loader = DataLoader(pipe, batch_size=None, num_workers=2, generator=torch.Generator().manual_seed(1))
+    assert sorted(numbers(flat(loader))) == sorted([*range(SHARDS)] * 2)

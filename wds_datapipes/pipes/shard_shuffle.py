@@ -1,0 +1,110 @@
+"""The shuffle of a list of shards as a whole."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import Shuffler
+
+from wds_datapipes.pipes.stage import Stage, as_stage
+from wds_datapipes.pipes.state.graph import name_of, sources_of, upstream
+
+__all__ = ["ListingStage", "ShardShuffler", "shuffle_whole_lists"]
+
+#: The default size of the buffer of torch's ``.shuffle()``.
+TORCH_BUFFER_SIZE = 10_000
+
+#: Stages without end, unless they have a length.
+ENDLESS = ("Cycler", "ShardResampler")
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ShardShuffler(Stage[T_co], Shuffler[T_co]):
+    """torch's ``.shuffle()`` for lists of any length, in a buffer of references that holds the whole list by default.
+
+    torch's own holds 10,000 items, so a shard of a longer list would remain near its position in the list. Lists of at
+    most 10,000 shards have the same order as with torch's.
+
+    Yields:
+        T_co: the items of ``datapipe``, in another order in each epoch.
+
+    Args:
+        datapipe: yields URLs of shards.
+        buffer_size: the number of items to choose from.
+        unbatch_level: how many levels of lists to take apart first.
+    """
+
+    def __init__(self, datapipe: IterDataPipe[T_co], *, buffer_size: int = sys.maxsize, unbatch_level: int = 0) -> None:
+        super().__init__(datapipe, buffer_size=buffer_size, unbatch_level=unbatch_level)
+
+    def __iter__(self) -> Iterator[T_co]:
+        if not self._enabled:
+            yield from self.datapipe
+            return
+        held: list[T_co] = []
+        for item in self.datapipe:
+            if len(held) < self.buffer_size:
+                held.append(item)
+                continue
+            at = self._rng.randint(0, len(held) - 1)
+            chosen, held[at] = held[at], item
+            yield chosen
+        while held:
+            at = self._rng.randint(0, len(held) - 1)
+            if len(held) > TORCH_BUFFER_SIZE:  # closing the gap in a list of a million items takes 0.1 ms
+                held[at], held[-1] = held[-1], held[at]
+                at = -1
+            yield held.pop(at)
+
+
+class ListingStage(Stage[T_co]):
+    """Base class of stages that list shards."""
+
+    def shuffle(self, *, buffer_size: int = sys.maxsize, unbatch_level: int = 0) -> ShardShuffler[T_co]:
+        """Shuffle the whole list, however long it is.
+
+        Args:
+            buffer_size: the number of shards to choose from; by default, all.
+            unbatch_level: as for torch's ``.shuffle()``, of which the result is a subclass.
+
+        Raises:
+            ValueError: ``buffer_size`` is not positive.
+        """
+        if buffer_size < 1:
+            raise ValueError(f"buffer_size must be a positive integer, not {buffer_size!r}")
+        return ShardShuffler(self, buffer_size=buffer_size, unbatch_level=unbatch_level)
+
+
+def shuffle_whole_lists(source: IterDataPipe[Any]) -> None:
+    """Let each ``.shuffle()`` of torch with its default buffer shuffle the whole list of shards, if the list ends.
+
+    Args:
+        source: yields URLs of shards.
+    """
+    for stage in upstream(source):
+        if type(stage) is Shuffler and stage.buffer_size == TORCH_BUFFER_SIZE and _ends(stage.datapipe):
+            # In place, since the program may have references to this stage.
+            stage.__class__ = ShardShuffler
+            stage.buffer_size = sys.maxsize
+
+
+def _ends(pipe: Any) -> bool:
+    """Whether the items of a stage are known to end."""
+    name = name_of(pipe)
+    if name != "LengthSetter" and _has_length(pipe):  # it may declare the length of an endless stream
+        return True
+    sources = list(sources_of(pipe))
+    is_known = as_stage(pipe).is_transparent or type(pipe).__module__.partition(".")[0] in ("torch", "torchdata")
+    return is_known and name not in ENDLESS and bool(sources) and all(map(_ends, sources))
+
+
+def _has_length(pipe: Any) -> bool:
+    try:
+        len(pipe)
+    except Exception:  # noqa: BLE001  it may be a user's
+        return False
+    return True
