@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.index.order.batch_share import BatchShare, Remainder, RestOfEpoch, rest_of_epoch
+from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 
 
 def shares(
@@ -25,15 +25,19 @@ def positions(share: BatchShare, done: int = 0) -> list[int]:
 
 
 @given(st.data())
-def test_an_epoch_resharded_repeatedly_has_each_position_once(data: st.DataObject) -> None:
-    count = data.draw(st.integers(0, 700), "count")
-    multiple = data.draw(st.integers(1, 12), "multiple")
+def test_an_epoch_resharded_repeatedly_has_each_kept_position_once(data: st.DataObject) -> None:
+    remainder: Remainder = data.draw(st.sampled_from(["drop", "pad", "keep"]), "remainder")
+    batch = data.draw(st.none() | st.integers(1, 5).map(lambda multiple: 12 * multiple), "batch")
+    count = data.draw(st.integers(0 if remainder == "keep" else batch or 4, 700), "count")
     found: list[int] = []
-    rest = RestOfEpoch()
-    for _ in range(3):
+    rest, first_batch = WHOLE_EPOCH, 0
+    for _ in range(4):
         ranks, workers = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4)), "ranks and workers")
-        some = shares(count, multiple * ranks, "keep", ranks, workers, rest)
+        some = shares(count, batch or ranks, remainder, ranks, workers, rest)
+        first_batch = first_batch or batch or ranks
         assert [len(positions(share)) for share in some] == [len(share) for share in some]
+        of_ranks = [sum(map(len, some[rank::ranks])) for rank in range(ranks)]
+        assert max(of_ranks) - min(of_ranks) <= (remainder != "pad")
         done = [data.draw(st.integers(0, len(share)), "done") for share in some]
         delivered = [positions(share)[:number] for share, number in zip(some, done, strict=True)]
         assert [positions(share, number) for share, number in zip(some, done, strict=True)] == [
@@ -42,9 +46,41 @@ def test_an_epoch_resharded_repeatedly_has_each_position_once(data: st.DataObjec
         everything = list(chain.from_iterable(delivered))
         waiting = everything[: data.draw(st.integers(0, len(everything)), "waiting")]
         found += everything[len(waiting) :]
+        first_batch = first_batch if any(done) or rest != WHOLE_EPOCH else 0  # it has not begun
         rest = RestOfEpoch.from_state(rest_of_epoch(list(zip(some, done, strict=True)), waiting).state_dict())
-    found += chain.from_iterable(positions(share) for share in shares(count, 4, "keep", 2, 2, rest))
-    assert sorted(found) == list(range(count))
+    last = shares(count, batch or 4, remainder, 4, 2, rest)
+    found += chain.from_iterable(positions(share) for share in last)
+    kept = count // (first_batch or batch or 4) * (first_batch or batch or 4) if remainder == "drop" else count
+    assert sorted(position for position in found if position < count) == list(range(kept))
+    assert len({*found}) == len(found), "no padding comes twice"
+    assert remainder == "pad" or max(found, default=0) < max(count, 1)
+
+
+@given(st.data())
+def test_whole_batches_remain_after_steps_of_all_ranks(data: st.DataObject) -> None:
+    """Also if samples of later batches came in their place, as from a shuffle buffer: so ranks stay in step."""
+    remainder: Remainder = data.draw(st.sampled_from(["drop", "pad"]), "remainder")
+    batch = 12 * data.draw(st.integers(1, 3), "multiple")
+    count = data.draw(st.integers(batch, 400), "count")
+    rest, found = WHOLE_EPOCH, list[int]()
+    for ranks, workers in data.draw(st.lists(st.tuples(st.sampled_from([1, 2, 3, 4]), st.integers(1, 3)), max_size=4)):
+        some = shares(count, batch, remainder, ranks, workers, rest)
+        done, came = [], list[int]()
+        steps = [data.draw(st.integers(0, 3), "steps of a worker") for _ in range(workers)]
+        for share in some:
+            read = positions(share)
+            taken = min(steps[share.worker] * share.size, len(read))
+            ahead = min(taken + data.draw(st.integers(0, 20), "samples in a buffer"), len(read))
+            done.append(ahead)
+            came += data.draw(st.permutations(read[:ahead]), "order")[:taken]
+        begun = [position for share, number in zip(some, done, strict=True) for position in positions(share)[:number]]
+        found += came
+        rest = rest_of_epoch(list(zip(some, done, strict=True)), {*begun} - {*came})
+        left = shares(count, batch, remainder, ranks, workers, rest)
+        assert len({len(share) % share.size for share in left}) == 1
+        assert sum(map(len, left)) % batch == 0
+    found += positions(shares(count, batch, remainder, 1, 1, rest)[0])
+    assert sorted(found) == list(range(count // batch * batch if remainder == "drop" else -(-count // batch) * batch))
 
 
 @given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
@@ -56,11 +92,17 @@ def test_the_rest_after_whole_batches_is_a_few_numbers(
     steps = min(steps, -(-count // batch))
     done = [multiple * len(range(number // ranks, steps, workers)) for number in range(ranks * workers)]
     rest = rest_of_epoch(list(zip(some, done, strict=True)))
-    assert rest == RestOfEpoch(min(steps * batch, count))
+    assert rest == (RestOfEpoch(steps * batch, (), count) if steps else WHOLE_EPOCH)
 
 
 @pytest.mark.parametrize(
-    "state", [{"start": -1, "missing": []}, {"start": 0, "missing": ["1"]}, {"start": True, "missing": []}]
+    "state",
+    [
+        {"start": -1, "missing": []},
+        {"start": 0, "missing": ["1"]},
+        {"start": True, "missing": []},
+        {"start": 0, "missing": [], "end": "9"},
+    ],
 )
 def test_a_damaged_rest_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="the rest of the epoch has the positions"):

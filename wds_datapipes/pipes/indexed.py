@@ -338,11 +338,12 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
             instances: the current number of instances.
         """
         known = [state or {} for state in states]
-        ranks = next((state["ranks"] for state in known if "ranks" in state), 1)
+        # An instance that has not begun does not know it, and nothing depends on it if none has.
+        ranks = next((state["ranks"] for state in known if state.get("passed")), 1)
         rest = RestOfEpoch.from_state(next((state["rest"] for state in known if "rest" in state), None))
         shares = [
             (self._share_of(ranks, number % ranks, len(states) // ranks, number // ranks, rest), state.get("passed", 0))
             for number, state in enumerate(known)
         ]
         left = rest_of_epoch(shares, [position.start for position in waiting])
-        return [{"passed": 0, "ranks": 1, "rest": left.state_dict()} for _ in range(instances)]
+        return [{"passed": 0, "rest": left.state_dict()} for _ in range(instances)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -27,25 +28,28 @@ class RestOfEpoch:
 
     Attributes:
         start: the first position that was not reached.
-        missing: earlier positions that were not yielded, which come first.
+        missing: earlier positions that were not yielded, in their order, which come first.
+        end: the number of samples that the epoch does not drop; None before it has begun.
     """
 
     start: int = 0
     missing: tuple[int, ...] = ()
+    end: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rest as plain values."""
-        return {"start": self.start, "missing": list(self.missing)}
+        return {"start": self.start, "missing": list(self.missing), "end": self.end}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any] | None) -> RestOfEpoch:
         """Make a rest from the result of `state_dict`; None stands for a whole epoch."""
         if state is None:
             return cls()
-        numbers = [state["start"], *state["missing"]]
+        start, missing, end = state["start"], state["missing"], state.get("end")
+        numbers = [start, *missing, *([] if end is None else [end])]
         if any(type(number) is not int or number < 0 for number in numbers):
             raise ValueError(f"the rest of the epoch has the positions {numbers!r:.200}")
-        return cls(numbers[0], tuple(numbers[1:]))
+        return cls(start, tuple(sorted(missing)), end)
 
 
 WHOLE_EPOCH = RestOfEpoch()
@@ -56,8 +60,9 @@ class BatchShare:
     """The share of a worker in the global batches of an epoch.
 
     Each rank has the same part of every batch, and its workers take batches in turn. After the last whole batch,
-    ``"keep"`` divides the samples evenly between the ranks. Positions from ``count`` on are padding; modulo ``count``,
-    they are those of the samples to repeat.
+    ``"keep"`` divides the samples evenly between the ranks. So does ``"drop"`` with those of an epoch that was
+    interrupted within a batch: only the samples that the whole epoch drops are dropped. Positions from ``count`` on are
+    padding; modulo ``count``, they are those of the samples to repeat.
 
     Args:
         count: the number of samples of the dataset.
@@ -107,8 +112,15 @@ class BatchShare:
 
     @property
     def whole_batches(self) -> int:
-        """The number of batches that are whole, or padded."""
+        """The number of batches of the rest of the epoch that are whole, or padded."""
         return -(-self._left // self.batch) if self.remainder == "pad" else self._left // self.batch
+
+    @property
+    def end(self) -> int:
+        """The number of samples that the epoch does not drop."""
+        if self.rest.end is not None:
+            return self.rest.end
+        return self.count // self.batch * self.batch if self.remainder == "drop" else self.count
 
     def __len__(self) -> int:
         whole, is_last = self.whole_batches, self.worker == self.whole_batches % self.workers
@@ -140,13 +152,13 @@ class BatchShare:
 
     @property
     def _left(self) -> int:
-        """The number of samples of the rest of the epoch."""
-        return len(self.rest.missing) + max(self.count - self.rest.start, 0)
+        """The number of samples of the rest of the epoch, without padding."""
+        return bisect_left(self.rest.missing, self.end) + max(self.end - self.rest.start, 0)
 
     def _part_of_rest(self) -> range:
         """Return which samples after the last whole batch are those of this rank."""
         start = self.whole_batches * self.batch
-        count = max(self._left - start, 0) if self.remainder == "keep" else 0
+        count = max(self._left - start, 0)  # none if they are padded
         return range(start + count * self.rank // self.ranks, start + count * (self.rank + 1) // self.ranks)
 
     def _split(self, numbers: Numbers) -> Iterator[Numbers]:
@@ -157,8 +169,6 @@ class BatchShare:
             found = some - len(missing) + self.rest.start
             is_missing = some < len(missing)
             found[is_missing] = missing[some[is_missing]]
-            is_padding = some >= self._left
-            found[is_padding] = some[is_padding] - self._left + self.count
             yield found
 
 
@@ -170,10 +180,11 @@ def rest_of_epoch(shares: Sequence[tuple[BatchShare, int]], waiting: Iterable[in
         waiting: the positions of samples that were yielded, and wait in later stages.
     """
     some, _ = shares[0]
+    rest = some.rest
     begun = max(share.batches_begun(done) for share, done in shares)
-    gone = min(begun * some.batch, some._left)
+    if not begun:
+        return rest
+    gone = some._left if begun > some.whole_batches else begun * some.batch
     left = chain.from_iterable(each.tolist() for share, done in shares for each in share.positions(done, begun))
-    known = len(some.rest.missing)
-    missing = [*waiting, *left, *some.rest.missing[gone:]]
-    start = max(some.rest.start + gone - known, some.rest.start)
-    return RestOfEpoch(start, tuple(sorted(position for position in {*missing} if position < some.count)))
+    missing = {*waiting, *left, *rest.missing[gone:]}
+    return RestOfEpoch(rest.start + max(gone - len(rest.missing), 0), tuple(sorted(missing)), some.end)
