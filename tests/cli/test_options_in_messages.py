@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tarfile
 from functools import cache
 from importlib import import_module
@@ -78,6 +79,24 @@ def test_real_messages(command: str, program: Any) -> None:
     assert done.err.startswith("Error: ")
     assert "--limit" not in done.err
     assert "--rekey" not in done.err
+
+
+def test_no_advice_of_a_reader_or_an_encoder_is_left_in_terms_of_python() -> None:
+    """Of the modules whose errors any command may print: an argument must become an option, or words."""
+    root = Path(str(_app.__file__)).parents[1]
+    modules = [path for name in ("tar", "io/compression", "codecs/encoding.py") for path in paths_below(root / name)]
+    messages = [line for path in modules for line in texts_of(path).split("\n")]
+    left = [line for text in messages for line in [_app.on_one_line(text)] if ADVICE.search(line)]
+    assert len(messages) > 100
+    assert left == []
+
+
+#: An argument that a message advises to pass, unless it names the function to call.
+ADVICE = re.compile(r"\bpass \w+=|\bwith \w+=")
+
+
+def paths_below(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) or [path]
 
 
 @pytest.mark.parametrize("words", _app.WORDS)

@@ -58,7 +58,8 @@ def test_unreadable_shards_are_reported(program: Any, shards: list[str]) -> None
     Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:4000])
     done = program("stats", *shards)
     assert done.code == 1
-    assert done.lines[0].startswith("3 shards of 20.5 kB, 9 samples")
+    assert done.lines[0].startswith("3 shards of more than 20.5 kB, 9 samples")
+    assert program("stats", "a-1.tar").lines[0].startswith("1 shard of unknown size, 1 sample")
     assert done.err.startswith("Error: a-1.tar ends at byte 4000 ")
     assert json.loads(program("stats", *shards, "--json").out)["faults"][0]["kind"] == "TruncatedShardError"
 

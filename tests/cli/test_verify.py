@@ -70,7 +70,15 @@ def test_all_faults_are_found_in_one_run(program: Any, shards: list[str]) -> Non
         assert heading in lines
     assert "Note: parts.tar: 1 files belong to no sample, such as 'README'" in lines
     assert lines[-1].startswith("8 shards, ")
+    assert ", more than " in lines[-1]
     assert lines[-1].endswith(" 7 faults in 7 shards")
+    assert program("verify", "cut.tar").lines[-1].endswith(" files, unknown size: 1 fault in 1 shard")
+
+
+def test_concatenated_archives_are_a_fault_and_the_advice_needs_no_option(program: Any, shards: list[str]) -> None:
+    Path("two.tar").write_bytes(Path("a-0.tar").read_bytes() * 2)
+    found = program("verify", "two.tar").lines[1]
+    assert "If archives were concatenated, read them in Python, with .load_wds_shards(ignore_zeros=True)" in found
 
 
 def test_the_end_marker_may_be_missing_on_request(program: Any, folder: Path) -> None:

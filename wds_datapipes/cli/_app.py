@@ -47,6 +47,7 @@ FAULT_FOUND, WRONG_USE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 #: Maps advice for Python callers in messages to the command line; an empty text removes it.
 WORDS = {
     'pass end_marker="optional"': "use --end-marker optional",
+    "pass ignore_zeros=True to read them all": "read them in Python, with .load_wds_shards(ignore_zeros=True)",
     "pass limits=ReadLimits(": "use --limit ",
     "=...) with more, or with None for no limit": "=... with more, or with none for no limit",
     ' on_error="warn" or "skip" skips such samples': "",
@@ -55,6 +56,9 @@ WORDS = {
     "Pass another directory for indexes, index_folder= of IndexedSamples or folder= of build_indexes": (
         "Use --folder with another directory for indexes"
     ),
+    "If all readers trust the shard, allow it with unsafe=True; otherwise choose": "Choose",
+    ", or pass keys=False, which supports sequential reading only": "",
+    "Call build_indexes(columns=...) with it": "Use --columns with it",
     ", or use new keys": ", or use --rekey '{number:08d}'",
     ", or keep the sample without it": ", or use --missing keep",
     "if the folders are not classes, pass has_classes=False": "if the folders are not classes, use --no-classes",

@@ -119,7 +119,8 @@ class SampleServer(ThreadingHTTPServer):
         page = min(filters.page, last)
         start = (page - 1) * self.count
         samples, faults = self.table.read(found[start : start + self.count].tolist())
-        shown = RandomSamples(samples, self.table.sizes[found], self.table.shards, self.table.bytes, [])
+        table = self.table
+        shown = RandomSamples(samples, table.sizes[found], table.shards, table.bytes, [], table.unread_shards)
         sheet = make_sheet(shown, self.title, label_fields=self.label_fields)
         facts = [("samples", f"{len(self.table):,}"), ("found", f"{len(found):,}"), *sheet.facts[1:-1]]
         notes = [message, *(fault.message for fault in (*self.table.faults, *faults))]

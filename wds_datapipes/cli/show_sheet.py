@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from wds_datapipes.cli._meter import size_of_shards
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.preview import Preview, preview_field
@@ -111,7 +112,7 @@ def make_sheet(random: RandomSamples, title: str, *, label_fields: Sequence[str]
     facts = [
         ("samples", f"{total:,}"),
         ("shards", f"{random.shards:,}"),
-        ("bytes of shards", human_bytes(random.bytes)),
+        ("bytes of shards", size_of_shards(random.bytes, random.shards, random.unread_shards)),
     ]
     if total:
         facts.append(("median sample", human_bytes(float(np.median(random.sizes)))))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line, printable
-from wds_datapipes.cli._meter import plural
+from wds_datapipes.cli._meter import plural, size_of_shards
 from wds_datapipes.cli._options import ReadingOptions, Shards, Workers
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
@@ -83,11 +83,13 @@ def facts_of(found: DatasetStats) -> dict[str, Any]:
 def print_stats(found: DatasetStats, shards: int) -> None:
     """Print the totals, a table of sizes, and a histogram."""
     per_shard = found.samples_per_shard
+    size = size_of_shards(found.shards.total, shards, shards - found.shards.number)
     sys.stdout.write(
-        f"{plural(shards, 'shard')} of {human_bytes(found.shards.total)}, {plural(found.samples.number, 'sample')}, "
+        f"{plural(shards, 'shard')} of {size}, {plural(found.samples.number, 'sample')}, "
         f"from {per_shard.smallest:,} to {per_shard.largest:,} in a shard\n\n"
     )
-    rows = [("", "count", "total", "smallest", "median", "mean", "largest"), row("shards", found.shards)]
+    shards_row = [row("shards", found.shards)] if found.shards.number else []
+    rows = [("", "count", "total", "smallest", "median", "mean", "largest"), *shards_row]
     rows += [row("samples", found.samples), *(row(printable(name), each) for name, each in found.fields.items())]
     print_table(rows)
     if found.histogram:

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
-from wds_datapipes.cli._meter import plural
+from wds_datapipes.cli._meter import plural, size_of_shards
 from wds_datapipes.cli._options import LimitedOptions, Shards, Workers
 from wds_datapipes.index.manifest import read_manifest
-from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
+from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.prepare.verify import Checks, VerifiedShard, find_common_keys, verify_shards
 
@@ -118,7 +118,8 @@ def print_report(
     if len(notes) > max(shown, 1):
         sys.stdout.write(f"Note: ... and {len(notes) - max(shown, 1):,} more\n")
     samples, files = sum(shard.samples for shard in found), sum(shard.files for shard in found)
-    size = human_bytes(sum(shard.bytes or 0 for shard in found))
+    sizes = [shard.bytes for shard in found if shard.bytes is not None]
+    size = size_of_shards(sum(sizes), len(found), len(found) - len(sizes))
     sums = f"{plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(files, 'file')}, {size}"
     indexed = sum(shard.has_index for shard in found)
     if indexed:

@@ -52,6 +52,7 @@ class DatasetContents:
         classes: the class of each sample, or "" if it has none.
         shards: the number of shards.
         bytes: the total size of the shards that could be read to the end.
+        unread_shards: the number of the others.
         faults: the faults of shards.
 
     Raises:
@@ -91,7 +92,8 @@ class DatasetContents:
         self._ends = list(accumulate(len(shard.index) for shard in self._contents))
         self.classes = [name for number in range(len(urls)) for name in parts[number][1]]
         self.sizes = np.concatenate([np.empty(0, np.int64), *(shard.index.sample_sizes for shard in self._contents)])
-        self.shards, self.bytes = len(urls), sum(shard.bytes or 0 for shard in self._contents)
+        sizes = [shard.bytes for shard in self._contents if shard.bytes is not None]
+        self.shards, self.bytes, self.unread_shards = len(urls), sum(sizes), len(urls) - len(sizes)
         self.faults = [fault for shard in self._contents for fault in shard.faults]
 
     def __len__(self) -> int:

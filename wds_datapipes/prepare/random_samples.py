@@ -30,6 +30,7 @@ class RandomSamples:
         shards: the number of shards.
         bytes: the total size of the shards that could be read to the end.
         faults: the faults of shards.
+        unread_shards: the number of shards that could not be read to the end.
     """
 
     samples: list[Sample]
@@ -37,6 +38,7 @@ class RandomSamples:
     shards: int
     bytes: int
     faults: list[ShardFault]
+    unread_shards: int = 0
 
 
 def draw_samples(
@@ -88,4 +90,5 @@ def draw_samples(
         storage_options=storage_options,
     )
     samples, faults = table.read(Random(seed).sample(range(len(table)), min(count, len(table))))
-    return RandomSamples(samples, table.sizes, table.shards, table.bytes, [*table.faults, *faults])
+    faults = [*table.faults, *faults]
+    return RandomSamples(samples, table.sizes, table.shards, table.bytes, faults, table.unread_shards)

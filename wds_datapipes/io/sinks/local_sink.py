@@ -36,9 +36,13 @@ class LocalSink:
                 self._file = AtomicFile(str(target), buffer_bytes=0)
                 self._stream = cast(io.RawIOBase, self._file.stream)
         except FileNotFoundError as error:
-            raise ShardWriteError(
-                f"The shard {url!r} cannot be written: there is no folder {str(Path(path).parent)!r}. Create it first"
-            ) from error
+            missing = [str(folder) for folder in (Path(path).parent, target.parent) if not folder.is_dir()]
+            reason = (
+                f"there is no folder {missing[0]!r}. Create it first"
+                if missing  # otherwise of a file system without ordinary files, such as /proc
+                else f"the system cannot create files in the folder {str(Path(path).parent)!r}. Choose another one"
+            )
+            raise ShardWriteError(f"The shard {url!r} cannot be written: {reason}") from error
         except (OSError, ValueError) as error:
             raise self._failure(error) from error
 
