@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from wds_datapipes import IndexedSamples, ShardList
-from wds_datapipes.errors import EmptySourceError, StaleSidecarError
+from wds_datapipes.errors import EmptySourceError, EncodeError, StaleSidecarError
 from wds_datapipes.index import Manifest, build_indexes
 from wds_datapipes.testing import build_shard, check_coverage
 
@@ -96,6 +96,68 @@ def test_padding_is_marked_and_repeats_the_first_samples(manifest: Manifest) -> 
     samples = list(pipe)
     assert [sample["__padding__"] for sample in samples] == [False] * COUNT + [True] * (120 - COUNT)
     assert keys(samples) == (keys(samples)[:COUNT] * 3)[:120]
+
+
+PADDED_TO_24: dict[str, Any] = {"batch_size": 24, "remainder": "pad", "order": "sequential"}
+
+
+def tokens(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": [int(sample["cls"])]}
+
+
+@pytest.mark.parametrize(
+    ("stage", "arguments"),
+    [
+        ("map_samples", (tokens,)),
+        ("map_samples_with_rng", (lambda sample, rng: tokens(sample),)),
+        ("map_dict", ()),
+        ("rename", ()),
+        ("rename_keys", (("label", "cls"),)),
+        ("select_fields", ("cls",)),
+        ("associate", (lambda key: {"__padding__": None},)),
+        ("wds_decode", ()),
+        ("wds_encode", ()),
+        ("shuffle_samples", (1,)),
+    ],
+)
+def test_stages_keep_the_mark_of_padding(manifest: Manifest, stage: str, arguments: tuple[Any, ...]) -> None:
+    samples = IndexedSamples(manifest, **PADDED_TO_24)
+    by_field: dict[str, dict[str, Any]] = {"map_dict": {"cls": int}, "rename": {"label": "cls"}}
+    marks = [sample["__padding__"] for sample in getattr(samples, stage)(*arguments, **by_field.get(stage, {}))]
+    assert marks == [False] * COUNT + [True] * (24 - COUNT % 24)
+
+
+@pytest.mark.parametrize("stage", ["to_tuple", "extract_keys"])
+def test_tuples_without_the_mark_of_padding_are_warned_of(manifest: Manifest, stage: str) -> None:
+    def tuples(*fields: str, **options: Any) -> list[Any]:
+        return list(getattr(IndexedSamples(manifest, **options), stage)(*fields))
+
+    with pytest.warns(
+        UserWarning, match=f"{stage} leaves out '__padding__', so samples .* count as data. Select"
+    ) as found:
+        tuples("cls", **PADDED_TO_24)
+    assert len(found) == 1
+    marked = tuples("cls", "__padding__", **PADDED_TO_24)
+    assert [is_padding for _, is_padding in marked] == [False] * COUNT + [True] * (24 - COUNT % 24)
+    tuples("cls", **{**PADDED_TO_24, "batch_size": COUNT})  # no warning without padding
+    tuples("cls", batch_size=24, on_error="skip")
+
+
+def test_padding_is_not_packed(manifest: Manifest) -> None:
+    def rows(**options: Any) -> list[list[str]]:
+        samples = IndexedSamples(manifest, order="sequential", **options).map_samples(tokens)
+        return [row["__key__"] for row in samples.pack_samples(5, "tokens")]
+
+    assert rows(batch_size=24, remainder="pad") == rows(remainder="keep")
+
+
+@pytest.mark.parametrize("pattern", ["%d.tar", "%d.msgpack"])
+def test_padding_is_not_written(manifest: Manifest, pattern: str, tmp_path: Path) -> None:
+    samples = IndexedSamples(manifest, **PADDED_TO_24)
+    with pytest.raises(EncodeError, match=r"only fills up a batch, as its field '__padding__'.*remainder=\"keep\""):
+        list(samples.write_wds_shards(f"{tmp_path}/{pattern}", verbose=False))
+    (written,) = samples.write_wds_shards(f"{tmp_path}/skipped-{pattern}", verbose=False, on_error="skip")
+    assert written.samples == COUNT
 
 
 def test_orders_depend_only_on_the_seed(manifest: Manifest) -> None:

@@ -28,6 +28,8 @@ __all__ = ["DictMapper", "FieldRenamer", "SampleMapper", "TupleMaker", "TupleMap
 class TupleMaker(OneToOneStage[tuple[Any, ...]]):
     """Turn samples into tuples of selected fields (functional name: ``to_tuple``).
 
+    It warns if a sample only fills up a batch of `IndexedSamples`, and ``"__padding__"`` is not among the fields.
+
     Yields:
         tuple: one value for each spec.
 
@@ -115,7 +117,8 @@ class SampleMapper(Stage[Any]):
 
     It differs from torch's ``.map()`` in three points: a sample is skipped if the function returns None; an error names
     the sample's key and shard, and can be skipped by ``on_error``; and if the function takes a sample and returns a
-    dict, the dict keeps the sample's ``__key__``, ``__url__`` and ``__local_path__``, unless it sets its own.
+    dict, the dict keeps the sample's ``__key__``, ``__url__``, ``__local_path__`` and ``__padding__``, unless it sets
+    its own.
 
     Yields:
         Any: the results of the function.

@@ -58,7 +58,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
             ``window_shards`` shards at a time, which suits remote shards and disks; ``"sequential"`` keeps the order.
         batch_size: the number of samples in a global batch, over all ranks; by default, one per rank.
         remainder: the samples after the last whole batch: ``"drop"`` them; ``"pad"`` the batch with the first samples
-            of the epoch; or ``"keep"`` them, which divides them between the ranks, so that some may lack a batch.
+            of the epoch, and mark these by ``__padding__``, which ``.to_tuple()`` keeps only if it is named; or
+            ``"keep"`` them, which divides them between the ranks, so that some may lack a batch.
         window_shards: the number of shards that ``"window"`` shuffles together.
         bucket_by: the length of each sample, so that each global batch has samples of similar length: an array in the
             order of the shards, or a function that returns the lengths for the `ShardIndex` of one shard. Takes 8 bytes
@@ -81,8 +82,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         missing: what to do with samples that have no counterpart in a joined dataset: ``"raise"``; ``"skip"`` them; or
             ``"keep"`` them without its fields.
         on_error: ``"raise"``; or, if a sample cannot be read, ``"warn"``, ``"skip"`` or an `ErrorBudget`, to count it
-            and read another sample of the epoch in its place, so that batches stay equal. With ``remainder="keep"``,
-            it is skipped. A handler that returns False raises.
+            and read another sample of the epoch, marked by ``__padding__``, in its place, so that batches stay equal.
+            With ``remainder="keep"``, it is skipped. A handler that returns False raises.
         indexes: ``"build"`` missing and stale indexes when the dataset is opened, those of a manifest when a shard is
             first opened; or ``"require"`` valid ones. Of several processes, one builds, and the others wait for it;
             see `build_indexes`.

@@ -23,7 +23,8 @@ __all__ = ["Associator", "ColumnAdder"]
 class Associator(Stage[Sample]):
     """Add fields from a table, looked up by a sample's key or shard (functional name: ``associate``).
 
-    Added fields replace fields of the same name, except ``__key__``, ``__url__`` and ``__local_path__``.
+    Added fields replace fields of the same name, except ``__key__``, ``__url__``, ``__local_path__`` and
+    ``__padding__``.
 
     Yields:
         dict: a new one, with the fields of the sample and those of the table.

@@ -23,7 +23,8 @@ class SamplePacker(BufferingStage[Sample]):
 
     A row needs little or no padding, and tells its sequences apart, so that attention does not cross from one to
     another. Each sample goes to the open row in which it leaves the least room; a row is yielded when it is full, or
-    when it is the fullest of too many. A sample is not cut, unless ``long_samples`` says so.
+    when it is the fullest of too many. A sample is not cut, unless ``long_samples`` says so. Samples that only fill up
+    a batch of `IndexedSamples`, whose ``__padding__`` is true, are left out.
 
     A run resumes with the same rows. Put it last, before ``.batch()``: a shuffle after it would have no position. The
     number of rows depends on the lengths; ``.with_epoch(n)`` gives all ranks the same number.

@@ -41,8 +41,8 @@ class RngSampleMapper(SeededStage, Stage[Any]):
     Put it before ``.with_epoch()``: after it, a sample that is repeated within an epoch gets the same numbers.
 
     Yields:
-        Any: the results of the function, except ``None``. A dict keeps ``__key__``, ``__url__`` and ``__local_path__``
-        of its sample, unless it sets its own.
+        Any: the results of the function, except ``None``. A dict keeps ``__key__``, ``__url__``, ``__local_path__`` and
+        ``__padding__`` of its sample, unless it sets its own.
 
     Args:
         source: yields samples, or anything else.

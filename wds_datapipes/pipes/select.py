@@ -79,7 +79,8 @@ class FieldSelector(Stage[Sample]):
 class KeyExtractor(OneToOneStage[tuple[Any, ...]]):
     """Turn samples into tuples of the fields that patterns match (functional name: ``extract_keys``).
 
-    Patterns are those of `FieldSelector`, and also match ``"__key__"``. webdataset's ``ignore_missing`` shortens the
+    Patterns are those of `FieldSelector`, and also match ``"__key__"`` and ``"__padding__"``; it warns, as
+    ``to_tuple`` does, if padding of `IndexedSamples` is not selected. webdataset's ``ignore_missing`` shortens the
     tuple, so that elements change their index; ``missing="none"`` yields None for a missing field instead.
 
     Yields:

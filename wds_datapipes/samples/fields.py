@@ -9,8 +9,10 @@ from wds_datapipes.errors import MissingFieldError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
 from wds_datapipes.types import Sample
+from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
+    "PADDING_MARK",
     "Missing",
     "cache_selection",
     "describe_sample",
@@ -21,6 +23,7 @@ __all__ = [
     "parse_specs",
     "rename",
     "to_tuple",
+    "warn_of_padding",
 ]
 
 Missing: TypeAlias = Literal["raise", "none"]
@@ -30,8 +33,10 @@ T = TypeVar("T")
 #: A name that no field has, so that a sample's ``get`` returns None.
 NO_FIELD = "\0"
 
-#: The metadata that identify a sample's source.
-ORIGIN = ("__key__", "__url__", "__local_path__")
+#: The field of `IndexedSamples` that is true for samples that only fill up a batch.
+PADDING_MARK = "__padding__"
+#: The metadata that identify a sample's source, and whether it is padding.
+ORIGIN = ("__key__", "__url__", "__local_path__", PADDING_MARK)
 
 
 def parse_specs(specs: Sequence[str]) -> list[tuple[str, ...]]:
@@ -57,6 +62,7 @@ def to_tuple(
     alternatives = parse_specs(specs)
     # Samples share a few sets of fields; the choice is cached for each set.
     chosen: dict[tuple[str, ...], list[str]] = {}
+    has_warned = False
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
             raise not_a_sample_error("to_tuple", sample)
@@ -69,6 +75,9 @@ def to_tuple(
                     continue
                 break
             cache_selection(chosen, fields, names)
+        if sample.get(PADDING_MARK) and PADDING_MARK not in names and not has_warned:
+            warn_of_padding("to_tuple")
+            has_warned = True
         yield tuple(map(sample.get, names))
     policy.finish()
 
@@ -168,6 +177,14 @@ def map_tuple(
             break
         yield tuple(mapped)
     policy.finish()
+
+
+def warn_of_padding(stage: str) -> None:
+    """Warn that a stage makes tuples that do not tell padding from data."""
+    warn_user(
+        f"{stage} leaves out {PADDING_MARK!r}, so samples that only fill up a batch of IndexedSamples count as data. "
+        f'Select it as well, and give them no weight, or pass remainder="keep" to IndexedSamples'
+    )
 
 
 def not_a_sample_error(stage: str, item: object) -> TypeError:

@@ -13,7 +13,7 @@ import numpy as np
 
 from wds_datapipes.errors import MissingFieldError, SampleError, SampleSizeError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
-from wds_datapipes.samples.fields import describe_sample, not_a_sample_error
+from wds_datapipes.samples.fields import PADDING_MARK, describe_sample, not_a_sample_error
 from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
@@ -188,7 +188,7 @@ def pack_samples(
     """Yield rows of several samples, each when it is full, or the fullest if there are too many.
 
     A sample is added to the row in which it leaves the least room. This choice does not depend on rows that are
-    finished, so the samples of the others lead to the same rows when they are read again.
+    finished, so the samples of the others lead to the same rows when they are read again. Padding is left out.
 
     Args:
         source: the samples, preceded by those in ``buffer``.
@@ -212,6 +212,8 @@ def pack_samples(
     for sample in policy.counted(buffer.read(source, position)):
         try:
             piece = row_format.read(sample)
+            if sample.get(PADDING_MARK):
+                continue
             _check_kinds(piece, kinds, sample)
             if len(piece) > max_length and long_samples == "raise":
                 raise SampleSizeError(

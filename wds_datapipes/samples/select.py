@@ -9,7 +9,15 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from wds_datapipes.errors import DuplicateKeyError, MissingFieldError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
-from wds_datapipes.samples.fields import NO_FIELD, Missing, cache_selection, describe_sample, not_a_sample_error
+from wds_datapipes.samples.fields import (
+    NO_FIELD,
+    PADDING_MARK,
+    Missing,
+    cache_selection,
+    describe_sample,
+    not_a_sample_error,
+    warn_of_padding,
+)
 from wds_datapipes.types import Sample
 
 __all__ = ["Alternatives", "Lacking", "extract_keys", "parse_patterns", "parse_rules", "rename_keys", "select_fields"]
@@ -145,7 +153,11 @@ def extract_keys(
             names.append(matching[0] if matching else NO_FIELD)
         return names
 
+    has_warned = False
     for sample, names in _select_fields("extract_keys", source, find, on_error):
+        if sample.get(PADDING_MARK) and PADDING_MARK not in names and not has_warned:
+            warn_of_padding("extract_keys")
+            has_warned = True
         yield tuple(map(sample.get, names))
 
 

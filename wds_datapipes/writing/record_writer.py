@@ -15,7 +15,7 @@ from wds_datapipes.io.sinks import Sink
 from wds_datapipes.records.formats import FORMATS, FormatName, RecordFormat, find_format
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.types import Sample
-from wds_datapipes.writing.sample_packer import Encoder, PackedSample
+from wds_datapipes.writing.sample_packer import Encoder, PackedSample, refuse_padding
 from wds_datapipes.writing.shard_file import ShardFile, name_of_target
 
 __all__ = ["RecordPacker", "RecordWriter"]
@@ -73,6 +73,8 @@ class RecordPacker:
                 f"__key__ must be a str that is not empty, but {key!r} is {describe_value(key)}. Use, for example, "
                 "f'{number:06d}'"
             )
+        if not self._keep_meta:
+            refuse_padding(key, sample)
         record = {name: value for name, value in given.items() if self._is_written(name)}
         try:
             data = self._encode(record)

@@ -8,12 +8,13 @@ from typing import NamedTuple, TypeAlias
 from wds_datapipes.codecs import describe_value
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
 from wds_datapipes.errors import EncodeError
+from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.tar.header_writer import NAME_BYTES, PADDING, TOO_LARGE, HeaderWriter
 from wds_datapipes.tar.headers import BLOCK
 from wds_datapipes.types import Sample
 
-__all__ = ["Encoder", "PackedSample", "SamplePacker"]
+__all__ = ["Encoder", "PackedSample", "SamplePacker", "refuse_padding"]
 
 Encoder: TypeAlias = "bool | Mapping[str, FieldEncoder] | Callable[[Sample], Sample] | None"
 """``True`` to encode as ``wds_encode`` does; a mapping to pass it keyword arguments; a function from a sample to one
@@ -21,6 +22,19 @@ with bytes; ``False`` or ``None`` if all values are bytes."""
 
 #: The number of checked field names to remember.
 MAX_FIELDS = 4096
+
+
+def refuse_padding(key: str, sample: object) -> None:
+    """Refuse a sample that only fills up a batch, since what is written does not tell it from data.
+
+    Raises:
+        EncodeError: it is such a sample.
+    """
+    if isinstance(sample, Mapping) and sample.get(PADDING_MARK):
+        raise EncodeError(
+            f"The sample {key!r} only fills up a batch, as its field {PADDING_MARK!r} says, and would be written "
+            f'twice. Read the samples with IndexedSamples(remainder="keep")'
+        )
 
 
 class PackedSample(NamedTuple):
@@ -95,6 +109,8 @@ class SamplePacker:
             self._check_key(key, self._rule)
             if key[:2] == "__":
                 self._check_marks(key, encoded)
+        if not self._keep_meta:
+            refuse_padding(key, sample)
         raw_key = key.encode("ascii") if key.isascii() else b""
         parts: list[bytes] = []
         fields: list[tuple[str, int, int]] = []
