@@ -20,6 +20,7 @@ ORDER = [
     "extras",
     "seeds",
     "counters",
+    "interrupts",
     "io",
     "on_error",
     "fingerprint",

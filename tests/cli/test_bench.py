@@ -249,22 +249,17 @@ def test_wrong_use_is_an_error(
 def test_an_interrupt_prints_what_was_measured_and_leaves_no_worker(images: list[str]) -> None:
     command = [sys.executable, "-m", "wds_datapipes", "bench", *images, "--workers", "0,2", "--seconds", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as run:
-        deadline = time.monotonic() + 60
         while len(_children_of(run.pid)) < 2:
             assert run.poll() is None
-            assert time.monotonic() < deadline
             time.sleep(0.02)
-        time.sleep(0.3)  # Python loses an interrupt that arrives while it forks
         children = _children_of(run.pid)
         run.send_signal(signal.SIGINT)
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate()
     assert run.returncode == 130, (out, err)
     assert b"in one process" in out
     assert b"workers" in out
     assert err.decode().splitlines()[-1] == "Interrupted"
-    deadline = time.monotonic() + 30
     while any(os.path.exists(f"/proc/{child}") for child in children):
-        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -62,3 +64,26 @@ def test_a_running_process_is_left_alone() -> None:
 
 def test_an_unstarted_process_is_closed() -> None:
     close_process(multiprocessing.Process())
+
+
+#: Ctrl-C comes whenever a process has just been forked, while Python runs the hooks of the fork.
+INTERRUPTED_START = """if 1:
+    import os, signal, warnings
+    warnings.simplefilter("ignore")
+    from wds_datapipes import ShardReadingService
+    from torchdata.dataloader2 import DataLoader2
+    from torchdata.datapipes.iter import IterableWrapper
+
+    pid = os.getpid()
+    loader = DataLoader2(IterableWrapper(range(9)).sharding_filter(), reading_service=ShardReadingService(2))
+    os.register_at_fork(after_in_parent=lambda: os.kill(pid, signal.SIGINT))
+    try:
+        list(loader)
+    except KeyboardInterrupt:
+        print("interrupted", open(f"/proc/{pid}/task/{pid}/children").read())
+"""
+
+
+def test_ctrl_c_during_the_start_of_a_worker_is_not_lost() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_START], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("interrupted \n", "")

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.extras import require
+from wds_datapipes.interrupts import defer_interrupts
 
 __all__ = [
     "BorrowedExecutor",
@@ -169,7 +169,7 @@ class ForkedPool:
                 self._idle.append(worker)
         if not self._idle:
             self._start_worker()
-        with _defer_interrupts():  # otherwise a process could be neither idle nor busy, and never stopped
+        with defer_interrupts():  # otherwise a process could be neither idle nor busy, and never stopped
             worker = self._idle.pop()
             task = worker.pool.submit(_run_task, *arguments)
             self._busy[task] = worker
@@ -194,7 +194,7 @@ class ForkedPool:
             initializer=_init_worker,
             initargs=(self._work, self._private),
         )
-        with _defer_interrupts(), warnings.catch_warnings():
+        with defer_interrupts(), warnings.catch_warnings():
             # Since Python 3.12. In the child, torch uses one thread, and fsspec restarts its own.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
             pid = pool.submit(os.getpid).result()
@@ -206,23 +206,6 @@ class ForkedPool:
             if not task.done():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, number)
-
-
-@contextlib.contextmanager
-def _defer_interrupts() -> Iterator[None]:
-    """Defer Ctrl-C: Python drops an exception raised during a fork, and a new process would print its own."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda *interrupt: received.append(interrupt))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if received and callable(before):
-        before(*received[0])
 
 
 def failure_of(task: Future[Any]) -> BaseException | None:

@@ -16,6 +16,9 @@ from wds_datapipes.shards.patterns import expand_urls
 
 __all__ = ["Shards", "map_shards", "resolve_shards", "run_tasks"]
 
+#: How often a process that waits for others looks for signals, in seconds.
+SIGNAL_CHECK_S = 1.0
+
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -89,7 +92,9 @@ def run_tasks(
             while waiting and len(running) < pool.max_tasks:
                 key, arguments = waiting.popleft()
                 running[_submit(pool, arguments)] = key
-            done = wait(running, None, FIRST_COMPLETED).done
+            # Python misses Ctrl-C if it comes just before an unlimited wait.
+            while not (done := wait(running, SIGNAL_CHECK_S, FIRST_COMPLETED).done):
+                pass
             for task in [task for task in running if task in done]:  # in submission order
                 yield running.pop(task), task
     finally:

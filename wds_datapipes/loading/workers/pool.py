@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from socket import socket
 from typing import Any
 
+from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.report import LoadingReport, log_skipped
 from wds_datapipes.loading.torchdata_patches.worker_processes import bind
@@ -252,7 +253,7 @@ class WorkerPool:
     ) -> None:
         unwanted = [*self._channels, *others] if self._context.get_start_method() == "fork" else []
         packed = job.packed()
-        with closing(packed.pipe):
+        with closing(packed.pipe), defer_interrupts():
             process = self._context.Process(
                 target=bind, args=(self._parent_watch, run, packed, channel, argument, unwanted), daemon=True
             )

@@ -1,0 +1,31 @@
+"""Ctrl-C at moments at which Python would lose it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["defer_interrupts"]
+
+
+@contextmanager
+def defer_interrupts() -> Iterator[None]:
+    """Defer Ctrl-C: Python drops an exception raised during a fork, and a new process would print its own.
+
+    A forked process must set a handler of its own.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *interrupt: received.append(interrupt))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received and callable(before):
+        before(*received[0])
