@@ -92,7 +92,7 @@ def main() -> None:
     arguments = parse(options(__doc__, rounds=5))
     urls = write_shards(folder(arguments.data), 8, max(64, int(256 * arguments.scale)))
     tasks = [str(number) for number in range(max(4, int(40 * arguments.scale)))]
-    cluster = distributed.LocalCluster(n_workers=PROCESSES, threads_per_worker=1, dashboard_address=None)
+    cluster = distributed.LocalCluster(n_workers=PROCESSES, threads_per_worker=1, dashboard_address=":0")
     with (
         ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("forkserver")) as pool,
         cluster,

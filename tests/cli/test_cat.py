@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -200,22 +201,21 @@ def command(*arguments: str) -> list[str]:
 
 
 def test_ctrl_c_leaves_nothing(shards: list[str]) -> None:
-    source = "pipe:cat a-0.tar; sleep 60"
+    source = "pipe:cat a-0.tar; touch begun; sleep 600"
     running = subprocess.Popen(
         command("cat", "a-1.tar", source, "-o", "o.tar"), stderr=subprocess.PIPE, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + 60
-        while not list(Path().glob("o.tar.*")):
-            assert time.monotonic() < deadline, "nothing was begun"
+        while not Path("begun").exists():
+            assert running.poll() is None
             time.sleep(0.02)
-        time.sleep(0.2)
+        assert list(Path().glob("o.tar.*"))
         os.killpg(running.pid, signal.SIGINT)
         _, said = running.communicate(timeout=600)
     finally:
         running.kill()
     assert (running.returncode, said) == (130, b"Interrupted\n")
-    assert sorted(path.name for path in Path().iterdir()) == shards
+    assert sorted(path.name for path in Path().iterdir()) == [*shards, "begun"]
 
 
 def test_a_closed_pipe_ends_it_quietly(folder: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_terminal_has_a_bar_and_no_archive(folder: Path) -> None:
     assert code == 0
     assert "Copying" in told
     assert "samples/s" in told
-    assert "MB/s" in told
+    assert re.search(r"\d [kM]?B/s", told)
     assert told.endswith("o.tar: 600 samples, 5.84 MB\r\n")
     code, told = in_terminal("cat", "b-1.tar")
     assert code == 2

@@ -213,9 +213,8 @@ def test_ctrl_c_ends_all_workers_at_once(shards: list[str]) -> None:
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 60
         while not Path("begun").exists() or Path("begun").stat().st_size < 2:
-            assert time.monotonic() < deadline, "nothing was begun"
+            assert running.poll() is None
             time.sleep(0.02)
         children = psutil.Process(running.pid).children(recursive=True)
         assert len(children) >= 2

@@ -35,7 +35,7 @@ def main() -> None:
     # A task whose worker is lost returns at once as failed; Dask itself would retry three times.
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         executor = client.get_executor()

@@ -543,13 +543,10 @@ def test_a_full_disk_loses_no_finished_shard(folder: Path) -> None:
 # Termination
 
 
-def forked(function: Callable[[], object], wait: float | None = None) -> int | None:
-    """Run a function in a process of its own session, kill it after a time, and return how it has ended."""
+def forked(function: Callable[[], object]) -> int | None:
+    """Run a function in a process, and return how it has ended."""
     process = multiprocessing.get_context("fork").Process(target=function)
     process.start()
-    process.join(wait)
-    if process.is_alive() and process.pid:
-        os.kill(process.pid, signal.SIGKILL)
     process.join()
     code = process.exitcode
     process.close()
@@ -557,39 +554,50 @@ def forked(function: Callable[[], object], wait: float | None = None) -> int | N
 
 
 def working(sample: dict[str, Any]) -> dict[str, Any]:
-    """Record which process works, take a little time, and make a sample in which an error would show."""
+    """Record which process works, kill the main one at some sample, and make one in which errors would show."""
     Path("pids", str(os.getpid())).touch()
+    with open("begun", "ab") as begun:
+        begun.write(b"x")
+    main, last = map(int, Path("main").read_text().split())
+    if os.path.getsize("begun") >= last:
+        with contextlib.suppress(ProcessLookupError):  # the other process was faster
+            os.kill(main, signal.SIGKILL)
     threading.Event().wait(0.002)
     return {"__key__": sample["__key__"], "txt": hashlib.sha256(sample["bin"]).hexdigest()}
 
 
-def all_end(pids: Iterable[str]) -> bool:
-    """Whether these processes end soon."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
-            return True
+def convert_until_killed(shards: list[str], samples: int) -> None:
+    """Convert shards, and be killed when so many more samples were begun."""
+    Path("new").write_text(f"{os.getpid()} {os.path.getsize('begun') + samples}")
+    os.rename("new", "main")
+    convert_shards(working, shards, "out/", max_workers=2)
+
+
+def wait_until_ended(pids: Iterable[str]) -> None:
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
         time.sleep(0.01)
-    return False
 
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_conversion_killed_at_random_moments_resumes_to_the_same_bytes(folder: Path) -> None:
     shards = [build(number, samples=25) for number in range(8)]
     os.mkdir("pids")
+    Path("begun").touch()
+    Path("main").write_text(f"0 {sys.maxsize}")
     convert_shards(working, shards, "wanted/")
     assert os.listdir("pids") != []
     rng = Random(os.getpid())
     ends = []
     for _ in range(8):
         # The processes of the previous call may not have ended yet, and do not interfere.
-        ends.append(forked(lambda: convert_shards(working, shards, "out/", max_workers=2), rng.uniform(0.02, 0.15)))
+        ends.append(forked(functools.partial(convert_until_killed, shards, rng.randrange(1, 75))))
         for shard in Path("out").glob("*.tar"):
             assert shard.read_bytes() == Path("wanted", shard.name).read_bytes()  # each of them is complete
         if ends[-1] == 0:
             break
-    assert all_end(os.listdir("pids"))
+    wait_until_ended(os.listdir("pids"))
     assert ends[0] == -signal.SIGKILL
+    Path("main").write_text(f"0 {sys.maxsize}")
     convert_shards(working, shards, "out/")
     assert written() == written("wanted")  # and nothing remains next to them
 
@@ -763,14 +771,16 @@ def die_at_once(sample: dict[str, Any]) -> None:
 
 
 def test_pending_tasks_are_cancelled(shards: list[str]) -> None:
-    gate = threading.Event()
+    gate, begun = threading.Event(), threading.Event()
 
     def wait(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["__key__"][0] != "0":
+            begun.set()
             gate.wait(600)
         return sample
 
     def refuse(result: ConvertedShard) -> None:
+        assert begun.wait(600)
         raise LookupError
 
     with ThreadPoolExecutor(1) as executor:
@@ -796,7 +806,7 @@ def test_a_dask_cluster_survives_a_killed_worker(shards: list[str], folder: Path
     assert told["second"] == [False, False, False, False, False, True]
     pids = {*Path("tried").read_text().split(), Path("killed").read_text()}
     assert str(told["this"]) not in pids
-    assert all_end(pids)
+    wait_until_ended(pids)
     assert written() == written("wanted")
 
 

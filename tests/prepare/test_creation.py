@@ -32,6 +32,7 @@ from wds_datapipes.errors import (
     StateError,
     WorkerDiedError,
 )
+from wds_datapipes.parallel import executors
 from wds_datapipes.prepare.create import CreatedShard, create_shards
 from wds_datapipes.prepare.sources.image_folder import find_images
 from wds_datapipes.prepare.sources.table import Table
@@ -335,27 +336,36 @@ def test_a_full_disk_loses_no_finished_shard(files: Path) -> None:
     assert contents(files, "a-*.tar") == wanted
 
 
-def test_a_killed_main_process_leaves_whole_shards_and_a_second_call_resumes(files: Path) -> None:
-    lines = "".join(f"{n:02d}.txt pipe:sleep 0.02; echo {n}\n{n:02d}.jpg {n % 10}.jpg\n" for n in range(24))
+def test_a_killed_main_process_leaves_whole_shards_and_a_second_call_resumes(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last sample is held until all processes were killed.
+    command = "echo {0} >> begun; while [ {0} = 23 ] && [ -e held ]; do sleep 0.02; done; echo {0}"
+    lines = "".join(f"{n:02d}.txt pipe:{command.format(n)}\n{n:02d}.jpg {n % 10}.jpg\n" for n in range(24))
+    monkeypatch.chdir(files)
+    monkeypatch.setattr(executors, "SHUTDOWN_S", 600.0)  # which a busy machine may need
     options: dict[str, Any] = {"maxcount": 3, "max_workers": 2, "resume": True}
     create(files, lines, "b-%02d.tar", **options)
     wanted = {name.replace("b", "a", 1): data for name, data in contents(files, "b-*.tar").items()}
     rng = Random(os.getpid())
-    ends = []
-    for seconds in (0.1, rng.uniform(0.02, 0.3), rng.uniform(0.02, 0.3)):
+    Path("held").touch()
+    for _ in range(3):
+        Path("begun").write_text("")
+        begun = rng.randrange(1, 9)
         process = multiprocessing.get_context("fork").Process(target=create, args=(files, lines), kwargs=options)
         process.start()
-        time.sleep(seconds)
+        while len(numbers := Path("begun").read_text().split()) < begun and "23" not in numbers:
+            time.sleep(0.001)
         workers = psutil.Process(process.pid).children()
         process.kill()
         process.join()
-        ends.append(process.exitcode)
+        assert process.exitcode == -signal.SIGKILL
         process.close()
         for worker in workers:  # which put away what they were writing
             worker.wait(600)
         there = contents(files, "a-*.tar")
         assert there == {name: wanted[name] for name in there}
-    assert ends[0] == -signal.SIGKILL
+    Path("held").unlink()
     made = create(files, lines, **options)
     assert sum(shard.is_new for shard in made) <= len(wanted) - len(there) + 2  # those that no journal knew of yet
     assert contents(files, "a-*.tar") == wanted

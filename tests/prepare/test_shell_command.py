@@ -114,27 +114,29 @@ def test_a_fault_names_the_sample_and_what_is_wrong(command: str, message: str, 
     assert "'d/a' of x.tar" in str(caught.value)
 
 
-def sleepers(seconds: str) -> list[psutil.Process]:
-    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", seconds]]
+#: The seconds for which commands of this process sleep, by which they are found.
+LONG_S = f"600.{os.getpid()}"
 
 
-def all_end(seconds: str) -> bool:
-    deadline = time.monotonic() + 10  # a killed process takes a moment to end
-    while sleepers(seconds) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not sleepers(seconds)
+def sleepers() -> list[psutil.Process]:
+    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", LONG_S]]
+
+
+def wait_until_ended() -> None:
+    while sleepers():
+        time.sleep(0.01)  # a killed process takes a moment to end
 
 
 @pytest.mark.parametrize("silent", ["", "exec >&- 2>&-;"])
 def test_a_command_that_times_out_is_ended_with_all_its_children(silent: str, nothing_left: None) -> None:
     with pytest.raises(SampleSourceError, match=r"was stopped after its time limit of 0\.2 s for the sample 'd/a'"):
-        run(f"{silent} trap '' TERM; sleep 61.5 & sleep 61.5", timeout_s=0.2)
-    assert all_end("61.5")
+        run(f"{silent} trap '' TERM; sleep {LONG_S} & sleep {LONG_S}", timeout_s=0.2)
+    wait_until_ended()
 
 
 def test_background_processes_of_a_command_are_ended_and_not_waited_for(nothing_left: None) -> None:
-    assert run("sleep 62.5 & printf x > sample.txt", timeout_s=60)["txt"] == b"x"
-    assert all_end("62.5")
+    assert run(f"sleep {LONG_S} & printf x > sample.txt", timeout_s=600)["txt"] == b"x"
+    wait_until_ended()
 
 
 def test_a_command_that_closes_its_output_is_waited_for() -> None:
@@ -184,21 +186,19 @@ def test_any_sample_round_trips_through_its_folder(fields: dict[str, bytes]) -> 
 
 
 def test_folders_of_killed_processes_are_removed(scratch: Path) -> None:
-    command = SampleCommand("sleep 63.5")
+    command = SampleCommand(f"sleep {LONG_S}")
     child = os.fork()
     if child == 0:
         try:
             command(SAMPLE)
         finally:
             os._exit(0)
-    deadline = time.monotonic() + 60
-    while not sleepers("63.5"):
-        assert time.monotonic() < deadline
+    while not sleepers():
         time.sleep(0.02)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert all_end("63.5")
-    SampleCommand("sleep 63.5").remove_leftovers()  # another one, which belongs to another process
+    wait_until_ended()
+    SampleCommand(f"sleep {LONG_S}").remove_leftovers()  # another one, which belongs to another process
     assert len(list(scratch.iterdir())) == 1
     command.remove_leftovers()
     assert list(scratch.iterdir()) == []
