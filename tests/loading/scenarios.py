@@ -17,11 +17,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any
 
 import psutil
 import torch
-from torch.utils.data import IterDataPipe
+from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.loading.torchdata_patches import patches
@@ -283,6 +284,44 @@ def paused_at_the_end() -> str:
     return "resumed"
 
 
+# local functions
+
+
+def add(number: int) -> IterDataPipe[Any]:
+    return Source([3, 3]).map(lambda item: item + number)
+
+
+def stage_of_a_local_class() -> IterDataPipe[Any]:
+    class Local(IterDataPipe[Any]):
+        def __init__(self, source: IterDataPipe[Any]) -> None:
+            self.source = source
+
+        def __iter__(self) -> Iterator[Any]:
+            yield from self.source
+
+    return Local(Source([3]))
+
+
+def local_class() -> list[Any]:
+    return list(DataLoader(stage_of_a_local_class(), batch_size=None))
+
+
+def lambda_in_process() -> list[Any]:
+    return list(DataLoader2(add(1)))
+
+
+def lambda_in_a_spawned_worker() -> list[Any]:
+    return read(add(1), multiprocessing_context="spawn")
+
+
+def lambda_in_a_spawned_dispatcher() -> list[Any]:
+    return read(dispatched(add(1)), multiprocessing_context="spawn")
+
+
+def lambda_in_a_state() -> object:
+    return DataLoader2(add(1)).state_dict()
+
+
 # the end of the main process
 
 
@@ -375,6 +414,12 @@ ENDING: dict[str, Callable[[], object]] = {
     "order, in process, no seed": lambda: describe(InProcessReadingService),
     "order, no service, seed": lambda: describe(nothing, 7),
     "order, no service, no seed": lambda: describe(nothing),
+    "local class": local_class,
+    "lambda, no workers": lambda_in_process,
+    "lambda, forked": lambda: read(add(1)),
+    "lambda, spawned": lambda_in_a_spawned_worker,
+    "lambda, spawned dispatcher": lambda_in_a_spawned_dispatcher,
+    "lambda, state": lambda_in_a_state,
 }
 
 # These scenarios do not end without the patches.
@@ -408,7 +453,9 @@ def result_of(scenario: Callable[[], object]) -> str:
         outcome = str(scenario())
     except Exception as error:
         outcome = f"{type(error).__name__}: {error}"
-    left = [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
+    tracker = vars(resource_tracker._resource_tracker)["_pid"]  # multiprocessing's own, started once in a program
+    children = [process for process in psutil.Process().children() if process.pid != tracker]
+    left = [process for process in children if process.status() != psutil.STATUS_ZOMBIE]
     return outcome + (f" ({len(left)} workers left)" if left else "")
 
 

@@ -16,6 +16,8 @@ from wds_datapipes.loading.torchdata_patches import patches
 LIMIT_S = 600
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
+UNPICKLED = r"\w+Error: Can't (pickle|get) local object .*"
+NAMED = "'fn' of the stage .map is the function add.<locals>.<lambda>"
 DRAWN = "4 orders, the same in another run: True"
 
 # The result of each scenario without the patches, and with them.
@@ -61,6 +63,14 @@ OUTCOMES = {
     "main killed": ("2 left of 3", "0 left of 3"),
     "main terminated": ("2 left of 3", "0 left of 3"),
     "Ctrl-C": ("[1-3] left of 3", "0 left of 3"),
+    "local class": (UNPICKLED, r"\[0, 1, 2\]"),
+    "lambda, no workers": (UNPICKLED, r"\[1, 2, 3\]"),
+    "lambda, forked": (UNPICKLED, r"\[1, 1001, 2, 1002, 3, 1003\]"),
+    **dict.fromkeys(
+        ["lambda, spawned", "lambda, spawned dispatcher"],
+        (UNPICKLED, rf"PicklingError: Workers .* 'spawn' .*, but {NAMED} .* top level .* dill, .*_context=\"fork\""),
+    ),
+    "lambda, state": (UNPICKLED, rf"PicklingError: The state .*, but {NAMED} .* or use ShardReadingService, .*"),
     "order, workers, seed": ("1 orders, the same in another run: True", DRAWN),
     "order, no service, seed": ("4 orders, the same in another run: False", DRAWN),
 }
@@ -132,10 +142,12 @@ def test_every_patch_is_listed_with_its_fault() -> None:
         "uneven_ranks",
         "lists_drawn_in_workers",
         "unseeded_service",
+        "local_functions",
         "pickled_pipeline",
         "no_set_epoch",
         "no_length",
         "later_passes",
+        "local_classes",
         "unknown_position",
     ]
     assert all(patch.applied and not patch.reason for patch in listed)
@@ -195,10 +207,10 @@ print(json.dumps([patch[3:] for patch in patches.list_patches()]))
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     states = json.loads(done.stdout)
-    assert len(states) == 15
-    assert all(not applied and reason in why for applied, why in states[:-2])
+    assert len(states) == 17
+    assert all(not applied and reason in why for applied, why in states[:-3])
     # Names of torch itself, and those that any release of torchdata has.
-    assert [applied for applied, _ in states[-2:]] == [case != "environment"] * 2
+    assert [applied for applied, _ in states[-3:]] == [case != "environment"] * 3
 
 
 def test_importing_shows_no_warning() -> None:

@@ -15,7 +15,7 @@ from wds_datapipes.loading.lightning import unknown_length_error, without_ended_
 from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.service.state_manager import describe_loader_pipeline
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
-from wds_datapipes.loading.torchdata_graph import clone
+from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
 from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter
 from wds_datapipes.pipes.sharding import Instance, find_rank_and_worker, share
 from wds_datapipes.pipes.state.graph import upstream
@@ -95,7 +95,7 @@ def _restart(loader: Any, service: ShardReadingService) -> None:
     loader.reading_service.finalize_iteration()
     loader.reading_service.finalize()
     service.reset()
-    loader.datapipe = clone(loader._datapipe_before_reading_service_adapt)
+    loader.datapipe = copy_pipeline(loader._datapipe_before_reading_service_adapt)
     loader._datapipe_iter, loader._adapted, loader._reset_iter, loader._is_paused = None, False, True, False
     loader._restarts = False
     if loader.valid_iterator_id is not None:
@@ -173,7 +173,7 @@ def length_of(loader: Any) -> int:
         others = range(ranks) if in_step else [rank]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            known[rank, ranks] = min(length_of_rank(clone(pipe), each, ranks, workers) for each in others)
+            known[rank, ranks] = min(length_of_rank(copy_pipeline(pipe), each, ranks, workers) for each in others)
     return known[rank, ranks]
 
 

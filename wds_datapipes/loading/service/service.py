@@ -27,9 +27,10 @@ from wds_datapipes.loading.seeding import guard_lists, is_drawn, refuse_hidden_s
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import advice_for_ranks, advice_for_split, given_identity, split_by_rank
+from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
 from wds_datapipes.loading.transport.protocol import Command
 from wds_datapipes.loading.workers.in_process import DeliveredCount, LocalItems
-from wds_datapipes.loading.workers.launch import run_in_process, start_pool
+from wds_datapipes.loading.workers.launch import run_in_process, start_method, start_pool
 from wds_datapipes.loading.workers.pool import WorkerPool
 from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.pipes.state.shard_order import remove_listings
@@ -155,7 +156,8 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         if self.group.is_synchronized:
             self._ranks = Ranks(self.timeout_s, self.group)
         try:
-            datapipe = self._end_datapipe = self._split_datapipe(datapipe)
+            with explain_worker_pickling(self, datapipe, start_method(self)):
+                datapipe = self._end_datapipe = self._split_datapipe(datapipe)
         except BaseException:
             _end(self._pool, self._ranks)
             raise

@@ -38,6 +38,19 @@ def later_passes() -> None:
     setattr(graph_settings, "apply_random_seed", apply_seeds_of_all_passes)
 
 
+def local_classes() -> None:
+    """A stage of a local class, or one with a lambda in a list or a dictionary, raises an error in every loader.
+
+    torch finds the stages of a pipeline by pickling each of them, and pickle finds no local functions and classes. The
+    patch leaves functions and classes out of these pickles, which are never unpickled.
+    """
+    from torch.utils.data import graph
+
+    from wds_datapipes.loading.torchdata_patches.local_functions import tolerant_pickle
+
+    setattr(graph, "pickle", tolerant_pickle())
+
+
 def unknown_position() -> None:
     """``StatefulDataLoader`` saves mid-epoch states of a pipeline that lose and repeat samples.
 
@@ -153,6 +166,32 @@ def unseeded_service() -> None:
     setattr(DataLoader2, "seed", seed_through_service)
 
 
+def local_functions() -> None:
+    """``DataLoader2`` raises an error for a pipeline with lambdas or local functions, even without workers.
+
+    It copies its pipeline by pickling it. The patch copies by `copy.deepcopy` what cannot be pickled. Workers that are
+    not forked, and the states of torchdata's reading services, still need to pickle the pipeline: the error names the
+    stage, the function, and what to do.
+    """
+    import importlib
+    import multiprocessing
+
+    from torchdata.dataloader2.reading_service import MultiProcessingReadingService
+
+    from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline, explain_worker_pickling
+
+    initialize = MultiProcessingReadingService.initialize
+
+    @functools.wraps(initialize)
+    def initialize_or_explain(self: Any, datapipe: Any) -> Any:
+        method = self.multiprocessing_context or multiprocessing.get_start_method()
+        with explain_worker_pickling(self, datapipe, method):
+            return initialize(self, datapipe)
+
+    setattr(importlib.import_module("torchdata.dataloader2.dataloader2"), "clone", copy_pipeline)
+    setattr(MultiProcessingReadingService, "initialize", initialize_or_explain)
+
+
 def pickled_pipeline() -> None:
     """``DataLoader2.load_state_dict`` resumes the pipeline pickled in the state instead of the loader's own.
 
@@ -166,6 +205,8 @@ def pickled_pipeline() -> None:
     from torchdata.dataloader2 import DataLoader2
     from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
 
+    from wds_datapipes.loading.torchdata_patches.local_functions import explain_pickling
+
     from_state, next_item = DataLoader2.from_state.__func__, DataLoader2Iterator.__next__
     state_dict, load_state_dict = DataLoader2.state_dict, DataLoader2.load_state_dict
 
@@ -176,7 +217,12 @@ def pickled_pipeline() -> None:
         if (service := own_service(self)) is not None:
             return save_state(self, service)
         warn_of_lost_position(self, getattr(self, "_ended_iterator_id", None))
-        state: dict[str, Any] = state_dict(self)
+        with explain_pickling(
+            self._datapipe_before_reading_service_adapt,
+            "The state of a DataLoader2 without ShardReadingService contains the pickled pipeline",
+            otherwise="; or use ShardReadingService, whose state contains no pickle",
+        ):
+            state: dict[str, Any] = state_dict(self)
         return state
 
     @functools.wraps(load_state_dict)
@@ -259,6 +305,7 @@ def no_length() -> None:
 #: Patches of torch's ``DataLoader`` and of ``StatefulDataLoader``, for any release of torchdata, in the same form.
 TORCH_PATCHES: tuple[tuple[Callable[[], None], int | None], ...] = (
     (later_passes, None),
+    (local_classes, None),
     (unknown_position, None),
 )
 
@@ -269,6 +316,7 @@ LOADER_PATCHES: tuple[tuple[Callable[[], None], int | None], ...] = (
     (uneven_ranks, None),
     (lists_drawn_in_workers, None),
     (unseeded_service, None),
+    (local_functions, None),
     (pickled_pipeline, None),
     (no_set_epoch, None),
     (no_length, None),

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -187,8 +189,7 @@ def describe(item: object, pack: Callable[[Any], object]) -> str:
     """Describe an item, and the part of it that ``pack`` rejects."""
     path, seen = "", [item]
     while len(seen) <= MAX_DEPTH:
-        parts = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, (list, tuple)) else ()
-        for key, part in parts:
+        for key, part in _parts(item):
             if all(part is not each for each in seen) and not takes(pack, part):
                 path += f"a {type(item).__name__} whose part {key!r} is "
                 break
@@ -196,7 +197,23 @@ def describe(item: object, pack: Callable[[Any], object]) -> str:
             break
         item = part
         seen.append(item)
+    if isinstance(item, FunctionType):
+        code = item.__code__
+        return f"{path}the function {item.__qualname__} (line {code.co_firstlineno} of {code.co_filename})"
+    if isinstance(item, type):
+        return f"{path}the class {item.__module__}.{item.__qualname__}"
     return f"{path}an object of type {type(item).__module__}.{type(item).__qualname__}"
+
+
+def _parts(item: object) -> Iterable[tuple[Any, Any]]:
+    """Return the parts of an item, with their keys or names."""
+    if isinstance(item, dict):
+        return item.items()
+    if isinstance(item, (list, tuple)):
+        return enumerate(item)
+    if isinstance(item, partial):
+        return [("func", item.func), ("args", item.args), ("keywords", item.keywords)]
+    return () if isinstance(item, FunctionType | type) else getattr(item, "__dict__", {}).items()
 
 
 def takes(pack: Callable[[Any], object], value: object) -> bool:

@@ -20,7 +20,7 @@ from wds_datapipes.loading.workers.pool import PooledItems, WorkerPool
 from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.state.pipeline_state import spans_epochs
 
-__all__ = ["run_in_process", "start_pool"]
+__all__ = ["run_in_process", "start_method", "start_pool"]
 
 #: The maximum number of small items in a message.
 MAX_TOGETHER = 256
@@ -97,13 +97,17 @@ def start_pool(
     first = None
     if dispatching is not None:
         first = WorkerJob(attach_wrapper(dispatching), infos[0], window, together, reset_fn=service.worker_reset_fn)
-    method = service.multiprocessing_context
-    if method is None:
-        method = "fork" if "fork" in multiprocessing.get_all_start_methods() else multiprocessing.get_start_method()
-    pool = WorkerPool(jobs, first, method, service.timeout_s)
+    pool = WorkerPool(jobs, first, start_method(service), service.timeout_s)
     pool.spans_epochs = spans_epochs(branches[0])
     items = PooledItems(pool)
     if branches[0] is datapipe:
         return items, pool, items
     replace_dp(graph, branches[0], items)
     return datapipe, pool, items
+
+
+def start_method(service: Any) -> str:
+    """Return how a `ShardReadingService` starts its processes."""
+    known = multiprocessing.get_all_start_methods()
+    method: str | None = service.multiprocessing_context
+    return method or ("fork" if "fork" in known else multiprocessing.get_start_method())

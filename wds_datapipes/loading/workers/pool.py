@@ -70,12 +70,12 @@ class WorkerPool:
         try:
             if dispatching is not None:
                 pairs = [new_channel() for _ in jobs]
-                ends = [end for _, end in pairs]
-                self._dispatcher = self._start(
-                    "The dispatching process", run_dispatcher, dispatching, [near for near, _ in pairs], ends
-                )
-                for near, _ in pairs:
-                    near.close()
+                nears, ends = [near for near, _ in pairs], [end for _, end in pairs]
+                try:
+                    self._dispatcher = self._start("The dispatching process", run_dispatcher, dispatching, nears, ends)
+                finally:
+                    for near in nears:
+                        near.close()
             for number, job in enumerate(jobs):
                 own = ends[number] if ends else None
                 others = [end for end in ends if end is not own]

@@ -1,0 +1,169 @@
+"""Pipelines with lambdas, local functions and local classes in ``DataLoader2``."""
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.state.graph import upstream
+from wds_datapipes.testing import build_shard
+
+#: torch warns of lambdas where they are passed.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not supported by pickle:UserWarning")
+
+
+def with_lambda(factor: int) -> IterDataPipe[int]:
+    pipe: IterDataPipe[int] = IterableWrapper(range(6)).sharding_filter().map(lambda number: number * factor)
+    return pipe
+
+
+def with_local_function(factor: int) -> IterDataPipe[int]:
+    def multiply(number: int) -> int:
+        return number * factor
+
+    pipe: IterDataPipe[int] = IterableWrapper(range(6)).sharding_filter().map(multiply)
+    return pipe
+
+
+def with_local_class(factor: int) -> IterDataPipe[int]:
+    class Multiplied(IterDataPipe[int]):
+        def __init__(self, source: IterDataPipe[int], factors: dict[str, Callable[[int], int]]) -> None:
+            self.source, self.factors = source, factors
+
+        def __iter__(self) -> Iterator[int]:
+            return map(self.factors["all"], self.source)
+
+    return Multiplied(IterableWrapper(range(6)).sharding_filter(), {"all": lambda number: number * factor})
+
+
+SERVICES: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "torchdata, in process": InProcessReadingService,
+    "torchdata, 2 workers": lambda: MultiProcessingReadingService(2, "fork"),
+    "0 workers": ShardReadingService,
+    "2 workers": lambda: ShardReadingService(2),
+}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("make", [with_lambda, with_local_function, with_local_class])
+def test_local_functions_run_without_workers_and_in_forked_ones(
+    make: Callable[[int], IterDataPipe[int]], service: str
+) -> None:
+    with DataLoader2(make(3), reading_service=SERVICES[service]()) as loader:
+        assert list(loader) == list(loader) == [0, 3, 6, 9, 12, 15]
+
+
+def test_a_loader_has_its_own_copy_of_what_a_pipeline_holds() -> None:
+    pipe = with_lambda(1)
+    numbers: Any = next(stage for stage in upstream(pipe) if isinstance(stage, IterableWrapper))
+    numbers.iterable = numbers_of_user = [1, 2]
+    loader = DataLoader2(pipe)
+    numbers_of_user.append(3)
+    assert list(loader) == [1, 2]
+
+
+def samples_of(field: str) -> IterDataPipe[Any]:
+    shards = ShardList("{a,b}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+    pipe: IterDataPipe[Any] = shards.map(lambda sample: sample[field])
+    return pipe
+
+
+@pytest.fixture
+def shards(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        build_shard(f"{name}.tar", [{"__key__": f"{name}{number}", "cls": str(number)} for number in range(5)])
+
+
+@pytest.mark.usefixtures("shards")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pipeline_with_a_lambda_resumes_from_its_state(workers: int) -> None:
+    with DataLoader2(samples_of("__key__"), reading_service=ShardReadingService(workers)) as loader:
+        loader.seed(1)
+        items = iter(loader)
+        for _ in range(3):
+            next(items)
+        state = loader.state_dict()
+        rest, following = list(items), list(loader)
+    assert len(rest) == 7
+    with DataLoader2(samples_of("__key__"), reading_service=ShardReadingService(workers)) as loader:
+        loader.load_state_dict(state)
+        assert (list(loader), list(loader)) == (rest, following)
+        loader.load_state_dict(state)  # into a loader that has started, which copies its pipeline again
+        assert list(loader) == rest
+
+
+@pytest.mark.usefixtures("shards")
+def test_a_lambda_that_has_changed_since_is_another_pipeline() -> None:
+    state = DataLoader2(samples_of("__key__"), reading_service=ShardReadingService()).state_dict()
+    loader = DataLoader2(samples_of("cls"), reading_service=ShardReadingService())
+    with pytest.raises(StateError, match="Mapper"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("service", [ShardReadingService, MultiProcessingReadingService])
+def test_workers_that_are_not_forked_refuse_a_lambda_with_its_stage_and_a_way_out(service: Any, method: str) -> None:
+    with (
+        DataLoader2(with_lambda(3), reading_service=service(1, method)) as loader,
+        pytest.raises(
+            pickle.PicklingError,
+            match=rf"started with '{method}' .* but 'fn' of the stage .map is the function with_lambda.<locals>.<lam"
+            r"bda> \(line \d+ of .*test_local_functions.py\) .*at the top level of a module, .*partial .*the package "
+            r'dill, .*multiprocessing_context="fork"',
+        ),
+    ):
+        iter(loader)
+
+
+@pytest.mark.parametrize(
+    ("pipe", "options", "culprit"),
+    [
+        (lambda: with_local_class(3), {}, r"the stage Multiplied is an instance of the class .*<locals>.Multiplied"),
+        (
+            lambda: with_lambda(3).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).batch(2),
+            {},
+            "'fn' of the stage .map is the function with_lambda",
+        ),
+        (
+            lambda: IterableWrapper(range(3)),
+            {"worker_init_fn": lambda pipe, info: pipe},
+            r"worker_init_fn is the function <lambda> \(line",
+        ),
+    ],
+    ids=["class", "dispatched", "worker_init_fn"],
+)
+def test_the_error_of_spawned_workers_names_the_culprit(
+    pipe: Callable[[], IterDataPipe[Any]], options: dict[str, Any], culprit: str
+) -> None:
+    with (
+        DataLoader2(pipe(), reading_service=ShardReadingService(1, "spawn", **options)) as loader,
+        pytest.raises(pickle.PicklingError, match=culprit),
+    ):
+        iter(loader)
+
+
+class Locked(IterDataPipe[Any]):
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        self.source = source
+        self.locks = [threading.Lock()]
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+def test_a_stage_that_cannot_be_copied_is_named() -> None:
+    with pytest.raises(
+        pickle.PicklingError,
+        match=r"copies its pipeline, but 'locks' of the stage Locked is a list whose part 0 is .*__iter__",
+    ):
+        DataLoader2(Locked(with_lambda(3)))
