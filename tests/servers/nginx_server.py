@@ -44,6 +44,8 @@ http {{
         location = /asked {{ return 204; }}
         location /listed/ {{ alias files/; autoindex on; }}
         location /whole/ {{ alias files/; max_ranges 0; }}
+        location /by-date/ {{ alias files/; etag off; }}
+        location /no-version/ {{ alias files/; etag off; add_header Last-Modified ""; }}
         location /slow/ {{ alias files/; limit_rate_after 40k; limit_rate $slow_rate; }}
         location /gzip/ {{ alias files/; gzip on; }}
         location /gzip-for-all/ {{

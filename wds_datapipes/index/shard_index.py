@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from wds_datapipes.errors import CorruptSidecarError, UnsupportedSidecarError
 from wds_datapipes.index.shard_columns import COLUMNS, Columns, NamedColumns, check_columns
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
+from wds_datapipes.tar.headers import NAME_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -251,6 +253,20 @@ class ShardIndex:
     def key_rule(self) -> KeyRule | None:
         """The key rule, if it is one of this package, otherwise None."""
         return RULES.get(self.facts.key_rule)
+
+    @cached_property
+    def suffixes(self) -> list[bytes]:
+        """What follows the key in the header of each field; b"" if the key rule is not one of this package."""
+        if self.key_rule is None:
+            return [b""] * len(self.raw_fields)
+        return [b".%b\0" % field.encode("utf-8", "surrogateescape") for field in self.raw_fields]
+
+    @cached_property
+    def has_plain_names(self) -> bool:
+        """Whether each name fits into a single header: it is ASCII text of less than 100 bytes."""
+        text, longest = self.columns["key_text"], max(map(len, self.suffixes), default=0)
+        lengths = np.diff(self.columns["key_ends"], prepend=0)
+        return bool(lengths.max(initial=0) + longest <= NAME_BYTES and text.max(initial=0) < 128)
 
     def span_of(self, number: int) -> int:
         """Return the bytes of a sample in the archive, with its headers."""

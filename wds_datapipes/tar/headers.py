@@ -22,6 +22,7 @@ __all__ = [
     "EndMarker",
     "HeaderReader",
     "MemberHeader",
+    "round_to_blocks",
     "text",
 ]
 

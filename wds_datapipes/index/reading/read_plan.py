@@ -1,4 +1,4 @@
-"""Read plan: the ranges of a shard that hold the fields of some samples, and where each field is in them."""
+"""Read plan: the ranges of a shard that hold some fields with their headers, and where each field is in them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.tar.headers import BLOCK
 
-__all__ = ["ReadPlan", "plan_reading", "sizes_of"]
+__all__ = ["ReadPlan", "heads_of", "plan_reading", "sizes_of"]
 
 #: Data that is at most this far apart in a shard is read at once.
 GAP_BYTES = 8 << 10
@@ -24,8 +25,10 @@ class ReadPlan(NamedTuple):
         keys: the key of each sample.
         counts: the number of fields of each sample.
         names: the name of each field, sample by sample and in the order of the archive.
+        suffixes: what follows the key in the header of each field; b"" if the key rule is not one of this package.
+        members: the number of each field among all members of the index.
         ranges: the number of the range that holds each field.
-        begins: where each field begins in its range.
+        begins: where each field begins in its range, behind its headers; 0 if the range holds only its data.
         ends: where it ends.
         starts: the offset of each range in the shard.
         stops: the offset of its end.
@@ -34,6 +37,8 @@ class ReadPlan(NamedTuple):
     keys: list[str]
     counts: list[int]
     names: list[str]
+    suffixes: list[bytes]
+    members: list[int]
     ranges: list[int]
     begins: list[int]
     ends: list[int]
@@ -57,7 +62,7 @@ def plan_reading(
         numbers: the numbers of the samples.
         fields: the fields to read; by default all.
         max_bytes: the most bytes of a range before its last field.
-        alone_from: fields of this size in bytes are read alone, so that they need not be copied again.
+        alone_from: fields of this size in bytes are read alone, without headers, so that they need not be copied again.
         in_order: whether each range is followed by the next in the order of the samples. Otherwise, a range may hold
             fields of any of the samples.
 
@@ -67,20 +72,24 @@ def plan_reading(
         >>> index = build_index(build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}]))
         >>> plan = plan_reading(index, np.array([0, 1]), max_bytes=65536)
         >>> plan.starts, plan.stops, plan.ranges, plan.begins, plan.ends
-        ([512], [1539], [0, 0], [0, 1024], [3, 1027])
+        ([0], [1539], [0, 0], [512, 1536], [515, 1539])
     """
     columns = index.columns
     members, counts = _members(index, numbers, fields)
     offsets, sizes = columns["member_offsets"][members], columns["member_sizes"][members]
+    heads = np.full(len(members), BLOCK) if index.has_plain_names else heads_of(index, members)
     order = slice(None) if in_order else np.argsort(offsets, kind="stable")
-    starts, stops, found = _ranges(offsets[order], sizes[order], max_bytes, alone_from)
+    starts, stops, found = _ranges(offsets[order], sizes[order], heads[order], max_bytes, alone_from)
     ranges = np.empty_like(found)
     ranges[order] = found
     begins = offsets - starts[ranges]
+    fields_of = columns["member_fields"][members]
     return ReadPlan(
         _keys(index, numbers),
         counts.tolist(),
-        np.array(index.fields, object)[columns["member_fields"][members]].tolist(),
+        np.array(index.fields, object)[fields_of].tolist(),
+        np.array(index.suffixes, object)[fields_of].tolist(),
+        members.tolist(),
         ranges.tolist(),
         begins.tolist(),
         (begins + sizes).tolist(),
@@ -96,6 +105,17 @@ def sizes_of(index: ShardIndex, numbers: Numbers, fields: Collection[str] | None
     ends = np.cumsum(counts)
     sizes: Numbers = until[ends] - until[ends - counts]
     return sizes
+
+
+def heads_of(index: ShardIndex, members: Numbers) -> Numbers:
+    """Return the bytes between each member's data and the end of the member before it: those of its headers."""
+    columns = index.columns
+    offsets, sizes, firsts = (columns[name] for name in ("member_offsets", "member_sizes", "sample_members"))
+    samples = np.searchsorted(firsts, members, "right") - 1
+    befores = np.maximum(members - 1, 0)
+    ends = (offsets[befores] + sizes[befores] + BLOCK - 1) & -BLOCK
+    heads: Numbers = offsets[members] - np.where(firsts[samples] == members, columns["sample_offsets"][samples], ends)
+    return heads
 
 
 def _members(index: ShardIndex, numbers: Numbers, fields: Collection[str] | None) -> tuple[Numbers, Numbers]:
@@ -116,21 +136,23 @@ def _members(index: ShardIndex, numbers: Numbers, fields: Collection[str] | None
 
 
 def _ranges(
-    offsets: Numbers, sizes: Numbers, max_bytes: int, alone_from: int | None
+    offsets: Numbers, sizes: Numbers, heads: Numbers, max_bytes: int, alone_from: int | None
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Return where ranges start and stop that hold these fields one after the other, and the range of each field."""
     is_first = np.ones(len(offsets), bool)
-    gaps = offsets[1:] - offsets[:-1] - sizes[:-1]
+    lows = offsets - np.minimum(heads, GAP_BYTES)
+    gaps = lows[1:] - offsets[:-1] - sizes[:-1]
     is_first[1:] = (gaps < 0) | (gaps > GAP_BYTES)
     if alone_from is not None:
         is_alone = sizes >= alone_from
         is_first[1:] |= is_alone[1:] | is_alone[:-1]
-    starts = offsets[is_first]
-    parts = (offsets - starts[np.cumsum(is_first) - 1]) // max_bytes
+        lows[is_alone] = offsets[is_alone]
+    starts = lows[is_first]
+    parts = (lows - starts[np.cumsum(is_first) - 1]) // max_bytes
     is_first[1:] |= parts[1:] != parts[:-1]
     is_first[1:] &= offsets[1:] != offsets[:-1]  # a field that is repeated is in the same range
     is_last = np.append(is_first[1:], True)[: len(is_first)]
-    return offsets[is_first], (offsets + sizes)[is_last], np.cumsum(is_first) - 1
+    return lows[is_first], (offsets + sizes)[is_last], np.cumsum(is_first) - 1
 
 
 def _keys(index: ShardIndex, numbers: Numbers) -> list[str]:

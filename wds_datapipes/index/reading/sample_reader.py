@@ -7,20 +7,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
-from tarfile import HeaderError, TarInfo
 from threading import Lock
 from typing import Any, BinaryIO, TypeAlias
 
-from wds_datapipes.errors import ChangedShardError, WdsError
+import numpy as np
+
+from wds_datapipes.errors import ShardError, WdsError
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.reading.read_plan import ReadPlan, plan_reading
+from wds_datapipes.index.reading.read_plan import ReadPlan, heads_of, plan_reading
 from wds_datapipes.index.reading.shard_ranges import ShardRanges
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.samples.keys import KeyRule, is_meta
-from wds_datapipes.tar.headers import BLOCK, NAME_BYTES
+from wds_datapipes.tar.buffer import ReadBuffer
+from wds_datapipes.tar.headers import BLOCK, NUMBERS, HeaderReader, round_to_blocks, text
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.tar.scanner import open_archive_ranges
 from wds_datapipes.types import Sample
@@ -31,6 +33,10 @@ __all__ = ["SampleReader", "Submit", "has_random_access"]
 MAX_READ_BYTES, LONG_BYTES = 256 << 10, 32 << 10
 #: About how many bytes of a remote shard are requested at once.
 MAX_REQUEST_BYTES = 2 << 20
+#: How many bytes before the data of a field the size in its header begins, and how many before it ends.
+SIZE_BEFORE, SIZE_END = BLOCK - 124, BLOCK - 136
+#: If there is more between two fields than the headers of a long name, the name of the second one is not read.
+MAX_HEAD_BYTES = 1 << 20
 
 Submit: TypeAlias = Callable[[Callable[[], bytes]], Future[bytes]]
 """Calls a function in another thread."""
@@ -38,6 +44,8 @@ Submit: TypeAlias = Callable[[Callable[[], bytes]], Future[bytes]]
 
 class SampleReader:
     """Reads samples of one shard in any order, by their offsets. It is thread-safe.
+
+    The headers of all fields that are read are compared with the index: names and sizes.
 
     Args:
         url: the shard.
@@ -70,9 +78,8 @@ class SampleReader:
     ) -> None:
         self.url, self.index, self._name = url, index, redact(url)
         self._key_rule, self._limits = key_rule, limits
-        self._ranges = ShardRanges(url, storage_options, copy=copy, copy_path=copy_path)
+        self._ranges = ShardRanges(url, index, storage_options, copy=copy, copy_path=copy_path)
         self._lock = Lock()
-        self._is_checked = False
 
     @property
     def bytes_read(self) -> int:
@@ -94,10 +101,10 @@ class SampleReader:
             parts = None if is_meta(name) else self._key_rule(name)
             if parts is not None and parts[0] == key:
                 sample.setdefault(parts[1].lower(), value)
-        if any(len(sample.get(entry.field, b"")) != entry.size for entry in entries):
-            raise ChangedShardError(
-                f"{self._name} has changed since it was indexed: the sample {key!r} is no longer at byte {offset}"
-            )
+        for entry in entries:
+            if len(sample.get(entry.field, b"")) != entry.size:
+                found = f"the sample {key!r}, at byte {offset}, has no field {entry.field!r} of {entry.size} bytes"
+                raise self._ranges.changed_error(found)
         return sample
 
     def read_field(self, number: int, field: str) -> bytes | None:
@@ -106,16 +113,15 @@ class SampleReader:
         Raises:
             ShardError: the field cannot be read.
         """
-        for entry in self.index[number].entries:
-            if entry.field == field:
-                return self._ranges.read(entry.offset, entry.offset + entry.size)
-        return None
+        plan = plan_reading(self.index, np.array([number]), [field], max_bytes=MAX_READ_BYTES, alone_from=LONG_BYTES)
+        found: bytes | None = next(self._samples(plan, self._reading(plan))).get(field)
+        return found
 
     def stream(self, numbers: Numbers, fields: Collection[str] | None = None) -> Iterator[Sample]:
         """Yield samples with their fields as bytes, each read when it is due; a local shard stays open until `close`.
 
         Data that is close together, in the order of the samples, is read at once. At most `MAX_READ_BYTES` and a field
-        are held. Only the header of the first member that is ever read is compared with the index.
+        are held.
 
         Args:
             numbers: the numbers of the samples.
@@ -125,9 +131,8 @@ class SampleReader:
             ShardError: a sample cannot be read, or the shard has changed since it was indexed.
         """
         plan = plan_reading(self.index, numbers, fields, max_bytes=MAX_READ_BYTES, alone_from=LONG_BYTES)
-        self._open_and_check(plan)
-        read, starts, stops = self._ranges.read, plan.starts, plan.stops
-        return self._samples(plan, lambda number: read(starts[number], stops[number]))
+        self._ranges.keep_open()
+        return self._samples(plan, self._reading(plan))
 
     def read_ahead(self, numbers: Numbers, fields: Collection[str] | None, submit: Submit) -> Iterator[Sample]:
         """Begin to read samples, and yield them; all of their data is held until the end.
@@ -146,65 +151,87 @@ class SampleReader:
 
         def read(start: int, stop: int) -> bytes:
             with self._lock:
-                self._open_and_check(plan)
+                self._ranges.keep_open()
             return self._ranges.read(start, stop)
 
         begun = [submit(partial(read, *each)) for each in zip(plan.starts, plan.stops, strict=True)]
         return self._samples(plan, lambda number: begun[number].result())
 
+    def _reading(self, plan: ReadPlan) -> Callable[[int], bytes]:
+        """Return a function that reads a range of a plan."""
+        read, starts, stops = self._ranges.read, plan.starts, plan.stops
+        return lambda number: read(starts[number], stops[number])
+
     def _samples(self, plan: ReadPlan, read: Callable[[int], bytes]) -> Iterator[Sample]:
-        """Yield the samples of a plan; ``read`` returns the data of a range."""
-        members = zip(plan.names, plan.ranges, plan.begins, plan.ends, strict=True)
+        """Yield the samples of a plan; ``read`` returns the data of a range.
+
+        Raises:
+            ChangedShardError: the header of a field has another name or size than the index.
+        """
+        members = zip(plan.names, plan.suffixes, plan.members, plan.ranges, plan.begins, plan.ends, strict=True)
         empty: Sample = {"__key__": "", "__url__": self.url}
         if self._ranges.path is not None:
             empty["__local_path__"] = self._ranges.path
-        current, data = -1, b""
-        for key, count in zip(plan.keys, plan.counts, strict=True):
-            sample = empty.copy()
-            sample["__key__"] = key
-            for name, number, begin, end in islice(members, count):
-                if number != current:
-                    try:
+        has_names = self.index.key_rule is not None
+        current, data, raw_key, name, begin = -1, b"", b"", "", 0
+        try:
+            for key, count in zip(plan.keys, plan.counts, strict=True):
+                sample = empty.copy()
+                sample["__key__"] = key
+                if has_names:
+                    raw_key = key.encode("utf-8", "surrogateescape")
+                for name, suffix, member, number, begin, end in islice(members, count):
+                    if number != current:
                         current, data = number, read(number)
-                    except (WdsError, OSError) as error:
-                        at = plan.starts[number] + begin
-                        note(error, f"It was read for {name!r} of the sample {key!r}, at byte {at} of {self._name}.")
-                        raise
-                sample[name] = data[begin:end]
-            yield sample
+                    if not (
+                        begin
+                        and data.startswith(raw_key + suffix, begin - BLOCK)
+                        and NUMBERS[data[begin - SIZE_BEFORE : begin - SIZE_END]] == end - begin
+                    ):
+                        offset = plan.starts[number] + begin
+                        self._check_header(data[:begin], member, offset, end - begin, raw_key + suffix)
+                    sample[name] = data[begin:end]
+                yield sample
+        except (WdsError, OSError) as error:
+            at = plan.starts[number] + begin
+            note(error, f"It was read for {name!r} of the sample {key!r}, at byte {at} of {self._name}.")
+            raise
 
-    def _open_and_check(self, plan: ReadPlan) -> None:
-        """Open a shard and compare it with its index, unless that was done before.
+    def _check_header(self, before: bytes, member: int, offset: int, size: int, raw_name: bytes) -> None:
+        """Compare the header of a member with the index, whatever headers it has.
+
+        Args:
+            before: bytes before its data.
+            member: its number in the index.
+            offset: the offset of its data.
+            size: the size of its data.
+            raw_name: the name in its header; b"" if it is unknown.
 
         Raises:
-            ChangedShardError: it has another size, or there is no such member.
+            ChangedShardError: it has another name or size, or no header.
         """
-        if self._is_checked or not plan.names:
+        block = before[-BLOCK:] or self._ranges.read(offset - BLOCK, offset)
+        if block.startswith(raw_name) and NUMBERS[block[-SIZE_BEFORE:-SIZE_END]] == size:
             return
-        size, expected = self._ranges.keep_open(), self.index.facts.bytes
-        if None not in (size, expected) and size != expected:
-            raise self._changed(f"it has {size} bytes instead of {expected}")
-        field, size = plan.names[0], plan.ends[0] - plan.begins[0]
-        offset = plan.starts[plan.ranges[0]] + plan.begins[0]
+        name, head = text(raw_name), int(heads_of(self.index, np.array([member]))[0])
+        if head > MAX_HEAD_BYTES:
+            name, head = "", BLOCK
+        headers = before[-head:] if head <= len(before) else self._ranges.read(offset - head, offset)
+        ahead = ReadBuffer(io.BytesIO(headers), self._name, offset - head)
+        expected = f"{name or self.index.fields[self.index.columns['member_fields'][member]]!r} of {size} bytes"
         try:
-            header = TarInfo.frombuf(self._ranges.read(offset - BLOCK, offset), "utf-8", "surrogateescape")
-        except HeaderError as error:
-            raise self._changed(f"there is no header at byte {offset - BLOCK} ({error})") from error
-        # A long name is cut in this header, PAX records may replace the name and the size.
-        is_cut = len(header.name.encode("utf-8", "surrogateescape")) >= NAME_BYTES or not field.isascii()
-        if not (is_cut or header.name.lower().endswith(f".{field.lower()}")) or header.size not in (size, 0):
-            raise self._changed(f"the member {header.name!r} of {header.size} bytes is at byte {offset}")
-        self._is_checked = True
-
-    def _changed(self, found: str) -> ChangedShardError:
-        return ChangedShardError(
-            f"{self._name} has changed since it was indexed: {found}. Build its index again with build_indexes"
-        )
+            reader = HeaderReader(ahead, self._name, ignore_zeros=True, end_marker="optional", limits=self._limits)
+            while (found := reader.resolve(ahead.take(BLOCK))) is not None and ahead.offset < offset:
+                ahead.skip(round_to_blocks(found.size), least=0)
+        except ShardError as error:
+            raise self._ranges.changed_error(f"byte {offset} is not the data of {expected}: {error}") from None
+        if found is None or found.size != size or name not in ("", found.name):
+            instead = "no member" if found is None else f"the data of {found.name!r} of {found.size} bytes"
+            raise self._ranges.changed_error(f"at byte {offset} is {instead} instead of {expected}")
 
     def close(self) -> None:
         """Close the shard."""
         self._ranges.close()
-        self._is_checked = False
 
 
 def has_random_access(url: str, *, storage_options: Mapping[str, Any] | None = None) -> bool:

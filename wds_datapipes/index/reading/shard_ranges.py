@@ -7,9 +7,11 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from stat import S_ISREG
 from typing import Any, BinaryIO, cast
 
 from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
+from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.local import local_path, open_local
 from wds_datapipes.io.openers import open_parts, redact
 from wds_datapipes.io.remote.range_sources import RangeSource
@@ -25,8 +27,12 @@ STEP_BYTES = 8 << 20
 class ShardRanges:
     """Reads ranges of a shard. It is thread-safe; several ranges of a remote shard are requested at the same time.
 
+    When the shard is opened, it must be the one that was indexed, by its size and ETag. A copy of a shard has another
+    modification time, which matters only if the headers of the samples cannot show that the index is valid.
+
     Args:
         url: the shard.
+        index: its index.
         storage_options: passed to a remote file system.
         copy: an open local copy of the shard, which is read instead, and closed.
         copy_path: its path.
@@ -39,6 +45,7 @@ class ShardRanges:
     def __init__(
         self,
         url: str,
+        index: ShardIndex,
         storage_options: Mapping[str, Any] | None = None,
         *,
         copy: BinaryIO | None = None,
@@ -47,21 +54,29 @@ class ShardRanges:
         self.path = local_path(url) if copy is None else copy_path
         self.bytes_read = 0
         self._url, self._name, self._storage_options = url, redact(url), storage_options
-        self._file = copy
+        self._index = index
+        self._file, self._is_copy, self._is_checked = copy, copy is not None, False
         self._lock = threading.Lock()
         self._sources: list[RangeSource] = []  # those that can be used now
         self._streams: set[BinaryIO] = set()  # those that are being read
         self._version: tuple[str, ...] | None = None
         self._is_closed = threading.Event()
 
-    def keep_open(self) -> int | None:
-        """Keep a local shard open until `close`, and return its size."""
-        if self.path is None:
-            return None
-        if self._file is None:
-            self._file = open_local(self.path, name=self._url)
-            weakref.finalize(self, self._file.close)
-        return os.fstat(self._file.fileno()).st_size
+    def keep_open(self) -> None:
+        """Keep a local shard open until `close`.
+
+        Raises:
+            ShardOpenError: it cannot be opened.
+            ChangedShardError: it has changed since it was indexed.
+        """
+        with self._lock:
+            if self.path is None or self._is_checked:
+                return
+            if self._file is None:
+                self._file = open_local(self.path, name=self._url)
+                weakref.finalize(self, self._file.close)
+            self._check_local(self._file)
+            self._is_checked = True
 
     def read(self, start: int, end: int) -> bytes:
         """Return the bytes from ``start`` up to ``end``.
@@ -84,7 +99,7 @@ class ShardRanges:
         else:
             return b""  # an empty range cannot be requested
         if len(data) != end - start:
-            raise ChangedShardError(f"{self._name} has changed since it was indexed: it ends before byte {end}")
+            raise self.changed_error(f"it ends before byte {end}")
         with self._lock:
             self.bytes_read += len(data)
         return data
@@ -95,7 +110,7 @@ class ShardRanges:
         with self._lock:
             sources, self._sources = self._sources, []
             streams = list(self._streams)
-            file, self._file = self._file, None
+            file, self._file, self._is_checked = self._file, None, False
         for stream in streams:
             if isinstance(stream, ResumingStream):
                 stream.abandon()
@@ -137,11 +152,50 @@ class ShardRanges:
         if self._version not in (None, source.version):
             source.close()
             raise ChangedShardError(
-                f"{self._name} was replaced while it was read: its ETag, date or size differs. Build its index again "
-                "with build_indexes"
+                f"{self._name} was replaced while it was read: its ETag, date or size differs. {self._advice()}"
             )
         self._version = source.version
+        try:
+            self._check_facts(source.size, source.etag)
+        except ChangedShardError:
+            source.close()
+            raise
         return source
+
+    def _check_local(self, file: BinaryIO) -> None:
+        """Compare a local file with the index.
+
+        Raises:
+            ChangedShardError: it has changed since it was indexed.
+        """
+        status, index = os.fstat(file.fileno()), self._index
+        self._check_facts(status.st_size if S_ISREG(status.st_mode) else None)
+        needs_time = (index.columns_by is not None or index.key_rule is None) and not self._is_copy
+        if needs_time and index.facts.mtime_ns not in (None, status.st_mtime_ns):
+            what = "columns" if index.columns_by is not None else f"key rule {index.facts.key_rule}"
+            raise self.changed_error(
+                f"it was modified at another time than its index says, which has {what}, so that the headers do not "
+                "show whether it is still the same. A copy has the same time if it is made with cp -p"
+            )
+
+    def _check_facts(self, size: int | None, etag: str | None = None) -> None:
+        facts = self._index.facts
+        if None not in (size, facts.bytes) and size != facts.bytes:
+            raise self.changed_error(f"it has {size} bytes instead of {facts.bytes}")
+        if None not in (etag, facts.etag) and etag != facts.etag:
+            raise self.changed_error(f"its ETag is {etag!r} instead of {facts.etag!r}")
+
+    def changed_error(self, found: str) -> ChangedShardError:
+        """Return the error of a shard that has changed."""
+        name = f"{self._name}, or its copy {self.path}," if self._is_copy else self._name
+        return ChangedShardError(f"{name} has changed since it was indexed: {found}. {self._advice()}")
+
+    def _advice(self) -> str:
+        advice = (
+            "Build its index again, with build_indexes(..., rebuild=True) or wds-datapipes index --rebuild, and write "
+            "the manifest again, if there is one"
+        )
+        return f"Delete the copy, if it is older than the index. Otherwise: {advice}" if self._is_copy else advice
 
     def _check_open(self) -> None:
         if self._is_closed.is_set():

@@ -16,6 +16,7 @@ from wds_datapipes.io.local import local_path, open_local
 from wds_datapipes.io.redaction import redact
 from wds_datapipes.io.remote.filesystem import raise_open_error, reason, redactor_of, remote_filesystem
 from wds_datapipes.io.remote.range_sources import RangeSource, open_remote_parts
+from wds_datapipes.io.remote.resuming_stream import etag_of
 from wds_datapipes.io.remote.throughput import Attempt
 from wds_datapipes.io.remote.timeouts import StoreTimeouts, silent_after
 from wds_datapipes.io.urls import known_schemes, split_scheme
@@ -82,9 +83,7 @@ def file_facts(
         info = retry.call(request_info, f"{hide(url)} cannot be opened")
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
         raise_open_error(error, hide(url), reason(error, scheme, hide), retry)
-    size = info.get("size")
-    etag = info.get("ETag") or info.get("etag") or info.get("blob_id")
-    return FileFacts(size, None, str(etag).strip('"') if etag else None)
+    return FileFacts(info.get("size"), None, etag_of(info))
 
 
 def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -> BinaryIO | None:

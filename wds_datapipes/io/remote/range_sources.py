@@ -14,7 +14,14 @@ from wds_datapipes.io.redaction import raise_alone, redactor_of
 from wds_datapipes.io.remote.filesystem import raise_open_error, reason, remote_filesystem
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, VERSION_FACTS
 from wds_datapipes.io.remote.http import HttpFile, UnexpectedResponseError, is_web
-from wds_datapipes.io.remote.resuming_stream import ForwardStream, OpenedSource, ResumingStream, fill, version_of
+from wds_datapipes.io.remote.resuming_stream import (
+    ForwardStream,
+    OpenedSource,
+    ResumingStream,
+    etag_of,
+    fill,
+    version_of,
+)
 from wds_datapipes.io.remote.retry import RetryPolicy, status_of, was_replaced
 from wds_datapipes.io.remote.throughput import Attempt, MonitoredSource, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import StoreTimeouts
@@ -35,11 +42,15 @@ class RangeSource(Protocol):
 
     Attributes:
         head: its first bytes.
+        size: its size, if the store reports it.
+        etag: its ETag, if the store reports one.
         version: identifies the version of the file, as far as the store reports it.
         is_shared: whether several threads may read parts at the same time.
     """
 
     head: bytes
+    size: int | None
+    etag: str | None
     version: tuple[str, ...]
     is_shared: bool
 
@@ -124,7 +135,8 @@ class HttpRangeSource:
         self.head = b""
         self._store = store
         self._request = request
-        self._total = 0
+        self.size: int | None = None
+        self.etag: str | None = None
         self.version: tuple[str, ...] = ()
 
     @classmethod
@@ -142,8 +154,8 @@ class HttpRangeSource:
         with contextlib.closing(first):
             if first.part is None or first.part.first or first.part.total is None:
                 return None
-            parts._total = first.part.total
-            parts.version = (str(parts._total), *first.version)
+            parts.size, parts.etag = first.part.total, etag_of({"ETag": first.etag})
+            parts.version = (str(parts.size), *first.version)
             head = bytearray(HEAD_BYTES)
             parts.head = bytes(head[: fill(first, memoryview(head))])
         return parts
@@ -152,7 +164,7 @@ class HttpRangeSource:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1."""
         store = self._store
         try:
-            last = self._total if end < 0 else end
+            last = (self.size or 0) if end < 0 else end
             # Several ranges may be read at a time, and each connection may stall.
             monitor = ThroughputMonitor(store.name, store.monitor.timeout_s, store.monitor.counters)
             source = MonitoredSource(HttpRange(store, self._request, self.version, start, last), monitor)
@@ -216,6 +228,7 @@ class FsspecRangeSource:
     def __init__(self, store: Store, file: Any, head: bytes) -> None:
         self.head = head
         details = getattr(file, "details", None) or {}
+        self.size, self.etag = details.get("size"), etag_of(details)
         self.version = version_of(*(details.get(name) for name in ("size", *VERSION_FACTS)))
         self._store = store
         self._file = file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -22,6 +22,7 @@ __all__ = [
     "Readable",
     "ResumingStream",
     "StreamSource",
+    "etag_of",
     "fill",
     "version_of",
 ]
@@ -211,6 +212,12 @@ def fill(file: RawReader, view: memoryview) -> int:
 def version_of(*facts: Any) -> tuple[str, ...]:
     """Return the facts that identify a version of a file."""
     return tuple(str(fact) for fact in facts if fact is not None)
+
+
+def etag_of(facts: Mapping[str, Any]) -> str | None:
+    """Return the ETag of a file without quotes, from what fsspec's file systems, or a server, report about it."""
+    etag = facts.get("ETag") or facts.get("etag") or facts.get("blob_id")
+    return str(etag).strip('"') if etag else None
 
 
 class Readable(Protocol):

@@ -1,0 +1,267 @@
+"""Shards that were replaced after they were indexed: their samples come under their own keys, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from nginx_server import Nginx
+
+from wds_datapipes import IndexedSamples, ShardList
+from wds_datapipes.errors import ChangedShardError
+from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.testing import build_shard
+
+COUNT = 50
+Fields = dict[str, Any]
+
+
+def samples_of(name: Callable[[int], str]) -> list[Fields]:
+    return [
+        {"__key__": name(number), "jpg": f"{number:05}" * 100, "a.txt": f"{number:05}", "b.txt": f"{-number:05}"}
+        for number in range(COUNT)
+    ]
+
+
+SAMPLES = samples_of("old/{:03}".format)
+
+
+def changed(number: int, **fields: Any) -> list[Fields]:
+    """The samples, with other fields in one of them."""
+    found = [dict(sample) for sample in SAMPLES]
+    found[number] |= fields
+    return found
+
+
+def turned(number: int) -> list[Fields]:
+    """The samples, with two fields of one of them in the other order."""
+    found = [dict(sample) for sample in SAMPLES]
+    found[number]["a.txt"] = found[number].pop("a.txt")
+    return found
+
+
+#: Shards of the same size as that of `SAMPLES`, and the sample that is the first to differ in its headers.
+REPLACEMENTS = {
+    "other keys": (samples_of("new/{:03}".format), 0),
+    "another key in the middle": (changed(20, __key__="new/020"), 20),
+    "longer keys": (samples_of("old/{:03}0".format), 0),
+    "another order": (SAMPLES[1:] + SAMPLES[:1], 0),
+    "another size in the same block": (changed(20, **{"a.txt": "longer"}), 20),
+    "a shorter field": (changed(20, jpg="shorter" * 70), 20),
+    "fields in another order": (turned(20), 20),
+}
+
+
+class Place(NamedTuple):
+    """Where a shard is.
+
+    Attributes:
+        url: the shard.
+        write: replaces it with the file at a path; by default with another modification time.
+        options: the storage options.
+    """
+
+    url: str
+    write: Callable[[Path], None]
+    options: dict[str, Any] | None = None
+
+
+PLACES = ["local", "http", "http without ETag", "http without a version", "s3"]
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    kind = request.param
+    if kind == "s3":
+        store = request.getfixturevalue("s3_store")
+        options = {
+            **store.options(),
+            "config_kwargs": {"response_checksum_validation": "when_required"},
+            "skip_instance_cache": True,
+        }
+        system, url = fsspec.filesystem("s3", **options), f"s3://bucket/{tmp_path.name}/a.tar"
+        yield Place(url, lambda path: system.pipe_file(url, path.read_bytes()), options)
+        return
+    nginx: Nginx | None = None if kind == "local" else request.getfixturevalue("nginx")
+    folder = tmp_path / "shards" if nginx is None else nginx.files / tmp_path.name
+    folder.mkdir(exist_ok=True)
+    locations = {"http": "", "http without ETag": "by-date/", "http without a version": "no-version/"}
+
+    def write(path: Path) -> None:
+        with (folder / "a.tar").open("wb") as shard:  # the same file, as an index of an open shard would read it
+            shard.write(path.read_bytes())
+        shutil.copystat(path, folder / "a.tar")
+
+    url = (
+        str(folder / "a.tar")
+        if nginx is None
+        else f"http://127.0.0.1:{nginx.http}/{locations[kind]}{tmp_path.name}/a.tar"
+    )
+    yield Place(url, write)
+
+
+def shard(folder: Path, samples: list[Fields], time: int = 10**9) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = Path(build_shard(folder / "made.tar", samples))
+    os.utime(path, (time, time))
+    return path
+
+
+def dataset(place: Place, tmp_path: Path, *, manifest: Manifest | None = None, **options: Any) -> IndexedSamples:
+    """Return the samples of the shard by an index that was built before."""
+    options = {"order": "sequential", "index_folder": tmp_path / "indexes", "storage_options": place.options, **options}
+    if manifest is None:
+        manifest = Manifest(build_indexes([place.url], folder=tmp_path / "indexes", storage_options=place.options))
+    return IndexedSamples(manifest, **options)
+
+
+def fields_of(samples: Any) -> list[Fields]:
+    return [
+        {name: value for name, value in sample.items() if name[:2] != "__" or name == "__key__"} for sample in samples
+    ]
+
+
+def encoded(samples: list[Fields]) -> list[Fields]:
+    return [
+        {name: value if name == "__key__" else value.encode() for name, value in sample.items()} for sample in samples
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "order"),
+    [
+        *(("local", name, order) for name in REPLACEMENTS for order in ("sequential", "global")),
+        *(("http without ETag", name, "window") for name in REPLACEMENTS),
+        *((place, "other keys", "sequential") for place in PLACES[1:]),
+    ],
+    indirect=["place"],
+)
+def test_no_sample_of_a_replaced_shard_comes_under_another_key(
+    place: Place, tmp_path: Path, name: str, order: str
+) -> None:
+    samples, first = REPLACEMENTS[name]
+    place.write(old := shard(tmp_path / "old", SAMPLES))
+    indexed = dataset(place, tmp_path, order=order)
+    assert sorted(sample["__key__"] for sample in indexed) == [sample["__key__"] for sample in SAMPLES]
+    new = shard(tmp_path / "new", samples)  # with the same modification time
+    assert new.stat().st_size == old.stat().st_size
+    place.write(new)
+    found: list[Fields] = []
+    with pytest.raises(ChangedShardError, match=r"a\.tar has changed since .*: .* instead of .*index --rebuild"):
+        found.extend(fields_of(indexed))
+    assert [sample for sample in found if sample not in encoded(SAMPLES)] == []
+    if order == "sequential":
+        assert len(found) <= first
+
+
+def test_a_shard_that_is_rewritten_while_it_is_open_is_an_error(place: Place, tmp_path: Path) -> None:
+    place.write(shard(tmp_path / "old", SAMPLES))
+    dataset_of_one = dataset(place, tmp_path).map_style()
+    assert dataset_of_one[3]["__key__"] == "old/003"
+    place.write(shard(tmp_path / "new", samples_of("new/{:03}".format)))
+    with pytest.raises(ChangedShardError, match=r"a\.tar "):
+        dataset_of_one[3]
+
+
+def test_another_version_with_the_same_headers_is_an_error_where_the_store_tells_versions(
+    place: Place, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    place.write(shard(tmp_path / "old", SAMPLES))
+    indexed = dataset(place, tmp_path)
+    other = [{**sample, "jpg": "other" * 100} for sample in SAMPLES]
+    place.write(shard(tmp_path / "new", other, time=2 * 10**9))
+    if request.node.callspec.params["place"] in ("http", "s3"):
+        with pytest.raises(
+            ChangedShardError, match=r"a\.tar has changed since it was indexed: its ETag is '.*' instead of"
+        ):
+            next(iter(indexed))
+    else:  # a copy of a shard has another time as well
+        assert fields_of(indexed) == encoded(other)
+
+
+def test_opening_a_dataset_with_stale_indexes_rebuilds_them(place: Place, tmp_path: Path) -> None:
+    place.write(shard(tmp_path / "old", SAMPLES))
+    dataset(place, tmp_path)
+    place.write(shard(tmp_path / "new", samples := samples_of("new/{:03}".format), time=2 * 10**9))
+    assert fields_of(dataset(place, tmp_path)) == encoded(samples)
+
+
+def test_columns_of_a_shard_that_was_replaced_are_an_error(tmp_path: Path) -> None:
+    url = str(shard(tmp_path / "shards", SAMPLES))
+    build_indexes([url], columns=lambda sample: {"label": sample["a.txt"].decode()}, fields=["a.txt"])
+    manifest = Manifest(build_indexes([url]))
+    first = IndexedSamples(manifest, order="sequential", select=lambda index: index.columns["label"] == "00007")
+    assert [sample["__key__"] for sample in first] == ["old/007"]
+    shard(tmp_path / "shards", changed(7, **{"a.txt": "00008"}), time=2 * 10**9)
+    again = IndexedSamples(manifest, order="sequential", select=lambda index: index.columns["label"] == "00007")
+    with pytest.raises(ChangedShardError, match=r"made\.tar has .*modified at another time .* has columns.*cp -p"):
+        list(again)
+
+
+def split_by_folder(name: str) -> tuple[str, str] | None:
+    folder, _, file = name.partition("/")
+    key, _, extension = file.rpartition(".")
+    return (key, f"{folder}.{extension}") if key else None
+
+
+def test_sizes_and_time_are_compared_where_a_key_rule_of_the_user_hides_the_names(tmp_path: Path) -> None:
+    def write(key: str, text: str, time: int) -> str:
+        url = build_shard(
+            tmp_path / "a.tar", [{"__key__": f"one/{key}", "txt": text}, {"__key__": f"two/{key}", "txt": text}]
+        )
+        os.utime(url, (time, time))
+        return url
+
+    url = write("a", "1", 10**9)
+    manifest = Manifest(build_indexes([url], key_rule=split_by_folder))
+    indexed = IndexedSamples(manifest, order="sequential")
+    assert fields_of(indexed) == [{"__key__": "a", "one.txt": b"1", "two.txt": b"1"}]
+    write("a", "12", 10**9)
+    with pytest.raises(ChangedShardError, match=r"instead of 'one\.txt' of 1 bytes"):
+        list(indexed)
+    write("b", "1", 2 * 10**9)
+    with pytest.raises(ChangedShardError, match=r"modified at another time .* has key rule \S+:split_by_folder"):
+        list(indexed)
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+@pytest.mark.parametrize("text", ["ä", "long" * 20])
+@pytest.mark.parametrize("size", [5, 100_000])
+def test_names_that_do_not_fit_into_a_header_are_compared(tmp_path: Path, form: int, text: str, size: int) -> None:
+    def write(last: str) -> str:
+        with tarfile.open(tmp_path / "a.tar", "w", format=form) as archive:
+            (tmp_path / "data").write_bytes(bytes(size))
+            for number in range(3):
+                archive.add(tmp_path / "data", f"{text}/{text}{number}{last}.txt")
+                archive.addfile(tarfile.TarInfo(f"{text}/{text}{number}{last}.d"))
+        return str(tmp_path / "a.tar")
+
+    manifest = Manifest(build_indexes([write("a")]))
+    for order in ("sequential", "global"):
+        samples = list(IndexedSamples(manifest, order=order))
+        assert sorted(sample["__key__"] for sample in samples) == [f"{text}/{text}{number}a" for number in range(3)]
+    write("b")
+    with pytest.raises(ChangedShardError, match=f"{text}0b.txt' of {size} bytes instead of .*{text}0a.txt"):
+        list(IndexedSamples(manifest, order="sequential"))
+
+
+def test_headers_cost_no_request(nginx: Nginx, tmp_path: Path) -> None:
+    (nginx.files / tmp_path.name).mkdir()
+    build_shard(nginx.files / tmp_path.name / "a.tar", SAMPLES)
+    place = Place(f"http://127.0.0.1:{nginx.http}/{tmp_path.name}/a.tar", lambda _: None)
+    indexed = dataset(place, tmp_path)
+    nginx.asked()
+    assert len(list(indexed)) == COUNT
+    assert len(nginx.asked()) == 2  # one to open the shard, and one for all samples
+
+
+def test_a_stream_reads_what_an_index_reads(place: Place, tmp_path: Path) -> None:
+    place.write(shard(tmp_path / "old", SAMPLES))
+    streamed = ShardList(place.url).load_wds_shards(storage_options=place.options).group_samples()
+    assert fields_of(dataset(place, tmp_path)) == fields_of(streamed)
