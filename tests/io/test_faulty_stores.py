@@ -95,6 +95,8 @@ def keys(url: str, **options: Any) -> list[tuple[str, bytes]]:
 
 
 WANT = [(sample["__key__"], sample["jpg"]) for sample in SAMPLES]
+#: More than a busy machine needs for an answer.
+TIMEOUT_S = 2.0
 
 
 @pytest.fixture
@@ -174,7 +176,7 @@ def test_retries_are_limited(site: FaultProxy, pauses: list[float]) -> None:
     with pytest.raises(
         ShardReadError, match=r"Reading \S+a\.tar failed after 1000 bytes: HTTP status 503, .* \(4 attempts\)"
     ):
-        keys(url_of(site), retries=3, timeout_s=0.3)
+        keys(url_of(site), retries=3, timeout_s=TIMEOUT_S)
     assert len(pauses) == 3
     site.faults[:] = [Fault(status=500)] * 20
     with pytest.raises(ShardOpenError, match=r"cannot be opened: HTTP status 500, .* \(3 attempts\)"):
@@ -189,7 +191,7 @@ def test_retries_are_limited(site: FaultProxy, pauses: list[float]) -> None:
 
 def test_a_stalled_request_is_abandoned_and_retried(site: FaultProxy) -> None:
     site.faults[:] = [Fault(at=30_000, how="stall")]
-    assert keys(url_of(site), timeout_s=0.3) == WANT
+    assert keys(url_of(site), timeout_s=TIMEOUT_S) == WANT
     assert [asked for _, asked in site.asked] == [None, "bytes=30000-"]
 
 
@@ -199,26 +201,26 @@ def test_a_stalled_request_is_abandoned_and_retried(site: FaultProxy) -> None:
 def test_a_replaced_shard_is_an_error_and_never_spliced(site: FaultProxy, headers: dict[str, str | None]) -> None:
     for on_error in ("raise", "skip"):
         body = b"ab" if "Content-Range" in headers else None
-        site.faults[:] = [Fault(at=40_000, how="stall"), Fault(headers=headers, body=body)]
+        site.faults[:] = [Fault(at=40_000, how="close"), Fault(headers=headers, body=body)]
         with pytest.raises(ChangedShardError, match=r"a\.tar was replaced while it was read: after 40000 bytes"):
-            keys(url_of(site), on_error=on_error, timeout_s=0.3)
+            keys(url_of(site), on_error=on_error)
 
 
 def test_a_server_without_ranges_sends_everything_again(site: FaultProxy, root: Path) -> None:
     whole = (root / "a.tar").read_bytes()
     site.faults[:] = [
-        Fault(at=40_000, how="stall", headers={"ETag": '"one"'}),
+        Fault(at=40_000, how="close", headers={"ETag": '"one"'}),
         *[Fault(no_range=True, headers={"ETag": '"one"'})] * 3,
     ]
-    with open_url(url_of(site), timeout_s=0.3) as stream:
+    with open_url(url_of(site)) as stream:
         data = b"".join(iter(lambda: stream.read(8192), b""))
     assert data == whole
 
 
 def test_reading_does_not_resume_without_a_version(site: FaultProxy) -> None:
-    site.faults[:] = [Fault(at=40_000, how="stall", headers={"ETag": None})]
+    site.faults[:] = [Fault(at=40_000, how="close", headers={"ETag": None})]
     with pytest.raises(ShardReadError, match=r"failed after 40000 bytes: .*the store reports neither ETag nor date"):
-        keys(url_of(site), timeout_s=0.3)
+        keys(url_of(site))
 
 
 def test_a_body_shorter_than_its_declared_length_is_not_the_end(site: FaultProxy, root: Path) -> None:
@@ -235,19 +237,19 @@ def test_a_declared_length_that_is_too_small_is_a_truncated_shard(site: FaultPro
 
 
 def test_a_policy_counts_a_shard_that_failed_permanently(site: FaultProxy) -> None:
-    site.faults[:] = [Fault(at=40_000, how="stall"), *[Fault(status=410)] * 2]
-    found = keys(url_of(site), on_error="skip", timeout_s=0.3)
+    site.faults[:] = [Fault(at=40_000, how="close"), *[Fault(status=410)] * 2]
+    found = keys(url_of(site), on_error="skip")
     assert 0 < len(found) < len(WANT)
     assert found == WANT[: len(found)]
 
 
 @pytest.mark.parametrize("status", [401, 403])
-@pytest.mark.parametrize("begin", [[], [Fault(at=40_000, how="stall")]])
+@pytest.mark.parametrize("begin", [[], [Fault(at=40_000, how="close")]])
 def test_refused_credentials_end_the_run_under_any_policy(site: FaultProxy, status: int, begin: list[Fault]) -> None:
     for on_error in ("skip", ErrorBudget(max_errors=100, warn=False)):
         site.faults[:] = [*begin, Fault(status=status)]
         with pytest.raises(ShardError, match=f"HTTP status {status}"):
-            keys(url_of(site), on_error=on_error, timeout_s=0.3)
+            keys(url_of(site), on_error=on_error)
 
 
 def test_a_store_that_refuses_a_key_ends_the_run_under_any_policy(s3_store: Any) -> None:
@@ -261,7 +263,7 @@ def test_reading_from_s3_resumes(s3_store: Any, root: Path, how: str) -> None:
     with fault_proxy(("127.0.0.1", s3_store.port)) as proxy:
         options = {
             **s3_store.options(proxy.port),
-            "config_kwargs": {"read_timeout": 0.5, "retries": {"max_attempts": 0}},
+            "config_kwargs": {"read_timeout": TIMEOUT_S, "retries": {"max_attempts": 0}},
             "skip_instance_cache": True,
         }
         store = fsspec.filesystem("s3", **options)
@@ -291,7 +293,7 @@ def test_a_worker_closes_everything_it_has_opened(site: FaultProxy, root: Path) 
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    for _ in range(500):
+    for _ in range(6000):
         if is_so():
             return
         threading.Event().wait(0.01)

@@ -212,12 +212,13 @@ def test_a_shard_replaced_while_reading_is_not_spliced(
     server: Nginx, pauses: list[float], location: str, on_error: str
 ) -> None:
     with fault_proxy(("127.0.0.1", server.http)) as proxy:
-        proxy.faults[:] = [Fault(at=30_000, how="stall")]
+        proxy.faults[:] = [Fault(at=30_000, how="held")]
         url = f"http://127.0.0.1:{proxy.port}/{location}a.tar"
-        members = iter(ShardList(url).load_wds_shards(on_error=on_error, timeout_s=0.2))
+        members = iter(ShardList(url).load_wds_shards(on_error=on_error))
         assert next(members)[1] == "0.bin"
         replace(server, "a.tar", SAMPLES[::-1])
-        with pytest.raises(ChangedShardError, match=r"a\.tar was replaced while it was read: after 30000 bytes"):
+        proxy.released.set()
+        with pytest.raises(ChangedShardError, match=r"a\.tar was replaced while it was read: after \d+ bytes"):
             list(members)
 
 
@@ -226,11 +227,11 @@ def test_a_broken_content_coding_is_not_resumed(server: Nginx, pauses: list[floa
         url = f"http://127.0.0.1:{proxy.port}/gzip-for-all/a.tar"
         proxy.faults[:] = [Fault(at=0, how="reset"), Fault(status=503)]
         assert read(url) == WANT
-        proxy.faults[:] = [Fault(at=30_000, how="stall")]
+        proxy.faults[:] = [Fault(at=30_000, how="close")]
         with pytest.raises(
             ShardReadError, match=r"/gzip-for-all/a\.tar failed after \d+ bytes: .*neither ETag nor date"
         ):
-            read(url, timeout_s=0.2)
+            read(url)
 
 
 def replace(server: Nginx, name: str, samples: list[dict[str, Any]]) -> None:

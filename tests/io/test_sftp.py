@@ -32,6 +32,8 @@ SAMPLES: list[dict[str, Any]] = [
 ]
 WANT = [(sample["__key__"], sample["bin"]) for sample in SAMPLES]
 URL = "sftp://127.0.0.1/a.tar"
+#: More than a busy machine needs for a handshake.
+TIMEOUT_S = 3.0
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +47,7 @@ def no_connection_left(sftp_server: SftpServer) -> Iterator[None]:
     mine = {sftp_server.reader, *(thread for thread in threading.enumerate() if isinstance(thread, threading.Timer))}
     left = {*threading.enumerate()} - threads - mine
     for thread in left:
-        thread.join(5)
+        thread.join(60)
     assert [thread for thread in left if thread.is_alive()] == []
 
 
@@ -132,7 +134,7 @@ def test_a_resumed_pass_continues_where_the_connection_breaks(server: SftpServer
     for at, how in ((1_000, "reset"), (90_000, "close"), (150_000, "stall")):
         forget()
         line.cuts[:] = [Cut(at, how)]
-        load_state(resumed := pipeline(options, timeout_s=0.5), state)
+        load_state(resumed := pipeline(options, timeout_s=TIMEOUT_S), state)
         assert keys(resumed) == whole[2:]
         assert not line.cuts
 
@@ -155,7 +157,7 @@ def test_a_broken_connection_changes_no_sample(server: SftpServer, line: Wire) -
 @pytest.mark.parametrize("at", [20, 2_200, 250_000])
 def test_a_stalled_request_is_abandoned_and_retried(server: SftpServer, line: Wire, at: int) -> None:
     line.cuts[:] = [Cut(at, "stall")]
-    assert read(server.options(line.port), timeout_s=0.5) == WANT
+    assert read(server.options(line.port), timeout_s=TIMEOUT_S) == WANT
     assert len(line.sent) > 1
 
 
@@ -164,7 +166,7 @@ def test_breaking_repeatedly_is_an_error_with_the_offset(server: SftpServer, lin
     with pytest.raises(
         ShardReadError, match=r"Reading sftp://127\.0\.0\.1/a\.tar failed after \d{5} bytes: .*\(4 attempts\)"
     ):
-        read(server.options(line.port), retries=3, timeout_s=0.5)
+        read(server.options(line.port), retries=3, timeout_s=TIMEOUT_S)
     forget()
     line.cuts[:] = [Cut(20, "close")] * 9
     with pytest.raises(ShardOpenError, match=r"sftp://127\.0\.0\.1/a\.tar cannot be opened: .*\(4 attempts\)"):
@@ -199,13 +201,14 @@ def test_a_shard_replaced_while_reading_is_not_spliced(server: SftpServer, line:
     options = server.options(line.port)
     state = state_at(pipeline(options), 2)
     forget()
-    line.cuts[:] = [Cut(100_000, "stall")]
-    members = iter(ShardList(URL).load_wds_shards(storage_options=options, on_error=on_error, timeout_s=0.5))
+    line.cuts[:] = [Cut(100_000, "held")]
+    members = iter(ShardList(URL).load_wds_shards(storage_options=options, on_error=on_error))
     assert next(members)[1] == "0.bin"
     other = server.files / "other"
     build_shard(other, SAMPLES[::-1])
     os.utime(other, (1, 1))
     other.replace(server.files / "a.tar")
+    line.released.set()
     with pytest.raises(ChangedShardError, match=r"a\.tar was replaced while it was read: after \d+ bytes"):
         list(members)
     load_state(resumed := pipeline(options, on_error=on_error), state)
@@ -280,7 +283,7 @@ def test_broken_streams_leave_nothing(server: SftpServer, line: Wire) -> None:
         with contextlib.suppress(ShardError):
             read(server.options(line.port), retries=2)
     forget()
-    for _ in range(200):  # the other end of the line may take a moment
+    for _ in range(6000):  # the other end of the line may take a moment
         if len(os.listdir("/proc/self/fd")) <= before:
             return
         threading.Event().wait(0.01)

@@ -83,11 +83,11 @@ def drips(tmp_path: Path) -> Iterator[str]:
 def test_a_dripping_answer_is_abandoned_and_resumed_by_another_connection(drips: str) -> None:
     # Each byte arrives well within the time-out of a read.
     Drips.dripping, Drips.good = 2, 20_000
-    samples = list(ShardList([drips]).load_wds_shards(timeout_s=1, read_ahead=0).group_samples())
+    samples = list(ShardList([drips]).load_wds_shards(timeout_s=2, read_ahead=0).group_samples())
     assert [(sample["__key__"], sample["bin"][:1]) for sample in samples] == [(str(n), bytes([n])) for n in range(3)]
     assert len(Drips.begins) == 3
-    assert 20_000 < Drips.begins[1] < 21_000
-    assert 40_000 < Drips.begins[2] < 42_000
+    assert 20_000 <= Drips.begins[1] < 21_000
+    assert 40_000 <= Drips.begins[2] < 42_000
 
 
 @pytest.mark.parametrize("read_ahead", [0, 1 << 20])
@@ -96,7 +96,7 @@ def test_a_server_that_only_drips_ends_in_an_error(drips: str, read_ahead: int) 
     with pytest.raises(
         ShardReadError, match=r"a\.tar failed after \d+ bytes: TooSlowError: received only \d+ bytes in .* \(3 attempts"
     ):
-        list(ShardList([drips]).load_wds_shards(timeout_s=0.8, retries=2, read_ahead=read_ahead))
+        list(ShardList([drips]).load_wds_shards(timeout_s=2, retries=2, read_ahead=read_ahead))
     assert len(Drips.begins) == 3
 
 
@@ -238,15 +238,15 @@ def test_a_stalled_library_without_time_outs_is_abandoned(blocks: type[Blocks]) 
     def hang_once(block: int) -> None:
         asked.append(block)
         if asked == [0, 1]:
-            hangs.wait(60)
+            hangs.wait(600)
 
     blocks.on_block = hang_once
-    with open_url("blocks://a", timeout_s=0.1) as stream:
+    with open_url("blocks://a", timeout_s=0.3) as stream:
         assert b"".join(iter(lambda: stream.read(1 << 20), b"")) == blocks.body
     assert asked == [0, 1, 1, 2, 3]
     assert blocks.closed == 1
     hangs.set()  # the abandoned thread closes its files
-    for _ in range(1000):
+    for _ in range(60_000):
         if blocks.closed == 2:
             break
         time.sleep(0.005)

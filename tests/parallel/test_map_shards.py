@@ -28,7 +28,7 @@ def work_on_many(folder: str) -> None:
 
 
 def until(condition: Any) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return bool(condition())

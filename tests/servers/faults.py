@@ -52,12 +52,13 @@ class FaultProxy(http.server.ThreadingHTTPServer):
 
     Attributes:
         faults: the next faults; None is no fault. After the last one, there are no more faults.
+        faults_from: they concern only requests for parts that begin at this byte or later.
         asked: the ``Range`` of each GET request, and its path.
         hides_size: whether answers to HEAD omit the size.
         unreadable: parts of files that cannot be read, by path: requests for a part with any of these bytes get 410.
-        latency_s: the pause before each answer to a GET request, in seconds.
+        awaited: no GET request is answered before so many of them wait for their answers at the same time, once.
+        met: set when they have.
         at_once: how many GET requests wait for their answers.
-        most_at_once: the most that did so at the same time.
     """
 
     daemon_threads = True
@@ -67,11 +68,12 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.backend = backend
         self.faults: list[Fault | None] = []
+        self.faults_from = 0
         self.asked: list[tuple[str, str | None]] = []
         self.hides_size = False
         self.unreadable: dict[str, range] = {}
-        self.latency_s = 0.0
-        self.most_at_once = self.at_once = 0
+        self.awaited = self.at_once = 0
+        self.met = threading.Event()
         self._lock = threading.Lock()
         self.stalled = threading.Event()
         self.released = threading.Event()
@@ -82,12 +84,13 @@ class FaultProxy(http.server.ThreadingHTTPServer):
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a request wait, and count those that do so at the same time."""
+        """Let a request wait for others, and count those that do so at the same time."""
         with self._lock:
             self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
+            if self.at_once >= self.awaited:
+                self.met.set()
         try:
-            self.stalled.wait(self.latency_s)
+            self.met.wait(60)
             yield
         finally:
             with self._lock:
@@ -108,12 +111,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if self._is_unreadable():
                 self._pass_on(Fault(status=410))
             else:
-                self._pass_on(self.server.faults.pop(0) if self.server.faults else None)
+                has_fault = self.server.faults and self._asked()[0] >= self.server.faults_from
+                self._pass_on(self.server.faults.pop(0) if has_fault else None)
+
+    def _asked(self) -> tuple[int, int]:
+        """Return the first and last byte of the requested part."""
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        first, last = map(int, asked.groups()) if asked else (0, sys.maxsize)
+        return first, last
 
     def _is_unreadable(self) -> bool:
         bad = self.server.unreadable.get(self.path, range(0))
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        first, last = map(int, asked.groups()) if asked else (0, sys.maxsize)
+        first, last = self._asked()
         return bool(bad) and first < bad.stop and last >= bad.start
 
     def do_HEAD(self) -> None:

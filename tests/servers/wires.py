@@ -18,7 +18,8 @@ class Cut(NamedTuple):
 
     Attributes:
         at: after how many bytes of the server.
-        how: ``"reset"`` the connection, ``"close"`` it, or ``"stall"``.
+        how: ``"reset"`` the connection, ``"close"`` it, ``"stall"``, or ``"held"`` for a reset once the wire's
+            `released` is set.
     """
 
     at: int
@@ -32,6 +33,7 @@ class Wire:
         port: the port that it listens on.
         cuts: the cuts of the next connections, one after the other; None is no cut, as after the last one.
         sent: how many bytes of the server each connection has passed on, one after the other.
+        released: lets held connections break.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -43,6 +45,7 @@ class Wire:
         self.port = self._listener.getsockname()[1]
         self.cuts: list[Cut | None] = []
         self.sent: list[int] = []
+        self.released = threading.Event()
 
     def serve(self) -> None:
         """Pass bytes on until it is closed."""
@@ -68,6 +71,7 @@ class Wire:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._ending.set()
+        self.released.set()
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -90,7 +94,9 @@ class Wire:
                     if cut is not None and self.sent[number] >= cut.at:
                         if cut.how == "stall":
                             self._ending.wait()
-                        elif cut.how == "reset":
+                        elif cut.how == "held":
+                            self.released.wait()
+                        if cut.how in ("reset", "held"):
                             # The system sends RST instead of FIN.
                             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                         raise ConnectionResetError

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import CacheError, CorruptShardError, ShardOpenError, TruncatedShardError
 from wds_datapipes.io.openers import open_url, register_opener
+from wds_datapipes.shard_cache import cached_shards
 from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, DownloadStopped
 from wds_datapipes.shard_cache.entry import Entry, entries
@@ -489,16 +490,25 @@ def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
 
 
-def test_an_interrupted_pass_leaves_no_thread_and_no_partial_file(folder: CacheFolder, store: Store) -> None:
+def test_an_interrupted_pass_leaves_no_thread_and_no_partial_file(
+    folder: CacheFolder, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.shards = {"a": b"a" * 1000, "b": b"b" * 5_000_000}
-    begun = threading.Event()
+    begun, stopped = threading.Event(), threading.Event()
+    end = cached_shards._end
 
-    def slowly(name: str) -> None:
+    def end_and_tell(wake: threading.Event, stop: threading.Event) -> None:
+        end(wake, stop)
+        stopped.set()
+
+    def hold(name: str) -> None:
         if name == "b":
             begun.set()
-            time.sleep(0.3)
+            assert stopped.wait(600)
 
-    store.gate = slowly
+    monkeypatch.setattr(cached_shards, "_end", end_and_tell)
+    monkeypatch.setattr(cached_shards, "GRACE_S", 600)
+    store.gate = hold
     found = shards_of(["store:a", "store:b"], folder)
     with open_url(next(found)):
         assert begun.wait(600)
