@@ -17,7 +17,8 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
-from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, reading_service
+from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes import IndexedSamples, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
@@ -187,6 +188,27 @@ def test_other_loaders_yield_the_same_batches(manifest: Manifest, workers: int) 
     torch.manual_seed(0)
     plain: list[list[str]] = list(DataLoader(pipeline(manifest), batch_size=None, num_workers=workers))
     assert len(set(chain.from_iterable(plain))) == sum(SIZES) // BATCH * BATCH
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
+def test_the_service_of_torchdata_reads_the_same_samples(manifest: Manifest, remainder: str) -> None:
+    with service_loader(2, pipeline(manifest, remainder=remainder)) as loader:
+        expected = [list(loader) for _ in range(EPOCHS)]
+    repaired: Any = DataLoader2(
+        pipeline(manifest, remainder=remainder), reading_service=MultiProcessingReadingService(2)
+    )
+    repaired.seed(3)
+    with repaired:
+        assert [list(repaired) for _ in range(EPOCHS)] == expected
+
+
+def test_ranks_of_torchdata_read_one_order(manifest: Manifest) -> None:
+    orders = []
+    for rank in range(2):
+        pipe: Any = pipeline(manifest)
+        reading_service.set_graph_random_seed(pipe, SeedGenerator(3).spawn(rank))  # as DistributedReadingService does
+        orders.append(list(pipe))
+    assert orders[0] == orders[1]
 
 
 def test_a_state_of_other_data_is_refused(manifest: Manifest) -> None:

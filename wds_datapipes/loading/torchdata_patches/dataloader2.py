@@ -127,24 +127,28 @@ def uneven_ranks() -> None:
 
 
 def lists_drawn_in_workers() -> None:
-    """A source that draws from the global generators before the split yields a different list in each worker.
+    """A list or an order that is drawn before the split, except by torch's ``.shuffle()``, differs between workers.
 
-    The generators differ between workers, so a user's ``random.shuffle``, or a ``RandomSampler``, repeats some items
-    and omits others. The patch seeds the generators from the epoch's seed while the list is made.
+    So a source that draws from the global generators, such as a user's ``random.shuffle`` or a ``RandomSampler``, and a
+    stage that splits the data itself, such as `IndexedSamples`, repeat some items and omit others. The patch seeds the
+    generators from the epoch's seed while the list is made, and all stages as a `ShardReadingService` does.
     """
+    from torchdata.dataloader2 import reading_service
     from torchdata.dataloader2.utils import worker
 
-    from wds_datapipes.loading.seeding import seed_of
+    from wds_datapipes.loading.seeding import seed_of, seed_stages
     from wds_datapipes.pipes.state.shard_order import seed_listings
 
-    set_graph_random_seed = worker.set_graph_random_seed
-
-    @functools.wraps(set_graph_random_seed)
     def set_seeds_of_lists_too(datapipe: Any, seed_generator: Any) -> Any:
         seed_listings(datapipe, seed_of(seed_generator))
-        return set_graph_random_seed(datapipe, seed_generator)
+        return set_seeds(datapipe, seed_generator)
+
+    def set_seeds(datapipe: Any, seed_generator: Any) -> Any:
+        seed_stages(datapipe, seed_generator)
+        return datapipe
 
     setattr(worker, "set_graph_random_seed", set_seeds_of_lists_too)
+    setattr(reading_service, "set_graph_random_seed", set_seeds)
 
 
 def unseeded_service() -> None:
