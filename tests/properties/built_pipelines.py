@@ -8,11 +8,13 @@ from random import Random
 from typing import Any
 
 import torch
-from pipeline_model import Steps, number_of, others_of, shards_of
+import webdataset
+from pipeline_model import Steps, key_of, number_of, others_of, shards_of
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 
-from wds_datapipes import ShardList, Stage, collate_samples
+from wds_datapipes import ErrorBudget, IndexedSamples, ShardList, Stage, collate_samples
+from wds_datapipes.index import Manifest, build_indexes, read_manifest, write_manifest
 from wds_datapipes.testing import build_shard
 from wds_datapipes.writing import RecordWriter
 
@@ -129,10 +131,6 @@ def parity_of(each: Any) -> int:
     return number_of(each) % 2
 
 
-def key_of(each: dict[str, Any]) -> str:
-    return str(each["__key__"])
-
-
 def with_draw(each: dict[str, Any], rng: Random) -> dict[str, Any]:
     return {**each, "drawn": rng.random()}
 
@@ -149,7 +147,17 @@ def as_it_is(url: str) -> str:
     return url
 
 
-def listing(kind: str, name: str, sizes: tuple[int, ...]) -> Pipe:
+def policy(name: str) -> Any:
+    """Return an ``on_error``: a word, a budget, or a handler of webdataset."""
+    return ErrorBudget(max_errors=100) if name == "budget" else getattr(webdataset, name, name)
+
+
+def indexed(name: str, sizes: tuple[int, ...], size: int | None, remainder: Any, order: Any) -> Pipe:
+    shards: Any = read_manifest(f"{name}.json") if len(sizes) % 4 else f"{name}-{{0..{len(sizes) - 1}}}.tar"
+    return IndexedSamples(shards, batch_size=size, remainder=remainder, order=order, window_shards=2)
+
+
+def listing(kind: str, name: str, sizes: tuple[int, ...], _: object = ()) -> Pipe:
     if kind == "records":
         return ShardList(f"{name}-{{0..{len(sizes) - 1}}}.msgpack")
     urls = [f"{name}-{shard}.tar" for shard in range(len(sizes))]
@@ -169,7 +177,9 @@ STAGES: dict[str, Any] = {
     "url_map": lambda pipe: pipe.map(as_it_is),
     "cycle": lambda pipe, times: pipe.cycle(times),
     "resample": lambda pipe, count, seed: pipe.resample_wds_shards(count, seed=seed),
-    "load": lambda pipe, open_shards=1: pipe.load_wds_shards(open_shards=open_shards).group_samples(),
+    "load": lambda pipe, open_shards=1, on_error="raise": pipe.load_wds_shards(
+        open_shards=open_shards, on_error=policy(on_error)
+    ).group_samples(),
     "load_records": lambda pipe, open_shards=1: pipe.load_wds_records(open_shards=open_shards),
     "mix": lambda pipe, weights, stop, *others: pipe.mix_samples(*map(build, others), weights=weights, stop=stop),
     "shuffle_samples": lambda pipe, size, initial: pipe.shuffle_samples(size, initial=initial),
@@ -203,16 +213,25 @@ STAGES: dict[str, Any] = {
 
 def build(steps: Steps) -> Pipe:
     """Return the pipeline of some steps."""
-    (_, *source), *others = steps
-    pipe = listing(*source)
+    (kind, *source), *others = steps
+    pipe = indexed(*source) if kind == "indexed" else listing(*source)
     for name, *arguments in others:
         pipe = STAGES[name](pipe, *arguments)
     return pipe
 
 
+def damage(path: str, member: str) -> None:
+    """Cut a shard in the data of a member; without such a member, replace it by something that is no archive."""
+    with open(path, "rb") as file:
+        content = file.read()
+    at = content.find(member.encode())
+    with open(path, "wb") as file:
+        file.write(content[: at + 600] if at >= 0 else b"no archive" * 100)
+
+
 def write_shards(steps: Steps) -> None:
     """Write the shards that a pipeline reads into the working folder."""
-    _, kind, name, sizes = steps[0]
+    kind, name, sizes = steps[0][:3] if steps[0][0] == "indexed" else steps[0][1:4]
     for shard, samples in enumerate(shards_of(name, sizes)):
         if kind == "records":
             with RecordWriter(f"{name}-{shard}.msgpack") as writer:
@@ -220,5 +239,9 @@ def write_shards(steps: Steps) -> None:
                     writer.write(sample)
             continue
         build_shard(f"{name}-{shard}.tar{'.gz' if kind == 'gz' else ''}", samples)
+    if kind == "indexed":
+        write_manifest(Manifest(build_indexes(f"{name}-{{0..{len(sizes) - 1}}}.tar", max_workers=1)), f"{name}.json")
+    for shard, left in steps[0][4] if steps[0][0] == "list" and steps[0][4:] else ():
+        damage(f"{name}-{shard}.tar", f"{name}{shard}-{left}.")
     for other in (other for step in steps for other in others_of(step)):
         write_shards(other)

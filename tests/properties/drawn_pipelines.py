@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any, NamedTuple
 
-from pipeline_model import Steps, others_of, population
+from pipeline_model import Steps, ends_early, others_of, population, splits
 
 __all__ = ["Case", "Options", "Topology", "draw_case", "must_reshard", "must_resume", "names_of"]
 
@@ -65,6 +65,10 @@ def holds(steps: Steps) -> bool:
     return bool({"hoarding", "torch_shuffle", "twice", "compose", "collated", "unbatch"} & {*names_of(steps)})
 
 
+#: Policies for damaged shards; those with two words and more are functions of webdataset.
+HANDLERS = ["skip", "warn", "budget", "ignore_and_continue", "warn_and_continue", "ignore_and_stop", "warn_and_stop"]
+#: The most workers of a rank.
+WORKERS = 3
 #: Steps that read shards.
 LOADERS = ("load", "load_records")
 #: Stages of other packages that may be refused when a state is requested.
@@ -88,7 +92,19 @@ def must_resume(steps: Steps) -> bool:
 
 #: Steps of pipelines that other ranks and workers can resume.
 RESHARDED = (
-    *("list", "shuffle", "split", "url_map", "load", "load_records", "shuffle_samples", "tag", "tagging", "keep"),
+    *(
+        "indexed",
+        "list",
+        "shuffle",
+        "split",
+        "url_map",
+        "load",
+        "load_records",
+        "shuffle_samples",
+        "tag",
+        "tagging",
+        "keep",
+    ),
     *("draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix", "with_length"),
 )
 
@@ -97,7 +113,9 @@ def must_reshard(steps: Steps) -> bool:
     """Whether the documentation says that other ranks or workers can resume in the middle of an epoch."""
     names = {*names_of(steps)}
     is_left = all(stop == "all" for name, *arguments in steps if name == "mix" for stop in arguments[1:2])
-    return must_resume(steps) and "split" in names and names <= {*RESHARDED} and is_left
+    # An error that ends the stage is not part of its state.
+    is_left = is_left and not ends_early(steps)
+    return must_resume(steps) and splits(steps) and names <= {*RESHARDED} and is_left
 
 
 def draw_case(seed: int) -> Case:
@@ -180,13 +198,16 @@ def draw_steps(rng: Random) -> Steps:
 
 
 def is_split(steps: Steps) -> bool:
-    return bool({"split", "resample"} & {name for name, *_ in steps})
+    return bool({"split", "resample", "indexed"} & {name for name, *_ in steps})
 
 
 def has_each_pass(steps: Steps) -> bool:
     """Whether all passes over a source yield something, so that a stage that restarts it makes progress."""
     drops = any(step[0] in ("slice", "hoarding", "rsample") or step[::2] == ("batch", True) for step in steps)
-    return bool(population(steps)) and not drops
+    # Workers take whole batches, and the same ones in each pass.
+    few = any(sum(step[2]) < WORKERS * (step[3] or 2) for step in steps if step[0] == "indexed")
+    is_uneven = "indexed" in names_of(steps) and "keep" in names_of(steps)
+    return bool(population(steps)) and not (drops or few or is_uneven or ends_early(steps))
 
 
 def draw_source(rng: Random, name: str) -> Steps:
@@ -196,6 +217,8 @@ def draw_source(rng: Random, name: str) -> Steps:
         if is_split(one) == is_split(other) and not has_no_end(other) and not has_no_end(one):
             return (*one, ("mix", None, rng.choice(["all", "first"]), other))
     sizes = tuple(rng.choice([0, 1, 3, 5, 12, rng.randint(0, 12)]) for _ in range(rng.randint(1, 8)))
+    if rng.random() < 0.2:
+        return draw_indexed(rng, name, sizes)
     kind = rng.choice(["pattern", "pattern", "urls", "IterableWrapper", "FileLister", "gz", "pipe", "records"])
     if kind == "records":
         sizes = tuple(size or 1 for size in sizes)  # since a record shard is never empty
@@ -204,6 +227,9 @@ def draw_source(rng: Random, name: str) -> Steps:
     if is_filled and rng.random() < 0.1:
         count = rng.choice([None, rng.randint(1, 6)])
         return (*steps, ("resample", count, rng.randrange(3)), draw_loader(rng, kind))
+    damaged = draw_damage(rng, sizes) if kind in ("pattern", "urls", "IterableWrapper", "FileLister") else ()
+    if damaged:
+        steps = (("list", kind, name, sizes, damaged),)
     if rng.random() < 0.08:
         steps += (("cycle", 2),)
     if rng.random() < 0.6:
@@ -212,12 +238,32 @@ def draw_source(rng: Random, name: str) -> Steps:
     if place == "urls":
         steps += (("split",),)
         steps += (("url_map",),) if rng.random() < 0.1 else ()
-    steps += (draw_loader(rng, kind),)
+    loader = draw_loader(rng, kind)
+    if damaged:
+        on_error = rng.choice(HANDLERS)
+        # In turns, an error that ends the stage leaves parts of several shards.
+        open_shards = 1 if on_error.endswith("stop") else (*loader, 1)[1]
+        loader = ("load", open_shards, on_error)
+    steps += (loader,)
     if place == "samples":
         steps += (("split",),)
     if rng.random() < 0.15:
         steps += draw_step(rng, rng.choice(["keep", "shuffle_samples", "tagging"]))
     return steps
+
+
+def draw_indexed(rng: Random, name: str, sizes: tuple[int, ...]) -> Steps:
+    """Draw a dataset that is read by its indexes, with at least one global batch for two ranks."""
+    remainder, size = rng.choice(["drop", "drop", "pad", "keep"]), rng.choice([None, 2, 4, 6, 12])
+    sizes = (*sizes, max((size or 2) - sum(sizes), 1))
+    return (("indexed", name, sizes, size, remainder, rng.choice(["global", "window", "sequential"])),)
+
+
+def draw_damage(rng: Random, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Draw which shards are cut, each after how many samples; -1 stands for one that is no archive."""
+    if rng.random() < 0.85:
+        return ()
+    return tuple((shard, rng.choice([-1, rng.randrange(size)])) for shard, size in enumerate(sizes) if size % 3)
 
 
 def draw_loader(rng: Random, kind: str) -> tuple[Any, ...]:
@@ -269,6 +315,8 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
     ):
         later += draw_step(rng, name) if rng.random() < probability else ()
     kind = rng.choice(["sample", "key", "key", "to_tuple"])
+    if kind == "to_tuple" and pads(steps):
+        kind = "key"  # a tuple does not say that it is padding
     if kind != "sample":
         later += ((kind,),)
     if kind == "to_tuple" and rng.random() < 0.15:
@@ -282,7 +330,8 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
     is_endless = has_no_end((*steps, *later))
     if is_endless:  # drop no items by position here, because they could be all that a process has
         later = tuple((*step[:2], False) if step[0] == "batch" else step for step in later)
-        later = tuple(step for step in later if step[0] not in ("slice", "hoarding"))
+        dropping = ("slice", "hoarding", *(("keep",) if "indexed" in names_of(steps) else ()))
+        later = tuple(step for step in later if step[0] not in dropping)
     if is_endless or (rng.random() < 0.15 and has_each_pass((*steps, *later))):
         later += (("with_epoch", rng.randint(1, 40)),)
     elif rng.random() < 0.06:
@@ -290,6 +339,11 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
     elif rng.random() < 0.05:
         later += draw_step(rng, "with_length")
     return later
+
+
+def pads(steps: Steps) -> bool:
+    """Whether some samples only fill up a batch."""
+    return any((step[0] == "indexed" and step[4] == "pad") or any(map(pads, others_of(step))) for step in steps)
 
 
 def has_no_end(steps: Steps) -> bool:

@@ -21,7 +21,7 @@ import psutil
 import torch.distributed as dist
 from drawn_loaders import LIMIT_S, Loader, Run, opened, packed
 
-from wds_datapipes.errors import StateError
+from wds_datapipes.errors import RankLostError, StateError
 
 __all__ = ["Answer", "Refused", "run_on_ranks"]
 
@@ -135,8 +135,8 @@ def answer_of(run: Run, file: bytes | None) -> Answer:
         with opened(run, file) as loader:
             for epoch in range(run.epochs):
                 note_epoch(answer, run, epoch, loader)
-    except StateError as error:
-        if answer.epochs:
+    except (StateError, RankLostError) as error:  # the latter if another rank was refused first, and says so
+        if answer.epochs or (isinstance(error, RankLostError) and "StateError" not in str(error)):
             raise
         answer.refusal = str(error)
     return answer

@@ -19,6 +19,7 @@ __all__ = [
     "flat",
     "frozen",
     "in_turn",
+    "is_padding",
     "known",
     "others_of",
     "population",
@@ -85,10 +86,13 @@ def endless(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
 
 def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
     """Yield the items of one process in a pass."""
-    (*before, (name, *arguments)), source = steps, tuple(steps[:-1])
-    if not before:
-        dataset, sizes = arguments[1:]
-        yield from ((dataset, shard, size) for shard, size in enumerate(sizes))
+    (name, *arguments), source = steps[-1], tuple(steps[:-1])
+    if name == "list":
+        dataset, sizes, *damaged = arguments[1:]
+        left = dict(damaged[0]) if damaged else {}
+        yield from ((dataset, shard, left.get(shard, size)) for shard, size in enumerate(sizes))
+    elif name == "indexed":
+        yield from indexed(place, *arguments)
     elif name == "split":
         instances = place.ranks * place.workers
         yield from itertools.islice(one_pass(source, place, turn), (place.instance + turn) % instances, None, instances)
@@ -103,6 +107,24 @@ def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
         yield from in_turn([read(each, place, turn) for each in (source, *others)], stop=stop)
     else:
         yield from applied(steps[-1:], one_pass(source, place, turn))
+
+
+def indexed(place: Place, name: str, sizes: tuple[int, ...], size: int | None, remainder: str, _: str) -> Iterator[Any]:
+    """Yield the part of one process in the global batches of a dataset in its order."""
+    items = [each for shard in shards_of(name, sizes) for each in shard]
+    size, count = size or place.ranks, len(items)
+    if remainder == "drop":
+        items = items[: count // size * size]
+    elif remainder == "pad":
+        items = [
+            {**items[number % count], "__padding__": number >= count} for number in range(-(-count // size) * size)
+        ]
+    elif remainder == "any":
+        copies = [False, *[True] * (size // count + 1)]
+        items = [{**each, "__padding__": is_copy} for is_copy in copies for each in items]
+    for number in range(place.worker * size, len(items), place.workers * size):
+        batch = items[number : number + size]
+        yield from batch[len(batch) * place.rank // place.ranks : len(batch) * (place.rank + 1) // place.ranks]
 
 
 def in_turn(sources: Iterable[Iterable[Any]], stop: str = "all") -> Iterator[Any]:
@@ -125,7 +147,9 @@ def applied(steps: Steps, items: Iterable[Any]) -> Iterator[Any]:
     return iter(items)
 
 
-def loaded(shards: Iterable[Any], open_shards: int = 1) -> Iterator[Any]:
+def loaded(shards: Iterable[Any], open_shards: int = 1, on_error: str = "raise") -> Iterator[Any]:
+    if on_error.endswith("stop"):  # at a shard that is no archive
+        shards = itertools.takewhile(lambda shard: shard[2] >= 0, shards)
     left = ([sample(name, shard, number) for number in range(size)] for name, shard, size in shards)
     opened: list[list[Any]] = []
     while opened := opened + list(itertools.islice(left, open_shards - len(opened))):
@@ -162,9 +186,16 @@ def bucketed(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
 def number_of(item: Any) -> int:
     """Return the number of a sample in its shard, after any steps."""
     key = item["__key__"] if isinstance(item, dict) else item[0] if isinstance(item, tuple) else item
-    return int(key.rpartition("-")[2])
+    return int(key.rpartition("-")[2].rstrip("+"))
 
 
+def key_of(each: dict[str, Any]) -> str:
+    """Return the key of a sample, with a mark if it is padding."""
+    return str(each["__key__"]) + "+" * bool(each.get("__padding__"))
+
+
+#: The fields that remain after the step "select".
+SELECTED = ("__key__", "__padding__", "cls")
 #: The steps that each process applies to its own items. Others keep the items, in some order.
 MAKING: dict[str, Any] = {
     "load": loaded,
@@ -174,12 +205,12 @@ MAKING: dict[str, Any] = {
     "keep": lambda items, modulus: (each for each in items if number_of(each) % modulus),
     "decode": lambda items: map(decoded, items),
     "to_tuple": lambda items: ((each["__key__"], each["cls"]) for each in items),
-    "key": lambda items: (each["__key__"] for each in items),
+    "key": lambda items: map(key_of, items),
     "batch": batched,
     "buckets": bucketed,
     "unbatch": itertools.chain.from_iterable,
     "torch_unbatch": itertools.chain.from_iterable,
-    "select": lambda items: ({"__key__": each["__key__"], "cls": each["cls"]} for each in items),
+    "select": lambda items: ({key: each[key] for key in each if key in SELECTED} for each in items),
     "flatmap": lambda items: (each for each in items for _ in range(2)),
     "compose": lambda items: ({**each, "copy": copy} for each in items for copy in range(2)),
     "slice": lambda items, *positions: itertools.islice(items, *positions),
@@ -188,7 +219,7 @@ MAKING: dict[str, Any] = {
 
 def splits(steps: Steps) -> bool:
     """Whether a pipeline splits the data between the processes, or draws the items of each."""
-    return any(step[0] in ("split", "resample") or any(map(splits, others_of(step))) for step in steps)
+    return any(step[0] in ("split", "resample", "indexed") or any(map(splits, others_of(step))) for step in steps)
 
 
 def others_of(step: Step) -> Sequence[Steps]:
@@ -205,12 +236,16 @@ def known(steps: Steps) -> str:
     """
     found = "order"
     for name, *arguments in steps:
-        if name in SHUFFLING or (name == "list" and arguments[0] == "FileLister"):
+        if ends_early((*steps[:1], (name, *arguments))) and found != "order":
+            found = max(found, "within", key=DEGREES.index)
+        elif name in SHUFFLING or (name == "list" and arguments[0] == "FileLister"):
             found = max(found, "bag", key=DEGREES.index)
         elif name == "resample" or (name == "with_epoch" and found != "order"):
             found = "drawn"
         elif name == "rsample":
             found = max(found, "within", key=DEGREES.index)
+        elif name == "indexed" and arguments[-1] != "sequential":
+            found = max(found, "bag" if arguments[3] == "keep" else "within", key=DEGREES.index)
         elif name == "concat":
             found = max(found, known(arguments[0]), key=DEGREES.index)
         elif name == "slice" or (name == "batch" and arguments[1]):
@@ -234,6 +269,10 @@ def uncut(steps: Steps) -> Steps:
     for name, *arguments in steps:
         if name == "mix":
             left.append((name, None, "all", *map(uncut, arguments[2:])))
+        elif name == "indexed":
+            left.append((name, *arguments[:3], "any" if arguments[3] == "pad" else "keep", arguments[4]))
+        elif name == "load":
+            left.append((name, *arguments[:1]))
         elif name == "batch":
             left.append((name, arguments[0], False))
         elif name == "concat":
@@ -241,6 +280,19 @@ def uncut(steps: Steps) -> Steps:
         elif name not in ("slice", "with_epoch", "resample", "rsample"):
             left.append((name, *arguments))
     return tuple(left)
+
+
+def ends_early(steps: Steps) -> bool:
+    """Whether an error ends a stage that reads shards, so that it depends on their order which of them are read."""
+    has_garbage = any(left < 0 for step in steps if step[0] == "list" for _, left in (step[4:] or [()])[0])
+    return has_garbage and any(step[0] == "load" and step[2:] and step[2].endswith("stop") for step in steps)
+
+
+def is_padding(item: Hashable) -> bool:
+    """Whether an item of `flat` comes from a sample that only fills up a batch."""
+    if isinstance(item, tuple):
+        return any(isinstance(each, tuple) and each == ("__padding__", True) for each in item)
+    return isinstance(item, str) and item.endswith("+")
 
 
 def flat(items: Iterable[Any]) -> Iterator[Hashable]:

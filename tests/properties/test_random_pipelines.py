@@ -10,6 +10,7 @@ import shutil
 import time
 import traceback
 from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,21 @@ from built_pipelines import write_shards
 from drawn_loaders import Run, packed, unpacked
 from drawn_pipelines import Case, Topology, draw_case, must_reshard, must_resume, names_of
 from drawn_runs import Answer, Refused, run_on_ranks
-from pipeline_model import Place, Steps, batched, epochs_of, flat, frozen, in_turn, known, population, splits
+from pipeline_model import (
+    Place,
+    Steps,
+    batched,
+    ends_early,
+    epochs_of,
+    flat,
+    frozen,
+    in_turn,
+    is_padding,
+    known,
+    others_of,
+    population,
+    splits,
+)
 
 from wds_datapipes import merge_states
 
@@ -125,16 +140,17 @@ def check_cut(
         check(may_refuse, f"a state was not loaded: {refused[0]}")
         return "refused other workers"
     rest = rests(whole, again, cut)
+    is_begun = cut[1] > 0 and not all(cut in answer.ended for answer in again)
     if is_resharded:
-        check_resharded(case, case.resumed, rest, [answer.epochs for answer in resumed])
+        check_resharded(case, case.topology, case.resumed, rest, [answer.epochs for answer in resumed], is_begun)
     else:
         for rank, answer in enumerate(resumed):
             same(answer.epochs, rest[rank][:2], f"rank {rank} resumed from {cut}")
-    check_second(case, run, resumed, folder)
+    check_second(case, run, resumed, folder, is_begun)
     return "other workers" if is_resharded else "resumed"
 
 
-def check_second(case: Case, run: Run, resumed: list[Answer], folder: Path) -> None:
+def check_second(case: Case, run: Run, resumed: list[Answer], folder: Path, is_begun: bool) -> None:
     """Check the state saved by a run that has itself resumed."""
     then, form = run.cuts[0], run.format
     files = [answer.states[then] for answer in resumed]
@@ -152,7 +168,9 @@ def check_second(case: Case, run: Run, resumed: list[Answer], folder: Path) -> N
         return
     expected = rests(resumed, resumed, then)
     if is_resharded:
-        check_resharded(case, case.last, expected, [answer.epochs for answer in third])
+        if then[1]:
+            is_begun = not all(then in answer.ended for answer in resumed)
+        check_resharded(case, case.resumed, case.last, expected, [answer.epochs for answer in third], is_begun)
         return
     for rank, answer in enumerate(third):
         count = len(expected[rank])
@@ -183,7 +201,11 @@ def check_epochs(case: Case, topology: Topology, ranks: list[list[list[Any]]], w
         bag = Counter(each for of_rank in expected for each in flat(of_rank[epoch]))
         if degree == "bag":
             same_bag(came, bag, f"epoch {epoch} of {what}")
-        else:
+        elif not drops(case) and "keep" not in names_of(steps):
+            for counts, kind in ((real(came.elements()), "samples"), (came, "items")):
+                due = real(bag.elements()) if kind == "samples" else bag
+                same(counts.total(), due.total(), f"the number of {kind} in epoch {epoch} of {what}")
+        if degree == "within":
             copies = 1 if splits(steps) else topology.ranks * max(topology.workers, 1)
             most = Counter({each: count * copies for each, count in population(steps).items()})
             check(came <= most, f"epoch {epoch} of {what} has too many of {came - most}")
@@ -209,16 +231,29 @@ def check_drawn(case: Case, topology: Topology, ranks: list[list[list[Any]]], wh
             check(came <= allowed, f"pass {start // size} of {what} has too many of {came - allowed}")
 
 
-def check_resharded(case: Case, topology: Topology, rest: list[list[Any]], ranks: list[list[list[Any]]]) -> None:
+def check_resharded(
+    case: Case,
+    before: Topology,
+    topology: Topology,
+    rest: list[list[Any]],
+    ranks: list[list[list[Any]]],
+    is_begun: bool,
+) -> None:
     """Check that other ranks and workers together yield the rest, and then a whole epoch."""
     if not splits(case.steps):  # a state of the beginning or the end; all ranks read everything
         check_epochs(case, topology, [found[1:] for found in ranks], f"the epochs after {topology} resumed")
         return
     degree = known_of(case)
-    came = Counter(each for found in ranks for each in flat(found[0]))
-    left = Counter(each for of_rank in rest for each in flat(of_rank[0]))
-    if degree in ("order", "bag") and not drops(case):
+    came = real(each for found in ranks for each in flat(found[0]))
+    left = real(each for of_rank in rest for each in flat(of_rank[0]))
+    # One rank draws other seeds for the following epochs than several ranks, and so drops other samples of an index.
+    is_same = (before.ranks > 1) == (topology.ranks > 1) or not drops_by_seed(case.steps)
+    if degree != "drawn" and not drops(case) and (is_begun or is_same):
         same_bag(came, left, f"what {topology} resumed")
+        has_next = min(len(epochs) for some in (ranks, rest) for epochs in some) > 1
+        if is_same and has_next and not is_sized_by_ranks(case.steps):
+            came, left = (real(each for epochs in some for each in flat(epochs[1])) for some in (ranks, rest))
+            same_bag(came, left, f"the epoch after {topology} resumed")
     elif degree != "drawn":
         most = population(case.steps)
         check(came <= most, f"what {topology} resumed has too many of {came - most}")
@@ -226,9 +261,37 @@ def check_resharded(case: Case, topology: Topology, rest: list[list[Any]], ranks
 
 
 def drops(case: Case) -> bool:
-    """Whether the items depend on how the data is split."""
-    is_cut = any(step[0] == "slice" or (step[0] == "batch" and step[2]) for step in case.steps)
-    return is_cut or (case.batch is not None and case.batch[1])
+    """Whether the items depend on how the data is split, or on random numbers of each process."""
+    return has_drops(case.steps) or (case.batch is not None and case.batch[1])
+
+
+def has_drops(steps: Steps) -> bool:
+    return ends_early(steps) or any(
+        step[0] in ("slice", "rsample")
+        or (step[0] == "batch" and step[2])
+        or (step[0] == "mix" and step[2] != "all")
+        or any(map(has_drops, others_of(step)))
+        for step in steps
+    )
+
+
+def drops_by_seed(steps: Steps) -> bool:
+    """Whether the seed determines which samples an epoch drops."""
+    return any(
+        (step[0] == "indexed" and step[4] == "drop" and step[5] != "sequential")
+        or any(map(drops_by_seed, others_of(step)))
+        for step in steps
+    )
+
+
+def is_sized_by_ranks(steps: Steps) -> bool:
+    """Whether the number of ranks determines a global batch, and so which samples an epoch drops."""
+    return any(step[::3] == ("indexed", None) or any(map(is_sized_by_ranks, others_of(step))) for step in steps)
+
+
+def real(items: Iterable[Hashable]) -> Counter[Hashable]:
+    """Count items without padding; an epoch that is interrupted within a batch may need less of it."""
+    return Counter(each for each in items if not is_padding(each))
 
 
 def known_of(case: Case) -> str:
