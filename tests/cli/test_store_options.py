@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import socket
 import socketserver
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -44,21 +46,33 @@ class Silent(socketserver.BaseRequestHandler):
 
 
 @pytest.fixture
-def silent() -> Iterator[str]:
+def silent() -> Iterator[socketserver.ThreadingTCPServer]:
     """Run a server that accepts requests and never responds."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Silent) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield server
         server.shutdown()
         thread.join()
 
 
+def requests(server: socketserver.ThreadingTCPServer) -> Counter[bytes]:
+    """Return how many requests of each method the server has received, once it has read all of them."""
+    with socket.create_connection(("127.0.0.1", server.server_address[1])) as last:
+        last.sendall(b"LAST")
+    while b"LAST" not in Silent.asked:
+        time.sleep(0.001)
+    for thread in threading.enumerate():
+        if "process_request_thread" in thread.name:
+            thread.join()
+    return Counter(data.partition(b" ")[0] for data in Silent.asked if data != b"LAST")
+
+
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
 def test_an_unresponsive_store_is_retried_as_often_as_requested(
-    program: Any, silent: str, call: tuple[str, ...]
+    program: Any, silent: socketserver.ThreadingTCPServer, call: tuple[str, ...]
 ) -> None:
-    url = f"{silent}/a.{'csv' if call[0] == 'create' else 'tar'}"
+    url = f"http://127.0.0.1:{silent.server_address[1]}/a.{'csv' if call[0] == 'create' else 'tar'}"
     command = [url if word == "SHARD" else word for word in call]
     for retries in (0, 1):
         Silent.asked.clear()
@@ -68,7 +82,7 @@ def test_an_unresponsive_store_is_retried_as_often_as_requested(
         assert "has not sent its headers, or the next bytes, within 0.2 s" in said
         assert ("(2 attempts)" in said) is bool(retries)
         # Some request the size first, and read the shard in any case.
-        assert set(Counter(data.partition(b" ")[0] for data in Silent.asked).values()) == {retries + 1}
+        assert set(requests(silent).values()) == {retries + 1}
     assert not Path("out.tar").exists()
 
 

@@ -237,18 +237,26 @@ def sleeps(thread: threading.Thread) -> int:
 
 def test_the_thread_sleeps_while_it_has_no_work() -> None:
     source = Stepwise(3)
-    iterator = iter(MemoryPinner(source, same))
+    pipe = MemoryPinner(source, same)
+    iterator = iter(pipe)
     source.steps.release(2)
     assert next(iterator) == 0
     (thread,) = threads()
-    for _ in range(2):  # first the next item is ready and not taken, and then the thread waits for its source
-        time.sleep(0.1)
+
+    def check() -> None:
         before = sleeps(thread)
         time.sleep(0.4)
         assert sleeps(thread) - before < 5
-        assert next(iterator) == 1 if source.begun == 2 else True
+
+    assert pipe._coming is not None
+    assert pipe._coming.result(LIMIT_S) == 1
+    check()  # the next item is ready, and not taken
+    assert next(iterator) == 1
+    for _ in range(3):
+        assert source.asked.acquire(timeout=LIMIT_S)
+    check()  # it waits for its source
     source.steps.release()
-    list(iterator)
+    assert list(iterator) == [2]
 
 
 # with the service

@@ -127,17 +127,20 @@ class Pausable(IterDataPipe[Any]):
 
 
 class Failing(IterDataPipe[Any]):
-    """Raises instead of yielding an item, in the first ``epochs`` epochs."""
+    """Raises instead of yielding an item, in the first ``epochs`` epochs, and creates the file ``told`` before."""
 
-    def __init__(self, source: Pipe, at: Any, epochs: int = 10**6) -> None:
+    def __init__(self, source: Pipe, at: Any, epochs: int = 10**6, told: Path | None = None) -> None:
         self.source = source
         self.at = at
         self.epochs = epochs
+        self.told = told
 
     def __iter__(self) -> Iterator[Any]:
         self.epochs -= 1
         for item in self.source:
             if item == self.at and self.epochs >= 0:
+                if self.told is not None:
+                    self.told.touch()
                 raise LookupError(f"no such item: {item}")
             yield item
 
@@ -604,9 +607,9 @@ def test_workers_make_nothing_during_a_pause() -> None:
         next(iter(loader))
         loader._pause()
         made = [worker.items for worker in report_of(loader)]
-        time.sleep(0.3)
+        for _ in range(5):
+            loader._pause()  # all answer, between items if they make some
         assert [worker.items for worker in report_of(loader)] == made
-        assert sum(made[:2]) < 2000
         loader._resume()
         while [worker.items for worker in report_of(loader)] == made:
             time.sleep(0.01)
@@ -631,13 +634,12 @@ def test_stages_are_paused_and_resumed_wherever_they_are() -> None:
         assert rest[-1] == (2999, once, once, once)
 
 
-def test_a_pause_leaves_an_error_in_its_position() -> None:
-    with load(Failing(numbers().sharding_filter(), 11)) as loader:
+def test_a_pause_leaves_an_error_in_its_position(tmp_path: Path) -> None:
+    with load(Failing(numbers().sharding_filter(), 11, told=tmp_path / "told")) as loader:
         iterator = iter(loader)
         items = [next(iterator)]
-        while report_of(loader)[1].items < 5:
+        while not (tmp_path / "told").exists():
             time.sleep(0.01)
-        time.sleep(0.05)  # for the error, which is not an item
         for limit in (1, 4):
             iterator.limit(limit)
             items += list(iterator)
@@ -752,7 +754,10 @@ def test_workers_prefetch_up_to_the_limit(worker: int, main: int, ahead: int) ->
         for taken in range(0, 20, 5):
             while sum(worker.items for worker in report_of(loader)) < 2 * (taken + ahead):
                 time.sleep(0.01)
-            time.sleep(0.05)
+            loader._pause()  # a worker that may make more does so before or after it answers
+            loader._resume()
+            loader._pause()
+            loader._resume()
             assert [worker.items for worker in report_of(loader)] == [taken + ahead] * 2
             items = [next(iterator)[0] for _ in range(10)]
             assert items == list(range(2 * taken, 2 * taken + 10))
@@ -1121,11 +1126,14 @@ def test_an_error_comes_after_the_items_before_it(workers: int, worker: int) -> 
 
 @pytest.mark.parametrize(("worker", "main"), PREFETCHES)
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_an_unreached_error_does_not_affect_the_next_epoch(dispatched: bool, worker: int, main: int) -> None:
-    source = Failing(numbers(40), 12, epochs=1)
+def test_an_unreached_error_does_not_affect_the_next_epoch(
+    dispatched: bool, worker: int, main: int, tmp_path: Path
+) -> None:
+    source = Failing(numbers(40), 12, epochs=1, told=tmp_path / "told")
     with load(dispatch(source) if dispatched else source.sharding_filter(), 2, worker, main) as loader:
         assert list(itertools.islice(loader, 3)) == [0, 1, 2]
-        time.sleep(0.05)  # the workers reach the error if they prefetch that far
+        while (worker or main) and not (tmp_path / "told").exists():  # the workers prefetch that far
+            time.sleep(0.01)
         assert list(loader) == list(range(40))
 
 
