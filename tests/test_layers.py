@@ -14,6 +14,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "wds_datapipes"
 #: From low to high: a module imports from its own package and from those before it. ``__init__`` has the public names.
 ORDER = [
+    "redaction",
     "errors",
     "types",
     "user_warnings",

@@ -42,6 +42,8 @@ An error is built from a single message that contains all facts: torch rebuilds 
 boundary from its message alone, and an error class with more arguments arrives as a bare ``RuntimeError``.
 """
 
+from wds_datapipes.redaction import redact_text
+
 __all__ = [
     "CacheError",
     "ChangedShardError",
@@ -82,7 +84,10 @@ __all__ = [
 
 
 class WdsError(Exception):
-    """The base class of all exceptions of this package."""
+    """The base class of all exceptions of this package. Its message contains no credentials."""
+
+    def __init__(self, *message: object) -> None:
+        super().__init__(*(redact_text(part) if isinstance(part, str) else part for part in message))
 
 
 class SpecError(WdsError, ValueError):
@@ -176,7 +181,8 @@ class ConversionError(WdsError, RuntimeError):
     """Some shards could not be converted; the others were converted.
 
     Attributes:
-        failures: the last error of each failed shard, by the URL of the source shard.
+        failures: the last error of each failed shard, by the URL of the source shard, without
+            credentials.
     """
 
     def __init__(self, *message: object) -> None:

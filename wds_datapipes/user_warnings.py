@@ -6,6 +6,8 @@ import sys
 import warnings
 from types import FrameType
 
+from wds_datapipes.redaction import redact_text
+
 __all__ = ["warn_user"]
 
 #: Modules that run pipelines: a warning that points there would not identify the user's pipeline.
@@ -29,7 +31,7 @@ def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the innermost line of user code, outside this package and the libraries that run it.
 
     ``stacklevel`` cannot do so, since the number of frames depends on the pipeline and its loader. In a worker process
-    or a thread there may be no such line; then the warning points at the caller.
+    or a thread there may be no such line; then the warning points at the caller. Credentials in the text are hidden.
     """
     frame = caller = sys._getframe(1)
     while _is_machinery(frame):
@@ -38,7 +40,7 @@ def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
             break
         frame = frame.f_back
     warnings.warn_explicit(
-        text,
+        redact_text(text),
         category,
         frame.f_code.co_filename,
         frame.f_lineno,

@@ -25,6 +25,7 @@ from wds_datapipes.errors import (
     UnsafeInputError,
     WdsError,
 )
+from wds_datapipes.redaction import redact, redact_text
 
 __all__ = [
     "FAULT_FOUND",
@@ -156,7 +157,10 @@ class Program(Group):
                 error.show()
             else:
                 command = context.command_path if context is not None else "wds-datapipes"
-                message = on_one_line(error.format_message().rstrip(".").replace("Value error, ", ""))
+                message = error.format_message().rstrip(".").replace("Value error, ", "")
+                for word in options.get("args") or sys.argv[1:]:
+                    message = message.replace(word, redact(word))
+                message = on_one_line(message)
                 typer.echo(f"Error: {message}{'' if message.endswith('?') else '.'} See {command} --help", err=True)
             sys.exit(WRONG_USE)
         except typer.Abort:
@@ -306,7 +310,7 @@ def on_one_line(message: str) -> str:
     for words, option in WORDS.items():
         if words in message:
             message = message.replace(words, option) if has_options(option) else _without(message, words)
-    return printable(message)
+    return printable(redact_text(message))
 
 
 def _without(message: str, words: str) -> str:

@@ -16,6 +16,7 @@ import typer
 
 from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.io.read_limits import ReadLimits
+from wds_datapipes.redaction import redact
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.shards.patterns import expand_urls
 
@@ -204,7 +205,7 @@ def _parse_json_options(text: str) -> dict[str, Any]:
     try:
         options = json.loads(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
     except OSError as error:
-        raise WrongUse(f"--storage-options cannot be read from {text[1:]}: {error.strerror}") from None
+        raise WrongUse(f"--storage-options cannot be read from {redact(text[1:])}: {error.strerror}") from None
     except ValueError as error:
         raise WrongUse(f"--storage-options is not JSON: {error}") from None
     if not isinstance(options, dict):

@@ -9,7 +9,7 @@ from typing import Any
 
 from wds_datapipes.fingerprint.code import arguments_of, is_constant, is_opaque, is_secret, is_users, short_name
 from wds_datapipes.fingerprint.values import Fingerprint
-from wds_datapipes.io.redaction import redact
+from wds_datapipes.redaction import redact, redact_text
 
 __all__ = ["format_value"]
 
@@ -52,7 +52,9 @@ class _Text(reprlib.Repr):
 
     def repr1(self, x: Any, level: int) -> str:
         if isinstance(x, str | bytes):
-            return CUT if self._hides_strings or len(x) > self.maxstring else redact(repr(x))
+            if self._hides_strings or len(x) > self.maxstring:
+                return CUT
+            return repr(redact(x)) if isinstance(x, str) else redact_text(repr(x))
         if is_constant(x) and not isinstance(x, tuple | frozenset):
             return repr(x)
         if type(x) in (list, tuple, dict):

@@ -31,7 +31,7 @@ from wds_datapipes.fingerprint.code import (
     is_users,
     short_name,
 )
-from wds_datapipes.io.redaction import may_hold_credentials, redact
+from wds_datapipes.redaction import mask_credentials, may_hold_credentials
 
 __all__ = ["Fingerprint", "fingerprint"]
 
@@ -123,7 +123,7 @@ class Fingerprint:
         elif type(value) in PLAIN or value is Ellipsis:
             self._put("plain", repr(value))
         elif isinstance(value, str) and not isinstance(value, Enum):
-            self._put("str", redact(value) if may_hold_credentials(value) else str(value))
+            self._put("str", mask_credentials(value) if may_hold_credentials(value) else str(value))
         elif isinstance(value, bytes | bytearray | memoryview):
             self._add_bytes(memoryview(value).cast("B") if memoryview(value).contiguous else bytes(value))
         elif isinstance(value, FunctionType | CodeType | type):
@@ -131,7 +131,7 @@ class Fingerprint:
         elif isinstance(value, Enum):
             self._put("enum", f"{short_name(type(value).__qualname__)}.{value.name}")
         elif isinstance(value, PathLike):
-            self._put("path", redact(str(fspath(value))))
+            self._put("path", mask_credentials(str(fspath(value))))
         elif isinstance(value, ModuleType):
             self._put("module", value.__name__.rpartition(".")[2])
         elif isinstance(value, staticmethod | classmethod):
@@ -337,7 +337,9 @@ class Fingerprint:
         """Add a batch of items, at the speed of C if they are plain."""
         if all(type(item) is str for item in batch):
             text = "\0".join(batch)
-            self._add_bytes((redact(text) if may_hold_credentials(text) else text).encode("utf-8", "surrogatepass"))
+            self._add_bytes(
+                (mask_credentials(text) if may_hold_credentials(text) else text).encode("utf-8", "surrogatepass")
+            )
             return
         try:
             # Up to version 2, the data does not depend on object identity. Since Python 3.11, sets are marshalled in a

@@ -145,7 +145,7 @@ def build_indexes(
     shards = resolve_shards(urls)
     targets = [index_url(url, folder) for url in shards]
     if len(set(targets)) < len(targets):
-        target = Counter(targets).most_common(1)[0][0]
+        target = redact(Counter(targets).most_common(1)[0][0])
         raise ValueError(f"Several shards would have the index {target}. Use separate folders for their indexes")
     rules = _Rules(key_rule, lowercase, on_duplicate, digest, ignore_zeros, end_marker, limits)
     policy = ErrorPolicy(on_error, "build_indexes")

@@ -14,6 +14,8 @@ from typing import IO, TYPE_CHECKING, BinaryIO, cast
 from wds_datapipes.errors import ShardOpenError, ShardReadError
 from wds_datapipes.io.shell_process import ShellProcess, describe_exit
 from wds_datapipes.io.urls import split_scheme
+from wds_datapipes.redaction import redact_command
+from wds_datapipes.redaction.storage_options import redactor_of_command
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -36,7 +38,7 @@ def open_command(url: str, /, **_options: object) -> BinaryIO:
     try:
         process = ShellProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except (OSError, ValueError) as error:
-        raise ShardOpenError(f"The command {command!r} cannot be started: {error}") from error
+        raise ShardOpenError(f"The command {redact_command(command)!r} cannot be started: {error}") from error
     return cast(BinaryIO, CommandStream(process, command))
 
 
@@ -107,9 +109,10 @@ class CommandStream(io.RawIOBase):
 
     def _failure_text(self) -> str:
         status = self._process.wait()
-        stderr = self._stderr_tail.decode(errors="replace").strip()
-        return f"The command {self._command!r} {describe_exit(status)} after {self._received} bytes. " + (
-            f"Its standard error ends with: {stderr}" if stderr else "It wrote nothing to standard error."
+        stderr = redactor_of_command(self._command)(self._stderr_tail.decode(errors="replace").strip())
+        return (
+            f"The command {redact_command(self._command)!r} {describe_exit(status)} after {self._received} bytes. "
+            + (f"Its standard error ends with: {stderr}" if stderr else "It wrote nothing to standard error.")
         )
 
     def close(self) -> None:

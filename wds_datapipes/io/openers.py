@@ -6,7 +6,6 @@ import io
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.io.local import local_path
-from wds_datapipes.io.redaction import redact
 from wds_datapipes.io.remote.resuming_stream import ForwardStream
 from wds_datapipes.io.remote.timeouts import STORE_OPTIONS
 from wds_datapipes.io.url_safety import refuse_unsafe
@@ -19,6 +18,7 @@ from wds_datapipes.io.urls import (
     register_opener,
     split_scheme,
 )
+from wds_datapipes.redaction import redact
 
 if TYPE_CHECKING:
     from wds_datapipes.io.remote.range_sources import RangeSource

@@ -11,12 +11,12 @@ from typing import Any
 from wds_datapipes.errors import MissingSidecarError, ShardError, ShardWriteError, WdsError
 from wds_datapipes.io.atomic_file import AtomicFile
 from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
-from wds_datapipes.io.redaction import raise_alone
 from wds_datapipes.io.remote.filesystem import redactor_of, remote_filesystem
 from wds_datapipes.io.remote.fsspec_file import BLOCK_TIMEOUTS
 from wds_datapipes.io.remote.throughput import Attempt
 from wds_datapipes.io.remote.timeouts import StoreTimeouts
 from wds_datapipes.io.sinks.remote_sink import RemoteSink
+from wds_datapipes.redaction.storage_options import raise_alone
 
 __all__ = ["folder_of", "join_name", "read_sidecar", "sidecar_name", "within", "write_sidecar"]
 
@@ -38,21 +38,26 @@ def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = 
         ValueError: the shard is a command or standard input, and ``folder`` is not given.
     """
     scheme, _ = split_scheme(url)
-    path, mark, query = url.partition("?") if scheme in ("http", "https") else (url, "", "")
     if folder is not None:
+        path = _path_of(redact(url))
         return f"{os.fspath(folder).rstrip('/')}/{path.rstrip('/').rpartition('/')[2]}{suffix}"
     if scheme in ("-", "pipe"):
         raise ValueError(
             f"{redact(url)} has no folder for sidecar files. Pass their folder, or write the shard to a file first"
         )
-    return f"{path}{suffix}{mark}{query}"
+    path = _path_of(url)
+    return f"{path}{suffix}{url[len(path) :]}"
 
 
 def folder_of(url: str) -> str:
     """Return the folder of a file with a trailing slash; "" for a bare name."""
-    scheme, _ = split_scheme(url)
-    path = url.partition("?")[0] if scheme in ("http", "https") else url
+    path = _path_of(url)
     return path[: path.rfind("/") + 1]
+
+
+def _path_of(url: str) -> str:
+    """Return a URL without its query."""
+    return url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url
 
 
 def within(folder: str, url: str) -> str:
@@ -146,7 +151,7 @@ def _write_remote(url: str, content: bytes, storage_options: Mapping[str, Any]) 
 
 
 def _sidecar_error(url: str, options: Mapping[str, Any] | None, what: str, error: Exception) -> WdsError:
-    hide = redactor_of(options or {})
+    hide = redactor_of(options or {}, url)
     if isinstance(error, FileNotFoundError):
         missing = "file" if what == "read" else "folder"
         return MissingSidecarError(f"{hide(url)} cannot be {what}: there is no such {missing}")

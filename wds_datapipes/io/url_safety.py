@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from wds_datapipes.errors import UnsafeInputError
 from wds_datapipes.io.local import local_path
-from wds_datapipes.io.redaction import redact
 from wds_datapipes.io.urls import is_registered, split_scheme
+from wds_datapipes.redaction import redact
 
 __all__ = ["NETWORK_SCHEMES", "refuse_commands", "refuse_unsafe"]
 

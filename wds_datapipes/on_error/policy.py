@@ -16,9 +16,9 @@ from wds_datapipes.errors import (
     UnknownSchemeError,
     UnsafeInputError,
 )
-from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import is_systemic
 from wds_datapipes.on_error.quarantine import write_quarantine
+from wds_datapipes.redaction import redact, redact_text
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = ["CountedErrors", "ErrorBudget", "ErrorPolicy", "OnError", "check_on_error", "note", "refuse_handler"]
@@ -190,7 +190,7 @@ class ErrorPolicy:
         if isinstance(sample, Mapping):
             url, key = str(sample.get("__url__", url)), str(sample.get("__key__", key))
         kind = type(error).__name__
-        reason = redact(str(error))  # may contain anything from a user's function
+        reason = redact_text(str(error))  # may contain anything from a user's function
         item = SkippedItem(self._stage, kind, redact(url), key, field, reason)
         self.counters.count_skipped(item)
         if self._budget is not None and self._budget.quarantine is not None:
@@ -233,7 +233,7 @@ class ErrorPolicy:
             return
         raise ErrorBudgetError(
             f"{self._stage} skipped {total} of {self.tried} items ({self._counts()}), {self._run} of them in "
-            f"a row, which is more than {limit} allows. The last: {type(error).__name__}: {redact(str(error))}"
+            f"a row, which is more than {limit} allows. The last: {type(error).__name__}: {redact_text(str(error))}"
         ) from error
 
     def _counts(self) -> str:

@@ -77,7 +77,7 @@ class SampleWriter(Stage[ShardInfo]):
         super().__init__()
         check_on_error(on_error)
         self.source = source
-        self.pattern = check_pattern(pattern, maxcount=maxcount, maxsize=maxsize)
+        self._pattern = check_pattern(pattern, maxcount=maxcount, maxsize=maxsize)
         self.maxcount = maxcount
         self.maxsize = maxsize
         self.start_shard = start_shard
@@ -99,7 +99,7 @@ class SampleWriter(Stage[ShardInfo]):
         from wds_datapipes.writing.shard_writer import write_wds_shards
 
         writer = _find_writer(self.source)
-        pattern, start_shard, step = assign_numbers(self.pattern, self.start_shard, **writer)
+        pattern, start_shard, step = assign_numbers(self._pattern, self.start_shard, **writer)
         options = dict(self._options.value)
         if options.get("resume"):
             # With another number of writers, each would get other samples, even with the same pattern and step.
@@ -107,7 +107,7 @@ class SampleWriter(Stage[ShardInfo]):
             tag = options.get("version_tag")
             options["version_tag"] = f"{tag}; {writers}" if tag else writers
             compare_journals(
-                find_journals(self.pattern, options.get("journal")),
+                find_journals(self._pattern, options.get("journal")),
                 {"step": step, "version_tag": options["version_tag"]},
             )
         if (journal := options.get("journal")) is not None:

@@ -259,6 +259,8 @@ def _conversion_error(failures: Mapping[str, BaseException], shards: int, retrie
         f"{len(failures)} of {shards} shards could not be converted{tries}. The others are finished, and calling this "
         f"again converts only the missing ones.\n" + "\n".join([*shown, *more])
     )
-    error.failures = dict(failures)
+    for url, failure in failures.items():
+        name = redact(url)
+        error.failures[name if name not in error.failures else f"{name} ({len(error.failures)})"] = failure
     error.__cause__ = next(iter(failures.values()))
     return error

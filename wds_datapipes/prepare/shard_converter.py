@@ -184,7 +184,7 @@ def make_output_names(urls: Sequence[str], output: str | os.PathLike[str]) -> tu
     if len(set(names)) < len(names):
         twice = Counter(names).most_common(1)[0][0]
         raise ValueError(
-            f"Several shards would be written to {twice!r}. Number them, as in output='out/train-%06d.tar'"
+            f"Several shards would be written to {redact(twice)!r}. Number them, as in output='out/train-%06d.tar'"
         )
     outputs = {_real(url): url for url in urls}
     if hit := next((name for name in names if _real(name) in outputs), None):

@@ -17,7 +17,7 @@ from wds_datapipes.errors import (
     MissingDependencyError,
     UnsafeInputError,
 )
-from wds_datapipes.io.openers import local_path
+from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import size_of
 from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, InProcessExecutor, ShardExecutor, failure_of
 from wds_datapipes.parallel.map_shards import run_tasks
@@ -47,7 +47,6 @@ DETERMINISTIC_ERRORS = (
     SyntaxError,
     TypeError,
     UnsafeInputError,
-    EncodeError,
 )
 #: The number of concurrent requests for the sizes of existing shards.
 MAX_CONCURRENT_REQUESTS = 16
@@ -203,5 +202,5 @@ class ShardRun:
 
 
 def _name(output: str) -> str:
-    """Return the name of a shard without its folder, which may be spelled differently next time."""
-    return output.rpartition("/")[2]
+    """Return the name of a shard without its folder, which may be spelled differently, and without credentials."""
+    return redact(output).rpartition("/")[2]

@@ -19,6 +19,8 @@ from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.io.shell_process import ShellProcess, describe_exit
 from wds_datapipes.parallel.executors import defer_exit
 from wds_datapipes.prepare.sample_folder import describe_sample, read_many, read_one, write_sample
+from wds_datapipes.redaction import redact_command
+from wds_datapipes.redaction.storage_options import redactor_of_command
 from wds_datapipes.types import Sample
 
 __all__ = ["SampleCommand"]
@@ -98,14 +100,14 @@ class SampleCommand:
         if is_done and process.returncode == 0:
             return
         how = describe_exit(process.wait()) if is_done else f"was stopped after its time limit of {self._timeout_s:g} s"
-        message = output_tail.decode(errors="replace").strip()
+        message = redactor_of_command(self._command)(output_tail.decode(errors="replace").strip())
         raise SampleSourceError(
-            f"The command {self._command!r} {how} for {describe_sample(sample)}. "
+            f"The command {redact_command(self._command)!r} {how} for {describe_sample(sample)}. "
             + (f"Its last output is: {message}" if message else "It printed nothing.")
         )
 
     def __repr__(self) -> str:
-        return f"SampleCommand({self._command!r})"
+        return f"SampleCommand({redact_command(self._command)!r})"
 
     # `convert_shards` uses this as the fingerprint of the function.
     def __getstate__(self) -> tuple[Any, ...]:

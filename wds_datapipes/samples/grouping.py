@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal, TypeAlias
@@ -10,6 +9,7 @@ from typing import Literal, TypeAlias
 from wds_datapipes.errors import ChangedShardError, DuplicateKeyError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
+from wds_datapipes.redaction import short_repr
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import Progress, key_checksum
@@ -258,7 +258,7 @@ def _check_member(member: MemberTuple) -> MemberTuple:
     except (TypeError, ValueError):
         raise TypeError(
             f"group_samples needs members (shard, name, data, offset), as load_wds_shards yields them, but got "
-            f"{type(member).__name__}: {reprlib.repr(member)}"
+            f"{type(member).__name__}: {short_repr(member)}"
         ) from None
     return member
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import reprlib
 import threading
 import weakref
 from collections import deque
@@ -14,6 +13,7 @@ from wds_datapipes.errors import ShardError, WdsError
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.io.urls import OpeningURL
+from wds_datapipes.redaction import short_repr
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, DownloadStopped
 from wds_datapipes.shard_cache.store import CacheFolder
 
@@ -151,7 +151,7 @@ def cache_wds_shards(
             if not isinstance(item, str | os.PathLike):
                 raise TypeError(
                     f"cache_wds_shards copies shards by their URL, so its source must yield str, not "
-                    f"{type(item).__name__}: {reprlib.repr(item)}"
+                    f"{type(item).__name__}: {short_repr(item)}"
                 )
             url = os.fspath(item)
             if url == STANDARD_INPUT:

@@ -72,9 +72,9 @@ class Entry:
         '000.tar'
         """
         digest = hashlib.sha256(url.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
-        scheme, rest = split_scheme(url)
+        scheme, rest = split_scheme(redact(url))
         name = "" if scheme == "pipe" else re.split(r"[?#]", rest)[0].rstrip("/").rpartition("/")[2].rpartition("@")[2]
-        return cls(folder, digest, UNSAFE.sub("_", redact(name))[-NAMED:] or "shard")
+        return cls(folder, digest, UNSAFE.sub("_", name)[-NAMED:] or "shard")
 
     def facts(self) -> CopyFacts | None:
         """Return the facts about the copy, or None if there are none or they are unreadable."""

@@ -99,12 +99,12 @@ def list_remote(
         SpecError: the URL cannot be listed; the message has no credentials.
     """
     # Imported here, since importing fsspec is slow, and local shards do not need it.
-    from wds_datapipes.io.redaction import raise_alone
     from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
     from wds_datapipes.io.remote.timeouts import StoreTimeouts
+    from wds_datapipes.redaction.storage_options import raise_alone
 
     options, waiting = StoreTimeouts.split(storage_options)
-    hide, retry = redactor_of(options), waiting.retry_policy()
+    hide, retry = redactor_of(options, url), waiting.retry_policy()
     filesystem, path = remote_filesystem(url, options, waiting.timeout_s, retry)
     try:
         found = retry.call(lambda: method(filesystem, path), f"{hide(url)} cannot be listed")

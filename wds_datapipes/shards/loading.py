@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.io.urls import OpeningURL
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, check_on_error
+from wds_datapipes.redaction import short_repr
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import MemberTuple, Opener, Shard
@@ -214,7 +214,7 @@ class ShardReader:
             if not isinstance(url, str | os.PathLike):
                 raise TypeError(
                     f"{self.options.stage} reads shards by their URL, so its source must yield str, not "
-                    f"{type(url).__name__}: {reprlib.repr(url)}"
+                    f"{type(url).__name__}: {short_repr(url)}"
                 )
             path = os.fspath(url)
             if self.options.safe:

@@ -14,6 +14,7 @@ from braceexpand import braceexpand
 from wds_datapipes.errors import SpecError, UnsafeInputError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.url_safety import refuse_unsafe
+from wds_datapipes.redaction.storage_options import raise_alone
 from wds_datapipes.shards.listing import GLOB_MARKS, list_urls
 from wds_datapipes.shards.url_rewriting import Rewrite, Rules, compile_rules, rewrite_url
 
@@ -186,11 +187,13 @@ def expand_braces(pattern: str) -> list[str]:
         return list(braceexpand(pattern, escape="\\" in pattern))
     except SpecError:
         raise
-    except (ValueError, RecursionError) as error:
-        raise SpecError(
-            f"The braces in the shard pattern {redact(pattern)!r} are unbalanced. Write \\{{ or \\}} for a literal "
-            "brace"
-        ) from error
+    except (ValueError, RecursionError):
+        raise_alone(
+            SpecError(
+                f"The braces in the shard pattern {redact(pattern)!r} are unbalanced. Write \\{{ or \\}} for a literal "
+                "brace"
+            )
+        )
 
 
 def _braces(pattern: str) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from zlib import crc32
 
 from wds_datapipes.errors import ShardWriteError, StateError
 from wds_datapipes.io.file_lock import is_same_file
+from wds_datapipes.redaction import redact
 from wds_datapipes.types import ShardInfo
 
 __all__ = ["FinishedShard", "KeyLog", "ShardJournal", "compare_journals"]
@@ -84,7 +85,7 @@ class ShardJournal:
 
     Each line is synced to disk before the next shard is started, and has a checksum of itself and of the earlier lines.
     A last line without its end belongs to a process that was killed, and is dropped. The file is locked against other
-    conversions.
+    conversions. The URLs in it are without credentials.
 
     Args:
         path: the path of the file, which is created if needed.
@@ -113,7 +114,13 @@ class ShardJournal:
 
     def add(self, shard: FinishedShard) -> None:
         """Write a line and sync the file."""
-        row = {"number": shard.number, **shard.info._asdict(), "given": shard.given, "keys": shard.keys}
+        row = {
+            "number": shard.number,
+            **shard.info._asdict(),
+            "url": redact(shard.info.url),
+            "given": shard.given,
+            "keys": shard.keys,
+        }
         if shard.skipped:
             row["skipped"] = shard.skipped
         self._write(row)

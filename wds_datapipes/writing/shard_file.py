@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from wds_datapipes.errors import EncodeError
 from wds_datapipes.io.compression.compress import Compress, find_compressor
 from wds_datapipes.io.sinks import Sink, open_target
+from wds_datapipes.redaction import redact
 from wds_datapipes.types import PlacedField, PlacedSample, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
 from wds_datapipes.writing.sample_packer import PackedSample
@@ -103,7 +104,7 @@ class ShardFile:
     def append(self, packed: PackedSample) -> int:
         """Write a sample returned by `pack`, and return the size of its fields."""
         if self._closed:
-            raise ValueError(f"the shard {self._target.url!r} is closed")
+            raise ValueError(f"the shard {redact(self._target.url)!r} is closed")
         key, parts, size, payload, fields = packed
         if self._checks_keys:
             if key in self._keys:
@@ -172,7 +173,7 @@ class ShardFile:
     def __del__(self) -> None:
         if not self._closed and os.getpid() == self._owner:
             self.discard()  # first, since the warning may be raised as an error
-            text = f"the shard {self._target.url!r} was not closed, and was discarded"
+            text = f"the shard {redact(self._target.url)!r} was not closed, and was discarded"
             warn_user(text, ResourceWarning)
 
     @property

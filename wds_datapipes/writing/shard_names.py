@@ -44,7 +44,7 @@ def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: fl
     if not different:
         raise ValueError(
             f"A pattern for shards must have exactly one placeholder for the number, as in 'train-%06d.tar', not "
-            f"{text!r}. Double other percent signs"
+            f"{redact(text)!r}. Double other percent signs"
         )
     if maxcount < 1:
         raise ValueError(f"maxcount must be at least 1 sample, not {maxcount!r}")
@@ -134,8 +134,8 @@ def _journal_name(pattern: str, journal: str | os.PathLike[str] | None) -> tuple
     path = local_path(pattern)
     if path is None:
         raise ValueError(
-            f"{pattern!r} is not a local path, and a journal cannot be in a store. Name a local file for it, as in "
-            f"journal='shards.journal'"
+            f"{redact(pattern)!r} is not a local path, and a journal cannot be in a store. Name a local file for it, "
+            f"as in journal='shards.journal'"
         )
     return NUMBER.sub("shards", path), ".journal"
 

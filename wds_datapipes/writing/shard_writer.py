@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 from wds_datapipes.errors import EncodeError, SampleError, StateError, UnsafeInputError
 from wds_datapipes.io.compression.compress import Compress, find_compressor
-from wds_datapipes.io.openers import local_path
+from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import StreamSink, size_of
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.records.formats import FORMATS, format_of_name
@@ -166,8 +166,8 @@ class ShardWriter:
         else:
             if index or (user, group, mode, mtime) != ("", "", 0o644, 0):
                 raise ValueError(
-                    f"index, user, group, mode and mtime belong to tar shards, and {self.pattern!r} is written as "
-                    f'{self._format.title}. Leave them out, or pass format="tar"'
+                    f"index, user, group, mode and mtime belong to tar shards, and {redact(self.pattern)!r} is written "
+                    f'as {self._format.title}. Leave them out, or pass format="tar"'
                 )
             self._packer = RecordPacker(self._format, encoder, keep_meta=keep_meta)
             self._end = b""
@@ -191,7 +191,12 @@ class ShardWriter:
         self.old_shards: list[str] = []
         self._has_started = self._closed = False
         if resume:
-            settings |= {"pattern": self.pattern, "maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard}
+            settings |= {
+                "pattern": redact(self.pattern),
+                "maxcount": maxcount,
+                "maxsize": maxsize,
+                "start_shard": start_shard,
+            }
             if self._format is not None:
                 settings["format"] = self._format.name
             settings |= {"step": step, "version_tag": version_tag, "index": index, "keep_meta": keep_meta}
@@ -210,7 +215,7 @@ class ShardWriter:
             StateError: a conversion was resumed with other samples.
         """
         if self._closed:
-            raise ValueError(f"the writer of {self.pattern!r} is closed")
+            raise ValueError(f"the writer of {redact(self.pattern)!r} is closed")
         self._has_started = True
         if self._to_skip:
             self._skip(sample)
@@ -320,7 +325,7 @@ class ShardWriter:
         if self._journal is not None:
             self._journal.add(FinishedShard(self._number, info, self._keys.count, self._keys.digest()))
         if self._verbose:
-            LOG.info("Wrote %s: %d samples, %d bytes", info.url, info.samples, info.bytes)
+            LOG.info("Wrote %s: %d samples, %d bytes", redact(info.url), info.samples, info.bytes)
         self.shards.append(info)
         self._shard = None
         self._keys = KeyLog()
@@ -328,7 +333,9 @@ class ShardWriter:
 
     def _resume(self, journal: ShardJournal) -> None:
         """Resume after the first shards of the journal that exist without a gap."""
-        for count, shard in enumerate(journal.finished):
+        for count, recorded in enumerate(journal.finished):
+            info = recorded.info._replace(url=self.pattern % self._number)  # with its credentials
+            shard = recorded._replace(info=info)
             # Do not check the file if there is a post function, which may have moved it.
             found = (
                 shard.info.bytes

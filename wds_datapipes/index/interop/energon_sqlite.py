@@ -12,6 +12,7 @@ from pathlib import Path
 
 from wds_datapipes.errors import MissingSidecarError, UnsupportedSidecarError
 from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.redaction import redact
 
 __all__ = ["EnergonKeys", "energon_keys", "remove_energon_keys"]
 
@@ -56,8 +57,8 @@ class EnergonKeys:
                 )
             except sqlite3.IntegrityError:
                 raise UnsupportedSidecarError(
-                    f"The key {sample.key!r} of {url} occurs twice, and Energon finds samples by their keys. Give each "
-                    f"sample a unique key, or pass keys=False, which supports sequential reading only"
+                    f"The key {sample.key!r} of {redact(url)} occurs twice, and Energon finds samples by their keys. "
+                    f"Give each sample a unique key, or pass keys=False, which supports sequential reading only"
                 ) from None
             parts = [(number, at, entry.field, entry.offset, entry.size) for entry in sample.entries]
             self._database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)

@@ -12,7 +12,6 @@ from fsspec.registry import known_implementations, registry  # type: ignore[impo
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError
 from wds_datapipes.extras import require
-from wds_datapipes.io.redaction import raise_alone, redact, redactor_of
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, FsspecSource
 from wds_datapipes.io.remote.http import HttpClient, HttpSource, is_web
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, StreamSource
@@ -21,6 +20,8 @@ from wds_datapipes.io.remote.sftp import connect, is_sftp
 from wds_datapipes.io.remote.throughput import MonitoredSource, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import StoreTimeouts, with_timeouts
 from wds_datapipes.io.urls import known_schemes, split_scheme
+from wds_datapipes.redaction import redact
+from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
 __all__ = ["BLOCK_BYTES", "open_remote", "raise_open_error", "redactor_of", "remote_filesystem"]
 
@@ -82,7 +83,7 @@ def open_remote(
         ShardOpenError: the file cannot be opened.
     """
     options, timeouts = StoreTimeouts.split(storage_options, timeout_s, retries)
-    hide, retry = redactor_of(options), timeouts.retry_policy(pause)
+    hide, retry = redactor_of(options, url), timeouts.retry_policy(pause)
     filesystem, path = remote_filesystem(url, options, timeouts.timeout_s, retry)
     scheme, _ = split_scheme(url)
     monitor = ThroughputMonitor(hide(url), timeouts.seconds, counters)
@@ -128,7 +129,7 @@ def remote_filesystem(
             f"{', '.join(known_schemes())} and, by fsspec, {', '.join(sorted(known))}. Register your own with "
             f"register_opener({scheme!r}, function), or read the output of a command with pipe:COMMAND"
         )
-    hide = redactor_of(options)
+    hide = redactor_of(options, url)
     retry = NO_RETRIES if retry is None else retry
 
     def create() -> tuple[Any, str]:

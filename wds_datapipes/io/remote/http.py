@@ -15,12 +15,12 @@ from urllib.request import getproxies
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
 from wds_datapipes.io.compression.formats import GzipDecompressorUnit
-from wds_datapipes.io.redaction import redact
 from wds_datapipes.io.remote import http_listing
 from wds_datapipes.io.remote.http_request import HttpStatusError, Response, send_request
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, version_of
 from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.io.remote.throughput import MonitoredFile, ThroughputMonitor
+from wds_datapipes.redaction import redact
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from wds_datapipes.errors import ShardReadError
 from wds_datapipes.io.local import local_path, open_local
-from wds_datapipes.io.redaction import redact
 from wds_datapipes.io.remote.filesystem import raise_open_error, reason, redactor_of, remote_filesystem
 from wds_datapipes.io.remote.range_sources import RangeSource, open_remote_parts
 from wds_datapipes.io.remote.resuming_stream import etag_of
 from wds_datapipes.io.remote.throughput import Attempt
 from wds_datapipes.io.remote.timeouts import StoreTimeouts, silent_after
 from wds_datapipes.io.urls import known_schemes, split_scheme
+from wds_datapipes.redaction import redact
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -70,7 +70,7 @@ def file_facts(
     if scheme in known_schemes():
         return FileFacts()
     options, timeouts = StoreTimeouts.split(storage_options, timeout_s, retries)
-    hide, retry = redactor_of(options), timeouts.retry_policy()
+    hide, retry = redactor_of(options, url), timeouts.retry_policy()
     filesystem, remote_path = remote_filesystem(url, options, timeouts.timeout_s, retry)
 
     def request_info() -> Any:

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardError
-from wds_datapipes.io.redaction import raise_alone, redactor_of
 from wds_datapipes.io.remote.filesystem import raise_open_error, reason, remote_filesystem
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, VERSION_FACTS
 from wds_datapipes.io.remote.http import HttpFile, UnexpectedResponseError, is_web
@@ -26,6 +25,7 @@ from wds_datapipes.io.remote.retry import RetryPolicy, status_of, was_replaced
 from wds_datapipes.io.remote.throughput import Attempt, MonitoredSource, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import StoreTimeouts
 from wds_datapipes.io.urls import split_scheme
+from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
 __all__ = ["RangeSource", "open_remote_parts"]
 
@@ -81,7 +81,7 @@ def open_remote_parts(
     retry = timeouts.retry_policy(pause)
     filesystem, path = remote_filesystem(url, options, timeouts.timeout_s, retry)
     scheme, _ = split_scheme(url)
-    store = Store(url, redactor_of(options), retry, timeouts.seconds, counters)
+    store = Store(url, redactor_of(options, url), retry, timeouts.seconds, counters)
     try:
         if is_web(scheme):
             request: Request = partial(filesystem.open, path)

@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
-from wds_datapipes.io.redaction import raise_alone, redact
 from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, is_transient, was_replaced
+from wds_datapipes.redaction import redact_text
+from wds_datapipes.redaction.storage_options import raise_alone
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -237,7 +238,7 @@ class ForwardStream(io.RawIOBase):
     redacted them, and not chained.
     """
 
-    def __init__(self, file: Readable, url: str, *, hide: Callable[[str], str] = redact) -> None:
+    def __init__(self, file: Readable, url: str, *, hide: Callable[[str], str] = redact_text) -> None:
         self._file = file
         self._url = url
         self._hide = hide

@@ -91,10 +91,10 @@ def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> N
     except FileNotFoundError:
         return
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        from wds_datapipes.io.redaction import raise_alone
         from wds_datapipes.io.remote.filesystem import reason, redactor_of
+        from wds_datapipes.redaction.storage_options import raise_alone
 
-        hide = redactor_of(storage_options or {})
+        hide = redactor_of(storage_options or {}, url)
         raise_alone(ShardWriteError(f"{hide(url)} cannot be removed: {reason(error, split_scheme(url)[0], hide)}"))
 
 
@@ -112,8 +112,8 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
             return None
     if split_scheme(url)[0] in ("pipe", "-"):
         return None
-    from wds_datapipes.io.redaction import raise_alone
     from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
+    from wds_datapipes.redaction.storage_options import raise_alone
 
     filesystem, remote_path = remote_filesystem(url, storage_options)
     try:
@@ -123,7 +123,7 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        hide = redactor_of(storage_options or {})
+        hide = redactor_of(storage_options or {}, url)
         raise_alone(ShardOpenError(f"{hide(url)} cannot be opened: {reason(error, split_scheme(url)[0], hide)}"))
     return size
 

@@ -11,6 +11,8 @@ from wds_datapipes.errors import ShardWriteError
 from wds_datapipes.io.command import STDERR_TAIL_BYTES
 from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.io.shell_process import ShellProcess, describe_exit
+from wds_datapipes.redaction import redact_command
+from wds_datapipes.redaction.storage_options import redactor_of_command
 
 __all__ = ["CommandSink"]
 
@@ -36,7 +38,9 @@ class CommandSink:
             self._process = ShellProcess(self._command, feeds=True, stderr=self._stderr)
         except (OSError, ValueError) as error:
             self._stderr.close()
-            raise ShardWriteError(f"The command {self._command!r} cannot be started: {error}") from error
+            raise ShardWriteError(
+                f"The command {redact_command(self._command)!r} cannot be started: {error}"
+            ) from error
         self._input = cast("io.RawIOBase", self._process.stdin)
 
     def write(self, *chunks: bytes) -> None:
@@ -72,9 +76,10 @@ class CommandSink:
     def _failure_text(self, before: str = "") -> str:
         size = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size - STDERR_TAIL_BYTES))
-        stderr = self._stderr.read().decode(errors="replace").strip()
+        stderr = redactor_of_command(self._command)(self._stderr.read().decode(errors="replace").strip())
         self._stderr.close()
         end = describe_exit(self._process.wait())
-        return f"The command {self._command!r} {before}{end} after it was sent {self._written} bytes. " + (
-            f"Its standard error ends with: {stderr}" if stderr else "It wrote nothing to standard error."
+        return (
+            f"The command {redact_command(self._command)!r} {before}{end} after it was sent {self._written} bytes. "
+            + (f"Its standard error ends with: {stderr}" if stderr else "It wrote nothing to standard error.")
         )

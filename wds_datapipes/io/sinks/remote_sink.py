@@ -10,9 +10,9 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]  # it carries no types
 
 from wds_datapipes.errors import ShardWriteError
-from wds_datapipes.io.redaction import raise_alone
 from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
 from wds_datapipes.io.urls import split_scheme
+from wds_datapipes.redaction.storage_options import raise_alone
 
 __all__ = ["RemoteSink"]
 
@@ -33,7 +33,7 @@ class RemoteSink:
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = url
-        self._hide = redactor_of(storage_options)
+        self._hide = redactor_of(storage_options, url)
         self._scheme, _ = split_scheme(url)
         self._written = 0
         if self._scheme in ("http", "https"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import islice
@@ -16,12 +16,12 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.errors import ChangedShardError
-from wds_datapipes.io.redaction import may_hold_credentials, redact
 from wds_datapipes.pipes.loading import ShardReadingStage
 from wds_datapipes.pipes.sharding import splits
 from wds_datapipes.pipes.stage import Stage, as_stage
 from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.redaction import mask_credentials, may_hold_credentials, redact
 from wds_datapipes.seeds import derived_seed
 
 __all__ = [
@@ -301,24 +301,24 @@ def _check(begun: list[Any], expected: Seen) -> None:
 def _with(seen: Seen, item: Any) -> Seen:
     """Return the digest with one more item."""
     count, digest, _ = seen
-    text = _text(item)
+    text = _text(item, mask_credentials)
     digest = blake2b(f"{digest} {text}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return [count + 1, digest, text[-MAX_TEXT:]]
+    return [count + 1, digest, _text(item, redact)[-MAX_TEXT:]]
 
 
-def _text(item: Any) -> str:
-    """Return the text that identifies an item of a list, without credentials."""
+def _text(item: Any, hide: Callable[[str], str]) -> str:
+    """Return the text of an item of a list, with the credentials hidden."""
     if isinstance(item, os.PathLike):
         item = os.fspath(item)
     if isinstance(item, str):
-        return redact(item) if may_hold_credentials(item) else item
+        return hide(item) if may_hold_credentials(item) else item
     if isinstance(item, dict):
         named = [str(item[name]) for name in ("__url__", "__key__") if name in item]
-        return _text(" ".join(named)) if named else f"{len(item)} fields"
+        return _text(" ".join(named), hide) if named else f"{len(item)} fields"
     if isinstance(item, bytes):
         return f"{len(item)} bytes {item[:16]!r}"
     if isinstance(item, tuple | list):
-        return f"{len(item)} from {_text(item[0])}" if item else "none"  # the rest may differ between workers
+        return f"{len(item)} from {_text(item[0], hide)}" if item else "none"  # the rest may differ between workers
     return repr(item) if isinstance(item, int | float | complex | None) else type(item).__name__
 
 

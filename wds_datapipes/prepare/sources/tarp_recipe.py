@@ -11,6 +11,7 @@ from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.prepare.sample_spec import CommandPart, Part, SampleSpec
 from wds_datapipes.prepare.sources.file_locations import FileLocations, is_local_url
 from wds_datapipes.prepare.sources.table_rows import Slices
+from wds_datapipes.redaction import redact, redact_command
 from wds_datapipes.samples.keys import KeyRule, first_dot
 
 __all__ = ["Recipe"]
@@ -97,9 +98,8 @@ class Recipe:
         found = self._rule(name)
         if found is None or not source:
             problem = "no source after the name" if found is not None else "a name that is not of the form KEY.FIELD"
-            raise SampleSourceError(
-                f"The recipe {self._slices.path!r} has the line {line.strip()!r}, with {problem}. Fix it"
-            )
+            shown = f"{name} {redact(source)}".strip()
+            raise SampleSourceError(f"The recipe {self._slices.path!r} has the line {shown!r}, with {problem}. Fix it")
         return found[0], found[1].lower(), source
 
     def _part(self, source: str) -> Part:
@@ -110,7 +110,7 @@ class Recipe:
             return CommandPart(rest)
         if scheme == "pipe":
             raise SampleSourceError(
-                f"The recipe {self._slices.path!r} is remote and has the command {rest!r}. Copy it to this host, "
-                f"review it, and use the copy to run its commands"
+                f"The recipe {self._slices.path!r} is remote and has the command {redact_command(rest)!r}. Copy it to "
+                f"this host, review it, and use the copy to run its commands"
             )
         return self._locations.resolve(source, f"The recipe {self._slices.path!r}")

@@ -1,0 +1,407 @@
+"""A secret in each place where a URL or a command may stand appears in nothing that comes out of the package."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import logging
+import pickle
+import pprint
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data.graph import traverse_dps
+from torchdata.dataloader2 import DataLoader2
+
+import wds_datapipes
+from wds_datapipes import (
+    DatasetSpec,
+    DirectoryShards,
+    ErrorBudget,
+    IndexedSamples,
+    ShardList,
+    ShardReadingService,
+    ShardWriter,
+    TarWriter,
+    convert_shards,
+    index,
+)
+from wds_datapipes.index.manifest import ManifestEntry
+from wds_datapipes.io.openers import open_parts, open_url
+from wds_datapipes.io.remote.retry import RetryPolicy
+from wds_datapipes.loading.report import count_skipped
+from wds_datapipes.prepare.shell_command import SampleCommand
+from wds_datapipes.testing import build_shard
+
+SECRET = "Zq7x+y/z=='s 7qZ"
+QUOTED = "'Zq7x+y/z=='\\''s 7qZ'"
+WEB = "Zq7x%2By%2Fz%3D%3D7qZ"
+
+#: URLs and commands with the secret, of a shard that cannot be read, is damaged, or is empty. Port 9 refuses.
+PLACES = {
+    "option": f"pipe:false --passphrase {QUOTED} /data/name.tar",
+    "short option": f"pipe:false -p{QUOTED} /data/name.tar",
+    "header": "pipe:false -H 'X-Api-Key: Zq7x7qZ' -b 'session=Zq7y7qZ' -u me:Zq7z7qZ https://host/name.tar",
+    "variable": f"pipe:TOKEN={QUOTED} false /data/name.tar",
+    "URL of a command": f"pipe:false 'https://me:{WEB}@host/name.tar?jwt={WEB}#{WEB}'",
+    "rclone": "pipe:false :s3,access_key_id=Zq7x7qZ,secret_access_key=Zq7y7qZ:bucket/name.tar",
+    "message": f"pipe:sh -c 'echo oops \"$2\" >&2; exit 3' /data/name.tar -- {QUOTED}",
+    "syntax error": f"pipe:cat /data/name.tar; ) {QUOTED}",
+    "damaged": f"pipe:head -c 700 /dev/zero | tr '\\0' x; : /data/name.tar {QUOTED}",
+    "empty": f"pipe:true --password={QUOTED} /data/name.tar",
+    "user": f"http://me:{WEB}@127.0.0.1:9/name.tar",
+    "user with ? and #": "http://me:Zq7?x#7qZ@127.0.0.1:9/name.tar",
+    "query": f"http://127.0.0.1:9/name.tar?jwt={WEB}&sign={WEB}&hdnts=exp=1~hmac={WEB}#{WEB}",
+    "unknown scheme": f"nosuch://me:{WEB}@host/name.tar?x={WEB}",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda *_: None)
+
+
+def read(url: str, _: Path) -> Iterator[object]:
+    for on_error in ("raise", "warn", "skip"):
+        pipe = ShardList([url, url]).load_wds_shards(retries=0, on_error=on_error).group_samples().wds_decode()
+        yield lambda pipe=pipe: list(pipe)
+        yield from (pipe, pipe._repr_html_(), traverse_dps(pipe), count_skipped(pipe))
+
+
+def read_into_quarantine(url: str, folder: Path) -> Iterator[object]:
+    budget = ErrorBudget(max_errors=0, quarantine=folder / "quarantine")
+    yield lambda: list(ShardList([url]).load_wds_shards(retries=0, on_error=budget))
+
+
+def list_shards(url: str, _: Path) -> Iterator[object]:
+    for urls in (f"{url}{{", f"{url} ${{NONE}}", f"{url}::", [url, b"x"], [url.encode()], {url}, [(url,)]):
+        yield lambda urls=urls: ShardList(urls)
+        yield lambda urls=urls: DirectoryShards(urls)
+    yield lambda: ShardList(url).load_wds_shards(safe=True)
+    yield lambda: list(ShardList(url).load_wds_shards(safe=True))
+    yield lambda: list(ShardList(url).load_wds_shards(read_ahead=-1))
+    yield lambda: list(ShardList(url).batch(1).load_wds_shards())
+    yield lambda: list(ShardList(url).load_wds_shards().load_wds_shards())
+    yield lambda: list(ShardList(url).group_samples())
+
+
+def cache(url: str, folder: Path) -> Iterator[object]:
+    pipe = ShardList([url]).cache_wds_shards(folder / "cache")
+    yield lambda: list(pipe.load_wds_shards(retries=0))
+    yield lambda: list(ShardList([url]).batch(1).cache_wds_shards(folder / "cache"))
+    yield from (pipe, traverse_dps(pipe))
+
+
+def rename(url: str, _: Path) -> Iterator[object]:
+    mixed = ShardList([url]).load_wds_shards(retries=0).group_samples()
+    for url_of in (("name", "other"), ("none", "x"), lambda _: url, lambda _: [url]):
+        yield lambda url_of=url_of: list(mixed.add_columns(url_of))
+    yield lambda: list(
+        ShardList([build_shard("a.tar", [{"__key__": "a"}])])
+        .load_wds_shards()
+        .group_samples()
+        .add_columns(lambda _: url)
+    )
+
+
+def load(url: str, _: Path) -> Iterator[object]:
+    pipe = ShardList([url, url]).sharding_filter().load_wds_shards(retries=0).group_samples()
+    service = ShardReadingService(num_workers=1)
+    with DataLoader2(pipe, reading_service=service) as loader:
+        yield lambda: list(loader)
+        report = service.report()
+        yield from (report, str(report), report._repr_html_(), loader.state_dict())
+
+
+def load_and_skip(url: str, _: Path) -> Iterator[object]:
+    names = [build_shard(f"{name}.tar", [{"__key__": name, "txt": name}]) for name in "ab"]
+    pipe = ShardList([url, names[0], url, names[1]]).sharding_filter()
+    service = ShardReadingService(num_workers=0)
+    with DataLoader2(
+        pipe.load_wds_shards(retries=0, on_error="skip").group_samples(), reading_service=service
+    ) as loader:
+        yield lambda: next(iter(loader))
+        report = service.report()
+        yield from (report, str(report), report._repr_html_(), loader.state_dict())
+
+
+def open_it(url: str, _: Path) -> Iterator[object]:
+    yield lambda: open_url(url, retries=0).read()
+    yield lambda: open_url(url, retries=0, safe=True).read()
+    yield lambda: open_parts(url, retries=0)
+
+
+def write(url: str, folder: Path) -> Iterator[object]:
+    sample = {"__key__": "a", "txt": "x" * 100_000}
+
+    def fill(writer: Any) -> None:
+        with writer:
+            for number in range(20):
+                writer.write(sample | {"__key__": f"{number}"})
+
+    yield lambda: fill(TarWriter(url))
+    yield lambda: fill(TarWriter(url, compress=False))
+
+    def leave() -> None:
+        TarWriter(url).write(sample)
+
+    yield leave
+    for pattern in (f"{url}%06d", f"{url}%06d%06d", f"{url}%06d.tar".replace("name.tar", "name-%06d.tar.7z")):
+        yield lambda pattern=pattern: fill(ShardWriter(pattern, verbose=True))
+        yield lambda pattern=pattern: fill(ShardWriter(pattern, resume=True))
+        yield lambda pattern=pattern: fill(ShardWriter(pattern, resume=True, journal=folder / "journal"))
+        yield lambda pattern=pattern: fill(ShardWriter(pattern, resume=True, journal=folder / "journal", maxcount=3))
+        yield lambda pattern=pattern: ShardWriter(pattern, format="jsonl", index=True)
+    good = f"pipe:cat > /dev/null; : {url}%06d" if url.startswith("pipe:") else f"{url}%06d"
+    for _ in range(2):
+        yield lambda: fill(ShardWriter(good, resume=True, journal=folder / "good", verbose=True))
+    shard = build_shard("a.tar", [sample])
+    pipe = ShardList(shard).load_wds_shards().group_samples().write_wds_shards(f"{url.replace('%', '%%')}%06d")
+    yield lambda: list(pipe)
+    yield from (pipe, traverse_dps(pipe))
+
+
+def convert(url: str, folder: Path) -> Iterator[object]:
+    good = build_shard("a.tar", [{"__key__": "a", "txt": "x"}])
+    quick: dict[str, Any] = {"max_workers": 0, "retries": 1}
+    yield lambda: convert_shards(same, [url, good], "out/", **quick)
+    yield lambda: convert_shards(same, [url, good], "out/", **quick, if_changed="redo", on_error="skip")
+    yield lambda: convert_shards(same, [url, url], "out/", **quick)
+    for output in (url, f"{url}%06d", f"{url}{{name}}"):
+        yield lambda output=output: convert_shards(same, [good], output, journal=folder / "journal", **quick)
+        yield lambda output=output: convert_shards(same, [good, good], output, journal=folder / "journal", **quick)
+    command = SampleCommand(url.partition(":")[2])
+    yield command
+    yield lambda: command({"__key__": "a"})
+    yield lambda: convert_shards(command, [good], "out2/", **quick)
+
+
+def same(sample: Any) -> Any:
+    return sample
+
+
+def specify(url: str, folder: Path) -> Iterator[object]:
+    good = build_shard("a.tar", [{"__key__": "a", "txt": "x"}])
+    one = {"shards": url}
+    for datasets in (
+        [one],
+        [one, one | {"scale": 2}],
+        [one | {"resample": -1}],
+        [one | {"choose": 9}],
+        [url],
+        url,
+        [one | {"buckets": [url, url]}],
+        [{"shards": {url: 1}}],
+    ):
+        spec = {"datasets": datasets}
+        yield lambda spec=spec: list(DatasetSpec(spec))
+        yield lambda spec=spec: list(DatasetSpec(spec).load_wds_shards(retries=0))
+        (folder / "spec.json").write_text(json.dumps(spec))
+        yield lambda: list(DatasetSpec(folder / "spec.json"))
+    yield lambda: DatasetSpec(url)
+    yield lambda: DatasetSpec(f"{url}.json")
+    yield lambda: DatasetSpec(f"{url}.yaml", safe=True)
+    pipe = DatasetSpec({"datasets": [one, {"shards": good}]})
+    yield from (pipe, pipe._repr_html_(), traverse_dps(pipe))
+
+
+def index_it(url: str, folder: Path) -> Iterator[object]:
+    good = build_shard("a.tar", [{"__key__": "a", "txt": "x"}, {"__key__": "b", "txt": "x"}])
+    built = index.build_index(good)
+    entry = ManifestEntry(url, 2, 1024, "0" * 64)
+    yield lambda: index.build_index(url)
+    yield lambda: index.build_indexes([url, good], max_workers=1)
+    yield lambda: index.build_indexes([url, good], folder=folder / "indexes", max_workers=1)
+    yield lambda: index.build_indexes([url, url], folder=folder / "indexes", max_workers=1)
+    yield lambda: index.check_index(built, url)
+    yield lambda: index.index_url(url)
+    yield lambda: index.read_dali_index(good, url)
+    yield lambda: index.read_dali_index(url, good)
+    yield lambda: index.read_energon_dataset(url)
+    yield lambda: index.read_energon_index(good, url)
+    yield lambda: index.read_energon_index(url, good)
+    yield lambda: index.read_index(url)
+    yield lambda: index.read_manifest(url)
+    yield lambda: index.read_table([url])
+    yield lambda: index.read_table([url], index_folder=folder)
+    yield lambda: index.read_wids_index(url)
+    yield lambda: index.write_dali_index(url)
+    yield lambda: index.write_dali_index(url, folder / "dali")
+    yield lambda: index.write_dali_index(good, url)
+    yield lambda: index.write_energon_dataset(url, {"train": [url]})
+    yield lambda: index.write_energon_dataset(str(folder), {"train": [url]})
+    yield lambda: index.write_energon_index(url)
+    yield lambda: index.write_energon_index(good, url)
+    yield lambda: index.write_index(built, url)
+    yield lambda: index.write_manifest(index.Manifest((entry,)), url)
+    yield lambda: index.write_wids_index([url], folder / "wids.json")
+    yield lambda: index.write_wids_index([good], url)
+    table = index.SampleTable([url, url], [built, built])
+    yield table
+    yield lambda: table.find(["a", "none"])
+    yield lambda: index.SampleTable([url], [built, built])
+    listed = index.Manifest((entry, entry))
+    yield lambda: index.check_manifest(listed)
+    yield lambda: index.check_manifest(index.Manifest((entry,)))
+    yield lambda: IndexedSamples([url])
+    yield lambda: IndexedSamples([url, url], index_folder=folder)
+    yield lambda: IndexedSamples(index.Manifest((entry,)))
+    yield lambda: IndexedSamples([good], join={"other": [url]})
+    yield lambda: IndexedSamples({"one": [url], "two": [url]}, weights={"one": 1, "two": 1})
+
+
+USES = [
+    read,
+    read_into_quarantine,
+    list_shards,
+    cache,
+    rename,
+    load,
+    load_and_skip,
+    open_it,
+    write,
+    convert,
+    specify,
+    index_it,
+]
+
+COMMANDS = """
+ls {}
+ls --json {}
+show {}
+show {}#a
+cat {}
+cat {good} -o {}
+cat {good} -o {}%06d
+verify {}
+verify --json {}
+verify {good} {}
+verify {good} --manifest {}
+index {}
+index --json {}
+index {good} --manifest {}
+index {} --folder f
+stats {}
+stats --json {}
+bench {}
+bench --json {}
+split {} -o o-%06d.tar
+split {good} -o {}%06d.tar
+shuffle {} -o s-%06d.tar
+shuffle {good} -o {}%06d.tar
+sort {} -o t-%06d.tar
+map --command true {} -o m/
+map --json --command true {good} {} -o n/ --workers 0
+map --command {} {good} -o k/ --workers 0
+map --command true {good} -o {} --workers 0
+cache warm {} --dir c
+cache warm --json {} --dir c
+cache ls --dir c
+create recipe {} -o r-%06d.tar
+create table {} -o r-%06d.tar
+create images {} -o r-%06d.tar
+ls {} --storage-options {}
+ls {} --storage-options @{}
+ls --nosuch {}
+nosuch {}
+"""
+
+
+def chained(error: BaseException | None) -> Iterator[BaseException]:
+    if error is not None:
+        yield error
+        yield from chained(error.__cause__)
+        yield from chained(error.__context__)
+
+
+def result_of(use: object) -> object:
+    """Call a function, and return its error if it fails; return any other object."""
+    try:
+        return None if inspect.isfunction(use) and [use()] else use
+    except Exception as error:
+        return error
+
+
+def texts_of(found: object) -> Iterator[str]:
+    """Everything that is said about an object or an error."""
+    if isinstance(found, BaseException):
+        for error in chained(found):
+            yield f"{error} {error!r} {error.args} {vars(error)} {getattr(error, '__notes__', '')}"
+            with contextlib.suppress(TypeError, AttributeError):  # an error of another library
+                yield repr(pickle.dumps(error, 0))
+        # Without the lines of source code.
+        yield "".join(traceback.TracebackException.from_exception(found).format_exception_only())
+        return
+    yield from (str(found), repr(found), pprint.pformat(found))
+
+
+@contextlib.contextmanager
+def recorded(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.DEBUG, "wds_datapipes"):
+        warnings.simplefilter("always")
+        yield said
+    said += [str(each.message) for each in warned]
+    said += [record.getMessage() for record in caplog.records]
+    caplog.clear()
+
+
+def check(said: list[str], folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.name not in ("spec.json",)]
+    said += [str(path.relative_to(folder)) for path in files]
+    said += [path.read_text(errors="replace") for path in files if path.is_file()]
+    shown = [text for text in said if "Zq7" in text or "7qZ" in text]
+    assert not shown, "\n\n".join(shown)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+def test_nothing_shows_a_secret(
+    use: Callable[[str, Path], Iterator[object]], place: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with recorded(caplog) as said:
+        for found in use(PLACES[place], folder):
+            said += texts_of(result_of(found))
+    check(said, folder)
+
+
+@pytest.mark.parametrize("place", ["option", "user with ? and #"])
+@pytest.mark.parametrize("command", COMMANDS.strip().splitlines())
+def test_no_command_shows_a_secret(
+    command: str, place: str, folder: Path, program: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = build_shard("a.tar", [{"__key__": "a", "txt": "x"}])
+    url = PLACES[place]
+    words = [word.replace("{good}", good).replace("{}", url) for word in command.split()]
+    with recorded(caplog) as said:
+        done = program(*words)
+    check([*said, done.out, done.err], folder)
+
+
+def test_each_entry_that_takes_a_url_is_tried() -> None:
+    """Every public name with a parameter for a URL, a pattern or a command is in the uses above."""
+    kinds = {"url", "urls", "pattern", "path", "spec", "shards", "target", "output", "folder", "source"}
+    source = "".join(map(inspect.getsource, USES))
+    harmless = {
+        "Member",  # a value
+        "WorkerReport",
+        "ConvertedShard",
+        "ReadLimits",
+        "ImageDecoder",
+        "read_quarantine",  # of a local file
+        "balance",  # of numbers
+        "resample",
+    }
+    for module in (wds_datapipes, index):
+        for name in sorted(set(module.__all__) - harmless):
+            found = getattr(module, name)
+            if (inspect.isfunction(found) or inspect.isclass(found)) and not kinds.isdisjoint(
+                inspect.signature(found).parameters
+            ):
+                assert re.search(rf"\b{name}\b", source), f"{name} takes a URL and is not tried"

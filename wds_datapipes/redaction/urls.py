@@ -1,0 +1,113 @@
+"""Redaction of URLs: user info, query and fragment, except for what is known to be harmless."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from urllib.parse import unquote
+
+__all__ = ["hidden_parts", "redact_urls"]
+
+SCHEME = re.compile(r"(?i)[a-z][a-z\d+.-]{0,30}\Z")
+WORD = re.compile(r"\S*")
+#: The end of a query within a longer text: a quote, or the next part of a chain.
+QUERY_END = re.compile(r"['\"`]|::")
+#: The parts of a query, each with the character before it.
+PARTS = re.compile(r"([?&;#])([^?&;#]*)")
+#: Digits up to a slash are a port. Before ``?`` and ``#`` they may also be the beginning of a password.
+PORT = re.compile(r"\d{1,9}(?:/|\Z)")
+#: A query that begins with a named parameter.
+NAMED_QUERY = re.compile(r"[?#][\w.~-]+=")
+
+#: The query parameters whose values are shown: versions and parts of files, and when and for what a URL was signed.
+HARMLESS = re.compile(
+    "(?i)alt|branch|dl|download|file|filename|format|generation|limit|name|offset|page|part|partnumber|path|prefix|raw|ref|"
+    "rev|revision|shard|split|version|versionid|expires|response-content-type|x-id|"
+    "x-(?:amz|goog)-(?:algorithm|date|expires|signedheaders)|se|ske|sks|skt|skv|sp|spr|sr|st|sv"
+)
+#: Their values, which hold no URL.
+PLAIN = re.compile(r"(?i)(?:[\w.,:/~*+ -]|%(?:2[0CF]|3[AB])){0,200}")
+#: The name of a parameter, and values that are too short to be credentials.
+NAME, SHORT = re.compile(r"[\w.%~\[\]-]{1,60}"), re.compile(r"\d{0,5}|true|false|\*\*\*")
+
+
+def redact_urls(text: str) -> str:
+    """Replace the user info and the values of query parameters of all URLs in a text with ``***``.
+
+    >>> redact_urls("https://me:a#b@host/000.tar?versionId=x2&token=0123abcd#top")
+    'https://***@host/000.tar?versionId=x2&token=***#***'
+    """
+    pieces = text.split("://")
+    if len(pieces) == 1:
+        return text
+    is_one = SCHEME.match(pieces[0]) is not None and not re.search(r"\s", text)
+    return "://".join(_redacted(pieces, is_one))
+
+
+def hidden_parts(url: str) -> Iterator[str]:
+    """Yield the parts of a URL that `redact_urls` hides, and their parts, for messages that quote one of them."""
+    for before, piece in pairwise(url.split("://")):
+        begin = _user_info(piece, before.lower().endswith(("http", "https")))
+        name, colon, password = piece[: max(begin - 1, 0)].partition(":")
+        parts = [part for _, part in PARTS.findall(piece[begin:]) if _redact_part("?", part, "") != part]
+        secrets = [password if colon else name, *(part.partition("=")[2] for part in parts)]
+        for secret in secrets:
+            yield from (part for part in (secret, unquote(secret), *re.split("[/?#:@]", secret)) if len(part) > 2)
+
+
+def _redacted(pieces: list[str], is_one: bool) -> Iterator[str]:
+    """Yield the pieces of a text between the ``://`` of its URLs, redacted; ``is_one`` if it is a single URL."""
+    yield pieces[0]
+    for before, piece in pairwise(pieces):
+        found = SCHEME.search(before[-31:])
+        scheme = found[0].lower() if found else ""
+        word = WORD.match(piece)[0]  # type: ignore[index]  # it matches every text
+        begin = _user_info(word, scheme in ("http", "https"))
+        shown, rest = ("***@", piece[begin:]) if begin else ("", piece)
+        query = re.search("[?#]", word[begin:])
+        if query is None or scheme == "file":
+            yield shown + rest
+            continue
+        end = len(word) - begin
+        if (stop := QUERY_END.search(rest, query.start(), end)) and not (is_one and stop[0] != "::"):
+            end = stop.start()
+        yield shown + rest[: query.start()] + _redact_query(rest[query.start() : end], scheme) + rest[end:]
+
+
+def _user_info(word: str, is_web: bool) -> int:
+    """Return the length of the user info, with its ``@``, at the beginning of the text after ``://``; 0 if it is safe.
+
+    A name without a password is safe, as in Azure's ``abfs://container@account``, except in a web URL, where it may be
+    a token.
+    """
+    head, at, _ = word.partition("@")
+    if not at or head.startswith("["):
+        return 0
+    name, colon, password = head.partition(":")
+    is_password = colon and not re.search("[/?#]", name) and not PORT.match(password)
+    if not (is_password or (is_web and "/" not in head)):
+        return 0
+    query = re.search("[?#]", word)
+    if query is None:
+        return word.rfind("@") + 1
+    within = word.rfind("@", 0, query.start()) + 1
+    # A password may contain ? and #.
+    is_part = "@" in word[query.start() :] and not NAMED_QUERY.match(word, query.start())
+    return word.rfind("@") + 1 if not within or is_part else within
+
+
+def _redact_query(query: str, scheme: str) -> str:
+    return "".join(mark + _redact_part(mark, part, scheme) for mark, part in PARTS.findall(query))
+
+
+def _redact_part(mark: str, part: str, scheme: str) -> str:
+    name, equals, value = part.partition("=")
+    if not value.strip("="):
+        # A glob, or the name of an object in a store.
+        is_name = scheme not in ("http", "https") and re.fullmatch(r"[\w.*-]*\.[a-z]{2,8}|[*{}\d.]*", part)
+        return part if is_name or SHORT.fullmatch(part) or HARMLESS.fullmatch(name) else "***"
+    if mark == "#" or not NAME.fullmatch(name):
+        return "***"
+    is_harmless = SHORT.fullmatch(value) or (HARMLESS.fullmatch(name) and PLAIN.fullmatch(value))
+    return part if is_harmless else f"{name}{equals}***"
