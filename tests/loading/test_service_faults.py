@@ -219,7 +219,7 @@ OUTCOMES: dict[str, str] = {
     "in a worker, without workers": "60; end",
     "handled signals": "True, True",
     **{
-        f"timeout, {top}": r"11; WorkerTimeoutError: Worker 1 \(pid of 1\) has sent nothing for timeout_s=1\.5 s\. "
+        f"timeout, {top}": r"11; WorkerTimeoutError: Worker 1 \(pid of 1\) has sent nothing for timeout_s=4 s\. "
         rf"The shard that it opened last is {SHARD}\. .*{ITER}"
         for top in TOPS
     },

@@ -90,8 +90,8 @@ def run_on_ranks(run: Run, folder: Path) -> list[Answer]:
 
 
 def left_in_group(group: int) -> list[str]:
-    """Return the processes of a group that keep running for seconds."""
-    deadline = time.monotonic() + 5
+    """Return the processes of a group that keep running for a minute."""
+    deadline = time.monotonic() + 60
     while True:
         found = []
         for process in psutil.process_iter(["pid", "cmdline", "status"]):
