@@ -149,10 +149,10 @@ def test_a_report_is_a_table() -> None:
     assert "<td>Worker 1</td>" in shown
 
 
-@pytest.mark.timeout(300)  # it starts a kernel
+@pytest.mark.timeout(900)  # it starts a kernel
 def test_workers_use_the_functions_and_classes_of_a_notebook(tmp_path: Path) -> None:
     notebook: Any = nbformat.reads(NOTEBOOK.read_text(), 4)  # type: ignore[no-untyped-call]  # it has no types
-    nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=800, kernel_name="python3").execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any(output.get("text") == "{'flower': 30, 'palace': 30}\n" for output in outputs)
     assert [output.data["text/html"][:4] for output in outputs if "data" in output] == ["<div", "<div", "<p>1", "<div"]
