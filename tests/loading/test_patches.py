@@ -141,6 +141,7 @@ def test_every_patch_is_listed_with_its_fault() -> None:
         "repeated_order",
         "uneven_ranks",
         "lists_drawn_in_workers",
+        "copied_by_workers",
         "unseeded_service",
         "local_functions",
         "pickled_pipeline",
@@ -148,6 +149,7 @@ def test_every_patch_is_listed_with_its_fault() -> None:
         "no_length",
         "later_passes",
         "local_classes",
+        "copied_data",
         "unknown_position",
     ]
     assert all(patch.applied and not patch.reason for patch in listed)
@@ -207,10 +209,10 @@ print(json.dumps([patch[3:] for patch in patches.list_patches()]))
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     states = json.loads(done.stdout)
-    assert len(states) == 17
-    assert all(not applied and reason in why for applied, why in states[:-3])
+    assert len(states) == 19
+    assert all(not applied and reason in why for applied, why in states[:-4])
     # Names of torch itself, and those that any release of torchdata has.
-    assert [applied for applied, _ in states[-3:]] == [case != "environment"] * 3
+    assert [applied for applied, _ in states[-4:]] == [case != "environment"] * 4
 
 
 def test_importing_shows_no_warning() -> None:

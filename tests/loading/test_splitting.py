@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, graph_settings
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info, graph_settings
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2, reading_service
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService, reading_service
 from torchdata.dataloader2.utils import WorkerInfo
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.loading import splitting
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.testing import build_shard
@@ -117,12 +118,52 @@ def by_tracked_loader(pipe: Any, workers: int) -> list[str]:
     return messages_of(data.tracked(DataLoader(data, batch_size=None, num_workers=workers)))
 
 
+def by_torchs_loader(pipe: Any, workers: int, **options: Any) -> list[str]:
+    loader = DataLoader(pipe, batch_size=None, num_workers=workers, **options)
+    return messages_of(itertools.chain(loader, loader))
+
+
+def by_stateful_loader(pipe: Any, workers: int) -> list[str]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "'set_vital' is deprecated")
+        loader = StatefulDataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+    return messages_of(itertools.chain(loader, loader))
+
+
+def by_torchdatas_service(pipe: Any, workers: int, **options: Any) -> list[str]:
+    service = MultiProcessingReadingService(workers, **options) if workers else InProcessReadingService()
+    with DataLoader2(pipe, reading_service=service) as loader:
+        return messages_of(itertools.chain(loader, loader))
+
+
+READERS = [by_service, by_tracked_loader, by_torchs_loader, by_stateful_loader, by_torchdatas_service]
+
+
 def keep(pipe: Any, _: Any) -> Any:
     return pipe
 
 
+def keep_all(pipe: Any, *_: Any) -> Any:
+    return pipe
+
+
+def nothing(_: int) -> None:
+    pass
+
+
+class OwnShards(IterDataPipe[str]):
+    """Lists the shards of its worker."""
+
+    def __init__(self, urls: str) -> None:
+        self.urls = list(ShardList(urls))
+
+    def __iter__(self) -> Iterator[str]:
+        info = get_worker_info()
+        yield from self.urls if info is None else self.urls[info.id :: info.num_workers]
+
+
 class TestWithoutASplit:
-    @pytest.mark.parametrize("read", [by_service, by_tracked_loader])
+    @pytest.mark.parametrize("read", READERS)
     def test_each_loader_says_which_line_is_missing(self, read: Callable[..., list[str]], urls: str) -> None:
         (message,) = read(samples(ShardList(urls).shuffle()), 2)
         assert message.startswith(
@@ -130,13 +171,15 @@ class TestWithoutASplit:
         )
         assert "Put .sharding_filter() after the list of shards" in message
 
+    @pytest.mark.parametrize("read", READERS)
     @pytest.mark.parametrize("workers", [0, 1])
-    def test_one_reader_needs_no_split(self, workers: int, urls: str) -> None:
-        assert by_service(samples(ShardList(urls)), workers) == []
+    def test_one_reader_needs_no_split(self, workers: int, read: Callable[..., list[str]], urls: str) -> None:
+        assert read(samples(ShardList(urls)), workers) == []
 
-    def test_one_source_of_a_mixture_is_enough(self, urls: str) -> None:
+    @pytest.mark.parametrize("read", [by_service, by_torchs_loader])
+    def test_one_source_of_a_mixture_is_enough(self, read: Callable[..., list[str]], urls: str) -> None:
         pipe = samples(ShardList(urls).sharding_filter()).mix_samples(samples(ShardList(urls)), stop="all")
-        (message,) = by_service(pipe, 2)
+        (message,) = read(pipe, 2)
         assert "2 workers read all of ShardList" in message
 
     @pytest.mark.parametrize(
@@ -148,11 +191,25 @@ class TestWithoutASplit:
             lambda urls: samples(ShardList(urls)).sharding_filter(),
         ],
     )
-    def test_intended_reading_of_everything_does_not_warn(self, make: Callable[[str], Any], urls: str) -> None:
-        assert by_service(make(urls), 2) == []
+    @pytest.mark.parametrize("read", [by_service, by_torchs_loader, by_torchdatas_service])
+    def test_intended_reading_of_everything_does_not_warn(
+        self, read: Callable[..., list[str]], make: Callable[[str], Any], urls: str
+    ) -> None:
+        assert read(make(urls), 2) == []
 
     def test_a_user_function_may_split(self, urls: str) -> None:
         assert by_service(samples(ShardList(urls)), 2, worker_init_fn=keep) == []
+        assert by_torchdatas_service(samples(ShardList(urls)), 2, worker_reset_fn=keep_all) == []
+        assert by_torchs_loader(samples(ShardList(urls)), 2, worker_init_fn=nothing) == []
+
+    def test_a_users_source_may_split(self, urls: str) -> None:
+        assert by_torchs_loader(samples(OwnShards(urls)), 2) == []
+
+    def test_indexed_samples_split_themselves(self, urls: str) -> None:
+        assert by_torchs_loader(IndexedSamples(urls, batch_size=2).to_tuple("__key__"), 2) == []
+
+    def test_pipelines_of_other_packages_are_left_alone(self) -> None:
+        assert by_torchs_loader(IterableWrapper(range(3)), 2) == []
 
 
 class TestRanks:
@@ -168,6 +225,14 @@ class TestRanks:
         pipe = samples(ShardList(urls).sharding_filter())
         graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
         assert by_service(pipe, 0) == []
+
+    def test_torchs_loader_counts_ranks_too(self, two_ranks: None, urls: str) -> None:
+        assert by_torchs_loader(samples(ShardList(urls).sharding_filter()), 0) == []
+        (message,) = by_torchs_loader(samples(ShardList(urls)), 0)
+        assert message.startswith("2 ranks read all of ShardList, because no stage splits it")
+        assert message.endswith("pass StatefulShards(pipe, distributed=False) to the DataLoader")
+        (message,) = by_torchs_loader(samples(ShardList(urls)), 2)
+        assert message.startswith("2 ranks and 2 workers read all of ShardList")
 
     def test_ranks_and_workers_are_counted(self) -> None:
         advice = splitting.advice_for_split(IterableWrapper(range(3)), workers=3, ranks=2)

@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from wds_datapipes.pipes.sharding import groups_of, number_instances, splits, splitters
 from wds_datapipes.pipes.stage import as_stage
 from wds_datapipes.pipes.state.graph import name_of, sources_of, upstream
+from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
     "ONLY_RANK",
@@ -25,12 +26,14 @@ __all__ = [
     "advice_for_split",
     "advice_for_torchrun",
     "given_identity",
+    "has_own_stage",
     "is_called_by_accelerate",
     "is_called_by_shard",
     "own_worker",
     "ranks_of_run",
     "split_by_rank",
     "split_by_worker",
+    "warn_of_copies",
 ]
 
 
@@ -47,6 +50,9 @@ class RankIdentity(NamedTuple):
 
 
 ONLY_RANK = RankIdentity(1, 0)
+
+#: The attribute of a loader of torch or torchdata whose pipeline was checked.
+CHECKED = "_wds_datapipes_is_checked"
 
 
 class WorkerIdentity(NamedTuple):
@@ -121,6 +127,33 @@ def advice_for_split(pipe: Any, *, workers: int, ranks: int, knows_workers: bool
                 ".with_epoch(n)"
             )
     return ""
+
+
+def warn_of_copies(loader: Any, pipe: Any, *, workers: int, ranks: int) -> None:
+    """Warn, once per loader, if processes of a loader of torch or torchdata read the same data.
+
+    Args:
+        loader: the loader or the reading service. If it has a function of the user, that may split the data.
+        pipe: its pipeline; one without a stage of this package is ignored.
+        workers: the number of worker processes of a rank.
+        ranks: the number of ranks that the loader splits the data between.
+    """
+    functions = getattr(loader, "worker_init_fn", None), getattr(loader, "worker_reset_fn", None)
+    if vars(loader).setdefault(CHECKED, False) or functions != (None, None) or not has_own_stage(pipe):
+        return
+    vars(loader)[CHECKED] = True
+    if advice := advice_for_split(pipe, workers=max(workers, 1), ranks=ranks, knows_workers=True):
+        own = (
+            ". If each rank has its own list of shards, pass StatefulShards(pipe, distributed=False) to the DataLoader"
+        )
+        warn_user(advice + (own if ranks > 1 else ""))
+
+
+def has_own_stage(data: Any) -> bool:
+    """Whether a dataset is a pipeline with a stage of this package."""
+    return isinstance(data, IterDataPipe) and any(
+        type(stage).__module__.partition(".")[0] == "wds_datapipes" for stage in upstream(data)
+    )
 
 
 def advice_for_ranks(pipe: Any) -> str:

@@ -19,6 +19,7 @@ from wds_datapipes.loading.splitting import (
     SPLIT_TWICE,
     advice_for_split,
     advice_for_torchrun,
+    has_own_stage,
     is_called_by_accelerate,
     is_called_by_shard,
     own_worker,
@@ -40,7 +41,6 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
     begin_recording,
 )
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.seeds import SeedGenerator
@@ -412,7 +412,7 @@ def check_saved(loader: Any, state: Mapping[str, Any]) -> None:
         loader: a ``StatefulDataLoader``.
         state: the state that it has returned.
     """
-    if _is_pipeline(loader.dataset) and has_begun(state):
+    if has_own_stage(loader.dataset) and has_begun(state):
         warn_user(
             f"This state of a StatefulDataLoader does not contain the position of its pipeline in the epoch, and "
             f"cannot be loaded. {ADVICE}"
@@ -435,15 +435,8 @@ def check_loaded(loader: Any, state: Mapping[str, Any]) -> None:
     if isinstance(loader.dataset, StatefulShards):
         # The loader itself repeats the steps since the last snapshot of its workers.
         loader.dataset.check_ranks(checkpoints_in({**state, "_steps_since_snapshot": 0}))
-    elif _is_pipeline(loader.dataset) and has_begun(state):
+    elif has_own_stage(loader.dataset) and has_begun(state):
         raise StateError(
             f"This state of a StatefulDataLoader was saved after the first batch without the position of its "
             f"pipeline: some samples would be repeated and others lost. {ADVICE}"
         )
-
-
-def _is_pipeline(data: Any) -> bool:
-    """Whether a dataset is a pipeline with a stage of this package."""
-    return isinstance(data, IterDataPipe) and any(
-        type(stage).__module__.partition(".")[0] == "wds_datapipes" for stage in upstream(data)
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["LOADER_PATCHES", "TORCH_PATCHES"]
@@ -49,6 +50,27 @@ def local_classes() -> None:
     from wds_datapipes.loading.torchdata_patches.local_functions import tolerant_pickle
 
     setattr(graph, "pickle", tolerant_pickle())
+
+
+def copied_data() -> None:
+    """Each worker and rank of ``DataLoader`` yields all items of a pipeline that no stage splits, without a word.
+
+    With the patch, the first epoch of a loader whose pipeline has a stage of this package warns about it, like the
+    loaders of this package.
+    """
+    from torch.utils.data import DataLoader
+
+    from wds_datapipes.loading import splitting
+
+    def warn_and_iterate(iterate: Any, self: Any) -> Any:
+        splitting.warn_of_copies(self, self.dataset, workers=self.num_workers, ranks=splitting.ranks_of_run())
+        return iterate(self)
+
+    _wrap(DataLoader, "__iter__", warn_and_iterate)
+    with suppress(ImportError):
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        _wrap(StatefulDataLoader, "__iter__", warn_and_iterate)
 
 
 def unknown_position() -> None:
@@ -149,6 +171,22 @@ def lists_drawn_in_workers() -> None:
 
     setattr(worker, "set_graph_random_seed", set_seeds_of_lists_too)
     setattr(reading_service, "set_graph_random_seed", set_seeds)
+
+
+def copied_by_workers() -> None:
+    """Each worker yields all items of a pipeline that no stage splits, without a word.
+
+    With the patch, starting the workers warns about it if the pipeline has a stage of this package.
+    """
+    from torchdata.dataloader2.reading_service import MultiProcessingReadingService
+
+    from wds_datapipes.loading.splitting import warn_of_copies
+
+    def warn_and_initialize(initialize: Any, self: Any, datapipe: Any) -> Any:
+        warn_of_copies(self, datapipe, workers=self.num_workers, ranks=1)
+        return initialize(self, datapipe)
+
+    _wrap(MultiProcessingReadingService, "initialize", warn_and_initialize)
 
 
 def unseeded_service() -> None:
@@ -306,10 +344,17 @@ def no_length() -> None:
     setattr(DataLoader2, "__bool__", lambda _: True)
 
 
+def _wrap(kind: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a method by a function that receives it as its first argument."""
+    method = getattr(kind, name)
+    setattr(kind, name, functools.wraps(method)(lambda *args: wrapper(method, *args)))
+
+
 #: Patches of torch's ``DataLoader`` and of ``StatefulDataLoader``, for any release of torchdata, in the same form.
 TORCH_PATCHES: tuple[tuple[Callable[[], None], int | None], ...] = (
     (later_passes, None),
     (local_classes, None),
+    (copied_data, None),
     (unknown_position, None),
 )
 
@@ -319,6 +364,7 @@ LOADER_PATCHES: tuple[tuple[Callable[[], None], int | None], ...] = (
     (repeated_order, None),
     (uneven_ranks, None),
     (lists_drawn_in_workers, None),
+    (copied_by_workers, None),
     (unseeded_service, None),
     (local_functions, None),
     (pickled_pipeline, None),
