@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -24,35 +23,23 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ShardShuffler(Stage[T_co], Shuffler[T_co]):
-    """torch's ``.shuffle()`` for lists of any length, in a buffer of references that holds the whole list by default.
+    """torch's ``.shuffle()`` for the whole of a list, however long, in a buffer of references.
 
-    torch's own holds 10,000 items, so a shard of a longer list would remain near its position in the list. Lists of at
-    most 10,000 shards have the same order as with torch's.
+    torch's own chooses from 10,000 items, so a shard of a longer list would stay near its place in the list. Lists of
+    at most 10,000 shards have the same order as with torch's.
 
     Yields:
         T_co: the items of ``datapipe``, in another order in each epoch.
 
     Args:
         datapipe: yields URLs of shards.
-        buffer_size: the number of items to choose from.
-        unbatch_level: how many levels of lists to take apart first.
     """
-
-    def __init__(self, datapipe: IterDataPipe[T_co], *, buffer_size: int = sys.maxsize, unbatch_level: int = 0) -> None:
-        super().__init__(datapipe, buffer_size=buffer_size, unbatch_level=unbatch_level)
 
     def __iter__(self) -> Iterator[T_co]:
         if not self._enabled:
             yield from self.datapipe
             return
-        held: list[T_co] = []
-        for item in self.datapipe:
-            if len(held) < self.buffer_size:
-                held.append(item)
-                continue
-            at = self._rng.randint(0, len(held) - 1)
-            chosen, held[at] = held[at], item
-            yield chosen
+        held = list(self.datapipe)
         while held:
             at = self._rng.randint(0, len(held) - 1)
             if len(held) > TORCH_BUFFER_SIZE:  # closing the gap in a list of a million items takes 0.1 ms
@@ -61,22 +48,28 @@ class ShardShuffler(Stage[T_co], Shuffler[T_co]):
             yield held.pop(at)
 
 
+# As in the descriptions of pipelines, so that states and caches of torch's stage remain valid.
+ShardShuffler.__name__ = Shuffler.__name__
+
+
 class ListingStage(Stage[T_co]):
     """Base class of stages that list shards."""
 
-    def shuffle(self, *, buffer_size: int = sys.maxsize, unbatch_level: int = 0) -> ShardShuffler[T_co]:
+    def shuffle(self, *, buffer_size: int | None = None, unbatch_level: int = 0) -> Shuffler[T_co]:
         """Shuffle the whole list, however long it is.
 
         Args:
-            buffer_size: the number of shards to choose from; by default, all.
-            unbatch_level: as for torch's ``.shuffle()``, of which the result is a subclass.
+            buffer_size: the number of shards to choose from, as for torch's ``.shuffle()``; by default, all.
+            unbatch_level: as for torch's ``.shuffle()``.
 
         Raises:
             ValueError: ``buffer_size`` is not positive.
         """
+        if buffer_size is None:
+            return ShardShuffler(self, unbatch_level=unbatch_level)
         if buffer_size < 1:
             raise ValueError(f"buffer_size must be a positive integer, not {buffer_size!r}")
-        return ShardShuffler(self, buffer_size=buffer_size, unbatch_level=unbatch_level)
+        return Shuffler(self, buffer_size=buffer_size, unbatch_level=unbatch_level)
 
 
 def shuffle_whole_lists(source: IterDataPipe[Any]) -> None:
@@ -86,10 +79,10 @@ def shuffle_whole_lists(source: IterDataPipe[Any]) -> None:
         source: yields URLs of shards.
     """
     for stage in upstream(source):
-        if type(stage) is Shuffler and stage.buffer_size == TORCH_BUFFER_SIZE and _ends(stage.datapipe):
-            # In place, since the program may have references to this stage.
-            stage.__class__ = ShardShuffler
-            stage.buffer_size = sys.maxsize
+        is_default = type(stage) is Shuffler and stage.buffer_size == TORCH_BUFFER_SIZE
+        # A ListingStage has made torch's stage only if it was given this size.
+        if is_default and not isinstance(stage.datapipe, ListingStage) and _ends(stage.datapipe):
+            stage.__class__ = ShardShuffler  # in place, since the program may have references to this stage
 
 
 def _ends(pipe: Any) -> bool:
