@@ -189,6 +189,19 @@ def copied_by_workers() -> None:
     _wrap(MultiProcessingReadingService, "initialize", warn_and_initialize)
 
 
+def endless_passes() -> None:
+    """``.cycle()`` never ends in a worker or a rank without a shard, and yields nothing.
+
+    Nor does it with an empty list. With the patch, it ends in such a worker. If no worker of a rank has a shard, or the
+    list is empty, it raises an ``EmptySourceError``.
+    """
+    from torchdata.datapipes.iter import Cycler
+
+    from wds_datapipes.loading.torchdata_patches.cycling import EndingCycler
+
+    setattr(Cycler, "__iter__", EndingCycler.__iter__)
+
+
 def unseeded_service() -> None:
     """``DataLoader2.seed`` has no effect without a reading service.
 
@@ -365,6 +378,7 @@ LOADER_PATCHES: tuple[tuple[Callable[[], None], int | None], ...] = (
     (uneven_ranks, None),
     (lists_drawn_in_workers, None),
     (copied_by_workers, None),
+    (endless_passes, None),
     (unseeded_service, None),
     (local_functions, None),
     (pickled_pipeline, None),

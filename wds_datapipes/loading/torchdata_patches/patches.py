@@ -80,10 +80,10 @@ def list_patches() -> list[Patch]:
         ['uneven_workers', 'dead_workers', 'lost_errors', 'orphans', 'shutdown']
         >>> names[5:9]
         ['stuck_pause', 'repeated_order', 'uneven_ranks', 'lists_drawn_in_workers']
-        >>> names[9:15]
-        ['copied_by_workers', 'unseeded_service', 'local_functions', 'pickled_pipeline', 'no_set_epoch', 'no_length']
-        >>> names[15:]
-        ['later_passes', 'local_classes', 'copied_data', 'unknown_position']
+        >>> names[9:14]
+        ['copied_by_workers', 'endless_passes', 'unseeded_service', 'local_functions', 'pickled_pipeline']
+        >>> names[14:]
+        ['no_set_epoch', 'no_length', 'later_passes', 'local_classes', 'copied_data', 'unknown_position']
     """
     return list(_done)
 

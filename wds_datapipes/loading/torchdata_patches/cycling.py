@@ -1,0 +1,71 @@
+"""A ``.cycle()`` that ends where there is nothing to repeat."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torchdata.datapipes.iter import Cycler
+
+from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.pipes.sharding import groups_of, instance_of, rank_and_worker_of, rotation_period, splitters
+from wds_datapipes.pipes.state.graph import count_yielded, name_of, sources_of
+from wds_datapipes.samples.epochs import EMPTY_PASSES
+
+__all__ = ["EndingCycler"]
+
+
+class EndingCycler(Cycler):  # type: ignore[misc]  # torchdata has no types
+    """torchdata's ``Cycler``, which ends in a worker without a share of the data.
+
+    Raises:
+        EmptySourceError: no worker of this rank has a share, or many passes in a row yielded nothing.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        empty = 0
+        for _ in itertools.count() if self.count is None else range(self.count):
+            has_items = False
+            for item in self.source_datapipe:
+                has_items = True
+                yield item
+                del item  # do not keep it alive while the next one is made
+            empty = 0 if has_items else empty + 1
+            if self.count is None and empty > 0:
+                if has_no_share(self.source_datapipe):
+                    return
+                # Stages that read shards notice it first, and know more.
+                if empty > EMPTY_PASSES * rotation_period(self.source_datapipe):
+                    raise EmptySourceError(
+                        f"cycle() has read its source, {name_of(self.source_datapipe)}, {empty} times in a row, and it "
+                        "yielded nothing. Is the list of shards empty?"
+                    )
+
+
+def has_no_share(pipe: Any) -> bool:
+    """Whether this instance has no share of the data, after a pass of a pipeline in which it yielded nothing.
+
+    Raises:
+        EmptySourceError: no worker of this rank has one.
+    """
+    for splitter in splitters(pipe):
+        if count_yielded(splitter) > 0:
+            continue
+        sources = [source for source in sources_of(splitter) if isinstance(source, IterDataPipe)]
+        if not sources:  # it splits data of its own
+            return True
+        count, groups = max(map(count_yielded, sources)), groups_of(splitter)
+        if count == 0:
+            continue
+        if groups:
+            own = rank_and_worker_of(groups)
+            if own.rank >= count:  # so does not even the first worker of the rank, whose number is that of the rank
+                raise EmptySourceError(
+                    f"Rank {own.rank} of {instance_of(groups)[0] // own.workers} has none of the {count} shards, so "
+                    "cycle() has nothing to repeat there, and the other ranks would wait for it. Use at least as many "
+                    "shards as ranks, or .with_epoch(n) instead, in which each rank has n items"
+                )
+        return True
+    return False
