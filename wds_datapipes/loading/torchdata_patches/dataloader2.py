@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
+
+from wds_datapipes.loading.torchdata_patches.shares import copied_by_workers, copied_data, endless_passes
 
 __all__ = ["LOADER_PATCHES", "TORCH_PATCHES"]
 
@@ -50,27 +51,6 @@ def local_classes() -> None:
     from wds_datapipes.loading.torchdata_patches.local_functions import tolerant_pickle
 
     setattr(graph, "pickle", tolerant_pickle())
-
-
-def copied_data() -> None:
-    """Each worker and rank of ``DataLoader`` yields all items of a pipeline that no stage splits, without a word.
-
-    With the patch, the first epoch of a loader whose pipeline has a stage of this package warns about it, like the
-    loaders of this package.
-    """
-    from torch.utils.data import DataLoader
-
-    from wds_datapipes.loading import splitting
-
-    def warn_and_iterate(iterate: Any, self: Any) -> Any:
-        splitting.warn_of_copies(self, self.dataset, workers=self.num_workers, ranks=splitting.ranks_of_run())
-        return iterate(self)
-
-    _wrap(DataLoader, "__iter__", warn_and_iterate)
-    with suppress(ImportError):
-        from torchdata.stateful_dataloader import StatefulDataLoader
-
-        _wrap(StatefulDataLoader, "__iter__", warn_and_iterate)
 
 
 def unknown_position() -> None:
@@ -171,35 +151,6 @@ def lists_drawn_in_workers() -> None:
 
     setattr(worker, "set_graph_random_seed", set_seeds_of_lists_too)
     setattr(reading_service, "set_graph_random_seed", set_seeds)
-
-
-def copied_by_workers() -> None:
-    """Each worker yields all items of a pipeline that no stage splits, without a word.
-
-    With the patch, starting the workers warns about it if the pipeline has a stage of this package.
-    """
-    from torchdata.dataloader2.reading_service import MultiProcessingReadingService
-
-    from wds_datapipes.loading.splitting import warn_of_copies
-
-    def warn_and_initialize(initialize: Any, self: Any, datapipe: Any) -> Any:
-        warn_of_copies(self, datapipe, workers=self.num_workers, ranks=1)
-        return initialize(self, datapipe)
-
-    _wrap(MultiProcessingReadingService, "initialize", warn_and_initialize)
-
-
-def endless_passes() -> None:
-    """``.cycle()`` never ends in a worker or a rank without a shard, and yields nothing.
-
-    Nor does it with an empty list. With the patch, it ends in such a worker. If no worker of a rank has a shard, or the
-    list is empty, it raises an ``EmptySourceError``.
-    """
-    from torchdata.datapipes.iter import Cycler
-
-    from wds_datapipes.loading.torchdata_patches.cycling import EndingCycler
-
-    setattr(Cycler, "__iter__", EndingCycler.__iter__)
 
 
 def unseeded_service() -> None:
@@ -355,12 +306,6 @@ def no_length() -> None:
 
     setattr(DataLoader2, "__len__", length)
     setattr(DataLoader2, "__bool__", lambda _: True)
-
-
-def _wrap(kind: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace a method by a function that receives it as its first argument."""
-    method = getattr(kind, name)
-    setattr(kind, name, functools.wraps(method)(lambda *args: wrapper(method, *args)))
 
 
 #: Patches of torch's ``DataLoader`` and of ``StatefulDataLoader``, for any release of torchdata, in the same form.
