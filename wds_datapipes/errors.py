@@ -207,7 +207,7 @@ class SidecarError(WdsError):
 
 
 class MissingSidecarError(SidecarError, OSError):
-    """An index or a manifest cannot be opened or written."""
+    """An index, a manifest, a quarantine file or a key log cannot be opened or written."""
 
 
 class CorruptSidecarError(SidecarError, ValueError):

@@ -331,6 +331,20 @@ def test_wrong_use(program: Any, shards: list[str], arguments: str, message: str
     assert done.err.count("\n") == 1 + 3 * ("none.tar" in arguments)
 
 
+@pytest.mark.parametrize("output", ["file/", "file/deep/%d.tar", "/proc/none/"])
+@pytest.mark.parametrize("command", ["map a-0.tar -c : -o OUTPUT", "create recipe recipe -o OUTPUT%d.tar"])
+def test_a_folder_that_cannot_be_created_is_an_error_of_one_line(
+    program: Any, shards: list[str], command: str, output: str
+) -> None:
+    Path("file").touch()
+    Path("recipe").write_text("a.txt text:a\n")
+    if "create" in command:
+        output = output.removesuffix("%d.tar")
+    done = program(*command.replace("OUTPUT", output).split())
+    assert done.err.startswith(f"Error: The folder '{output.rpartition('/')[0]}' cannot be created: ")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+
+
 def test_an_error_in_the_module_keeps_its_traceback(program: Any, shards: list[str]) -> None:
     with pytest.raises(ModuleNotFoundError, match="nosuchpackage"):
         program("map", "a-0.tar", "-o", "o/", "-f", "broken:f")

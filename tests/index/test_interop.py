@@ -383,6 +383,9 @@ def test_a_dataset_that_energon_could_not_find(plain: str, tmp_path: Path) -> No
         write_energon_dataset(tmp_path / "data", {"train": [plain]})
     with pytest.raises(ValueError, match=r"Energon supports the splits train, val, test, not 'eval'"):
         write_energon_dataset(tmp_path, {"eval": [plain]})
+    (tmp_path / ".nv-meta").touch()
+    with pytest.raises(MissingSidecarError, match=r"The folder \S+/\.nv-meta/ cannot be created: File exists"):
+        write_energon_dataset(tmp_path, {"train": [plain]})
 
 
 @given(name=st.text(".a_/é \n", max_size=12))

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes import TarWriter
-from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError
+from wds_datapipes import IndexedSamples, ShardList, TarWriter
+from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, ShardOpenError, StaleSidecarError
 from wds_datapipes.index import Manifest, build_indexes, check_manifest, read_manifest, write_manifest
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.testing import build_shard
@@ -159,6 +159,8 @@ def test_a_damaged_shard_of_the_right_size(manifest: Manifest) -> None:
         (lambda facts: facts["shards"][0].update(bytes=-1), "is not valid"),
         (lambda facts: facts["shards"][0].update(sha256=7), "is not valid"),
         (lambda facts: facts["shards"][0].update(url=None), "is not valid"),
+        (lambda facts: facts["shards"][0].update(url="a\ud800.tar"), "no shard can have the name '.*a.ud800\\.tar'"),
+        (lambda facts: facts["shards"][0].update(url="a\0.tar"), "no shard can have the name '.*a.x00\\.tar'"),
         (lambda facts: facts["shards"][0].update(more=1), "more"),
         (lambda facts: facts["shards"].append(None), "None"),
         (lambda facts: facts.pop("shards"), "shards"),
@@ -191,7 +193,7 @@ def test_a_file_that_is_not_a_manifest(tmp_path: Path) -> None:
         st.builds(
             ManifestEntry,
             st.one_of(
-                st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1).map(
+                st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1).map(
                     "/data/{}.tar".format
                 ),
                 st.sampled_from(["s3://b/x.tar", "x.tar"]),
@@ -212,3 +214,13 @@ def test_any_manifest_round_trips(entries: list[ManifestEntry]) -> None:
     names = [entry.url if entry.url != "x.tar" else os.path.abspath("x.tar") for entry in entries]
     assert found.urls == names
     assert found.fingerprint == Manifest(entries).fingerprint
+
+
+@pytest.mark.parametrize("name", ["a\ud800.tar", "a\0.tar", "http://localhost:1/a\ud800.tar", "memory://b/a\ud800.tar"])
+def test_a_name_that_no_file_can_have_is_an_error_of_its_shard(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ShardOpenError, match="cannot be opened: "):
+        build_indexes([name], max_workers=1)
+    with pytest.raises(ShardOpenError, match="cannot be opened: "):
+        IndexedSamples([name])
+    with pytest.raises(ShardOpenError, match="cannot be opened: "):
+        list(ShardList([name]).cache_wds_shards(tmp_path / "copies").load_wds_shards())

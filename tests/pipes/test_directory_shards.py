@@ -26,7 +26,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DirectoryShards, ShardReadingService
-from wds_datapipes.errors import CacheError, SpecError, TruncatedShardError
+from wds_datapipes.errors import CacheError, ShardOpenError, SpecError, TruncatedShardError
 from wds_datapipes.shards import directory_queue
 from wds_datapipes.shards.directory_queue import DirectoryQueue
 from wds_datapipes.testing import build_shard
@@ -484,6 +484,13 @@ def test_a_lost_shard_is_read_despite_an_endless_supply(monkeypatch: pytest.Monk
 def test_a_sharding_filter_is_refused_because_it_would_lose_shards() -> None:
     with pytest.raises(RuntimeError, match="Sharding twice"):
         apply_sharding(DirectoryShards("inbox").sharding_filter(), 2, 0)
+
+
+@leaves_nothing
+def test_a_directory_without_room_for_claims_is_an_error() -> None:
+    Path("inbox/.claims").touch()
+    with pytest.raises(ShardOpenError, match="claimed in the directory 'inbox': File exists"):
+        list(take())
 
 
 @leaves_nothing

@@ -201,6 +201,15 @@ def test_unusable_names_are_refused(inputs: list[str], output: str, text: str) -
     assert os.listdir() == []
 
 
+@pytest.mark.parametrize("output", ["file/", "file/deep/", "file/%d.tar", "/proc/none/", f"{'a' * 300}/"])
+def test_a_folder_that_cannot_be_created_is_named(shards: list[str], output: str) -> None:
+    Path("file").touch()
+    with pytest.raises(ShardWriteError, match=rf"folder '{output.rpartition('/')[0]}' cannot be created: .*Choose an"):
+        convert_shards(odd, shards, output, max_workers=0)
+    with pytest.raises(ShardWriteError, match="folder '/proc/none' cannot be created: No such file or directory"):
+        convert_shards(odd, shards, "out/", journal="/proc/none/journal", max_workers=0)
+
+
 def test_shards_go_to_a_store_with_a_journal_here(shards: list[str]) -> None:
     # The memory of a process, so this process must do the work.
     results = convert_shards(odd, shards, "memory://converted/", journal="here.journal", max_workers=0)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.samples.sample_log import describe, log_samples
 from wds_datapipes.shards.position import ItemCounter
 from wds_datapipes.testing import build_shard
@@ -158,6 +159,24 @@ def test_the_file_is_open_only_while_samples_pass(tmp_path: Path) -> None:
     list(logged([1], first=0, key_log=str(tmp_path / "keys")))
     assert not opened()
     assert (tmp_path / "keys").read_text() == "0\t2\t1\t\t\n" * 2, "it is appended to"
+
+
+@pytest.mark.parametrize("place", ["none/keys", "file/keys", "."])
+def test_an_unwritable_file_is_named(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    with pytest.raises(MissingSidecarError, match=rf"key log '{place}' cannot be written: (No|Not|Is) .*Name a"):
+        list(logged([1], first=0, key_log=place))
+
+
+def test_a_full_disk_is_an_error_of_the_file() -> None:
+    with pytest.raises(MissingSidecarError, match="key log '/dev/full' cannot be written: No space left on device"):
+        list(logged([1], first=0, key_log="/dev/full"))
+
+
+def test_a_key_with_a_lone_surrogate_is_written_escaped(tmp_path: Path) -> None:
+    list(logged([{"__key__": "a\ud800"}, {"__key__": "a\udcff"}], first=0, key_log=str(tmp_path / "keys")))
+    assert (tmp_path / "keys").read_bytes() == b"0\t2\t1\ta\\ud800\t\n1\t2\t1\ta\xff\t\n"
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

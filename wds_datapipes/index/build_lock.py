@@ -63,7 +63,7 @@ def _locked(lock: Path, what: str, level: int, *, create: bool) -> Iterator[bool
                 has_waited = True
                 LOGGER.log(level, "Waiting for another process, which builds indexes and has locked %s", lock)
                 stack.enter_context(lock_file(lock))
-        except FileNotFoundError:  # nor is there the shard, which is reported when it is opened
+        except (FileNotFoundError, ValueError):  # nor is there the shard, which is reported when it is opened
             pass
         except OSError as error:
             if error.errno not in NO_LOCKS:

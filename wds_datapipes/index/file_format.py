@@ -92,8 +92,9 @@ def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) ->
         with Path(path).open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             content: Any = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-    except OSError as error:
-        raise MissingSidecarError(f"{redact(url)} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # or no file can have this name
+        reason = getattr(error, "strerror", None) or error
+        raise MissingSidecarError(f"{redact(url)} cannot be read: {reason}") from error
     return parse_index(content, name=redact(url))
 
 

@@ -80,6 +80,9 @@ class Manifest:
     Attributes:
         entries: the shards, each a `ManifestEntry`.
 
+    Raises:
+        ValueError: the name of a shard has a null character, or is not Unicode.
+
     Examples:
         >>> from wds_datapipes.index import Manifest, build_indexes
         >>> from wds_datapipes.testing import build_shard
@@ -101,6 +104,12 @@ class Manifest:
                     f"A Manifest is built from descriptions of shards, not from the name {os.fspath(each)!r}. Pass the "
                     f"results of build_indexes"
                 )
+            try:
+                is_name = b"\0" not in os.fsencode(each.url)
+            except UnicodeEncodeError:
+                is_name = False
+            if not is_name:
+                raise ValueError(f"no shard can have the name {each.url!r}")
             entries.append(ManifestEntry(each.url, each.samples, each.bytes, each.sha256 or None))
         self.entries = tuple(entries)
 

@@ -51,6 +51,7 @@ class DirectoryShards(Stage[str]):
 
     Raises:
         SpecError: there is no such directory, or the pattern is invalid.
+        ShardOpenError: the directory cannot be written.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard

@@ -41,6 +41,9 @@ class SampleLogger(CountingStage[Any]):
         name: the prefix of the records.
         width: the most characters of a value to show.
 
+    Raises:
+        MissingSidecarError: ``key_log`` cannot be written.
+
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> samples = IterableWrapper([{"__key__": "a", "jpg": b"..."}, {"__key__": "b", "jpg": b"..."}])

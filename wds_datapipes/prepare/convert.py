@@ -129,7 +129,7 @@ def convert_shards(
     Raises:
         ConversionError: some shards could not be converted; ``failures`` maps them to their errors.
         StateError: finished shards have changed inputs or options, or another process uses the journal.
-        ShardWriteError: the journal cannot be written.
+        ShardWriteError: the journal cannot be written, or the output folder cannot be created.
         ValueError: several shards would have the same name, or an input would be overwritten.
 
     Examples:

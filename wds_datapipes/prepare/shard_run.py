@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wds_datapipes.errors import (
     EncodeError,
     MissingDependencyError,
+    ShardWriteError,
     UnsafeInputError,
 )
 from wds_datapipes.io.openers import local_path, redact
@@ -84,6 +85,7 @@ class ShardRun:
     Raises:
         ValueError: there are surplus shards, and ``remove_old`` is false.
         StateError: another process uses the journal.
+        ShardWriteError: a folder cannot be created.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class ShardRun:
             )
         files = [*outputs] if journal is None else [*outputs, journal]
         for folder in {Path(local).parent for file in files if (local := local_path(file)) is not None}:
-            folder.mkdir(parents=True, exist_ok=True)
+            _create_folder(folder)
         self._journal = None if journal is None else ShardJournal(journal, {"of": kind})
 
     def find_finished(
@@ -199,6 +201,15 @@ class ShardRun:
     def __exit__(self, *_: object) -> None:
         if self._journal is not None:
             self._journal.close()
+
+
+def _create_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ShardWriteError(
+            f"The folder {str(folder)!r} cannot be created: {error.strerror}. Choose another output"
+        ) from error
 
 
 def _name(output: str) -> str:

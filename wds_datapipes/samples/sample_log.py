@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.shards.position import ItemCounter, SamplePosition
 
@@ -44,17 +46,24 @@ def log_samples(
     Items that are replayed after a resume are not logged again.
     """
     rank, worker = rank_and_worker()
-    file = None if key_log is None else os.open(key_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    file = None
+    if key_log is not None:
+        try:
+            file = os.open(key_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise MissingSidecarError(
+                f"The key log {key_log!r} cannot be written: {error.strerror}. Name a file in a folder that exists"
+            ) from error
     try:
         for item in source:
             if counter.is_repeat(position):
                 yield item
                 continue
             index = counter.count - 1
-            if file is not None:
+            if file is not None and key_log is not None:
                 key, url = (item.get("__key__", ""), item.get("__url__", "")) if isinstance(item, dict) else ("", "")
                 columns = (index, worker, rank, key, redact(str(url)))
-                _append(file, "\t".join(str(column).translate(ESCAPES) for column in columns) + "\n")
+                _append(file, "\t".join(str(column).translate(ESCAPES) for column in columns) + "\n", key_log)
             if index < first or (every is not None and (index + 1) % every == 0):
                 _log_item(target, f"{name}: item {index} of worker {worker}, rank {rank}", item, width)
             yield item
@@ -147,11 +156,18 @@ def _log_item(target: LogTarget, title: str, item: object, width: int) -> None:
         (sys.stdout if target == "stdout" else sys.stderr).write(f"{text}\n")
 
 
-def _append(file: int, line: str) -> None:
-    """Append a line to a file in a single write, so that lines of several processes do not mix."""
-    data = line.encode("utf-8", "surrogateescape")
-    written = os.write(file, data)
-    if written != len(data):
-        raise OSError(
-            f"log_samples could write only {written} of the {len(data)} bytes of a line: the disk may be full"
-        )
+def _append(file: int, line: str, path: str) -> None:
+    """Append a line to a file in a single write, so that lines of several processes do not mix.
+
+    Raises:
+        MissingSidecarError: the file cannot be written.
+    """
+    try:
+        data = line.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # a lone surrogate, such as in JSON
+        data = line.encode("utf-8", "backslashreplace")
+    try:
+        if os.write(file, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise MissingSidecarError(f"The key log {path!r} cannot be written: {error.strerror}") from error

@@ -59,12 +59,12 @@ def adopt(folder: Path, entry: Entry, request: DownloadRequest) -> io.FileIO | N
     Raises:
         OSError: the file cannot be read.
     """
-    name = webdataset_name(request.url)
-    if name is None:
-        return None
     try:
+        name = webdataset_name(request.url)
+        if name is None:
+            return None
         copy = io.FileIO(folder / name, "r")
-    except (FileNotFoundError, IsADirectoryError):
+    except (FileNotFoundError, IsADirectoryError, ValueError):  # or no file can have this name
         return None
     try:
         fcntl.flock(copy, fcntl.LOCK_SH)

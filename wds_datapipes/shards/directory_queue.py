@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
+from wds_datapipes.errors import ShardOpenError
 from wds_datapipes.io.file_lock import is_same_file
 
 if TYPE_CHECKING:
@@ -82,13 +83,22 @@ class DirectoryQueue:
 
     Args:
         folder: the directory to take files from.
+
+    Raises:
+        ShardOpenError: the directory cannot be written, or has no locks.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._claims = self._folder / CLAIMS
         self._owner = os.getpid()
-        self._claim, self._lock = self._create_claim()
+        try:
+            self._claim, self._lock = self._create_claim()
+        except OSError as error:
+            raise ShardOpenError(
+                f"No shards can be claimed in the directory {folder!r}: {error.strerror}. It must be writable, and its "
+                f"file system must support locks"
+            ) from error
 
     def __enter__(self) -> Self:
         return self

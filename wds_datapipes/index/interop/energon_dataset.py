@@ -172,7 +172,10 @@ def write_energon_dataset(
             raise ValueError(f"{redact(url)} is not in the folder {redact(root)}, where Energon looks for shards")
     meta = local_path(f"{root}.nv-meta/")
     if meta is not None:
-        Path(meta).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(meta).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MissingSidecarError(f"The folder {meta} cannot be created: {error.strerror}") from error
     counts: dict[int, int] = {}
     work = (end_marker, storage_options)
     with contextlib.ExitStack() as opened:

@@ -108,8 +108,10 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
     if path is not None:
         try:
             return os.stat(path).st_size  # noqa: PTH116  a string
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise ShardOpenError(f"The file {path!r} cannot be opened: {error.strerror}") from error
     if split_scheme(url)[0] in ("pipe", "-"):
         return None
     from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
