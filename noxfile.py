@@ -37,6 +37,8 @@ SWEEPS = [
     "tests/loading/test_state_law.py",
     "tests/loading/test_training_run.py",
     "tests/fuzzing/test_targets.py",
+    "tests/properties/test_planted_faults.py",
+    "tests/properties/test_random_sources.py",
 ]
 #: The tests of `quick`, which take under a minute: no worker processes, no servers, no commands.
 QUICK_TESTS = [

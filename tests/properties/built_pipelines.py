@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,7 +14,7 @@ from pipeline_model import Steps, key_of, number_of, others_of, shards_of
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 
-from wds_datapipes import ErrorBudget, IndexedSamples, ShardList, Stage, collate_samples
+from wds_datapipes import DirectoryShards, ErrorBudget, IndexedSamples, ShardList, Stage, collate_samples
 from wds_datapipes.index import Manifest, build_indexes, read_manifest, write_manifest
 from wds_datapipes.testing import build_shard
 from wds_datapipes.writing import RecordWriter
@@ -170,9 +171,16 @@ def listing(kind: str, name: str, sizes: tuple[int, ...], _: object = ()) -> Pip
     return ShardList(f"{name}-{{0..{len(sizes) - 1}}}.tar" if kind == "pattern" else urls)
 
 
+def directory(name: str, _: object, select: Any, after: Any) -> Pipe:
+    return DirectoryShards(name, select=select, after=after, timeout_s=0)
+
+
+#: Functions that build the first stage.
+SOURCES: dict[str, Any] = {"list": listing, "indexed": indexed, "directory": directory}
 #: Functions that build the stage of a step.
 STAGES: dict[str, Any] = {
     "shuffle": lambda pipe: pipe.shuffle(),
+    "name": lambda pipe: pipe,
     "split": lambda pipe: pipe.sharding_filter(),
     "url_map": lambda pipe: pipe.map(as_it_is),
     "cycle": lambda pipe, times: pipe.cycle(times),
@@ -214,7 +222,7 @@ STAGES: dict[str, Any] = {
 def build(steps: Steps) -> Pipe:
     """Return the pipeline of some steps."""
     (kind, *source), *others = steps
-    pipe = indexed(*source) if kind == "indexed" else listing(*source)
+    pipe = SOURCES[kind](*source)
     for name, *arguments in others:
         pipe = STAGES[name](pipe, *arguments)
     return pipe
@@ -231,14 +239,16 @@ def damage(path: str, member: str) -> None:
 
 def write_shards(steps: Steps) -> None:
     """Write the shards that a pipeline reads into the working folder."""
-    kind, name, sizes = steps[0][:3] if steps[0][0] == "indexed" else steps[0][1:4]
+    kind, name, sizes = steps[0][1:4] if steps[0][0] == "list" else steps[0][:3]
+    path = f"{name}/{name}" if kind == "directory" else name
+    Path(path).parent.mkdir(exist_ok=True)
     for shard, samples in enumerate(shards_of(name, sizes)):
         if kind == "records":
             with RecordWriter(f"{name}-{shard}.msgpack") as writer:
                 for sample in samples:
                     writer.write(sample)
             continue
-        build_shard(f"{name}-{shard}.tar{'.gz' if kind == 'gz' else ''}", samples)
+        build_shard(f"{path}-{shard}.tar{'.gz' if kind == 'gz' else ''}", samples)
     if kind == "indexed":
         write_manifest(Manifest(build_indexes(f"{name}-{{0..{len(sizes) - 1}}}.tar", max_workers=1)), f"{name}.json")
     for shard, left in steps[0][4] if steps[0][0] == "list" and steps[0][4:] else ():

@@ -31,7 +31,7 @@ Step = tuple[Any, ...]
 Steps = tuple[Step, ...]
 
 #: Steps after which the order is random.
-SHUFFLING = ("shuffle", "own_shuffle", "shuffle_samples", "torch_shuffle")
+SHUFFLING = ("directory", "shuffle", "own_shuffle", "shuffle_samples", "torch_shuffle")
 #: What is known of the order, from most to least: see `known`.
 DEGREES = ["order", "bag", "within", "drawn"]
 END = object()
@@ -91,6 +91,8 @@ def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
         dataset, sizes, *damaged = arguments[1:]
         left = dict(damaged[0]) if damaged else {}
         yield from ((dataset, shard, left.get(shard, size)) for shard, size in enumerate(sizes))
+    elif name == "directory":
+        yield from ((arguments[0], shard, size) for shard, size in enumerate(arguments[1]))
     elif name == "indexed":
         yield from indexed(place, *arguments)
     elif name == "split":
@@ -206,6 +208,7 @@ MAKING: dict[str, Any] = {
     "decode": lambda items: map(decoded, items),
     "to_tuple": lambda items: ((each["__key__"], each["cls"]) for each in items),
     "key": lambda items: map(key_of, items),
+    "name": lambda items: (f"{name}-{shard}.tar" for name, shard, _ in items),
     "batch": batched,
     "buckets": bucketed,
     "unbatch": itertools.chain.from_iterable,
