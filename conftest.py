@@ -97,7 +97,7 @@ def nothing_left() -> Iterator[None]:
     others = set(psutil.Process().children())  # such as multiprocessing's own, once a test has spawned a worker
     yield
     POOL.clear()  # connections that are kept for the next request
-    for _ in range(500):  # a thread of torch may take a moment to close its descriptors
+    for _ in range(6000):  # a thread of torch may take a moment to close its descriptors
         if opened() <= before:
             break
         time.sleep(0.01)

@@ -29,7 +29,7 @@ __all__ = ["Become", "Main", "Scenario", "describe_error", "group", "has_own_shm
 TOGETHER = 5
 
 #: How long a main program may take to end, and its workers after it, in seconds.
-END_S = 30.0
+END_S = 120.0
 
 Scenario = Callable[[], object]
 #: A main program. It calls its argument when the test may act on it.
@@ -119,6 +119,10 @@ def result_of(scenario: Scenario) -> dict[str, Any]:
     if len(outcome) > 20_000:
         outcome = f"{outcome[:10_000]} ... {outcome[-10_000:]}"
     after = surroundings()
+    deadline = time.monotonic() + END_S
+    while after["files"] - before["files"] and time.monotonic() < deadline:
+        time.sleep(0.1)  # other processes create files there, too, and remove them
+        after["files"] = set(os.listdir("/dev/shm"))
     left = [f"{kind}: {sorted(map(str, after[kind] - before[kind]))}" for kind in after if after[kind] - before[kind]]
     return {"outcome": outcome, "left": left}
 
@@ -128,7 +132,7 @@ def surroundings() -> dict[str, set[Any]]:
     # A thread without pending work is not joined, so it may still be ending.
     others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     for thread in others:
-        thread.join(2)
+        thread.join(60)
     # multiprocessing's own processes, started once in a program.
     tracker, server = vars(resource_tracker._resource_tracker), vars(forkserver._forkserver)
     own_pids = {tracker["_pid"], server["_forkserver_pid"]}
