@@ -14,13 +14,18 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "Place",
+    "Step",
     "Steps",
+    "ends_early",
     "epochs_of",
     "flat",
     "frozen",
     "in_turn",
     "is_padding",
+    "key_of",
     "known",
+    "number_of",
+    "one_pass",
     "others_of",
     "population",
     "sample",
@@ -99,8 +104,9 @@ def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
         instances = place.ranks * place.workers
         yield from itertools.islice(one_pass(source, place, turn), (place.instance + turn) % instances, None, instances)
     elif name in ("cycle", "twice"):
-        for _ in range(2):
-            yield from one_pass(source, place, turn)
+        passes = itertools.count() if arguments == [None] else range(2)
+        items = ([*one_pass(source, place, turn)] for _ in passes)
+        yield from itertools.chain.from_iterable(itertools.takewhile(bool, items) if arguments == [None] else items)
     elif name == "concat":
         yield from itertools.chain(one_pass(source, place, turn), one_pass(arguments[0], place, turn))
     elif name == "mix":

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -17,7 +18,7 @@ import pytest
 from drawn_loaders import Run
 from drawn_pipelines import Options, Topology, draw_indexed
 from drawn_runs import run_on_ranks
-from pipeline_model import Steps, flat, population, shards_of
+from pipeline_model import Place, Step, Steps, flat, in_turn, one_pass, population, shards_of
 from test_random_pipelines import write_in
 
 from wds_datapipes.testing import build_shard
@@ -67,6 +68,26 @@ def test_processes_share_a_directory(seed: int, tmp_path: Path) -> None:
     assert not [*(folder / "a").glob("*.tar")]
     done = sorted(path.name for path in (folder / "a" / "done").glob("*")) if after == "keep" else []
     assert done == (sorted(f"a-{shard}.tar" for shard in range(len(sizes))) if after == "keep" else [])
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_cycle_repeats_what_each_worker_has(seed: int, tmp_path: Path) -> None:
+    rng = Random(seed)
+    sizes = tuple(rng.randint(1, 5) for _ in range(rng.randint(1, 6)))
+    steps: list[Step] = [("list", "urls", "a", sizes), ("split",), ("load",), ("key",)]
+    place = rng.choice([1, 2, 3, 4])  # of the list, of the shards of a worker, or of its samples
+    steps.insert(place, ("cycle", None))
+    folder = folder_of(tmp_path, tuple(steps))
+    count = rng.randint(1, 40)
+    run = replace(draw_run(rng, tuple(steps)), broken=count)
+    ranks, workers = run.topology.ranks, max(run.topology.workers, 1)
+    if place > 1 and len(sizes) < ranks:
+        with pytest.raises(RuntimeError, match="EmptySourceError"):
+            run_on_ranks(run, folder)
+        return
+    for rank, answer in enumerate(run_on_ranks(run, folder)):
+        streams = [one_pass(run.steps, Place(rank, ranks, worker, workers), 0) for worker in range(workers)]
+        assert answer.epochs == [[*islice(in_turn(streams), count)]]
 
 
 @pytest.mark.parametrize("seed", range(CASES // 2))
