@@ -29,8 +29,8 @@ KNOWN = re.compile(
 )
 #: Paths: from the root, the home or the working directory, or files with a usual extension.
 EXTENSIONS = (
-    "7z|aes|age|bin|bz2|cbor|csv|enc|flac|gpg|gz|idx|index|jpe?g|jsonl?|lz4|lzma|mp4|msgpack|ndjson|npy|npz|parquet|"
-    "part|pgp|png|py|sh|tar|tbz2?|tgz|tmp|tsv|txt|txz|wav|wdsidx|xz|ya?ml|zip|zst"
+    "7z|aes|age|bin|bz2|cbor|cfg|cls|conf|csv|enc|flac|gpg|gz|idx|index|jpe?g|jsonl?|lz4|lzma|mp4|msgpack|ndjson|npy|npz|"
+    "out|parquet|part|pem|pgp|png|pth|pub|py|sh|tar|tbz2?|tgz|tmp|tsv|txt|txz|wav|wdsidx|xz|ya?ml|zip|zst"
 )
 PATH = re.compile(
     rf"(?:~|\.{{1,2}})?/[\w./%~*?{{}}-]*(?:,[\w./%~*?{{}}-]+)*|[\w./%~*?{{}}-]*\.(?:{EXTENSIONS})|/dev/[\w/]+"
