@@ -208,6 +208,29 @@ def test_environment_variables_are_not_expanded(pattern: str, monkeypatch: pytes
         DatasetSpec({"datasets": [{"shards": pattern}]}, safe=True)
 
 
+@pytest.mark.parametrize("home", ["~", "~root", "~/data", "~root/../x"])
+def test_home_folders_are_not_expanded(home: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a stranger's specification would ask for the name of the user, and have it sent to a server."""
+    monkeypatch.setenv("HOME", "/home/SECRET")
+    one = {"shards": f"{home}/a.tar"}
+    for spec in (
+        {"prefix": f"{server}/", "datasets": [one]},
+        {"prefix": server, "buckets": "/x", "datasets": [one]},
+        {"prefix": f"{server}/", "buckets": home, "datasets": [{"shards": "a.tar"}]},
+        {"buckets": f"{server}/", "datasets": [one]},
+        {"datasets": [{"shards": f"{server}/{home}/a.tar"}]},
+    ):
+        PAGES["/spec.json"] = json.dumps(spec)
+        for given_spec in (f"{server}/spec.json", spec):
+            (url,) = DatasetSpec(given_spec, safe=True)
+            assert url.startswith(f"{server}/")
+            assert url.endswith("/a.tar")
+            assert home in url
+    for refused in ({"datasets": [one]}, {"buckets": home, "datasets": [{"shards": "a.tar"}]}):
+        with pytest.raises(UnsafeInputError, match=f"'{home}/a.tar' was refused: it is a local path"):
+            DatasetSpec(refused, safe=True)
+
+
 def test_refused_files_are_not_looked_up(tmp_path: Path) -> None:
     """The kind of error would reveal whether a file exists."""
     (tmp_path / "there.tar").touch()

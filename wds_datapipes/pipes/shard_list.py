@@ -116,7 +116,8 @@ class DatasetSpec(SeededStage, ListingStage[str]):
         spec: the path or URL of a ``.yaml``, ``.yml`` or ``.json`` file, or its parsed content. YAML needs the extra
             ``yaml``.
         storage_options: options for fsspec to read the file and to list a store, such as ``{"anon": True}``.
-        safe: accept only URLs of files on a network, that of the file included; see `ShardList`.
+        safe: accept only URLs of files on a network, that of the file included; see `ShardList`. ``~`` is then a
+            character like any other, instead of the home of a user.
         allow_commands: let a remote file list commands (``pipe:``) as shards.
 
     Raises:

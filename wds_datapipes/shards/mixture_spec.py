@@ -124,8 +124,9 @@ def read_mixture(
                 refuse_commands(url, file_url)
         return urls
 
+    join = os.path.join if safe else _join_homes  # a stranger must not learn the name of a home
     collections = [
-        _collection(dataset, f"{where}, datasets[{number}]", prefix, top.get("buckets", []), expand_safely)
+        _collection(dataset, f"{where}, datasets[{number}]", prefix, top.get("buckets", []), join, expand_safely)
         for number, dataset in enumerate(datasets)
     ]
     _check_settings(collections, where)
@@ -185,7 +186,12 @@ def parse_plain_yaml(yaml: Any, text: str | bytes) -> Any:
 
 
 def _collection(
-    dataset: object, where: str, prefix: str, buckets: object, expand: Callable[[str], list[str]]
+    dataset: object,
+    where: str,
+    prefix: str,
+    buckets: object,
+    join: Callable[[str, str], str],
+    expand: Callable[[str], list[str]],
 ) -> Collection:
     found = _check_mapping(dataset, where, DATASET_KEYS)
     bucket = _bucket(found.get("buckets", buckets), where)
@@ -199,7 +205,7 @@ def _collection(
     try:
         for text in patterns:
             for part in split_patterns(_text(text, where, "shards")):
-                urls += expand(prefix + os.path.join(_home(bucket), _home(part)))  # noqa: PTH118  URLs are no paths
+                urls += expand(prefix + join(bucket, part))
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from error
     given = [key for key in ("resample", "choose", "scaleprob") if key in found]
@@ -306,5 +312,7 @@ def _text(value: object, where: str, key: str) -> str:
     return value
 
 
-def _home(path: str) -> str:
-    return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111  a Path would change the text
+def _join_homes(bucket: str, part: str) -> str:
+    """Join the bucket and the name of shards, either of which may begin with the home of a user."""
+    expand = os.path.expanduser
+    return os.path.join(expand(bucket), expand(part))  # noqa: PTH118  URLs are no paths
