@@ -6,6 +6,7 @@ import gc
 import io
 import itertools
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -100,6 +101,22 @@ def until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def test_ctrl_c_at_the_start_of_a_thread_leaves_none(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "wds-read-ahead":
+            signal.raise_signal(signal.SIGINT)
+
+    for urls, open_shards in (([shards["c"]], 1), ([shards["b"], shards["c"]], 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                list(load_wds_shards(urls, ReadOptions(read_ahead=1, open_shards=open_shards)))
+        until(lambda: not threads())
 
 
 def outcome(urls: list[str], read_ahead: int, **options: Any) -> list[str]:

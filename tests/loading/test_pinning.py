@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -103,6 +104,21 @@ def test_one_item_is_made_ahead() -> None:
             source.asked.release()
             assert source.begun == number + 2
     assert next(iterator, None) is None
+
+
+def test_ctrl_c_at_the_start_of_the_thread_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(MemoryPinner(IterableWrapper(range(3)), same)))
+    for thread in threads():
+        thread.join(LIMIT_S)
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, BinaryIO, TypeVar, cast
 
+from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.io.urls import OpeningURL, is_remote, split_scheme
@@ -110,7 +111,8 @@ class ShardPrefetcher(Iterable[T]):
     def _fetch(self, index: int, url: str) -> None:
         """Start to prefetch a shard, unless it is being prefetched."""
         if index not in self._fetches:
-            self._fetches[index] = PrefetchThread(url, self._options, self._expected_bytes, self._unused)
+            with defer_interrupts():  # otherwise a thread that was started could be unknown, and never stopped
+                self._fetches[index] = PrefetchThread(url, self._options, self._expected_bytes, self._unused)
 
     def _release(self, index: int) -> None:
         """Stop to prefetch a shard."""

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_datapipes.errors import ShardError, WdsError
+from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.io.urls import OpeningURL
@@ -108,10 +109,12 @@ class CopyPrefetch:
         if not self._waiting or self._stop.is_set():
             return
         if self._thread is None:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_fetch, args=(self._waiting, self._wake, self._stop), name="wds-cache", daemon=True
             )
-            self._thread.start()
+            with defer_interrupts():  # otherwise `close` could wait for a thread that was not started
+                thread.start()
+                self._thread = thread
         self._wake.set()
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import pin_memory as torch_pinning
 
+from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.loading.workers.connection import Reader, set_reader
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.user_warnings import warn_user
@@ -46,22 +47,24 @@ class MemoryPinner(Stage[Any]):
         reader = Reader()
         # It may wait for a worker indefinitely. The interpreter ends the workers only after all non-daemon threads.
         thread = Thread(target=self._run, args=(iter(self.source), wanted, reader), name="pin-memory", daemon=True)
-        thread.start()
-        coming = self._ask(wanted)
+        coming: Future[Any] | None = None
         try:
+            with defer_interrupts():
+                thread.start()
+            coming = self._ask(wanted)
             while (item := coming.result()) is not _END:
                 coming = self._ask(wanted)
                 yield item
                 del item  # frees its memory while waiting for the next one
         finally:
-            if self._coming is coming:
+            if coming is not None and self._coming is coming:
                 self._coming = None
             del coming  # it may hold the error that references this frame
             reader.stop_iteration = True
             wanted.put(None)
             # During interpreter shutdown, the thread no longer runs; and any thread may garbage-collect this. Ctrl-C
             # does not wait for a slow worker either: the thread soon stops waiting for it.
-            if not sys.is_finalizing() and thread is not current_thread():
+            if not sys.is_finalizing() and thread is not current_thread() and thread.is_alive():
                 thread.join(JOIN_S)
 
     def pause(self) -> None:
