@@ -27,6 +27,7 @@ from wds_datapipes.on_error.policy import ErrorBudget
 from wds_datapipes.on_error.quarantine import read_quarantine
 from wds_datapipes.pipes import DatasetSpec, DirectoryShards, MockSamples, ShardList, Stage
 from wds_datapipes.pipes.decoding import register_decoder
+from wds_datapipes.pipes.foreign_names import explain_name as _explain_name
 from wds_datapipes.samples.batching import collate_samples
 from wds_datapipes.samples.keys import first_dot, last_dot
 from wds_datapipes.types import Member, Sample
@@ -115,7 +116,8 @@ def __getattr__(name: str) -> object:
             purpose = "read with ShardReadingService and DataLoader2 (StatefulShards needs no torchdata)"
             _require("torchdata.dataloader2", extra="dataloader2", purpose=purpose)
         return getattr(importlib.import_module(_LATER[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    message = f"module {__name__!r} has no attribute {name!r}{_explain_name(name)}"
+    raise AttributeError(message, name=name, obj=sys.modules[__name__])  # Python asks whether another name was meant
 
 
 def __dir__() -> list[str]:

@@ -152,6 +152,7 @@ def test_every_patch_is_listed_with_its_fault() -> None:
         "local_classes",
         "copied_data",
         "unknown_position",
+        "late_shuffle",
     ]
     assert all(patch.applied and not patch.reason for patch in listed)
     assert all(patch.fault.endswith(".") for patch in listed)
@@ -210,10 +211,10 @@ print(json.dumps([patch[3:] for patch in patches.list_patches()]))
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     states = json.loads(done.stdout)
-    assert len(states) == 20
-    assert all(not applied and reason in why for applied, why in states[:-4])
+    assert len(states) == 21
+    assert all(not applied and reason in why for applied, why in states[:-5])
     # Names of torch itself, and those that any release of torchdata has.
-    assert [applied for applied, _ in states[-4:]] == [case != "environment"] * 4
+    assert [applied for applied, _ in states[-5:]] == [case != "environment"] * 5
 
 
 def test_importing_shows_no_warning() -> None:

@@ -1207,3 +1207,30 @@ def test_distributed_reading_requires_a_process_group() -> None:
         RuntimeError, match=r"requires a process group: first call torch\.distributed\.init_process_group"
     ):
         iter(loader)
+
+
+def start_nothing(pipe: Any, _: Any) -> Any:
+    return pipe
+
+
+@pytest.mark.parametrize(
+    ("service", "text"),
+    [
+        (ShardReadingService(), "ShardReadingService(num_workers=0)"),
+        (
+            ShardReadingService(2, "spawn", worker_init_fn=start_nothing),
+            "ShardReadingService(num_workers=2, multiprocessing_context='spawn', worker_init_fn=start_nothing)",
+        ),
+        (
+            ShardReadingService(1, distributed=(1, 4), pin_memory=True),
+            "ShardReadingService(num_workers=1, pin_memory=True, distributed=(1, 4))",
+        ),
+        (ShardReadingService(distributed=True), "ShardReadingService(num_workers=0, distributed=True)"),
+        (ShardReadingService(distributed=False), "ShardReadingService(num_workers=0, distributed=False)"),
+    ],
+)
+def test_a_service_is_shown_by_its_arguments(service: ShardReadingService, text: str) -> None:
+    assert repr(service) == text
+    with DataLoader2(IterableWrapper([1, 2]), reading_service=ShardReadingService()) as loader:
+        assert list(loader) == [1, 2]
+        assert repr(loader.reading_service) == "ShardReadingService(num_workers=0)"

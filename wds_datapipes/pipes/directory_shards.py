@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wds_datapipes.errors import SpecError
+from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.shards.directory_queue import After, Select, take_files
 from wds_datapipes.shards.listing import SHARD_SUFFIXES
@@ -19,6 +20,7 @@ __all__ = ["DirectoryShards"]
 ARCHIVES = f"*{{{','.join(SHARD_SUFFIXES)}}}"
 
 
+@explain_arguments
 class DirectoryShards(Stage[str]):
     """Yield shards from a directory as other programs write them.
 

@@ -20,6 +20,7 @@ from wds_datapipes.index.selection import Select
 from wds_datapipes.index.shard_sizes import shard_sizes
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
+from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.indexed_dataset import IndexedDataset
 from wds_datapipes.pipes.sharding import SplittingStage, instance_of, rank_and_worker_of, warn_if_hidden
 from wds_datapipes.pipes.stage import Groups, RecordedStage
@@ -35,6 +36,7 @@ Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathL
 """The shards of a dataset: a manifest, a pattern, or URLs."""
 
 
+@explain_arguments
 class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample]):
     """Read samples by their indexes, in one global order, with equal batches on every rank and an exact length.
 

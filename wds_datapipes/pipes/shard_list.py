@@ -9,6 +9,7 @@ from typing import Any
 
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.io.openers import redact
+from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.shard_shuffle import ListingStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shards.patterns import expand_urls
@@ -17,6 +18,7 @@ from wds_datapipes.shards.url_rewriting import Rewrite
 __all__ = ["DatasetSpec", "ShardList"]
 
 
+@explain_arguments
 class ShardList(ListingStage[str]):
     """List the shards of a dataset.
 
@@ -81,6 +83,7 @@ class ShardList(ListingStage[str]):
         return len(self._urls.urls)
 
 
+@explain_arguments
 class DatasetSpec(SeededStage, ListingStage[str]):
     """List the shards of a mixture of datasets that a YAML or JSON file specifies.
 

@@ -55,7 +55,7 @@ ShardShuffler.__name__ = Shuffler.__name__
 class ListingStage(Stage[T_co]):
     """Base class of stages that list shards."""
 
-    def shuffle(self, *, buffer_size: int | None = None, unbatch_level: int = 0) -> Shuffler[T_co]:
+    def shuffle(self, buffer_size: int | None = None, *, unbatch_level: int = 0) -> Shuffler[T_co]:
         """Shuffle the whole list, however long it is.
 
         Args:

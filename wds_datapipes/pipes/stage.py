@@ -10,6 +10,7 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.on_error.policy import CountedErrors, OnError
+from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.state.graph import name_of, sources_of, upstream
 from wds_datapipes.pipes.state.recording import Form, PlainRecorder, Recorder
 from wds_datapipes.shards.position import ItemCounter, SamplePosition, pack_positions, unpack_positions
@@ -69,7 +70,7 @@ class Stage(IterDataPipe[T_co]):
     it before each epoch. All ranks and workers get the same seed before the data is split, and different ones after it,
     unless ``shares_seed`` is set.
 
-    **Length.** ``__len__`` returns the number of items of an epoch in this process; omit it if the number is unknown.
+    **Length.** ``__len__`` returns the number of items of an epoch in this process. The default raises ``TypeError``.
 
     Attributes:
         is_stateless: whether it keeps nothing between two items, and yields at most one for each that it reads.
@@ -136,11 +137,21 @@ class Stage(IterDataPipe[T_co]):
         """``on_error``, combined with ``counters``."""
         return CountedErrors(self.on_error, self.counters)
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError as error:  # with what Python needs to ask whether another name was meant
-            raise AttributeError(str(error), name=name, obj=self) from None
+    def __len__(self) -> int:
+        """Return the number of items of an epoch in this process."""
+        raise TypeError(
+            f"{name_of(self)} has no length: how many items there are is only known once they are read. "
+            "IndexedSamples knows, and .with_epoch(n) makes epochs of n items"
+        )
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length
+
+    def __getitem__(self, index: Any) -> T_co:
+        raise TypeError(
+            f"{name_of(self)} has no item {index!r}, as it is only read in order: next(iter(pipe)) is its first item. "
+            "IndexedSamples(urls)[n] reads a sample by its number"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the item that was yielded last, as a JSON-serializable dictionary."""
@@ -294,7 +305,7 @@ def register_stage(name: str) -> Callable[[C], C]:
         if name in IterDataPipe.functions:
             raise ValueError(f"cannot register {stage.__name__}: another stage has the name {name!r}")
 
-        construct: Callable[..., IterDataPipe[Any]] = stage
+        construct: Callable[..., IterDataPipe[Any]] = explain_arguments(stage)
 
         def build(source: IterDataPipe[Any], /, *arguments: Any, **options: Any) -> IterDataPipe[Any]:
             return construct(source, *arguments, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import multiprocessing.util
 import operator
@@ -10,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import MultiProcessingReadingService
@@ -32,6 +33,7 @@ from wds_datapipes.loading.transport.protocol import Command
 from wds_datapipes.loading.workers.in_process import DeliveredCount, LocalItems
 from wds_datapipes.loading.workers.launch import run_in_process, start_method, start_pool
 from wds_datapipes.loading.workers.pool import WorkerPool
+from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.pipes.state.shard_order import remove_listings
 from wds_datapipes.user_warnings import warn_user
@@ -41,6 +43,7 @@ __all__ = ["ShardReadingService"]
 Pipe = IterDataPipe[Any]
 
 
+@explain_arguments
 class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
     """A reading service for ``DataLoader2`` that reads with worker processes.
 
@@ -144,6 +147,22 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._end: Callable[[], object] | None
         self._replayed: ReplayedItems | None
         self.reset()
+
+    def __repr__(self) -> str:
+        given = self.group.given
+        split = (given.rank, given.ranks) if given is not None else self.group.is_split if self._knows_ranks else None
+        shown = [f"num_workers={self.num_workers}"]
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = split if name == "distributed" else getattr(self, name, parameter.default)
+            if name != "num_workers" and value != parameter.default:
+                shown.append(f"{name}={getattr(value, '__qualname__', repr(value))}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def __call__(self, *_: object) -> NoReturn:
+        """Raise: ``DataLoader2`` calls its second positional argument, which is not the reading service."""
+        raise TypeError(
+            f"pass the reading service by name: DataLoader2(pipe, reading_service={type(self).__name__}(...))"
+        )
 
     def initialize(self, datapipe: Pipe) -> Pipe:
         """Start the workers, and return the part of the pipeline that runs in the main process.

@@ -308,12 +308,42 @@ def no_length() -> None:
     setattr(DataLoader2, "__bool__", lambda _: True)
 
 
+def late_shuffle() -> None:
+    """``DataLoader(shuffle=True)`` holds 10,000 items at the end of a pipeline without ``.shuffle()``, in each worker.
+
+    Its warning does not say where to shuffle instead. The patch adds a warning that does.
+    """
+    from torch.utils.data import graph_settings
+
+    from wds_datapipes.pipes.stage import Stage
+    from wds_datapipes.pipes.state.graph import upstream
+    from wds_datapipes.user_warnings import warn_user
+
+    apply_shuffle_settings = graph_settings.apply_shuffle_settings
+
+    @functools.wraps(apply_shuffle_settings)
+    def apply_and_advise(datapipe: Any, shuffle: bool | None = None) -> Any:
+        if shuffle:
+            stages = list(upstream(datapipe))
+            can_shuffle = any(hasattr(stage, "set_shuffle") and hasattr(stage, "set_seed") for stage in stages)
+            if not can_shuffle and any(isinstance(stage, Stage) for stage in stages):
+                warn_user(
+                    "DataLoader(shuffle=True) found no .shuffle() in the pipeline, so torch shuffles at its end, and "
+                    "holds 10,000 items in each worker. Put .shuffle() after the list of shards, which shuffles the "
+                    "whole list, and .shuffle_samples(1000) after .group_samples()"
+                )
+        return apply_shuffle_settings(datapipe, shuffle)
+
+    setattr(graph_settings, "apply_shuffle_settings", apply_and_advise)
+
+
 #: Patches of torch's ``DataLoader`` and of ``StatefulDataLoader``, for any release of torchdata, in the same form.
 TORCH_PATCHES: tuple[tuple[Callable[[], None], int | None], ...] = (
     (later_passes, None),
     (local_classes, None),
     (copied_data, None),
     (unknown_position, None),
+    (late_shuffle, None),
 )
 
 
