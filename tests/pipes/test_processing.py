@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -170,6 +171,14 @@ def test_a_process_that_dies_is_an_error_if_the_executor_does_not_replace_it(pat
         items = iter(ShardList(pattern).process_shards(die, executor=executor))
         with pytest.raises(WorkerDiedError, match=r"without a result for \S+\.tar"):
             list(items)
+
+
+def test_an_executor_that_has_lost_a_process_before_is_the_same_error(pattern: str) -> None:
+    with ProcessPoolExecutor(1, get_context("fork")) as executor:
+        with pytest.raises(BrokenProcessPool):
+            executor.submit(os._exit, 1).result()
+        with pytest.raises(WorkerDiedError, match=r"without a result for \S+0\.tar"):
+            list(ShardList(pattern).process_shards(batches, executor=executor))
 
 
 def test_workers_of_a_loader_cannot_use_it(pattern: str, threads: Executor) -> None:
