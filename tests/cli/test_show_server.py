@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.cli.show_server import Filters, SampleServer
+from wds_datapipes.cli.show_server import CONNECTIONS, Filters, SampleServer
 from wds_datapipes.prepare.dataset_contents import DatasetContents
 from wds_datapipes.testing import build_shard
 
@@ -144,6 +146,44 @@ def test_faults_of_shards_are_shown_beside_the_samples_before_them(folder: Path)
         _, page = server.render("")
     assert len(keys_in(page)) == len(table)
     assert "cut.tar ends inside the member" in page
+
+
+def answering_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
+
+
+def test_idle_connections_do_not_take_threads_without_end(server: SampleServer) -> None:
+    with contextlib.ExitStack() as opened:
+        idle = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=600))
+            for _ in range(300)
+        ]
+        assert get(server)[0] == 200  # connections are accepted in order
+        for connection in idle[: 300 - CONNECTIONS]:
+            assert connection.recv(1) == b""  # the server has closed it
+        idle[-1].sendall(b"GET / HTTP/1.1\r\nHost: localhost:%d\r\n\r\n" % server.server_port)
+        assert idle[-1].recv(12) == b"HTTP/1.1 200"
+        live = set(answering_threads())
+        while len(live) > CONNECTIONS:
+            live.pop().join(0.01)
+            live = set(answering_threads())
+    for thread in answering_threads():
+        thread.join()
+
+
+@pytest.mark.parametrize("request_line", [b"", b"GET / HT", b"GET / HTTP/1.1\r\n\r\n"])
+def test_a_connection_that_is_reset_prints_nothing(
+    server: SampleServer, request_line: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(5):
+        connection = socket.create_connection(("127.0.0.1", server.server_port))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+        connection.sendall(request_line)
+        connection.close()
+    assert get(server)[0] == 200  # connections are accepted in order
+    for thread in answering_threads():
+        thread.join()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_port_in_use_is_an_error(program: Any, shards: list[str]) -> None:

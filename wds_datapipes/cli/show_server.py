@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import socket
+import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -26,6 +30,8 @@ __all__ = ["Filters", "SampleServer"]
 
 #: Only browsers of this host are served, as there are no passwords.
 HOST = "127.0.0.1"
+#: The most connections, each of which has a thread. Browsers keep several, which are idle most of the time.
+CONNECTIONS = 32
 #: The most classes in the list of the page.
 CLASSES = 1000
 
@@ -86,6 +92,7 @@ class SampleServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(
         self, table: DatasetContents, title: str, *, label_fields: Sequence[str], count: int, port: int
@@ -93,6 +100,9 @@ class SampleServer(ThreadingHTTPServer):
         self.table, self.title, self.label_fields, self.count = table, title, label_fields, count
         self.classes = [name for name, _ in Counter(filter(None, table.classes)).most_common()]
         self.find = lru_cache(maxsize=16)(self._find)
+        #: The open connections, by the time of their last answer, and whether each is being answered.
+        self._answering: dict[Any, bool] = {}
+        self._lock = threading.Lock()
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
@@ -100,6 +110,34 @@ class SampleServer(ThreadingHTTPServer):
             reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
             raise WrongUse(f"Port {port} cannot be used: {reason}. {advice}") from None
         self.url = f"http://{HOST}:{self.server_port}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a new connection in a thread. If there are too many, the one that was idle for longest ends first."""
+        with self._lock:
+            if len(self._answering) >= CONNECTIONS:
+                idle = next((each for each, is_answering in self._answering.items() if not is_answering), request)
+                self._answering.pop(idle, None)
+                with contextlib.suppress(OSError):  # the browser has closed it
+                    idle.shutdown(socket.SHUT_RDWR)  # so that its thread ends
+            self._answering[request] = False
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._answering.pop(request, None)
+        super().shutdown_request(request)
+
+    def note(self, request: Any, is_answering: bool) -> None:
+        """Note that the answer to a connection begins or ends."""
+        with self._lock:
+            if self._answering.pop(request, None) is not None:
+                self._answering[request] = is_answering
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the traceback of an error, unless the browser has closed the connection."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
     def _find(self, key: str, label: str, smallest: str, largest: str) -> npt.NDArray[np.int64]:
         low = parse_bytes(smallest, "The smallest size") if smallest else 0
@@ -171,6 +209,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page, or say why not."""
+        self.server.note(self.connection, True)
+        self._answer()
+        self.server.note(self.connection, False)
+
+    def _answer(self) -> None:
         host = self.headers.get("Host", "")
         if host not in (f"{HOST}:{self.server.server_port}", f"localhost:{self.server.server_port}"):
             # Otherwise, a page of another host could read this one, after its name has been given this address.
