@@ -40,6 +40,7 @@ from wds_datapipes.loading.transport.protocol import Command, Kind, new_channel
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import Sender
 from wds_datapipes.loading.workers.connection import WorkerConnection
+from wds_datapipes.pipes.state.graph import upstream
 
 Pipe = IterDataPipe[Any]
 Item = tuple[int, int]
@@ -770,11 +771,69 @@ def test_a_stage_that_cannot_be_copied_stays_in_the_main_process() -> None:
     pipe = Pids(InMain(Pids(numbers(10).map(as_tuple).sharding_filter())))
     with load(pipe, 2) as loader:
         items = list(loader)
-        in_main = loader.reading_service._end_datapipe.source
+        in_main = loader.datapipe
         assert type(in_main) is Pids
+        assert in_main is loader.reading_service._end_datapipe
         assert type(in_main.source) is InMain
         workers = [worker.pid for worker in report_of(loader)]
     assert items == [(number, workers[number % 2], os.getpid()) for number in range(10)]
+
+
+class Gain(InMain):
+    """Multiplies numbers in the main process, by a factor that its user may set at any time."""
+
+    def __init__(self, source: Pipe) -> None:
+        super().__init__(source)
+        self.factor, self.yielded = 1, 0
+
+    def set_factor(self, factor: int) -> None:
+        self.factor = factor
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in self.source:
+            self.yielded += 1
+            yield number * self.factor
+
+
+@pytest.mark.parametrize("last", [Gain, lambda pipe: Gain(pipe).prefetch(2)], ids=["replayed", "prefetched"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_the_last_stage_of_the_main_process_is_the_users(method: str, last: Callable[[Pipe], Pipe]) -> None:
+    pipe = last(numbers(20).shuffle().sharding_filter())
+    with DataLoader2(pipe, reading_service=ShardReadingService(2, method)) as loader:
+        torch.manual_seed(1)
+        iterator = iter(loader)
+        assert type(loader.datapipe) is type(pipe) is type(loader.reading_service._end_datapipe)
+        first = [*iterator, *loader]
+        torch.manual_seed(1)
+        assert [*loader, *loader] == first
+        (gain,) = [stage for stage in upstream(loader.datapipe) if type(stage) is Gain]
+        assert gain.yielded == 80
+        gain.set_factor(100)
+        assert sorted(loader) == [100 * number for number in range(20)]
+
+
+def test_the_last_stage_without_workers_is_the_users() -> None:
+    with load(Gain(numbers(5)), 0) as loader:
+        assert list(loader) == list(range(5))
+        loader.datapipe.set_factor(2)
+        assert list(loader) == list(range(0, 10, 2))
+        assert (type(loader.datapipe), loader.datapipe.yielded) == (Gain, 10)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_items_of_a_later_epoch_are_counted_after_the_users_last_stage(workers: int) -> None:
+    pipe = Gain(numbers(20).shuffle().sharding_filter())
+    with load(pipe, workers) as loader:
+        loader.seed(3)
+        list(loader)
+        iterator = iter(loader)
+        for _ in range(7):
+            next(iterator)
+        state = loader.state_dict()
+        rest = list(iterator)
+    with load(pipe, workers) as again:
+        again.load_state_dict(state)
+        assert list(again) == rest
 
 
 @pytest.mark.parametrize("workers", [1, 2])

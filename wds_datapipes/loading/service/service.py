@@ -30,7 +30,7 @@ from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import advice_for_ranks, advice_for_split, given_identity, split_by_rank
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
 from wds_datapipes.loading.transport.protocol import Command
-from wds_datapipes.loading.workers.in_process import DeliveredCount, LocalItems
+from wds_datapipes.loading.workers.in_process import DeliveredCount, LocalItems, users_part
 from wds_datapipes.loading.workers.launch import run_in_process, start_method, start_pool
 from wds_datapipes.loading.workers.pool import WorkerPool
 from wds_datapipes.pipes.foreign_names import explain_arguments
@@ -146,6 +146,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._local: LocalItems | None
         self._end: Callable[[], object] | None
         self._replayed: ReplayedItems | None
+        self._running: Pipe  # the part of the main process, with the stages that count its items
         self.reset()
 
     def __repr__(self) -> str:
@@ -176,7 +177,8 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             self._ranks = Ranks(self.timeout_s, self.group)
         try:
             with explain_worker_pickling(self, datapipe, start_method(self)):
-                datapipe = self._end_datapipe = self._split_datapipe(datapipe)
+                datapipe = self._running = self._split_datapipe(datapipe)
+            self._end_datapipe = users_part(datapipe)
         except BaseException:
             _end(self._pool, self._ranks)
             raise
@@ -210,7 +212,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         seed = seed_of(here)
         if self._local is not None:
             remove_listings(self._local.source)
-        seed_stages(self._end_datapipe, here)
+        seed_stages(self._running, here)
         if self._pool is not None:
             numbers = range(self.num_workers)
             payloads = [(seed_generator.spawn(number), iter_reset_fn) for number in numbers]
@@ -218,6 +220,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             self._pool.begin(self._epoch, payloads, payloads[0], resumed=resumed, turn=turn)
         elif self._local is not None:
             self._local.reset_with(iter_reset_fn, self.worker_reset_fn, here)
+            self._end_datapipe = users_part(self._running)
             guard_lists(self._local.source, seed)
             if resumed_from is not None:
                 self._local.resume_from(resumed_from.parts[0])

@@ -79,8 +79,8 @@ def unknown_position() -> None:
     def check_and_load(self: Any, state_dict: dict[str, Any]) -> None:
         from wds_datapipes.loading.stateful_dataset.dataset import check_loaded
 
-        check_loaded(self, state_dict)
-        load_state_dict(self, state_dict)
+        if not check_loaded(self, state_dict):
+            load_state_dict(self, state_dict)
 
     setattr(StatefulDataLoader, "state_dict", save_and_check)
     setattr(StatefulDataLoader, "load_state_dict", check_and_load)
@@ -263,6 +263,31 @@ def pickled_pipeline() -> None:
     setattr(DataLoader2Iterator, "__next__", next_or_end)
 
 
+def uncounted_items() -> None:
+    """A reading service must replace the last stage in ``DataLoader2.datapipe`` to count the items of the loop.
+
+    Users look at that stage, and call its methods. The patch leaves it there, and iterates over the stages that a
+    `ShardReadingService` adds after it.
+    """
+    from torchdata.dataloader2 import DataLoader2
+
+    iterate = DataLoader2.__iter__
+
+    @functools.wraps(iterate)
+    def iterate_and_count(self: Any) -> Any:
+        from wds_datapipes.loading.workers.in_process import users_part
+
+        running = self.__dict__.get("_running")
+        if running is not None and self.datapipe is users_part(running):
+            self.datapipe = running
+        try:
+            return iterate(self)
+        finally:
+            self._running, self.datapipe = self.datapipe, users_part(self.datapipe)
+
+    setattr(DataLoader2, "__iter__", iterate_and_count)
+
+
 def no_set_epoch() -> None:
     """``DataLoader2`` has no ``set_epoch``, which trainers call to select the order of an epoch.
 
@@ -357,6 +382,7 @@ LOADER_PATCHES: tuple[tuple[Callable[[], None], int | None], ...] = (
     (unseeded_service, None),
     (local_functions, None),
     (pickled_pipeline, None),
+    (uncounted_items, None),
     (no_set_epoch, None),
     (no_length, None),
 )

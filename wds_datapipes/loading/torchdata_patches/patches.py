@@ -82,8 +82,10 @@ def list_patches() -> list[Patch]:
         ['stuck_pause', 'repeated_order', 'uneven_ranks', 'lists_drawn_in_workers']
         >>> names[9:14]
         ['copied_by_workers', 'endless_passes', 'unseeded_service', 'local_functions', 'pickled_pipeline']
-        >>> names[14:]
-        ['no_set_epoch', 'no_length', 'later_passes', 'local_classes', 'copied_data', 'unknown_position']
+        >>> names[14:17]
+        ['uncounted_items', 'no_set_epoch', 'no_length']
+        >>> names[17:]
+        ['later_passes', 'local_classes', 'copied_data', 'unknown_position', 'late_shuffle']
     """
     return list(_done)
 

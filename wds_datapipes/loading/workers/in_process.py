@@ -26,8 +26,9 @@ from wds_datapipes.pipes.state.pipeline_state import (
     spans_epochs,
 )
 from wds_datapipes.pipes.state.recording import Recorder, pack_records
+from wds_datapipes.pipes.state.replay import ReplayedItems
 
-__all__ = ["DeliveredCount", "LocalItems"]
+__all__ = ["DeliveredCount", "LocalItems", "users_part"]
 
 
 class LocalItems(Stage[Any]):
@@ -161,3 +162,10 @@ class DeliveredCount(Stage[Any]):
     def is_replicable(self) -> bool:
         """Return False: it runs only in the main process."""
         return False
+
+
+def users_part(pipe: Any) -> Any:
+    """Return a pipeline without the stages that count its items, which are the last ones."""
+    while isinstance(pipe, LocalItems | DeliveredCount | ReplayedItems):
+        pipe = pipe.source
+    return pipe
