@@ -45,9 +45,9 @@ def test_a_fit_resumes_from_its_checkpoints_with_the_exact_batches(shards: Path)
     for name, found in told["loaders"].items():
         whole: list[Any] = found["whole"]
         assert [keys_of(whole[begin : begin + LENGTH]) for begin in range(0, 3 * LENGTH, LENGTH)] == [KEYS] * 3
-        # The page describes what a StatefulDataLoader does at the end of an epoch.
-        ends = {} if name == "StatefulDataLoader" else {f"step={LENGTH}": LENGTH, "epoch=0": LENGTH}
-        for cut, count in {"step=2": 2, f"step={LENGTH + 3}": LENGTH + 3, **ends}.items():
+        # The page describes what a StatefulDataLoader does after the end of an epoch.
+        ends = {} if name == "StatefulDataLoader" else {"epoch=0": LENGTH}
+        for cut, count in {"step=2": 2, f"step={LENGTH}": LENGTH, f"step={LENGTH + 3}": LENGTH + 3, **ends}.items():
             assert found["rests"][cut] == whole[count:], (name, cut)
     warned = [text for text in told["without a length"] if "Lightning fetches one batch ahead from a loader" in text]
     assert len(set(warned)) == 1

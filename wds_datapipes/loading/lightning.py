@@ -12,7 +12,7 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["training_loop", "unknown_length_error", "without_ended_epoch"]
+__all__ = ["resumes_after_last_step", "training_loop", "unknown_length_error", "without_ended_epoch"]
 
 #: The maximum number of stack frames to search for Lightning's loop.
 DEPTH = 16
@@ -31,15 +31,19 @@ def training_loop() -> Any:
     return None
 
 
+def resumes_after_last_step() -> bool:
+    """Whether Lightning loads a state that it saved at the last step of an epoch."""
+    progress = getattr(getattr(training_loop(), "epoch_loop", None), "batch_progress", None)
+    return bool(getattr(progress, "is_last_batch", False))
+
+
 def without_ended_epoch(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Return the checkpoints to load; one saved by Lightning at the last step becomes the end of the epoch.
 
     The loop counts its steps, and starts the next epoch after such a step. The loader has not reached its end, and
     would resume with no items left.
     """
-    loop = training_loop()
-    progress = getattr(getattr(loop, "epoch_loop", None), "batch_progress", None)
-    if not getattr(progress, "is_last_batch", False):
+    if not resumes_after_last_step():
         return list(checkpoints)
     return [
         each if each.is_over else replace(each, is_over=True, wanted=each.epoch + 1 if _is_chosen(each) else None)
@@ -48,8 +52,12 @@ def without_ended_epoch(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
 
 
 def _is_chosen(checkpoint: Checkpoint) -> bool:
-    """Whether an epoch was selected by its number, as the next one will be."""
-    return checkpoint.seed == derived_seed("epoch", checkpoint.first, checkpoint.epoch)
+    """Whether an epoch was selected by its number, as the next one will be.
+
+    Lightning creates the first iterator before the hook that selects the first epoch, whose selection is then pending.
+    """
+    is_pending = checkpoint.wanted == checkpoint.epoch
+    return is_pending or checkpoint.seed == derived_seed("epoch", checkpoint.first, checkpoint.epoch)
 
 
 def unknown_length_error(error: TypeError) -> TypeError:

@@ -12,7 +12,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, has_begun, state_of, state_of_stream
 from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated
-from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
+from wds_datapipes.loading.lightning import resumes_after_last_step, unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.rank_agreement import RankAgreement, facts_before_workers, facts_of
 from wds_datapipes.loading.seeding import refuse_hidden_stages
 from wds_datapipes.loading.splitting import (
@@ -419,8 +419,11 @@ def check_saved(loader: Any, state: Mapping[str, Any]) -> None:
         )
 
 
-def check_loaded(loader: Any, state: Mapping[str, Any]) -> None:
-    """Check that a loader can resume from a state.
+def check_loaded(loader: Any, state: Mapping[str, Any]) -> bool:
+    """Check that a loader can resume from a state; return whether its dataset has loaded the state.
+
+    The loader would begin an epoch that was saved at its last step again, without items, and Lightning, which has
+    counted that epoch, would take it for the next one.
 
     Args:
         loader: a ``StatefulDataLoader``.
@@ -431,12 +434,17 @@ def check_loaded(loader: Any, state: Mapping[str, Any]) -> None:
             whose epoch ended while other ranks may have been mid-epoch.
     """
     if not state:
-        return
+        return False
     if isinstance(loader.dataset, StatefulShards):
         # The loader itself repeats the steps since the last snapshot of its workers.
-        loader.dataset.check_ranks(checkpoints_in({**state, "_steps_since_snapshot": 0}))
+        state = {**state, "_steps_since_snapshot": 0}
+        loader.dataset.check_ranks(checkpoints_in(state))
+        if resumes_after_last_step():
+            loader.dataset.load_state_dict(state)
+            return True
     elif has_own_stage(loader.dataset) and has_begun(state):
         raise StateError(
             f"This state of a StatefulDataLoader was saved after the first batch without the position of its "
             f"pipeline: some samples would be repeated and others lost. {ADVICE}"
         )
+    return False
