@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import re
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from nginx_server import Nginx
 
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, TruncatedShardError
+from wds_datapipes.io.openers import open_parts
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
@@ -33,9 +36,9 @@ SAMPLES: list[dict[str, Any]] = [
 WANT = [(sample["__key__"], sample["bin"], sample["cls"].encode()) for sample in SAMPLES]
 
 
-def whole_shard() -> bytes:
+def whole_shard(samples: list[dict[str, Any]] = SAMPLES) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        return Path(build_shard(f"{folder}/a.tar", SAMPLES)).read_bytes()
+        return Path(build_shard(f"{folder}/a.tar", samples)).read_bytes()
 
 
 def regions_of(shard: bytes) -> dict[str, int]:
@@ -70,6 +73,12 @@ def regions_of(shard: bytes) -> dict[str, int]:
 
 
 SHARD = whole_shard()
+#: The samples of another version of the shard, which has the same size and begins with the same bytes.
+OTHER_SAMPLES = [
+    {**each, "bin": bytes(len(each["bin"]))} if number > 2 else each for number, each in enumerate(SAMPLES)
+]
+OTHER = [(sample["__key__"], sample["bin"], sample["cls"].encode()) for sample in OTHER_SAMPLES]
+OTHER_SHARD = whole_shard(OTHER_SAMPLES)
 SIZE = len(SHARD)
 REGIONS = regions_of(SHARD)
 
@@ -131,11 +140,6 @@ CASES = {
         once_read(ChangedShardError),
         REPLACED,
     ),
-    "no version": Case(
-        lambda at: [Fault(at=at, how="held", headers={"ETag": None, "Last-Modified": None})],
-        once_read(ShardReadError),
-        FAILED + ".*reports neither ETag nor date",
-    ),
     "404": Case(held(Fault(status=404)), if_left, FAILED + "HTTP status 404"),
     "403": Case(held(Fault(status=403)), if_left, FAILED + "HTTP status 403"),
     "416": Case(held(Fault(status=416)), if_left, FAILED + "HTTP status 416"),
@@ -163,6 +167,8 @@ def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
         nginx.start()
     (nginx.files / "fault").mkdir()
     (nginx.files / "fault" / "a.tar").write_bytes(SHARD)
+    (nginx.files / "fault" / "b.tar").write_bytes(OTHER_SHARD)
+    os.utime(nginx.files / "fault" / "b.tar", (1e9, 1e9))  # nginx derives the ETag from the size and this second
     with fault_proxy(("127.0.0.1", nginx.http)) as made:
         yield made
 
@@ -214,6 +220,108 @@ def test_a_fault_changes_no_sample_or_is_an_error(proxy: FaultProxy, reached: Ca
             read(proxy)
         assert type(found.value) is error, f"{region}: {found.value}"
         assert re.search(case.match.format(at=at), str(found.value)), f"{region}: {found.value}"
+
+
+#: What servers send that cannot show whether two files are the same.
+DATE = {"Last-Modified": "Sun, 06 Nov 1994 08:49:37 GMT"}
+WEAK: dict[str, dict[str, str | None]] = {
+    "a weak ETag": {"ETag": 'W/"1"', **DATE},
+    "a date": {"ETag": None, **DATE},
+    "a weak ETag and no size": {"ETag": 'W/"1"', **DATE, "Content-Length": None, "Connection": "close"},
+    "nothing": {"ETag": None, "Last-Modified": None},
+}
+
+
+@leaves_nothing
+@pytest.mark.parametrize("validator", WEAK)
+@pytest.mark.parametrize("then", ["/fault/a.tar", "/fault/b.tar"])
+def test_all_bytes_are_those_of_one_version_although_no_validator_is_strong(
+    proxy: FaultProxy, reached: Callable[[int], None], tmp_path: Path, validator: str, then: str
+) -> None:
+    whole = {"Connection": "close", "Content-Length": str(SIZE)}
+    headers = WEAK[validator]
+    for region, at in REGIONS.items():
+        for folder in ((), (tmp_path / f"{at}",)):
+            # The connection breaks twice, also while the bytes that were read are compared.
+            proxy.faults[:] = [
+                Fault(at=at, how="held", headers={**headers, **whole} if "no size" in validator else headers),
+                Fault(at=at // 2, how="close", headers={**headers, **whole}),
+                Fault(headers=headers, path=then),
+            ]
+            reached(at)
+            if then == "/fault/a.tar" or at == SIZE:
+                assert read(proxy, *folder) == WANT, region
+            elif SHARD[:at] == OTHER_SHARD[:at]:
+                assert read(proxy, *folder) == OTHER, region
+            else:
+                with pytest.raises(ChangedShardError, match=REPLACED.format(at=at)):
+                    read(proxy, *folder)
+                assert [path for path in tmp_path.rglob("*.tar") if path.read_bytes() not in (SHARD, OTHER_SHARD)] == []
+
+
+@leaves_nothing
+@pytest.mark.parametrize("validator", WEAK)
+def test_a_range_is_that_of_one_version_although_no_validator_is_strong(
+    proxy: FaultProxy, reached: Callable[[int], None], validator: str
+) -> None:
+    url, headers = f"http://127.0.0.1:{proxy.port}/fault/a.tar", WEAK[validator]
+    if "no size" in validator:
+        headers = {"ETag": headers["ETag"], **DATE}
+    start = REGIONS["at a header"]
+    for at in sorted({*REGIONS.values()}):
+        if start < at < SIZE:
+            proxy.faults[:] = [
+                Fault(headers=headers),
+                Fault(at=at - start, how="held", headers=headers),
+                Fault(headers=headers, path="/fault/b.tar"),
+            ]
+            reached(at - start)
+            parts = open_parts(url)
+            assert parts is not None
+            with parts.part(start, SIZE) as stream:
+                if SHARD[start:at] == OTHER_SHARD[start:at]:
+                    assert b"".join(iter(lambda: stream.read(SIZE), b"")) == OTHER_SHARD[start:]
+                else:
+                    with pytest.raises(ChangedShardError, match="was replaced while it was read"):
+                        [*iter(lambda: stream.read(SIZE), b"")]
+
+
+@leaves_nothing
+def test_reading_resumes_only_if_the_server_has_the_same_version(
+    proxy: FaultProxy, reached: Callable[[int], None]
+) -> None:
+    at = REGIONS["in data"]
+    proxy.faults[:] = [Fault(at=at, how="held"), Fault(path="/fault/b.tar")]
+    reached(at)
+    with pytest.raises(ChangedShardError, match=REPLACED.format(at=at)):
+        read(proxy)
+    assert proxy.asked[-1] == ("/fault/a.tar", f"bytes={at}-")
+    assert proxy.if_range is not None
+    assert proxy.if_range.startswith('"')
+
+
+@leaves_nothing
+def test_a_server_that_sends_small_parts_needs_no_retry(
+    proxy: FaultProxy, reached: Callable[[int], None], pauses: list[float]
+) -> None:
+    url = f"http://127.0.0.1:{proxy.port}/fault/a.tar"
+    proxy.part_bytes = 700  # of 20,480
+    try:
+        parts = open_parts(url)
+        assert parts is not None
+        with parts.part(300, SIZE) as stream:
+            assert b"".join(iter(lambda: stream.read(SIZE), b"")) == SHARD[300:]
+        assert pauses == []
+        proxy.faults[:] = [Fault(at=1000, how="held")]
+        reached(1000)
+        assert read(proxy) == WANT
+        assert len(pauses) == 1
+        # One that sends nothing of what is left does not advance.
+        proxy.faults[:] = [None, None, *[Fault(body=b"", headers={"Content-Range": f"bytes 1000-999/{SIZE}"})] * 99]
+        with parts.part(300, SIZE) as stream, pytest.raises(ShardError, match=r"/fault/a\.tar"):
+            [*iter(lambda: stream.read(SIZE), b"")]
+    finally:
+        proxy.part_bytes = sys.maxsize
 
 
 @leaves_nothing

@@ -30,6 +30,7 @@ class Fault:
         status: an answer without the body, with this status.
         headers: sent instead of those of the server; None omits one.
         body: sent instead of that of the server.
+        path: requested from the server instead of the path that was requested.
         no_range: the whole file is requested from the server, whatever part was requested.
         sent_status: sent instead of that of the server, with the body.
         wire: sent piece by piece instead of the whole answer; it may be endless.
@@ -41,6 +42,7 @@ class Fault:
     status: int = 0
     headers: dict[str, str | None] = field(default_factory=dict)
     body: bytes | None = None
+    path: str = ""
     no_range: bool = False
     sent_status: int = 0
     wire: Callable[[], Iterable[bytes]] | None = None
@@ -54,6 +56,8 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         faults: the next faults; None is no fault. After the last one, there are no more faults.
         faults_from: they concern only requests for parts that begin at this byte or later.
         asked: the ``Range`` of each GET request, and its path.
+        if_range: the ``If-Range`` of the last GET request.
+        part_bytes: the most bytes of an answer to a request for a part.
         hides_size: whether answers to HEAD omit the size.
         unreadable: parts of files that cannot be read, by path: requests for a part with any of these bytes get 410.
         awaited: no GET request is answered before so many of them wait for their answers at the same time, once.
@@ -70,6 +74,8 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         self.faults: list[Fault | None] = []
         self.faults_from = 0
         self.asked: list[tuple[str, str | None]] = []
+        self.if_range: str | None = None
+        self.part_bytes = sys.maxsize
         self.hides_size = False
         self.unreadable: dict[str, range] = {}
         self.awaited = self.at_once = 0
@@ -107,6 +113,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("Range")))
+        self.server.if_range = self.headers.get("If-Range")
         with self.server.waiting():
             if self._is_unreadable():
                 self._pass_on(Fault(status=410))
@@ -147,7 +154,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             headers = dict(self.headers.items())
             if fault is not None and fault.no_range:
                 headers.pop("Range", None)
-            backend.request(self.command, self.path, self.rfile.read(length) or None, headers)
+            if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("Range", "")):
+                last = min(int(asked[2] or sys.maxsize), int(asked[1]) + self.server.part_bytes - 1)
+                headers["Range"] = f"bytes={asked[1]}-{last}"
+            path = self.path if fault is None or not fault.path else fault.path
+            backend.request(self.command, path, self.rfile.read(length) or None, headers)
             answer = backend.getresponse()
             body = answer.read()
             self._answer(answer, body, fault or Fault())

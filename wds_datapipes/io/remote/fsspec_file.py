@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from wds_datapipes.io.remote.resuming_stream import OpenedSource, version_of
+from wds_datapipes.io.remote.resuming_stream import OpenedSource, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.throughput import Attempt, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import silent_after
 
@@ -25,6 +25,8 @@ VERSION_FACTS = (
     *("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "generation", "version_id"),
     *("blob_id", "created", "modified"),
 )
+#: Those of them that no two versions have in common, besides a strong ETag.
+NUMBERS_OF_VERSIONS = ("generation", "version_id")
 #: Schemes whose file systems request ranges by name alone, so that a range may belong to another version of the file.
 UNGUARDED = frozenset({"abfs", "abfss", "az", "gcs", "gs", "hf"})
 
@@ -63,7 +65,9 @@ class FsspecSource:
         self._monitor.begin()
         needs_check = bool(version) and not self._is_guarded
         blocks = BlockFile(file, self._monitor, (lambda: self._version() == version) if needs_check else None)
-        return OpenedSource(blocks, start, details.get("size"), version)
+        etag = etag_of(details)
+        is_strong = is_strong_etag(etag) or any(details.get(name) is not None for name in NUMBERS_OF_VERSIONS)
+        return OpenedSource(blocks, start, details.get("size"), version, etag, is_strong)
 
     def _open_file(self) -> Any:
         file = self._filesystem.open(self._path, "rb", block_size=BLOCK_BYTES, cache_type="none")

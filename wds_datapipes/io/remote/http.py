@@ -17,7 +17,7 @@ from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no 
 from wds_datapipes.io.compression.formats import GzipDecompressorUnit
 from wds_datapipes.io.remote import http_listing
 from wds_datapipes.io.remote.http_request import HttpStatusError, Response, send_request
-from wds_datapipes.io.remote.resuming_stream import OpenedSource, version_of
+from wds_datapipes.io.remote.resuming_stream import OpenedSource, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.io.remote.throughput import MonitoredFile, ThroughputMonitor
 from wds_datapipes.redaction import redact
@@ -98,7 +98,7 @@ class GzippedHttpFile(HttpFile):
     def __init__(self, response: Response) -> None:
         super().__init__(response, None)
         # The size of the compressed body may differ with each response.
-        self.size, self.version = None, ()
+        self.size, self.version, self.etag = None, (), None
         self._unit = GzipDecompressorUnit()
         self._compressed = memoryview(bytearray(STEP_BYTES))
 
@@ -157,14 +157,17 @@ class HttpClient:
         self._timeout_s = timeout_s
         self._proxies = getproxies()  # slow, since it looks at all variables of the environment
 
-    def open(self, url: str, part: str | None = None) -> HttpFile:
+    def open(self, url: str, part: str | None = None, if_range: str | None = None) -> HttpFile:
         """Request a file, or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
+
+        With ``if_range``, an ETag, the server sends the whole file if it has another one.
 
         Raises:
             UnexpectedResponseError: the response is neither the file nor that range.
             Exception: see `send_request`.
         """
-        response = self._request(url, {} if part is None else {"Range": f"bytes={part}"})
+        headers = {} if part is None else {"Range": f"bytes={part}"}
+        response = self._request(url, headers if if_range is None else {**headers, "If-Range": if_range})
         try:
             return _open_body(response, part)
         except BaseException:
@@ -291,17 +294,20 @@ class HttpSource:
 
     def __init__(self, client: HttpClient, url: str) -> None:
         self._client, self._url = client, url
+        self._etag: str | None = None
 
     def open_at(self, start: int) -> OpenedSource:
         """Open the file at an offset; a server without range support sends it from the beginning."""
-        file = self._client.open(self._url, f"{start}-" if start else None)
-        part = file.part
+        file = self._client.open(self._url, *((f"{start}-", self._etag) if start else ()))
+        part, is_strong = file.part, is_strong_etag(file.etag)
+        self._etag = file.etag if is_strong else None
+        facts = file.version, etag_of({"ETag": file.etag}), is_strong
         if part is None:
-            return OpenedSource(file, 0, file.size, file.version)
+            return OpenedSource(file, 0, file.size, *facts)
         if part.total is None:
             file.close()
             raise UnexpectedResponseError(
                 f"the server sends bytes {part.first} to {part.last} of a file whose size it does not report "
                 "(Content-Range with a star), so it is unknown whether they are the last ones"
             )
-        return OpenedSource(file, part.first, part.total, file.version)
+        return OpenedSource(file, part.first, part.total, *facts, part.last + 1)

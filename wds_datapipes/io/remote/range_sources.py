@@ -19,6 +19,7 @@ from wds_datapipes.io.remote.resuming_stream import (
     ResumingStream,
     etag_of,
     fill,
+    is_strong_etag,
     version_of,
 )
 from wds_datapipes.io.remote.retry import RetryPolicy, status_of, was_replaced
@@ -205,7 +206,8 @@ class HttpRange:
         if part is None or part.first != begin or (str(part.total), *file.version) != self._version:
             file.close()
             raise self._changed("its ETag, date or size differs, or the server sent another range")
-        return OpenedSource(file, start, self._end - self._start, self._version)
+        facts = self._version, etag_of({"ETag": file.etag}), is_strong_etag(file.etag)
+        return OpenedSource(file, start, self._end - self._start, *facts, part.last + 1 - self._start)
 
     def _changed(self, found: str) -> ChangedShardError:
         return ChangedShardError(

@@ -1,14 +1,15 @@
-"""Resuming stream: reads a remote shard forward, and reconnects at the next byte when the connection breaks."""
+"""Resuming stream: reads a remote shard forward, and reconnects when the connection breaks."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
-from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, is_transient, was_replaced
+from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, was_replaced
 from wds_datapipes.redaction import redact_text
 from wds_datapipes.redaction.storage_options import raise_alone
 
@@ -25,11 +26,12 @@ __all__ = [
     "StreamSource",
     "etag_of",
     "fill",
+    "is_strong_etag",
     "version_of",
 ]
 
 
-#: The most bytes that are skipped at once.
+#: The most bytes that are skipped at once, when a store sends a file again.
 SKIP_BYTES = 256 << 10
 
 
@@ -53,6 +55,12 @@ class OpenedSource(NamedTuple):
     size: int | None
     #: Identifies this version of the file; empty if the store reports neither ETag nor date.
     version: tuple[str, ...]
+    #: The ETag, as in the index of a shard.
+    etag: str | None = None
+    #: Whether two files with this version consist of the same bytes, unlike with a weak ETag or a date.
+    is_strong: bool = False
+    #: The offset at which the response ends, if the store sends only a part of what was requested.
+    stop: int | None = None
 
 
 class StreamSource(Protocol):
@@ -67,7 +75,10 @@ class StreamSource(Protocol):
 
 
 class ResumingStream(io.RawIOBase):
-    """Reads a remote file forward; after a transient error, reconnects and resumes at the next byte.
+    """Reads a remote file forward, and reconnects after a transient error. All bytes are those of one version.
+
+    Reading resumes at the next byte if the store identifies the version of the file by a strong ETag. Otherwise, the
+    file is read again, and must begin with the same bytes.
 
     Args:
         source: opens the file.
@@ -86,8 +97,12 @@ class ResumingStream(io.RawIOBase):
         self._position = 0
         self._file: RawReader | None = None  # Python closes a stream that could not be opened, too
         opened = retry.call(lambda: source.open_at(0), f"{name} cannot be opened")
-        self._file = opened.file
-        self._size, self._version = opened.size, opened.version
+        self._begin(opened)
+
+    @property
+    def etag(self) -> str | None:
+        """The ETag of the file, if the store reports it."""
+        return self._etag
 
     @property
     def size(self) -> int | None:
@@ -100,10 +115,13 @@ class ResumingStream(io.RawIOBase):
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
-        since = self._retry.clock()
+        self._heard_at = self._retry.clock()
         while True:
             try:
                 count = self._ensure_open().readinto(buffer)
+                if not count and self._opened_at < self._position == self._stop and self._position != self._size:
+                    self._release()  # the store sends the file in parts
+                    continue
                 if not count and self._size is not None and self._position < self._size:
                     raise EOFError(f"received {self._position} of {self._size} bytes")
                 if self._size is not None and self._position + count > self._size:
@@ -116,8 +134,10 @@ class ResumingStream(io.RawIOBase):
                 raise
             except Exception as error:  # noqa: BLE001  every network library has errors of its own
                 self._release()
-                self._wait_or_raise(error, since)
+                self._wait_or_raise(error)
         self._position += count
+        if self._digest is not None:
+            self._digest.update(memoryview(buffer).cast("B")[:count])
         return count
 
     def abandon(self) -> None:
@@ -134,41 +154,58 @@ class ResumingStream(io.RawIOBase):
             finally:
                 super().close()
 
+    def _begin(self, opened: OpenedSource) -> None:
+        """Start with a version of the file."""
+        self._file, self._opened_at, self._stop = opened.file, 0, opened.stop
+        self._size, self._version, self._etag = opened.size, opened.version, opened.etag
+        self._digest = None if opened.is_strong else hashlib.blake2b()
+
     def _ensure_open(self) -> RawReader:
         """Return the file, opened at the next byte."""
         if self._file is None:
-            opened = self._source.open_at(self._position)
-            self._file = opened.file
+            opened = self._source.open_at(self._position if self._digest is None else 0)
             if not self._position:  # nothing was read yet, so any version will do
-                self._size, self._version = opened.size, opened.version
-            elif opened.version != self._version or self._is_another_size(opened.size):
+                self._begin(opened)
+                return opened.file
+            self._file, self._opened_at, self._stop = opened.file, self._position, opened.stop
+            if opened.version != self._version or self._is_another_size(opened.size):
                 raise self._changed()
-            elif self._size is None:
+            if self._size is None:
                 self._size = opened.size
             if opened.start > self._position:
                 raise ShardReadError(
                     f"Reading {self._name} failed after {self._position} bytes: the store sent the bytes from "
                     f"{opened.start} on instead of the next ones"
                 )
-            _skip_bytes(opened.file, self._position - opened.start)
+            self._skip_bytes(opened.file, self._position - opened.start)
         return self._file
 
-    def _wait_or_raise(self, error: Exception, since: float) -> None:
+    def _skip_bytes(self, file: RawReader, count: int) -> None:
+        """Skip bytes that were read before, and compare them unless their version shows that they are the same."""
+        scratch = memoryview(bytearray(min(count, SKIP_BYTES)))
+        digest = hashlib.blake2b()
+        while count > 0:
+            skipped = file.readinto(scratch[:count])
+            if not skipped:
+                raise EOFError("the file ended before the next byte")
+            if self._digest is not None:
+                digest.update(scratch[:skipped])
+            count -= skipped
+            self._heard_at = self._retry.clock()
+        if self._digest is not None and digest.digest() != self._digest.digest():
+            raise self._changed()
+
+    def _wait_or_raise(self, error: Exception) -> None:
         """Wait before the next attempt, or raise if there is none."""
         if was_replaced(error):
             raise_alone(self._changed())
-        what = f"Reading {self._name} was interrupted after {self._position} bytes"
-        if (self._version or not self._position) and self._retry.wait(error, what, since):
+        if self._retry.wait(
+            error, f"Reading {self._name} was interrupted after {self._position} bytes", self._heard_at
+        ):
             return
-        advice = ""
-        if self._position and not self._version and is_transient(error):
-            advice = (
-                ". Reading cannot resume there, since the store reports neither ETag nor date to verify that the file "
-                "is still the same"
-            )
         failed = ShardReadError(
             f"Reading {self._name} failed after {self._position} bytes: {self._describe(error)}"
-            f"{self._retry.attempts_text()}{advice}"
+            f"{self._retry.attempts_text()}"
         )
         failed.concerns_all = concerns_all(error)
         try:
@@ -181,8 +218,8 @@ class ResumingStream(io.RawIOBase):
 
     def _changed(self) -> ChangedShardError:
         return ChangedShardError(
-            f"{self._name} was replaced while it was read: after {self._position} bytes its ETag, date or size "
-            f"changed. The samples so far are from the previous version. Read the shard again from its start"
+            f"{self._name} was replaced while it was read: after {self._position} bytes its ETag, date, size or "
+            f"content changed. The samples so far are from the previous version. Read the shard again from its start"
         )
 
     def _release(self) -> None:
@@ -190,16 +227,6 @@ class ResumingStream(io.RawIOBase):
         if file is not None:
             with suppress(Exception):  # the connection may be broken
                 file.close()
-
-
-def _skip_bytes(file: RawReader, count: int) -> None:
-    """Skip bytes, if a store sends the file from its beginning."""
-    scratch = memoryview(bytearray(min(count, SKIP_BYTES)))
-    while count > 0:
-        skipped = file.readinto(scratch[:count])
-        if not skipped:
-            raise EOFError("the file ended before the next byte")
-        count -= skipped
 
 
 def fill(file: RawReader, view: memoryview) -> int:
@@ -219,6 +246,11 @@ def etag_of(facts: Mapping[str, Any]) -> str | None:
     """Return the ETag of a file without quotes, from what fsspec's file systems, or a server, report about it."""
     etag = facts.get("ETag") or facts.get("etag") or facts.get("blob_id")
     return str(etag).strip('"') if etag else None
+
+
+def is_strong_etag(etag: str | None) -> bool:
+    """Whether two files with this ETag consist of the same bytes (RFC 9110, section 8.8.1)."""
+    return etag is not None and not etag.startswith("W/")
 
 
 class Readable(Protocol):
