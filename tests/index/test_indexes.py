@@ -11,7 +11,7 @@ import re
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -247,7 +247,7 @@ def test_a_shard_that_changes_while_it_is_indexed(tmp_path: Path, monkeypatch: p
 
 def test_files_that_are_not_an_index(tmp_path: Path) -> None:
     place = tmp_path / "x.wdsidx"
-    with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be read: No such file"):
+    with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be read: there is no such file"):
         read_index(str(place))
     for content in (b"", b"v1.2 3\n", b"\x80\x04pickle"):
         place.write_bytes(content)
@@ -255,6 +255,25 @@ def test_files_that_are_not_an_index(tmp_path: Path) -> None:
             read_index(str(place))
     with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be written: "):
         write_index(build_index(shard(tmp_path / "x.tar")), str(tmp_path / "none/x.wdsidx"))
+
+
+def test_an_index_that_is_rewritten_in_place_stays_as_it_was_read(
+    tmp_path: Path, forked: Callable[[Callable[[], object]], int | None]
+) -> None:
+    url = shard(tmp_path / "a.tar", count=2000)
+    build_indexes([url])
+    path = Path(index_url(url))
+
+    def rewrite_while_it_is_used() -> None:
+        before, keys = read_index(str(path)), [f"{number}" for number in range(2000)]
+        with path.open("r+b") as file:  # as cp, or rsync --inplace
+            file.truncate(0)
+            assert before.keys == keys
+            file.write(bytes(100))
+        assert before.keys == keys
+        assert before[1999].key == keys[-1]
+
+    assert forked(rewrite_while_it_is_used) == 0
 
 
 def write_on_a_full_disk(index: ShardIndex, place: Path) -> None:

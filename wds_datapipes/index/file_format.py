@@ -1,4 +1,4 @@
-"""Index file format: a JSON header, followed by columns that can be memory-mapped.
+"""Index file format: a JSON header, followed by columns that are used in place.
 
 8 bytes   the magic bytes ``WDSINDEX``
 4 bytes   the length of the JSON text, little-endian
@@ -10,21 +10,19 @@ columns   each begins at a multiple of 64 bytes; zeros fill the gaps
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import re
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError
+from wds_datapipes.errors import CorruptSidecarError
 from wds_datapipes.index.shard_columns import COLUMNS
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
-from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import read_sidecar, sidecar_name, write_sidecar
 
 __all__ = ["INDEX_SUFFIX", "index_bytes", "index_url", "parse_index", "read_index", "write_index"]
@@ -73,8 +71,9 @@ def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, An
 
 
 def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) -> ShardIndex:
-    """Read an index from a file. A local file is memory-mapped, so that processes share its memory.
+    """Read an index from a file.
 
+    The file is not memory-mapped: if it were rewritten in place, or its server failed, the process would die.
     `check_index` checks whether the index still matches its shard.
 
     Args:
@@ -85,17 +84,7 @@ def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) ->
         MissingSidecarError: there is no such file.
         CorruptSidecarError: the file is damaged or not an index.
     """
-    path = local_path(url)
-    if path is None:
-        return parse_index(read_sidecar(url, storage_options), name=redact(url))
-    try:
-        with Path(path).open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            content: Any = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-    except (OSError, ValueError) as error:  # or no file can have this name
-        reason = getattr(error, "strerror", None) or error
-        raise MissingSidecarError(f"{redact(url)} cannot be read: {reason}") from error
-    return parse_index(content, name=redact(url))
+    return parse_index(read_sidecar(url, storage_options), name=redact(url))
 
 
 def index_bytes(index: ShardIndex) -> bytes:
@@ -122,8 +111,8 @@ def index_bytes(index: ShardIndex) -> bytes:
     return HEAD.pack(MAGIC, len(text), crc32(text)) + text + body
 
 
-def parse_index(content: Any, *, name: str) -> ShardIndex:
-    """Parse an index from bytes or a memory map, without a copy of its columns.
+def parse_index(content: bytes, *, name: str) -> ShardIndex:
+    """Parse an index from bytes, without a copy of its columns.
 
     Raises:
         CorruptSidecarError: the file is damaged or not an index.
