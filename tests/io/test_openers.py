@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import botocore.session  # type: ignore[import-untyped]  # it carries no types
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes import TarWriter
+from wds_datapipes import ShardList, TarWriter
 from wds_datapipes.errors import (
     MissingDependencyError,
     MissingSidecarError,
@@ -44,6 +45,7 @@ from wds_datapipes.io.openers import (
 )
 from wds_datapipes.io.remote.range_reader import open_ranges
 from wds_datapipes.shards.patterns import expand_urls
+from wds_datapipes.testing import build_shard
 
 BODY = bytes(range(256)) * 4096
 SECRET = "hunter2hunter2"
@@ -284,7 +286,7 @@ def test_an_error_while_reading_names_the_shard_and_no_secret(memory: Any, monke
     monkeypatch.setattr(type(memory), "open", lambda *args, **options: Broken(BODY))
     message = r"memory://d/x.tar failed after \d{3,} bytes: ConnectionResetError: reset by memory://\*\*\*@host"
     with (
-        open_url("memory://d/x.tar", storage_options={"nested": {"token": SECRET}}) as stream,
+        open_url("memory://d/x.tar", retries=0, storage_options={"nested": {"token": SECRET}}) as stream,
         pytest.raises(ShardError, match=message) as caught,
     ):
         stream.read()
@@ -351,8 +353,12 @@ def test_http_is_read_to_its_end(web: str) -> None:
     [
         ("/404", {}, r"/404\?sig=\*\*\* cannot be opened: HTTP status 404, not found"),
         ("/403", {}, r"/403\?sig=\*\*\* cannot be opened: HTTP status 403, Forbidden"),
-        ("/short", {}, r"/short\?sig=\*\*\* failed after 100 bytes: EOFError: received 100 of 1048576 bytes"),
-        ("/stalls", {"timeout_s": 2}, r"/stalls\?sig=\*\*\* failed after 100 bytes: \w*Timeout"),
+        (
+            "/short",
+            {"retries": 0},
+            r"/short\?sig=\*\*\* failed after 100 bytes: EOFError: received 100 of 1048576 bytes",
+        ),
+        ("/stalls", {"timeout_s": 2, "retries": 0}, r"/stalls\?sig=\*\*\* failed after 100 bytes: \w*Timeout"),
     ],
 )
 def test_errors_of_http_contain_no_secrets(web: str, path: str, options: dict[str, Any], message: str) -> None:
@@ -398,6 +404,28 @@ def test_s3_is_read_and_its_errors_contain_no_secret(s3: dict[str, Any]) -> None
     with pytest.raises(ShardOpenError, match=r"s3://bucket/d/a.tar cannot be opened: permission denied") as caught:
         open_url("s3://bucket/d/a.tar", storage_options=other)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.usefixtures("registry")
+def test_an_opener_may_return_the_body_of_a_response_of_boto3(s3_store: Any, tmp_path: Path) -> None:
+    options = s3_store.options()
+    client = botocore.session.get_session().create_client(
+        "s3",
+        region_name="us-east-1",
+        endpoint_url=options["endpoint_url"],
+        aws_access_key_id=options["key"],
+        aws_secret_access_key=options["secret"],
+    )
+    register_opener(
+        "boto", lambda url, /, **_: client.get_object(Bucket="bucket", Key=url.removeprefix("boto://"))["Body"]
+    )
+    for name in ("a.tar", "a.tar.gz"):
+        content = Path(build_shard(tmp_path / name, [{"__key__": "one", "txt": "1" * 100_000}])).read_bytes()
+        client.put_object(Bucket="bucket", Key=name, Body=content)
+        assert read(f"boto://{name}") == content
+        (sample,) = ShardList(f"boto://{name}").load_wds_shards().group_samples()
+        assert sample["txt"] == b"1" * 100_000
+    client.close()
 
 
 def test_s3_is_listed(s3: dict[str, Any]) -> None:

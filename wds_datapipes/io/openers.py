@@ -55,9 +55,10 @@ def open_url(url: str, /, *, safe: bool = False, **options: Any) -> BinaryIO:
         return url.opened(**options)
     scheme, _ = split_scheme(url)
     stream = find_opener(scheme)(url, **(_users_options(options) if is_registered(scheme) else options))
-    if isinstance(stream, io.IOBase):
-        return stream
-    # A registered opener may return any object with a read method, such as the body of an SDK's response.
+    if isinstance(stream, io.RawIOBase | io.BufferedIOBase) or (isinstance(stream, io.IOBase) and stream.seekable()):
+        return cast(BinaryIO, stream)
+    # A registered opener may return any object with a read method, such as the body of an SDK's response. That of
+    # botocore is an IOBase, and its readinto fails at the end.
     return cast(BinaryIO, ForwardStream(stream, url))
 
 
