@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import doctest
-import io
+import functools
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from page_blocks import CAPTION, FILE, ROOT, Block, blocks_of
-from PIL import Image
-
-from wds_datapipes.testing import build_shard
 
 #: Pages with packages that only some sessions of `peers` install, or that take longer than the others.
 PAGES_OF_PEERS = {
@@ -28,6 +28,8 @@ PAGES_OF_PEERS = {
         "docs/how-to/train-with-ray-train.md",
     ],
 }
+#: The page that shows how to write the shards that many pages read.
+EXAMPLE = "examples.md"
 #: Printed at the end of each block, to find out which block has printed what.
 MARK = "\x1e"
 
@@ -100,13 +102,16 @@ def run_page(text: str, folder: Path, programs: Path | None = None) -> None:
         assert same, f"The page says:\n{want}\nIt prints:\n{printed[number]}"
 
 
-def write_training_shards(folder: Path) -> None:
-    """Create the shards that most pages read."""
-    (folder / "data").mkdir()
-    for shard in range(4):
-        samples: list[dict[str, bytes | str]] = []
-        for index in range(8):
-            file = io.BytesIO()
-            Image.new("L", (8, 8), 8 * index).save(file, "png")
-            samples.append({"__key__": f"{shard}-{index}", "png": file.getvalue(), "cls": str(index).encode()})
-        build_shard(folder / f"data/train-{shard:03d}.tar", samples)
+def write_example_shards(text: str, folder: Path) -> None:
+    """Run the program that writes the shards which many pages read, if a page tells its readers to do so."""
+    if f"{EXAMPLE}#example-shards" in text:
+        shutil.copytree(_example_shards(), folder / "data")
+
+
+@functools.cache
+def _example_shards() -> Path:
+    """Return a folder with the shards, which exists until this process ends."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    subprocess.run([sys.executable, ROOT / "docs/examples/example_shards.py"], cwd=folder, check=True)
+    return folder / "data"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from page_blocks import ROOT, blocks_of
-from page_runs import PAGES_OF_PEERS, environment, run_page, write_training_shards
+from page_runs import EXAMPLE, PAGES_OF_PEERS, environment, run_page, write_example_shards
 from prepared_programs import prepared_programs
 
 from wds_datapipes.cli.demo import demo, write_photographs
@@ -41,13 +41,22 @@ def of_peers(page: Path) -> bool:
     "page", [page for page in PAGES if not of_peers(page)], ids=lambda page: page.relative_to(ROOT).as_posix()
 )
 def test_a_page_runs(page: Path, programs: Path, tmp_path: Path) -> None:
-    write_training_shards(tmp_path)
+    text = page.read_text(encoding="utf-8")
+    write_example_shards(text, tmp_path)
     if page == ROOT / "README.md":  # whose block reads the output of the command above it
         demo_folder = tmp_path / inspect.signature(demo).parameters["output"].default
         demo_folder.mkdir()
         write_photographs(demo_folder)
     is_started_anew = page == ROOT / STARTED_ANEW
-    run_page(page.read_text(encoding="utf-8"), tmp_path, None if is_started_anew else programs)
+    run_page(text, tmp_path, None if is_started_anew else programs)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_names_the_program_that_writes_its_shards(page: Path) -> None:
+    """Readers have only what the page makes, or tells them to make."""
+    text = page.read_text(encoding="utf-8")
+    if "data/train-" in text and page != ROOT / "docs" / EXAMPLE:
+        assert f"{EXAMPLE}#example-shards" in text.partition("data/train-")[0]
 
 
 def test_the_sessions_of_peers_run_existing_pages() -> None:

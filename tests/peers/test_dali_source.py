@@ -16,7 +16,7 @@ from nvidia.dali import fn, pipeline_def
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from page_blocks import ROOT
-from page_runs import PAGES_OF_PEERS, run_page, write_training_shards
+from page_runs import PAGES_OF_PEERS, run_page, write_example_shards
 from PIL import Image
 
 from wds_datapipes import ShardList
@@ -271,5 +271,6 @@ def test_it_is_called_in_a_definition_of_a_pipeline() -> None:
 
 @pytest.mark.parametrize("page", PAGES_OF_PEERS["dali"])
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
-    write_training_shards(tmp_path)
-    run_page((ROOT / page).read_text(encoding="utf-8"), tmp_path)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    write_example_shards(text, tmp_path)
+    run_page(text, tmp_path)
