@@ -58,8 +58,8 @@ class Stage(IterDataPipe[T_co]):
 
     **Buffered samples.** A stage that buffers samples, such as a shuffle, does not store them. It sets
     ``rereads_samples = True`` and stores their positions under ``"waiting"`` with ``pack_positions``. `source_position`
-    provides the position of each item that it reads. When the state is loaded, the stages before it first yield the
-    samples at these positions again, in the order of their positions.
+    provides the position of each item that it reads, unless a stage before has none. When the state is loaded, the
+    stages before it first yield the samples at these positions again, in the order of their positions.
 
     **Position.** `position_reader` returns a function that returns the position of the item that was yielded last. The
     default, None, suits a stage that yields an item before it reads another one: it has the position of the stage
