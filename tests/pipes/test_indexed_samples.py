@@ -225,6 +225,36 @@ def test_indexes_are_built_or_required(tmp_path: Path) -> None:
     assert len(IndexedSamples(pattern)) == 31
 
 
+def test_a_joined_dataset_without_samples_is_named(tmp_path: Path) -> None:
+    full = build_shard(tmp_path / "full.tar", [{"__key__": "a", "cls": "1"}])
+    empty = build_shard(tmp_path / "empty.tar", [])
+    with pytest.raises(EmptySourceError, match=r"^The dataset of join= has no samples in 1 shards\. Check its pattern"):
+        IndexedSamples([full], join=[[empty]])
+    other = build_shard(tmp_path / "other.tar", [{"__key__": "a", "json": "1"}])
+    with pytest.raises(EmptySourceError, match=r"^The dataset number 1 of join= has no samples"):
+        IndexedSamples([full], join=[[other], [empty]])
+
+
+def test_a_field_that_no_sample_has_is_refused(tmp_path: Path) -> None:
+    shards = [
+        build_shard(tmp_path / "0.tar", [{"__key__": "a", "jpg": "", "cls": "1"}]),
+        build_shard(tmp_path / "1.tar", [{"__key__": "b", "jpg": ""}, {"__key__": "c", "seg.png": ""}]),
+    ]
+    with pytest.raises(
+        ValueError, match=r"^No sample has a field 'clss', which fields= names. The fields are 'cls', 'jpg', 'seg.png'$"
+    ):
+        IndexedSamples(shards, fields=["jpg", "clss"])
+    optional = IndexedSamples(shards, fields=["CLS", "seg.png"], order="sequential")
+    assert [[name for name in sample if not name.startswith("__")] for sample in optional] == [["cls"], [], ["seg.png"]]
+    captions = build_shard(tmp_path / "2.tar", [{"__key__": key, "json": "1"} for key in "abc"])
+    joined = IndexedSamples(shards, join=[[captions]], fields=["json"], order="sequential")
+    assert [sample["json"] for sample in joined] == [b"1"] * 3
+    with pytest.raises(
+        ValueError, match=r"No sample has a field 'jsn' or 'txt', .* are 'cls', 'jpg', 'json', 'seg.png'$"
+    ):
+        IndexedSamples(shards, join=[[captions]], fields=["jsn", "txt"])
+
+
 def test_data_that_makes_no_batch_is_refused_on_every_rank(manifest: Manifest, tmp_path: Path) -> None:
     empty = build_shard(tmp_path / "empty.tar", [])
     with pytest.raises(EmptySourceError, match="There are no samples in 1 shards"):

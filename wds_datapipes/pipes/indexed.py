@@ -104,7 +104,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         IndexError: ``select`` has the number of a sample that does not exist.
         MisalignedShardsError: samples have no counterpart in a joined dataset, and ``missing`` is ``"raise"``.
         DuplicateKeyError: two samples of a joined dataset have the same key, or two datasets the same field.
-        ValueError: an argument is invalid, or the ranks cannot share a batch evenly.
+        ValueError: an argument is invalid; no sample has one of the ``fields``, unless the dataset is a manifest, whose
+            indexes may not exist yet; or the ranks cannot share a batch evenly.
         SidecarError: an index is missing, stale or damaged, or its shard is compressed.
         ShardError: a shard cannot be read.
         ChangedShardError: a shard has changed since it was indexed.
@@ -204,14 +205,23 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
             raise ValueError(f"the datasets of a mixture need names that are not empty, not {list(shards)!r:.200}")
         datasets = shards if isinstance(shards, Mapping) else {"": shards}
         joined = [join] if isinstance(join, str | os.PathLike | Manifest) else join
+        others = [sizes_of(dataset) for dataset in joined]
+        for number, sizes in enumerate(others):
+            if not any(size for _, size in sizes):
+                which = "" if len(others) == 1 else f" number {number}"
+                raise EmptySourceError(
+                    f"The dataset{which} of join= has no samples in {len(sizes)} shards. Check its pattern"
+                )
         self._shards = IndexedShards(
             {name: sizes_of(dataset) for name, dataset in datasets.items()},
             select=select,
-            join=[IndexedShards({"": sizes_of(dataset)}, **options) for dataset in joined],
+            join=[IndexedShards({"": sizes}, **options) for sizes in others],
             missing=missing,
             lengths=bucket_by,
             **options,
         )
+        if fields is not None and not any(isinstance(dataset, Manifest) for dataset in (*datasets.values(), *joined)):
+            self._shards.check_fields(fields)  # the indexes of a manifest may not exist yet
         parts = self._shards.parts
         self.weights = None if weights is None else integer_weights(weights, list(parts))
         counts = {name: int(self._shards.sizes[part].sum()) for name, part in parts.items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from itertools import chain, tee
 from typing import Any, TypeAlias
@@ -25,6 +26,9 @@ from wds_datapipes.samples.select import Lacking
 from wds_datapipes.types import Sample
 
 __all__ = ["IndexedShards", "Reader"]
+
+#: The number of fields that a message names.
+MAX_NAMED = 50
 
 Reader: TypeAlias = DatasetReader | JoinedReader
 
@@ -88,6 +92,33 @@ class IndexedShards:
             if missing == "raise":
                 self._check_joins(reader)
             self.lengths = None if lengths is None else self._measure(reader, lengths)
+
+    def check_fields(self, fields: Collection[str]) -> None:
+        """Check that each field is in some shard of this dataset, or of those that are joined to it.
+
+        It looks into the first shards, and into further ones only for fields that these lack.
+
+        Raises:
+            ValueError: a field is in none of them.
+        """
+        absent, known = set(fields), set[str]()
+        with ExitStack() as stack:
+            opened = [(each, stack.enter_context(each._open())) for each in (self, *self._others)]
+            for shard in range(max(len(each.urls) for each, _ in opened)):
+                for each, reader in opened:
+                    if not absent:
+                        return
+                    if shard < len(each.urls):
+                        index = reader.index_of(shard)
+                        known.update(index.fields)
+                        absent -= {
+                            name for name in absent if (name.lower() if index.facts.lowercase else name) in index.fields
+                        }
+        if absent:
+            raise ValueError(
+                f"No sample has a field {' or '.join(map(repr, sorted(absent)))}, which fields= names. The fields are "
+                f"{', '.join(map(repr, sorted(known)[:MAX_NAMED]))}"
+            )
 
     def _join(self, reader: DatasetReader, other: IndexedShards) -> KeyJoin:
         """Find the samples of another dataset that have the same keys."""
