@@ -92,7 +92,7 @@ def test_the_ranks_must_be_known() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_error_of_an_unknown_length_says_how_to_declare_it(workers: int, tmp_path: Path) -> None:
     pipe = numbers(23).sharding_filter().filter(is_even)
-    advice = r"If you know the number of items of an epoch on this rank, declare it with \.with_length\(n\)"
+    advice = r"End an epoch after n items with \.with_epoch\(n\), on every rank alike; or, on a single rank, declare"
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
         with pytest.raises(TypeError, match=advice):
             len(loader)

@@ -215,7 +215,6 @@ STAGES: dict[str, Any] = {
     "torch_unbatch": lambda pipe: pipe.unbatch(),
     "slice": lambda pipe, *positions: pipe.slice_samples(*positions),
     "with_epoch": lambda pipe, count: pipe.with_epoch(count),
-    "with_length": lambda pipe, count: pipe.with_length(count),
 }
 
 

@@ -105,7 +105,7 @@ RESHARDED = (
         "tagging",
         "keep",
     ),
-    *("draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix", "with_length"),
+    *("draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix"),
 )
 
 
@@ -287,7 +287,6 @@ def draw_step(rng: Random, name: str) -> Steps:
         "collated": (rng.randint(1, 6),),
         "batch": (rng.randint(1, 6), rng.random() < 0.2),
         "buckets": (rng.randint(1, 4),),
-        "with_length": (rng.randint(1, 50),),
     }
     return ((name, *arguments.get(name, ())),)
 
@@ -336,8 +335,6 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
         later += (("with_epoch", rng.randint(1, 40)),)
     elif rng.random() < 0.06:
         later += draw_step(rng, "slice")
-    elif rng.random() < 0.05:
-        later += draw_step(rng, "with_length")
     return later
 
 

@@ -72,9 +72,10 @@ def unknown_length_error(error: TypeError) -> TypeError:
     if training_loop() is not None:
         warn_user(
             "Lightning fetches one batch ahead from a loader that has no length, so a checkpoint in the middle of an "
-            "epoch counts a batch that was not trained on, and a resumed run skips it. Declare the number of items of "
-            "an epoch on this rank with .with_length(n), or end the epoch after n items with .with_epoch(n)"
+            "epoch counts a batch that was not trained on, and a resumed run skips it. End the epoch after n items "
+            "with .with_epoch(n), on every rank alike"
         )
     return TypeError(
-        f"{error}. If you know the number of items of an epoch on this rank, declare it with .with_length(n)"
+        f"{error}. End an epoch after n items with .with_epoch(n), on every rank alike; or, on a single rank, declare "
+        "the number of its items with .with_length(n), if you know it"
     )

@@ -12,6 +12,7 @@ from torch import distributed as dist
 from torch.utils.data import IterDataPipe, get_worker_info, graph_settings
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
+from wds_datapipes.pipes.epochs import length_setters
 from wds_datapipes.pipes.sharding import groups_of, number_instances, splits, splitters
 from wds_datapipes.pipes.stage import as_stage
 from wds_datapipes.pipes.state.graph import name_of, sources_of, upstream
@@ -25,6 +26,7 @@ __all__ = [
     "advice_for_ranks",
     "advice_for_split",
     "advice_for_torchrun",
+    "count_declared",
     "given_identity",
     "has_own_stage",
     "is_called_by_accelerate",
@@ -147,6 +149,18 @@ def warn_of_copies(loader: Any, pipe: Any, *, workers: int, ranks: int) -> None:
             ". If each rank has its own list of shards, pass StatefulShards(pipe, distributed=False) to the DataLoader"
         )
         warn_user(advice + (own if ranks > 1 else ""))
+
+
+def count_declared(pipe: Any, *, workers: int) -> None:
+    """Let ``.with_length()`` compare its number with the items of an epoch, if one process of each rank yields all.
+
+    Args:
+        pipe: the dataset of torch's ``DataLoader``.
+        workers: the number of its worker processes.
+    """
+    for stage in length_setters(pipe) if isinstance(pipe, IterDataPipe) and workers < 2 else ():
+        ranks = ranks_of_run()
+        stage.counted_for = ranks, dist.get_rank() if ranks > 1 else 0
 
 
 def has_own_stage(data: Any) -> bool:

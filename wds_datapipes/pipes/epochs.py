@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes.pipes.declared_length import DeclaredLength
 from wds_datapipes.pipes.sharding import (
     find_rank_and_worker,
     has_no_shards,
@@ -17,12 +18,13 @@ from wds_datapipes.pipes.sharding import (
     share,
 )
 from wds_datapipes.pipes.stage import RecordedStage, Stage, position_reader_of, register_stage
+from wds_datapipes.pipes.state.graph import sources_of
 from wds_datapipes.pipes.state.nested_sources import NestedPasses
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["EpochSetter", "LengthSetter"]
+__all__ = ["EpochSetter", "LengthSetter", "compare_length", "length_setters"]
 
 
 @register_stage("with_epoch")
@@ -160,8 +162,9 @@ class EpochSetter(RecordedStage[Any]):
 class LengthSetter(Stage[Any]):
     """Declare the number of items, without changing them (functional name: ``with_length``).
 
-    ``len()`` returns ``n``, also for stages that derive their length, such as ``.batch()``, and for torch's
-    ``DataLoader``, which warns if more items arrive than declared. Use ``.with_epoch()`` to set the length of an epoch.
+    ``len()`` returns ``n``, also for stages that derive their length, such as ``.batch()``, and for loaders. If another
+    number of items comes in an epoch, loaders warn. On several ranks they raise an error, since trainers of ranks with
+    different numbers would wait for each other. Use ``.with_epoch()`` to set the length of an epoch.
 
     Yields:
         Any: the items of ``source``, unchanged.
@@ -169,6 +172,9 @@ class LengthSetter(Stage[Any]):
     Args:
         source: yields anything.
         n: the number of items in an epoch, of all workers of a rank together.
+
+    Raises:
+        RuntimeError: a loader on one of several ranks yields another number of items.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -178,6 +184,8 @@ class LengthSetter(Stage[Any]):
     """
 
     is_stateless = True
+    #: The numbers of ranks and of this rank, if a loader of torch does not count the items of an epoch itself.
+    counted_for: tuple[int, int] | None = None
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
         super().__init__()
@@ -185,10 +193,48 @@ class LengthSetter(Stage[Any]):
         self.n = _check_number("n must be the number of items, at least 0", n, 0)
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self.source
+        if self.counted_for is None:
+            yield from self.source
+            return
+        declared = DeclaredLength(self.n, *self.counted_for)
+        for item in self.source:
+            declared.count()
+            yield item
+            del item  # do not keep it alive while the next one is made
+        declared.end()
 
     def __len__(self) -> int:
         return self.n
+
+
+def length_setters(pipe: Any) -> Iterator[LengthSetter]:
+    """Yield the ``.with_length()`` of a pipeline, without those of the sources of a mixture, which weigh them."""
+    sources = [pipe]
+    while len(sources) == 1:
+        if isinstance(sources[0], LengthSetter):
+            yield sources[0]
+        sources = list(sources_of(sources[0]))
+
+
+def compare_length(
+    pipe: Any, length: Callable[[], int], *, workers: int, ranks: int, rank: int
+) -> DeclaredLength | None:
+    """Return the length to compare with the items of an epoch; None if ``.with_length()`` declares none.
+
+    Args:
+        pipe: the pipeline.
+        length: returns the length of the loader on this rank.
+        workers: the number of workers. If there are several, ``.batch()`` after ``.with_length()`` rounds in each, so
+            the length of the loader is not known.
+        ranks: the number of ranks that share the data.
+        rank: the number of this rank.
+    """
+    declared = [stage.n for stage in length_setters(pipe)]
+    try:
+        found = length() if declared else 0
+    except TypeError:
+        return None
+    return DeclaredLength(found, ranks, rank) if declared and (workers < 2 or found in declared) else None
 
 
 def _check_number(what: str, value: Any, least: int) -> int:

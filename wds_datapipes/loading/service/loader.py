@@ -14,14 +14,16 @@ from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.service.state_manager import describe_loader_pipeline
-from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
-from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter
+from wds_datapipes.pipes.declared_length import DeclaredLength
+from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter, compare_length
 from wds_datapipes.pipes.sharding import Instance, find_rank_and_worker, share
 from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
+    "declared_length_of",
     "epoch_setter",
     "length_of",
     "length_of_rank",
@@ -175,6 +177,18 @@ def length_of(loader: Any) -> int:
             warnings.simplefilter("ignore")
             known[rank, ranks] = min(length_of_rank(copy_pipeline(pipe), each, ranks, workers) for each in others)
     return known[rank, ranks]
+
+
+def declared_length_of(loader: Any) -> DeclaredLength | None:
+    """Return the length that a loader declares for the epoch that begins; None if it declares none, or resumes."""
+    own, services = own_service(loader), list(_services(loader.reading_service))
+    if own is not None and own.is_resumed:
+        return None
+    in_step = any(isinstance(each, DistributedReadingService) for each in services)
+    ranks, rank = ONLY_RANK if own is None or in_step else own.group.identity
+    workers = max(getattr(each, "num_workers", 0) for each in services)
+    pipe = loader._datapipe_before_reading_service_adapt
+    return compare_length(pipe, lambda: length_of(loader), workers=workers, ranks=ranks, rank=rank)
 
 
 def warn_of_lost_position(loader: Any, ended: int | None) -> None:

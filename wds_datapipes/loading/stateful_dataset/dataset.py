@@ -40,6 +40,7 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
     WorkerRow,
     begin_recording,
 )
+from wds_datapipes.pipes.declared_length import DeclaredLength
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems
@@ -163,6 +164,7 @@ class StatefulShards(IterableDataset[Any]):
         iterator, tracked = None, None
         try:
             tracked = self._tracking(loader)
+            declared = self._declared_length(loader)
             iterator = begin_recording(loader)
             self._tracked = tracked
             for recorded in iterator:
@@ -173,8 +175,12 @@ class StatefulShards(IterableDataset[Any]):
                     )
                 tracked.note(recorded, self._shared.read(recorded.process))
                 if not recorded.is_empty:
+                    if declared is not None:
+                        declared.count()
                     yield recorded.batch
             tracked.end(self._shared.read(0))
+            if declared is not None:
+                declared.end()
         finally:
             if self._epochs.spans_epochs and not (tracked is not None and tracked.is_over and tracked.is_in_order):
                 # Persistent workers are past the position of the loop, or hold other workers' streams. Start new ones.
@@ -367,6 +373,13 @@ class StatefulShards(IterableDataset[Any]):
         # Ranks draw the first seed from the given one, and the state may come from a run with ranks.
         seeds = [self.seed, SeedGenerator(self.seed).generate_shared_seed()]
         return seeds[::-1] if self._epochs.distributed else seeds
+
+    def _declared_length(self, loader: DataLoader[Any]) -> DeclaredLength | None:
+        """Return the length that the pipeline declares for an epoch, if only the main process can count its items."""
+        is_resumed = self._shared.read(0).loaded and not self._epochs.loaded[0].is_over
+        if loader.num_workers == 1 or loader.batch_size is not None or is_resumed:
+            return None
+        return self._epochs.declared_length(loader.num_workers)
 
     def _tracking(self, loader: DataLoader[Any]) -> TrackedEpoch:
         """Return the object that tracks an epoch."""

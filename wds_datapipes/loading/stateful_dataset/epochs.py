@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -20,6 +21,8 @@ from wds_datapipes.loading.splitting import (
     split_by_worker,
 )
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
+from wds_datapipes.pipes.declared_length import DeclaredLength
+from wds_datapipes.pipes.epochs import compare_length
 from wds_datapipes.pipes.state.pipeline_state import load_state, record_state, save_state, spans_epochs
 from wds_datapipes.pipes.state.recording import Recorder, pack_records
 from wds_datapipes.pipes.state.shard_order import remove_listings
@@ -205,12 +208,24 @@ class Epochs:
         pipe = split_by_worker(self.part_of_rank(), worker, identity)
         self._seed_stages(pipe, self._seeds.seed, self._base.mark)
         self._base.load(pipe)
+        declared = self.declared_length(1) if worker.num_workers == 1 else None
         for item in pipe:
+            if declared is not None:
+                declared.count()
             self._has_items = True
             yield item
+        if declared is not None:
+            declared.end()
         self.is_over = self.is_drained = True
         while self.spans_epochs and self._records and not self._has_recorded_end:  # until torch has batched it
             yield END
+
+    def declared_length(self, workers: int) -> DeclaredLength | None:
+        """Return the length that the pipeline declares for an epoch of this rank; None if none, or if it resumes."""
+        if self._base.stages is not None or self.spans_epochs:
+            return None
+        length = partial(len, self.part_of_rank())
+        return compare_length(self._pipe, length, workers=workers, ranks=self.ranks, rank=self.rank)
 
     def part_of_rank(self) -> Any:
         """Return the pipeline, split between the ranks."""

@@ -320,15 +320,36 @@ def no_length() -> None:
     """``DataLoader2`` has no ``len()``, even if its pipeline has one.
 
     The length is the number of items of an epoch on this rank; it is a ``TypeError`` if the pipeline does not know it.
-    A loader stays true in a boolean context.
+    A loader stays true in a boolean context. If ``.with_length()`` declares it, another number of items in an epoch is
+    a warning, and on several ranks an error.
     """
     from torchdata.dataloader2 import DataLoader2
+    from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
+
+    next_item = DataLoader2Iterator.__next__
+
+    @functools.wraps(next_item)
+    def next_and_count(self: Any) -> Any:
+        try:
+            item = next_item(self)
+        except StopIteration:
+            if not self.dataloader._is_paused and (length := _declared_length(self)) is not None:
+                length.end()
+            raise
+        if (length := _declared_length(self)) is not None:
+            try:
+                length.count()
+            except RuntimeError:
+                self.dataloader.shutdown()
+                raise
+        return item
 
     def length(self: Any) -> int:
         from wds_datapipes.loading.service.loader import length_of
 
         return length_of(self)
 
+    setattr(DataLoader2Iterator, "__next__", next_and_count)
     setattr(DataLoader2, "__len__", length)
     setattr(DataLoader2, "__bool__", lambda _: True)
 
@@ -360,6 +381,15 @@ def late_shuffle() -> None:
         return apply_shuffle_settings(datapipe, shuffle)
 
     setattr(graph_settings, "apply_shuffle_settings", apply_and_advise)
+
+
+def _declared_length(iterator: Any) -> Any:
+    """Return the declared length of the epoch of a ``DataLoader2Iterator``, or None."""
+    if "_declared" not in vars(iterator):
+        from wds_datapipes.loading.service.loader import declared_length_of
+
+        iterator._declared = declared_length_of(iterator.dataloader)
+    return iterator._declared
 
 
 #: Patches of torch's ``DataLoader`` and of ``StatefulDataLoader``, for any release of torchdata, in the same form.

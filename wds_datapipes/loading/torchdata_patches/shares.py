@@ -22,6 +22,7 @@ def copied_data() -> None:
 
     def warn_and_iterate(iterate: Any, self: Any) -> Any:
         splitting.warn_of_copies(self, self.dataset, workers=self.num_workers, ranks=splitting.ranks_of_run())
+        splitting.count_declared(self.dataset, workers=self.num_workers)
         return iterate(self)
 
     _wrap(DataLoader, "__iter__", warn_and_iterate)
