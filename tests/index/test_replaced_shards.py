@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from nginx_server import Nginx
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.errors import ChangedShardError
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import Manifest, build_indexes, build_many
 from wds_datapipes.testing import build_shard
 
 COUNT = 50
@@ -183,6 +184,22 @@ def test_another_version_with_the_same_headers_is_an_error_where_the_store_tells
             next(iter(indexed))
     else:  # a copy of a shard has another time as well
         assert fields_of(indexed) == encoded(other)
+
+
+def test_valid_indexes_are_kept_or_a_warning_says_why_not(
+    place: Place, tmp_path: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.write(shard(tmp_path / "old", SAMPLES))
+    options: dict[str, Any] = {"folder": tmp_path / "indexes", "storage_options": place.options}
+    build_many._warned.clear()
+    assert [result.is_new for result in build_indexes([place.url], **options)] == [True]
+    assert caplog.messages == []
+    has_version = request.node.callspec.params["place"] != "http without a version"
+    assert [result.is_new for result in build_indexes([place.url], **options)] == [not has_version]
+    if not has_version:
+        assert re.search(r"index of \S+a\.tar is built again.*neither ETag nor Last-Modified", "".join(caplog.messages))
+    place.write(shard(tmp_path / "new", samples_of("new/{:03}".format), time=2 * 10**9))
+    assert [result.is_new for result in build_indexes([place.url], **options)] == [True]
 
 
 def test_opening_a_dataset_with_stale_indexes_rebuilds_them(place: Place, tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from wds_datapipes.tar.headers import EndMarker
 __all__ = ["IndexResult", "build_indexes", "build_missing_index", "find_index"]
 
 LOGGER = logging.getLogger("wds_datapipes")
+#: The shard whose server this process has warned about.
+_warned: list[str] = []
 
 
 class IndexResult(NamedTuple):
@@ -90,8 +92,9 @@ def build_indexes(
 ) -> list[IndexResult]:
     """Build the indexes of shards that are missing, damaged or stale; valid ones are kept.
 
-    An index is valid if it matches the size of the shard and its ETag or, for a local file, its modification time; an
-    index without a modification time must be newer than the shard.
+    An index is valid if it matches the size of the shard and its ETag or, for a local file or a store without ETags,
+    its modification time; an index without a modification time must be newer than the shard. If a store reports
+    neither, indexes are always built again, with a warning.
 
     Of several processes that need the same indexes, such as the ranks of a training run, one builds them, and the
     others wait until they find them valid. A process that builds indexes in a directory locks it; if the process dies,
@@ -305,6 +308,14 @@ def find_index(
         return index if then.etag == now.etag else None
     if None not in (then.mtime_ns, now.mtime_ns):
         return index if then.mtime_ns == now.mtime_ns else None
+    if (now.etag, now.mtime_ns) == (None, None) and not _warned:
+        _warned.append(url)
+        LOGGER.warning(
+            "The index of %s is built again, although it may be valid, as may others: the server reports neither ETag "
+            "nor Last-Modified. Write a manifest, whose indexes are used as they are and compared as samples are read, "
+            "or let the server send one of these headers",
+            redact(url),
+        )
     file = local_path(path)
     is_newer = file is not None and now.mtime_ns is not None and Path(file).stat().st_mtime_ns >= now.mtime_ns
     return index if is_newer else None

@@ -36,7 +36,7 @@ class ShardFacts:
     Attributes:
         bytes: the size of the file.
         sha256: its digest, in hexadecimal digits.
-        mtime_ns: the modification time of a local file, in nanoseconds since 1970.
+        mtime_ns: the modification time of a local file, or of one without an ETag, in nanoseconds since 1970.
         etag: the identifier of this version in a store.
         compression: ``"gzip"``, ``"bz2"``, ``"xz"`` or ``"zstd"``; ``None`` for a plain archive.
         key_rule: the rule that splits member names: ``"first_dot"``, ``"last_dot"`` or ``"module:function"``.

@@ -30,7 +30,7 @@ class Scan(NamedTuple):
         end: the offset of the archive's end, without its end marker, in uncompressed bytes.
         bytes: the size of the file.
         sha256: its digest, if requested.
-        mtime_ns: its modification time, if it is a local file.
+        mtime_ns: its modification time, if it is a local file or its store reports no ETag.
         etag: the version of the file in its store.
         compression: the compression of the file, if any.
     """

@@ -7,8 +7,10 @@ import re
 import ssl
 import sys
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from http.client import HTTPMessage
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.request import getproxies
 
@@ -69,10 +71,11 @@ class HttpFile:
         size: the size of the whole file, if the server reports it.
         version: identifies the version of the file.
         etag: the ETag of the file, if the server sends one.
+        headers: those of the response.
     """
 
     def __init__(self, response: Response, part: SentPart | None) -> None:
-        self._response, self.part = response, part
+        self._response, self.part, self.headers = response, part, response.headers
         self.etag = response.headers.get("ETag")
         self.version = version_of(*(response.headers.get(name) for name in ("ETag", "Last-Modified")))
         length = response.headers.get("Content-Length", "")
@@ -175,13 +178,13 @@ class HttpClient:
             raise
 
     def info(self, url: str) -> dict[str, Any]:
-        """Return the size and the ETag of a file, if its server reports them."""
+        """Return the size, the ETag and the date of a file, if its server reports them."""
         try:
             response = self._request(url, {}, "HEAD")
             response.close()
             length = response.headers.get("Content-Length", "")
             if response.status == 200 and SIZE.fullmatch(length) and _content_encoding(response) == "identity":
-                return _facts(url, int(length), response.headers.get("ETag"))
+                return _facts(url, int(length), response.headers)
         except HttpStatusError as error:  # some servers, and signed URLs, only support GET
             if is_transient(error):
                 raise
@@ -191,9 +194,9 @@ class HttpClient:
             none = NO_RANGE.fullmatch(error.headers.get("Content-Range", ""))
             if error.status != 416 or none is None:
                 raise
-            return _facts(url, int(none[1]), error.headers.get("ETag"))
+            return _facts(url, int(none[1]), error.headers)
         found.close()
-        return _facts(url, found.size, found.etag)
+        return _facts(url, found.size, found.headers)
 
     def size(self, url: str) -> int | None:
         """Return the size of a file, if its server reports it."""
@@ -240,9 +243,12 @@ class HttpClient:
         return send_request(url, headers, self._timeout_s, self._tls_context, self._proxies, method=method)
 
 
-def _facts(url: str, size: int | None, etag: str | None) -> dict[str, Any]:
+def _facts(url: str, size: int | None, headers: HTTPMessage) -> dict[str, Any]:
     """Describe a file as fsspec's file systems do."""
-    return {"name": url, "type": "file", "size": size, "ETag": etag}
+    date = None
+    with suppress(ValueError, TypeError, LookupError, OverflowError):
+        date = parsedate_to_datetime(headers["Last-Modified"])
+    return {"name": url, "type": "file", "size": size, "ETag": headers.get("ETag"), "last_modified": date}
 
 
 @lru_cache(maxsize=16)

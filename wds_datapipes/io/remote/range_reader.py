@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 from collections.abc import Mapping
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from stat import S_ISREG
@@ -32,8 +34,12 @@ FIRST_BYTES, MAX_BYTES = 16 << 10, 8 << 20
 JUMP_FROM = 256 << 10
 
 
+#: The names by which fsspec's file systems report the time of the last modification.
+TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+
+
 class FileFacts(NamedTuple):
-    """The metadata that a file system reports of a file; ``None`` if unknown."""
+    """The metadata that a file system reports of a file; ``None`` if unknown. With an ETag, no time is needed."""
 
     bytes: int | None = None
     mtime_ns: int | None = None
@@ -83,7 +89,15 @@ def file_facts(
         info = retry.call(request_info, f"{hide(url)} cannot be opened")
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
         raise_open_error(error, hide(url), reason(error, scheme, hide), retry)
-    return FileFacts(info.get("size"), None, etag_of(info))
+    etag = etag_of(info)
+    return FileFacts(info.get("size"), _modified_ns(info) if etag is None else None, etag)
+
+
+def _modified_ns(info: Mapping[str, Any]) -> int | None:
+    """Return the time of the last modification in nanoseconds since 1970, if a file system reports one."""
+    found = next((info[name] for name in TIMES if info.get(name) is not None), None)
+    seconds = found.timestamp() if isinstance(found, datetime) else found
+    return int(seconds * 10**9) if isinstance(seconds, int | float) and math.isfinite(seconds) else None
 
 
 def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -> BinaryIO | None:
