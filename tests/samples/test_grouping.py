@@ -90,6 +90,16 @@ def test_only_some_fields() -> None:
     assert group("a.jpg", "a.JSON", fields=["JPG", "json"]) == group("a.jpg", "a.JSON")
 
 
+def test_a_pass_without_any_wanted_field_warns_with_the_names_there_are() -> None:
+    with pytest.warns(
+        UserWarning, match=r"yielded none of 2 samples, since none has a field 'clss'\. .* 'cls', 'jpg'$"
+    ):
+        assert group("a.jpg", "a.cls", "b.cls", fields=["clss"]) == []
+    assert len(group("a.jpg", "b.cls", fields=["cls", "txt"])) == 1  # a field may be optional
+    assert group(fields=["clss"]) == []  # as in a worker without a shard
+    assert group("a.jpg", fields=[]) == []  # as asked
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
@@ -210,7 +220,9 @@ def test_grouping_agrees_with_a_simple_implementation(
         fields=wanted,
         on_repeated_key="ignore",
     )
-    assert list(samples) == simply_grouped(shards, on_duplicate, lowercase, wanted)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"group_samples\(fields=...\) yielded none")
+        assert list(samples) == simply_grouped(shards, on_duplicate, lowercase, wanted)
 
 
 @given(shards=SHARDS)

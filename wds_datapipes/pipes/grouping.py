@@ -42,7 +42,8 @@ class SampleGrouper(PositionedSamples):
         source: yields `Member`.
         key_rule: splits a name into ``(key, field)``, or returns ``None`` to ignore the file: `first_dot`, `last_dot`
             or another function.
-        fields: the fields to keep; samples without any of them are not yielded. By default all fields.
+        fields: the fields to keep; samples without any of them are not yielded, and a warning says at the end of a
+            pass that no sample had any. By default all fields.
         lowercase: convert the names of fields to lower case.
         on_duplicate: what to do if a field occurs twice in a sample: ``"raise"``, or keep the ``"first"`` or
             ``"last"``.

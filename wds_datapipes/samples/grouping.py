@@ -31,6 +31,8 @@ OnRepeatedKey: TypeAlias = Literal["warn", "raise", "ignore"]
 
 #: How many keys of a shard are kept to detect repeated keys: at most about 10 MB.
 KEYS_REMEMBERED = 65_536
+#: How many names of fields a warning lists.
+MAX_NAMED = 50
 #: A prefix that no member's name has.
 NO_NAME = "\0"
 
@@ -100,8 +102,15 @@ class SampleGrouping:
         return self._policy.has_ended
 
     def finish(self) -> None:
-        """Warn about the skipped samples, if there are more than already reported."""
+        """Warn about the skipped samples, if there are more than already reported, and if no sample was wanted."""
         self._policy.finish()
+        known = set(self._names.values())
+        if self._wanted and self._policy.tried and self._names.is_complete and self._wanted.isdisjoint(known):
+            wanted, found = (", ".join(map(repr, sorted(names)[:MAX_NAMED])) for names in (self._wanted, known))
+            warn_user(
+                f"group_samples(fields=...) yielded none of {self._policy.tried} samples, since none has a field "
+                f"{wanted}. Their fields are {found}"
+            )
 
     def group(self, shards: Iterable[ShardMembers], progress: Progress) -> Iterator[Sample]:
         """Yield the samples of shards, one shard after the other.
@@ -306,10 +315,13 @@ class _FieldNames(dict[str, str]):
 
     def __init__(self, lowercase: bool) -> None:
         self._lowercase = lowercase
+        #: Whether it holds all names that it was asked for.
+        self.is_complete = True
 
     def __missing__(self, raw: str) -> str:
         if len(self) > 4096:  # an unbounded set of names, such as numbered frames
             self.clear()
+            self.is_complete = False
         field = self[raw] = sys.intern(raw.lower() if self._lowercase else raw)
         return field
 
