@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from wds_datapipes.cli import main
 from wds_datapipes.testing import build_shard
 
 FULL = "Error: Standard output cannot be written: No space left on device\n"
@@ -80,6 +84,46 @@ def test_ctrl_c_between_a_write_and_its_return_repeats_nothing(folder: Path) -> 
         done = subprocess.run([sys.executable, "-c", INTERRUPTED_PRINT], stdout=file, check=False)
     assert done.returncode == 130
     assert Path("out.txt").read_text() == "once\n"
+
+
+def run_until_interrupt(command: list[str], step: int | None) -> None:
+    """Run a command that prints to a file; Ctrl-C comes some steps after its first output is in the file."""
+    os.dup2(os.open("out.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # type: ignore[misc]  # noqa: SIM115  as in a new process
+    sys.argv = ["wds-datapipes", *command]
+    passed = 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal passed
+        passed += os.fstat(1).st_size > 0
+        if passed > step:  # type: ignore[operator]  # it is not None here
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    if step is not None:
+        sys.setprofile(interrupt)
+    main()
+
+
+@pytest.mark.parametrize("command", ["ls a.tar b.tar", "show a.tar b.tar --serve --port 0"])
+def test_a_command_interrupted_after_a_print_has_printed_it_once(
+    command: str, folder: Path, forked: Callable[[Callable[[], object]], int | None]
+) -> None:
+    for name in "ab":
+        build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "txt": b"x" * n} for n in range(3)])
+    whole = None
+    if "--serve" not in command:  # which never ends by itself
+        assert forked(partial(run_until_interrupt, command.split(), None)) == 0
+        whole = Path("out.txt").read_text()
+    for step in range(4):
+        code = forked(partial(run_until_interrupt, command.split(), step))
+        assert code in ((130, 0) if whole else (130,))
+        printed = Path("out.txt").read_text()
+        if whole is None:
+            assert re.fullmatch(r"6 samples at http://127\.0\.0\.1:\d+/ \(Ctrl-C to stop\)\n", printed)
+        else:
+            assert whole.startswith(printed)
 
 
 def test_ctrl_c_while_torch_is_imported_leaves_no_traceback(tmp_path: Path) -> None:
