@@ -209,6 +209,31 @@ def test_opening_a_dataset_with_stale_indexes_rebuilds_them(place: Place, tmp_pa
     assert fields_of(dataset(place, tmp_path)) == encoded(samples)
 
 
+@pytest.mark.parametrize("kind", ["another size", "another digest", "only other keys"])
+def test_copies_of_a_replaced_shard_are_not_read_by_a_new_index(nginx: Nginx, tmp_path: Path, kind: str) -> None:
+    folder = nginx.files / tmp_path.name
+    url = f"http://127.0.0.1:{nginx.http}/{tmp_path.name}/made.tar"
+    options: dict[str, Any] = {"folder": tmp_path / "indexes", "digest": kind == "another digest"}
+
+    def indexed() -> IndexedSamples:
+        manifest = Manifest(build_indexes([url], **options))
+        read: dict[str, Any] = {"index_folder": tmp_path / "indexes", "cache_dir": tmp_path / "copies"}
+        return IndexedSamples(manifest, order="sequential", **read)
+
+    shard(folder, SAMPLES)
+    assert fields_of(indexed()) == encoded(SAMPLES)
+    samples = samples_of("new/{:03}".format)
+    samples = [*samples, {"__key__": "more", "jpg": "more" * 10_000}] if kind == "another size" else samples
+    shard(folder, samples, time=2 * 10**9)
+    if kind == "only other keys":
+        with pytest.raises(
+            ChangedShardError, match=r"made\.tar, or its copy \S+/copies/\S+, has changed .* Delete the copy"
+        ):
+            next(iter(indexed()))
+        shutil.rmtree(tmp_path / "copies")
+    assert fields_of(indexed()) == encoded(samples)
+
+
 def test_columns_of_a_shard_that_was_replaced_are_an_error(tmp_path: Path) -> None:
     url = str(shard(tmp_path / "shards", SAMPLES))
     build_indexes([url], columns=lambda sample: {"label": sample["a.txt"].decode()}, fields=["a.txt"])

@@ -88,7 +88,7 @@ class CacheFolder:
         """
         entry = self.entry(request.url)
         try:
-            if (copy := self._open_pinned(entry)) is not None:
+            if (copy := self._open_pinned(entry, request)) is not None:
                 return copy
             self.path.mkdir(parents=True, exist_ok=True)
             if not os.access(self.path, os.W_OK) and (copy := adopt(self.path, entry, request)):
@@ -97,7 +97,7 @@ class CacheFolder:
                 if descriptor is None:
                     return None
                 # Another process may have downloaded it meanwhile.
-                copy = self._open_pinned(entry, is_locked=True) or adopt(self.path, entry, request)
+                copy = self._open_pinned(entry, request, is_locked=True) or adopt(self.path, entry, request)
                 return self._fetch(entry, request, should_continue) if copy is None else copy
         except ShardError:
             raise
@@ -150,11 +150,12 @@ class CacheFolder:
         )
         return copy
 
-    def _open_pinned(self, entry: Entry, *, is_locked: bool = False) -> BinaryIO | None:
+    def _open_pinned(self, entry: Entry, request: DownloadRequest, *, is_locked: bool = False) -> BinaryIO | None:
         """Return the copy, pinned, if it exists and is valid.
 
         Args:
             entry: the copy.
+            request: the shard, whose size and digest may be known.
             is_locked: whether its lock is held, so that a damaged copy may be removed.
         """
         while True:
@@ -169,6 +170,8 @@ class CacheFolder:
                     continue
                 facts = entry.facts()
                 damage = describe_damage(copy, facts, self.check)
+                if damage is None and facts is not None:
+                    damage = _describe_difference(facts, request)
                 if damage is None:
                     copy.seek(0)
                     stamp(self.path, entry.facts_path)
@@ -178,7 +181,7 @@ class CacheFolder:
                 raise
             copy.close()
             if is_locked:
-                LOGGER.warning("The copy %s is damaged: %s. Downloading the shard again", entry.path, damage)
+                LOGGER.warning("The copy %s is not used: %s. Downloading the shard again", entry.path, damage)
                 entry.remove()
             return None
 
@@ -194,6 +197,14 @@ def describe_damage(copy: io.FileIO, facts: CopyFacts | None, check: Check) -> s
         return None
     found = _digest(copy)
     return None if found == facts.sha256 else f"its SHA-256 is {found}, not {facts.sha256}"
+
+
+def _describe_difference(facts: CopyFacts, request: DownloadRequest) -> str | None:
+    """Return why a copy is one of another version of the shard than the index or the manifest describes, or None."""
+    for now, then, what in ((facts.bytes, request.size, "bytes"), (facts.sha256, request.sha256, "as its SHA-256")):
+        if then not in (None, now):
+            return f"it is one of another version of the shard, which has {now} {what} instead of {then}"
+    return None
 
 
 def _digest(copy: io.FileIO) -> str:
