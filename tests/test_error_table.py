@@ -286,7 +286,7 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "MissingSidecarError",
         lambda folder: read_index(f"{folder}/x.tar.wdsidx"),
-        r"x\.tar\.wdsidx cannot be read: No such file",
+        r"x\.tar\.wdsidx cannot be read: there is no such file",
     ),
     (
         "CorruptSidecarError",

@@ -68,7 +68,7 @@ TABLE = [
     Adapted(
         dict.fromkeys(("_adapted", "_datapipe_iter", "_datapipe_before_reading_service_adapt", "_is_paused"), LOADER)
         | dict.fromkeys(("_reset_iter", "_reset_seed"), LOADER)
-        | {"_restarts": ""},
+        | {"_restarts": "", "_declared": ""},
         ("loading/service/loader.py", "loading/torchdata_patches/"),
         "the states, set_epoch and the length that DataLoader2 lacks",
     ),
