@@ -29,17 +29,6 @@ DOCUMENTATION = "tests/test_documentation.py"
 FILES_IN_ORDER = ["--dist=loadfile", "--no-loadscope-reorder"]
 #: The exit codes of pytest if tests failed, and if the arguments select no test.
 TESTS_FAILED, NO_TESTS_SELECTED = 1, 5
-#: The tests for which `nightly` covers all combinations of parameters, and `tests` each value of each parameter.
-SWEEPS = [
-    "tests/loading/test_checkpoint.py",
-    "tests/loading/test_repaired_service.py",
-    "tests/loading/test_service_laws.py",
-    "tests/loading/test_state_law.py",
-    "tests/loading/test_training_run.py",
-    "tests/fuzzing/test_targets.py",
-    "tests/properties/test_planted_faults.py",
-    "tests/properties/test_random_sources.py",
-]
 #: The tests of `quick`, which take under a minute: no worker processes, no servers, no commands.
 QUICK_TESTS = [
     *(f"tests/{name}" for name in ("codecs", "index", "on_error", "samples", "tar", "writing")),
@@ -150,7 +139,8 @@ def quick(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Interrupt thousands of loaders at random, save states over 100,000 batches, and test all combinations.
 
-    Also generates random pipelines for an hour. `RESUME_SEED` and `RANDOM_PIPELINES_SEED` reproduce a run.
+    Also generates random pipelines for an hour, and draws new examples for all properties. `RESUME_SEED` and
+    `RANDOM_PIPELINES_SEED` reproduce a run.
     """
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
     seed = os.environ.get("RESUME_SEED", str(int(time.time())))
@@ -172,7 +162,8 @@ def nightly(session: nox.Session) -> None:
         "tests/properties/test_random_pipelines.py",
         env={"RANDOM_PIPELINES_SECONDS": "3600", "RANDOM_PIPELINES_SEED": pipelines_seed},
     )
-    session.run("pytest", "--numprocesses=3", *FILES_IN_ORDER, *SWEEPS, *session.posargs, env={"WHOLE_SWEEPS": "1"})
+    arguments = [f"--ignore={DOCUMENTATION}", "-m", "not alone", "--numprocesses=3", *FILES_IN_ORDER, *session.posargs]
+    session.run("pytest", *arguments, env={"WHOLE_SWEEPS": "1"})
 
 
 @nox.session

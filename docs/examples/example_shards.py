@@ -9,7 +9,7 @@ from wds_datapipes.testing import build_shard
 
 Path("data").mkdir(exist_ok=True)
 for shard in range(4):
-    samples = []
+    samples: list[dict[str, bytes | str]] = []
     for label in range(8):
         file = io.BytesIO()
         Image.new("L", (8, 8), 8 * label).save(file, "png")

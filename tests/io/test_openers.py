@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import botocore.session  # type: ignore[import-untyped]  # it carries no types
+import botocore.session
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from hypothesis import given
