@@ -18,6 +18,7 @@ import pytest
 
 from wds_datapipes import TarWriter, convert_shards
 from wds_datapipes.parallel import executors
+from wds_datapipes.redaction import redact_command
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
@@ -182,8 +183,8 @@ def test_bad_samples_are_skipped_and_reported_once(program: Any, shards: list[st
         assert done.code == 0
         assert done.lines[1].startswith(f"{workers}/a-1.tar: 3 samples of 4 read")
         assert done.err == (
-            f"Skipped: SampleSourceError: The command {command!r} exited with status 1 for the sample '11' of "
-            f"a-1.tar. Its last output is: no such label\n"
+            f"Skipped: SampleSourceError: The command {redact_command(command)!r} exited with status 1 for the "
+            f"sample '11' of a-1.tar. Its last output is: no such label\n"
         )
         assert [key for key, _ in read(f"{workers}/a-1.tar")] == ["10", "12", "13"]
 
