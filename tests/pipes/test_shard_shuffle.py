@@ -16,7 +16,7 @@ from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Shuffle
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import DatasetSpec, ShardList, ShardReadingService, StatefulShards, merge_states, register_opener
-from wds_datapipes.pipes.shard_shuffle import ShardShuffler
+from wds_datapipes.pipes.shard_shuffle import ShufflerIterDataPipe
 
 Pipe = IterDataPipe[Any]
 #: More than the 10,000 that torch's shuffle holds.
@@ -107,7 +107,7 @@ def test_a_list_of_files_is_permuted(tmp_path: Path) -> None:
         (tmp_path / f"{number}.tar").touch()
     urls = FileLister(str(tmp_path)).shuffle()
     urls.load_wds_shards()
-    assert isinstance(urls, ShardShuffler)
+    assert isinstance(urls, ShufflerIterDataPipe)
     assert sorted(numbers(urls)) == list(range(12))
 
 
@@ -137,6 +137,12 @@ def test_shorter_lists_keep_the_order_of_torch() -> None:
         ours, torchs = ShardList(urls).shuffle(), IterableWrapper(urls).shuffle()
         for seed in range(3):
             assert list(ours.set_seed(seed)) == list(torchs.set_seed(seed))
+
+
+def test_a_shuffled_list_has_the_length_of_the_list() -> None:
+    urls = IterableWrapper(["0.tar", "1.tar", "2.tar"]).shuffle()
+    urls.load_wds_shards()
+    assert [len(urls), len(ShardList("{0..2}.tar").shuffle().sharding_filter())] == [3, 3]
 
 
 def test_shuffling_can_be_disabled() -> None:

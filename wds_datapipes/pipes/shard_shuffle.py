@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
@@ -11,22 +12,20 @@ from torch.utils.data.datapipes.iter import Shuffler
 from wds_datapipes.pipes.stage import Stage, as_stage
 from wds_datapipes.pipes.state.graph import name_of, sources_of, upstream
 
-__all__ = ["ListingStage", "ShardShuffler", "shuffle_whole_lists"]
+__all__ = ["ListingStage", "ShufflerIterDataPipe", "shuffle_whole_lists"]
 
 #: The default size of the buffer of torch's ``.shuffle()``.
 TORCH_BUFFER_SIZE = 10_000
 
-#: Stages without end, unless they have a length.
-ENDLESS = ("Cycler", "ShardResampler")
-
 T_co = TypeVar("T_co", covariant=True)
 
 
-class ShardShuffler(Stage[T_co], Shuffler[T_co]):
+class ShufflerIterDataPipe(Shuffler[T_co]):
     """torch's ``.shuffle()`` for the whole of a list, however long, in a buffer of references.
 
     torch's own chooses from 10,000 items, so a shard of a longer list would stay near its place in the list. Lists of
-    at most 10,000 shards have the same order as with torch's.
+    at most 10,000 shards have the same order as with torch's. The name is that of torch's class, which states and
+    caches record, so that they remain valid.
 
     Yields:
         T_co: the items of ``datapipe``, in another order in each epoch.
@@ -48,10 +47,6 @@ class ShardShuffler(Stage[T_co], Shuffler[T_co]):
             yield held.pop(at)
 
 
-# As in the descriptions of pipelines, so that states and caches of torch's stage remain valid.
-ShardShuffler.__name__ = Shuffler.__name__
-
-
 class ListingStage(Stage[T_co]):
     """Base class of stages that list shards."""
 
@@ -66,7 +61,7 @@ class ListingStage(Stage[T_co]):
             ValueError: ``buffer_size`` is not positive.
         """
         if buffer_size is None:
-            return ShardShuffler(self, unbatch_level=unbatch_level)
+            return ShufflerIterDataPipe(self, unbatch_level=unbatch_level)
         if buffer_size < 1:
             raise ValueError(f"buffer_size must be a positive integer, not {buffer_size!r}")
         return Shuffler(self, buffer_size=buffer_size, unbatch_level=unbatch_level)
@@ -82,22 +77,16 @@ def shuffle_whole_lists(source: IterDataPipe[Any]) -> None:
         is_default = type(stage) is Shuffler and stage.buffer_size == TORCH_BUFFER_SIZE
         # A ListingStage has made torch's stage only if it was given this size.
         if is_default and not isinstance(stage.datapipe, ListingStage) and _ends(stage.datapipe):
-            stage.__class__ = ShardShuffler  # in place, since the program may have references to this stage
+            stage.__class__ = ShufflerIterDataPipe  # in place, since the program may have references to this stage
 
 
 def _ends(pipe: Any) -> bool:
     """Whether the items of a stage are known to end."""
     name = name_of(pipe)
-    if name != "LengthSetter" and _has_length(pipe):  # it may declare the length of an endless stream
-        return True
+    if name != "LengthSetter":  # it may declare the length of an endless stream
+        with suppress(Exception):  # of a user's stage
+            len(pipe)
+            return True
     sources = list(sources_of(pipe))
     is_known = as_stage(pipe).is_transparent or type(pipe).__module__.partition(".")[0] in ("torch", "torchdata")
-    return is_known and name not in ENDLESS and bool(sources) and all(map(_ends, sources))
-
-
-def _has_length(pipe: Any) -> bool:
-    try:
-        len(pipe)
-    except Exception:  # noqa: BLE001  it may be a user's
-        return False
-    return True
+    return is_known and name != "Cycler" and bool(sources) and all(map(_ends, sources))
