@@ -74,6 +74,14 @@ def test_torchs_loader_warns_too() -> None:
     assert len(list(DataLoader(samples().with_length(TOTAL), batch_size=None, num_workers=1))) == TOTAL
 
 
+def test_workers_do_not_compare_their_share_after_a_loop_without_workers() -> None:
+    pipe = samples().with_length(TOTAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for workers in (0, 2):
+            assert len(list(DataLoader(pipe, batch_size=None, num_workers=workers))) == TOTAL
+
+
 @pytest.mark.parametrize("loader", [with_service, with_stateful_shards])
 def test_derived_lengths_are_compared_where_they_are_exact(loader: Callable[..., Iterator[Any]]) -> None:
     with pytest.warns(UserWarning, match=r"an epoch of 8 items of the loader, but 6 came"):

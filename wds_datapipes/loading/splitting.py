@@ -158,9 +158,10 @@ def count_declared(pipe: Any, *, workers: int) -> None:
         pipe: the dataset of torch's ``DataLoader``.
         workers: the number of its worker processes.
     """
-    for stage in length_setters(pipe) if isinstance(pipe, IterDataPipe) and workers < 2 else ():
-        ranks = ranks_of_run()
-        stage.counted_for = ranks, dist.get_rank() if ranks > 1 else 0
+    ranks = ranks_of_run()
+    identity = ranks, dist.get_rank() if ranks > 1 else 0
+    for stage in length_setters(pipe) if isinstance(pipe, IterDataPipe) else ():
+        stage.counted_for = identity if workers < 2 else None  # another loader may have set it
 
 
 def has_own_stage(data: Any) -> bool:

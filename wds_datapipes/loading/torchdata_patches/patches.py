@@ -7,8 +7,8 @@ releases only, and only if the files are, byte for byte, those that the patches 
 ``wds_datapipes.list_patches()`` lists the patches; the environment variable ``WDS_DATAPIPES_PATCHES=0`` leaves
 torchdata unchanged.
 
-Each patch is one function, in `multiprocessing_service` and `dataloader2`. Its docstring describes the defect and the
-patch.
+Each patch is one function, in `multiprocessing_service`, `dataloader2` and `shares`. Its docstring describes the defect
+and the patch.
 """
 
 from __future__ import annotations
