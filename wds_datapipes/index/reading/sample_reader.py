@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
-from threading import Lock
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
 from wds_datapipes.errors import ShardError, WdsError
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.reading.read_plan import ReadPlan, heads_of, plan_reading
+from wds_datapipes.index.reading.read_plan import GAP_BYTES, ReadPlan, heads_of, plan_reading
 from wds_datapipes.index.reading.shard_ranges import ShardRanges
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
@@ -79,7 +78,6 @@ class SampleReader:
         self.url, self.index, self._name = url, index, redact(url)
         self._key_rule, self._limits = key_rule, limits
         self._ranges = ShardRanges(url, index, storage_options, copy=copy, copy_path=copy_path)
-        self._lock = Lock()
 
     @property
     def bytes_read(self) -> int:
@@ -150,8 +148,7 @@ class SampleReader:
         plan = plan_reading(self.index, numbers, fields, max_bytes=MAX_REQUEST_BYTES, in_order=False)
 
         def read(start: int, stop: int) -> bytes:
-            with self._lock:
-                self._ranges.keep_open()
+            self._ranges.keep_open()
             return self._ranges.read(start, stop)
 
         begun = [submit(partial(read, *each)) for each in zip(plan.starts, plan.stops, strict=True)]
@@ -189,7 +186,8 @@ class SampleReader:
                         and NUMBERS[data[begin - SIZE_BEFORE : begin - SIZE_END]] == end - begin
                     ):
                         offset = plan.starts[number] + begin
-                        self._check_header(data[:begin], member, offset, end - begin, raw_key + suffix)
+                        before = data[max(begin - GAP_BYTES, 0) : begin]
+                        self._check_header(before, member, offset, end - begin, raw_key + suffix)
                     sample[name] = data[begin:end]
                 yield sample
         except (WdsError, OSError) as error:
