@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 __all__ = ["defer_interrupts"]
 
@@ -21,11 +20,11 @@ def defer_interrupts() -> Iterator[None]:
     if before is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    received: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda *interrupt: received.append(interrupt))
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if received and callable(before):
-        before(*received[0])
+    if received:
+        signal.raise_signal(signal.SIGINT)
