@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import ShardOpenError
-from wds_datapipes.redaction import mask_credentials, redact, redact_text
+from wds_datapipes.redaction import mask_credentials, redact, redact_text, short_repr
 from wds_datapipes.redaction.storage_options import redactor_of, redactor_of_command
 from wds_datapipes.user_warnings import warn_user
 
@@ -44,6 +44,8 @@ COMMANDS = [
     ("openssl enc -d -k x1y -in /data/a.enc", "openssl *** -d -k *** -in /data/a.enc"),
     ("TOKEN=x1y PATH=/bin get /data/a.tar", "TOKEN=*** PATH=/bin get /data/a.tar"),
     ('KEYS=(x1y x1y); get "$KEYS" $1 /data/a.tar', 'KEYS=(*** ***); get "$KEYS" $1 /data/a.tar'),
+    ("get password=/x1y set,token=/x1y/a.tar of=/data/a.tar", "get *** *** of=/data/a.tar"),
+    ("ssh host '/bin/get x1y /data/a.tar'", "ssh *** ***"),
     ("cat <<END\nx1y\nEND", "cat <<***"),
     ('gpg --passphrase "x1y z\\"x1y" a.gpg', "gpg --passphrase *** a.gpg"),
     ("get 'x1y", "get ***"),
@@ -66,6 +68,7 @@ HARMLESS = [
     "pipe:aws s3 cp s3://bucket/a.tar -",
     "pipe:gsutil cat gs://bucket/a.tar && true; exit 3",
     "pipe:dd if=/data/a.tar | (pigz -dc)",
+    "pipe:cat /data/me@here/a#1.tar",
     "pipe:cat > x.part && mv x.part /data/x.tar",
 ]
 
@@ -131,6 +134,14 @@ def test_errors_warnings_and_logs_are_redacted_wherever_they_come_from(caplog: p
     assert [str(each.message) for each in found] == [want]
     logging.getLogger("wds_datapipes").warning("%s", text)
     assert caplog.messages == [want]
+
+
+def test_a_value_without_a_repr_is_described_by_its_type() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise ValueError("no repr")
+
+    assert short_repr(Broken()).startswith("<Broken instance at 0x")
 
 
 def test_the_identity_of_a_url_ignores_its_signature_only() -> None:

@@ -75,7 +75,11 @@ class _ShortRepr(reprlib.Repr):
         return super().repr_str(redact(x), level)
 
     def repr_instance(self, x: object, level: int) -> str:
-        return super().repr_instance(_Shown(redact_text(builtins.repr(x))), level)
+        try:
+            text = builtins.repr(x)
+        except Exception:  # noqa: BLE001  of the user's class
+            return super().repr_instance(x, level)  # which shows only its type
+        return super().repr_instance(_Shown(redact_text(text)), level)
 
     def repr_bytes(self, x: bytes, level: int) -> str:
         return f"b{super().repr_str(redact(x[:1000].decode(errors='replace')), level)}"

@@ -27,13 +27,15 @@ KNOWN = re.compile(
     r"hf|lz4|oci|openssl|pigz|pv|python3?|rclone|s3|s3api|scp|sh|ssh|sshpass|storage|sudo|tail|tar|tee|time|true|unzstd|"
     r"wget|xz|xzcat|yes|zcat|zstd|zstdcat|\[{1,2}|\]{1,2}|\*\*\*|--?|\.{1,2}|[{}!$~]"
 )
-#: Paths: from the root, the home or the working directory, or files with a usual extension.
+#: Paths: from the root, the home or the working directory, or files with a usual extension. With both, a path may also
+#: have @ and #, but no spaces: those of a command would have them, too.
 EXTENSIONS = (
     "7z|aes|age|bin|bz2|cbor|cfg|cls|conf|csv|enc|flac|gpg|gz|idx|index|jpe?g|jsonl?|lz4|lzma|mp4|msgpack|ndjson|npy|npz|"
     "out|parquet|part|pem|pgp|png|pth|pub|py|sh|tar|tbz2?|tgz|tmp|tsv|txt|txz|wav|wdsidx|xz|ya?ml|zip|zst"
 )
 PATH = re.compile(
     rf"(?:~|\.{{1,2}})?/[\w./%~*?{{}}-]*(?:,[\w./%~*?{{}}-]+)*|[\w./%~*?{{}}-]*\.(?:{EXTENSIONS})|/dev/[\w/]+"
+    rf"|/[\w./%~*?{{}}@#-]*\.(?:{EXTENSIONS})"
 )
 #: The name of a parameter whose value is a path, as in ``if=/data/a``.
 SHORT_NAME = re.compile(r"[a-z][a-z-]{0,15}=")
@@ -145,7 +147,9 @@ def _show(token: str, word: str, depth: int) -> str:
     start = max(map(word.rfind, ":=,")) + 1
     if start and PATH.fullmatch(path := word[start:]):  # after a host, or settings of rclone
         name = word[:start]
-        return word if SHORT_NAME.fullmatch(name) and not CREDENTIAL.search(name) else f"***{name[-1]}{path}"
+        if name.endswith("=") and CREDENTIAL.search(re.split("[:=,]", name)[-2]):
+            return ""
+        return word if SHORT_NAME.fullmatch(name) else f"***{name[-1]}{path}"
     if (
         depth
         and token[0] in "'\""
