@@ -311,9 +311,9 @@ def find_index(
     if (now.etag, now.mtime_ns) == (None, None) and not _warned:
         _warned.append(url)
         LOGGER.warning(
-            "The index of %s is built again, although it may be valid, as may others: the server reports neither ETag "
-            "nor Last-Modified. Write a manifest, whose indexes are used as they are and compared as samples are read, "
-            "or let the server send one of these headers",
+            "The index of %s is built again although it may be valid, as are those of other shards there: the server "
+            "reports neither ETag nor Last-Modified. Configure it to send one of them, or write a manifest: its "
+            "indexes are used as they are, and compared with the shards as samples are read",
             redact(url),
         )
     file = local_path(path)
