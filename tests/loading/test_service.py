@@ -1268,7 +1268,7 @@ def test_distributed_reading_requires_a_process_group() -> None:
         iter(loader)
 
 
-def start_nothing(pipe: Any, _: Any) -> Any:
+def start_nothing(pipe: Any, _: Any, *, token: str = "") -> Any:
     return pipe
 
 
@@ -1293,3 +1293,7 @@ def test_a_service_is_shown_by_its_arguments(service: ShardReadingService, text:
     with DataLoader2(IterableWrapper([1, 2]), reading_service=ShardReadingService()) as loader:
         assert list(loader) == [1, 2]
         assert repr(loader.reading_service) == "ShardReadingService(num_workers=0)"
+
+
+def test_a_service_is_shown_without_credentials() -> None:
+    assert "planted" not in repr(ShardReadingService(worker_init_fn=partial(start_nothing, token="planted")))

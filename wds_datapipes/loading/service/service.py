@@ -36,6 +36,7 @@ from wds_datapipes.loading.workers.pool import WorkerPool
 from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.pipes.state.shard_order import remove_listings
+from wds_datapipes.redaction import short_repr
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = ["ShardReadingService"]
@@ -156,7 +157,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = split if name == "distributed" else getattr(self, name, parameter.default)
             if name != "num_workers" and value != parameter.default:
-                shown.append(f"{name}={getattr(value, '__qualname__', repr(value))}")
+                shown.append(f"{name}={getattr(value, '__qualname__', None) or short_repr(value)}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def __call__(self, *_: object) -> NoReturn:
