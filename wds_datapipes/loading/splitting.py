@@ -141,7 +141,7 @@ def warn_of_copies(loader: Any, pipe: Any, *, workers: int, ranks: int) -> None:
         ranks: the number of ranks that the loader splits the data between.
     """
     functions = getattr(loader, "worker_init_fn", None), getattr(loader, "worker_reset_fn", None)
-    if vars(loader).setdefault(CHECKED, False) or functions != (None, None) or not has_own_stage(pipe):
+    if vars(loader).get(CHECKED) or functions != (None, None) or not has_own_stage(pipe):
         return
     vars(loader)[CHECKED] = True
     if advice := advice_for_split(pipe, workers=max(workers, 1), ranks=ranks, knows_workers=True):

@@ -230,11 +230,13 @@ def compare_length(
         rank: the number of this rank.
     """
     declared = [stage.n for stage in length_setters(pipe)]
+    if not declared:
+        return None
     try:
-        found = length() if declared else 0
+        found = length()
     except TypeError:
         return None
-    return DeclaredLength(found, ranks, rank) if declared and (workers < 2 or found in declared) else None
+    return DeclaredLength(found, ranks, rank) if workers < 2 or found in declared else None
 
 
 def _check_number(what: str, value: Any, least: int) -> int:

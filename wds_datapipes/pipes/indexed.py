@@ -26,6 +26,7 @@ from wds_datapipes.pipes.sharding import SplittingStage, instance_of, rank_and_w
 from wds_datapipes.pipes.stage import Groups, RecordedStage
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.samples.select import Lacking
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
@@ -270,7 +271,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
                     self._done += is_new
                     if sample is not None:
                         if marks:
-                            sample["__padding__"] = is_substitute or self._position >= len(order)
+                            sample[PADDING_MARK] = is_substitute or self._position >= len(order)
                         yield sample
         policy.finish()
 
