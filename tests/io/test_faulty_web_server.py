@@ -10,6 +10,7 @@ import re
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from nginx_server import Nginx
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, TruncatedShardError
 from wds_datapipes.io.openers import open_parts
+from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
@@ -222,6 +224,8 @@ def test_a_fault_changes_no_sample_or_is_an_error(proxy: FaultProxy, reached: Ca
         assert re.search(case.match.format(at=at), str(found.value)), f"{region}: {found.value}"
 
 
+#: The last date that Python can represent.
+LAST_DATE = "Fri, 31 Dec 9999 23:59:59 -0000"
 #: What servers send that cannot show whether two files are the same.
 DATE = {"Last-Modified": "Sun, 06 Nov 1994 08:49:37 GMT"}
 WEAK: dict[str, dict[str, str | None]] = {
@@ -436,3 +440,21 @@ def test_a_copy_is_complete_or_absent(
             with pytest.raises(ShardError, match=r"/fault/a\.tar"):
                 read(proxy, folder)
         assert [path for path in folder.rglob("*") if "part" in path.suffix] == []
+
+
+@leaves_nothing
+@pytest.mark.parametrize("zone", ["UTC", "JST-9"])
+def test_a_date_without_a_time_zone_is_one_of_utc(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    monkeypatch.setattr(proxy, "hides_size", True)  # so that the facts are those of the answer to GET
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        for date, seconds in ((DATE["Last-Modified"].replace("GMT", "-0000"), 784111777), (LAST_DATE, 253402300799)):
+            proxy.faults[:] = [Fault(headers={"ETag": None, "Last-Modified": date})]
+            facts = file_facts(f"http://127.0.0.1:{proxy.port}/fault/a.tar")
+            assert round((facts.mtime_ns or 0) / 1e9) == seconds
+    finally:
+        monkeypatch.undo()
+        time.tzset()

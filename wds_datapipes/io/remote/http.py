@@ -8,6 +8,7 @@ import ssl
 import sys
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from datetime import timezone
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from http.client import HTTPMessage
@@ -248,6 +249,7 @@ def _facts(url: str, size: int | None, headers: HTTPMessage) -> dict[str, Any]:
     date = None
     with suppress(ValueError, TypeError, LookupError, OverflowError):
         date = parsedate_to_datetime(headers["Last-Modified"])
+        date = date.replace(tzinfo=date.tzinfo or timezone.utc)  # it has none for -0000
     return {"name": url, "type": "file", "size": size, "ETag": headers.get("ETag"), "last_modified": date}
 
 
