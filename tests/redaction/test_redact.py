@@ -136,6 +136,10 @@ def test_errors_warnings_and_logs_are_redacted_wherever_they_come_from(caplog: p
     assert caplog.messages == [want]
 
 
+def test_a_tokenizer_is_no_token() -> None:
+    assert redact_text("tokenizer: 'bert-base', token: 'Zq7'") == "tokenizer: 'bert-base', token: '***'"
+
+
 def test_a_value_without_a_repr_is_described_by_its_type() -> None:
     class Broken:
         def __repr__(self) -> str:

@@ -29,12 +29,12 @@ PARAMETER = re.compile(
 )
 
 #: The values of headers such as ``Authorization``, ``X-Api-Key`` and ``Cookie``.
-HEADER = re.compile(r"(?i)((?:authorization|token|cookie|api-?key)\s*:\s*|\bbearer\s+)[^'\"\r\n]+")
+HEADER = re.compile(r"(?i)((?:authorization|token|cookie|api-?key)\s*:\s*|\bbearer\s+)[^\s'\"][^'\"\r\n]*")
 
 #: Quoted values as Python and JSON print them.
 NAMED = re.compile(
-    r"(?i)((?:credential|passw|passphrase|secret|signature|token|api[-_]?key|access_?key|account_?key|authorization|"
-    r"cookie)[\w-]{0,99}['\"]?\s*[:=]\s*b?)(['\"])(?:(?!\2).)+\2"
+    r"(?i)((?:credential|passw|passphrase|secret|signature|token(?!i[sz])|api[-_]?key|access_?key|account_?key|"
+    r"authorization|cookie)[\w-]{0,99}['\"]?\s*[:=]\s*b?)(['\"])(?:(?!\2).)+\2"
 )
 #: Parts of connection strings.
 CONNECTION = re.compile(r"(?i)\b((?:account_?key|shared_?access_?(?:key|signature)|password|pwd)=)[^;\s'\"&]+")
