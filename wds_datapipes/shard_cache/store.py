@@ -201,9 +201,9 @@ def describe_damage(copy: io.FileIO, facts: CopyFacts | None, check: Check) -> s
 
 def _describe_difference(facts: CopyFacts, request: DownloadRequest) -> str | None:
     """Return why a copy is one of another version of the shard than the index or the manifest describes, or None."""
-    for now, then, what in ((facts.bytes, request.size, "bytes"), (facts.sha256, request.sha256, "as its SHA-256")):
+    for now, then, what in ((facts.bytes, request.size, "size in bytes"), (facts.sha256, request.sha256, "SHA-256")):
         if then not in (None, now):
-            return f"it is one of another version of the shard, which has {now} {what} instead of {then}"
+            return f"it is a copy of another version of the shard: its {what} is {now}, not {then}"
     return None
 
 
