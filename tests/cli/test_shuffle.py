@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from wds_datapipes.index import check_index, read_index
+from wds_datapipes.redaction import redact
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
@@ -261,4 +262,4 @@ def test_a_terminal_shows_each_pass(folder: Path) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode())
     assert re.search(r"Indexing, 1 of 2 \S+ +\d/3 +shards", text)
     assert re.search(r"Copying, 2 of 2 \S+ +\d+/600 +samples +[\d,]+ samples/s +[\d.]+ [kM]B/s", text)
-    assert text.endswith(f"{target}: 600 samples, 5.84 MB\r\n")
+    assert text.endswith(f"{redact(target)}: 600 samples, 5.84 MB\r\n")

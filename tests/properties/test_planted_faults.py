@@ -162,7 +162,13 @@ FAULTS = {
         lambda case: case.loader == "DataLoader2" and case.topology.workers > 0,
         4,
     ),
-    "a sample lost at a resume": Fault(ItemPositions, "state", shifted(1), resumes, 23),
+    "a sample lost at a resume": Fault(
+        ItemPositions,
+        "state",
+        shifted(1),
+        lambda case: resumes(case) and case.loader == "DataLoader2" and case.topology.workers > 0,
+        1,
+    ),
     "a sample doubled at a resume": Fault(ItemPositions, "state", shifted(-1), resumes, 14),
     "a waiting sample lost at a reshard": Fault(
         shard_assignment,
