@@ -1,8 +1,8 @@
 """What webdataset does, according to its own tests and to measurements, and what this package does instead.
 
 Rows 1 to 80 are behaviour that the tests of webdataset 0.2.86 to 1.0.2 and of its wids pin; rows a to p were measured
-with 1.0.2. Each has one test next to this module: `test_07_...` for row 7, `test_measured_c_...` for row c. Such a test
-runs webdataset along with this package, on shards that it builds.
+with 1.0.2. Each has one test: `test_07_...` for row 7, `test_measured_c_...` for row c, next to this module, or beside
+wids, which 1.0 lacks. Such a test runs webdataset along with this package, on shards that it builds.
 """
 
 from __future__ import annotations
@@ -13,15 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-from torch.utils.data import IterDataPipe
-
-import wds_datapipes
-
-#: Parts that are not built yet, and the public names that show that they are. Their rows need tests then.
-PARTS = {
-    "index and samplers": ["IndexedSamples"],
-}
+#: The tests of rows that need wids, among others.
+BESIDE_WIDS = Path(__file__).parents[1] / "peers/test_wids.py"
 
 
 class Row(NamedTuple):
@@ -31,13 +24,11 @@ class Row(NamedTuple):
         number: the number of the row.
         behaviour: what webdataset does.
         difference: what this package does instead, and why; empty if it does the same.
-        part: the unbuilt part of this package that the row depends on; empty if it has a test.
     """
 
     number: str
     behaviour: str
     difference: str = ""
-    part: str = ""
 
 
 TABLE = [
@@ -230,11 +221,11 @@ TABLE = [
         "a flag of the process forbids pickles, local files and pipes",
         "pickles are refused unless the stage says unsafe=True, and pipelines are code, which may open what it names",
     ),
-    Row("74", "ShardListDataset knows lengths, and keeps the shards used last", part="index and samplers"),
-    Row("75", "it decodes fields that end in gz", part="index and samplers"),
-    Row("76", "samplers cover the data, disjoint among ranks, with epochs", part="index and samplers"),
-    Row("77", "MMIndexedTar reads ustar, PAX and GNU archives", part="index and samplers"),
-    Row("78", "LRUCache releases what was not used for longest", part="index and samplers"),
+    Row("74", "ShardListDataset knows lengths, and keeps the shards used last"),
+    Row("75", "it decodes fields that end in gz"),
+    Row("76", "samplers cover the data, disjoint among ranks, with epochs"),
+    Row("77", "MMIndexedTar reads ustar, PAX and GNU archives"),
+    Row("78", "LRUCache releases what was not used for longest"),
     Row("79", "many downloads of one shard at once are one download"),
     Row("80", "keep_most_recent_files deletes files by size and age"),
     Row(
@@ -283,15 +274,15 @@ NUMBERS = [*map(str, range(1, 81)), *"abcdefghijklmnop"]
 
 
 def contract_tests() -> list[tuple[str, ast.FunctionDef]]:
-    """Return the tests next to this module that carry the number of a row, by number."""
+    """Return the tests that carry the number of a row, by number."""
     found = []
-    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+    for path in [*sorted(Path(__file__).parent.glob("test_*.py")), BESIDE_WIDS]:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and (
                 match := re.match(r"test_(?:(\d\d)|measured_([a-p]))_", node.name)
             ):
                 found.append(((match[1] or match[2]).lstrip("0"), node))
-            elif path != Path(__file__) and isinstance(node, ast.FunctionDef):
+            elif path not in (Path(__file__), BESIDE_WIDS) and isinstance(node, ast.FunctionDef):
                 assert not node.name.startswith("test_"), f"{node.name} has no number of a row"
     return found
 
@@ -300,27 +291,12 @@ def test_the_table_contains_every_row_once_and_in_order() -> None:
     assert [row.number for row in TABLE] == NUMBERS
 
 
-def test_every_row_has_one_test_or_waits_for_a_part() -> None:
-    tests = Counter(number for number, _ in contract_tests())
-    assert tests == Counter(row.number for row in TABLE if not row.part)
-
-
-def test_a_row_has_one_reason_and_a_known_part() -> None:
-    for row in TABLE:
-        assert not (row.difference and row.part), row
-        assert row.part in ("", *PARTS), row
-        assert row.behaviour, row
-    assert {row.part for row in TABLE} == {"", *PARTS}
+def test_every_row_has_one_test() -> None:
+    assert Counter(number for number, _ in contract_tests()) == Counter(row.number for row in TABLE)
+    assert all(row.behaviour for row in TABLE)
 
 
 def test_every_test_also_runs_webdataset() -> None:
     for number, node in contract_tests():
         names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
         assert names & {"theirs", "their_pipe", "webdataset"}, f"row {number}: {node.name} runs this package alone"
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_no_part_that_rows_wait_for_is_there(part: str) -> None:
-    there = [name for name in PARTS[part] if name in IterDataPipe.functions or name in dir(wds_datapipes)]
-    rows = [row.number for row in TABLE if row.part == part]
-    assert not there, f"{there} exists now, so write the tests of the rows {', '.join(rows)}"
