@@ -158,9 +158,9 @@ def count_declared(pipe: Any, *, workers: int) -> None:
         pipe: the dataset of torch's ``DataLoader``.
         workers: the number of its worker processes.
     """
-    ranks = ranks_of_run()
-    identity = ranks, dist.get_rank() if ranks > 1 else 0
     for stage in length_setters(pipe) if isinstance(pipe, IterDataPipe) else ():
+        ranks = ranks_of_run()
+        identity = ranks, dist.get_rank() if ranks > 1 else 0
         stage.counted_for = identity if workers < 2 else None  # another loader may have set it
 
 
