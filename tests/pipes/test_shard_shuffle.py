@@ -151,7 +151,7 @@ def test_shuffling_can_be_disabled() -> None:
 
 
 class Endless(IterDataPipe[str]):
-    """Yields URLs for ever."""
+    """Yields URLs forever."""
 
     def __iter__(self) -> Iterator[str]:
         number = 0

@@ -576,7 +576,7 @@ def working(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def convert_until_killed(shards: list[str], samples: int) -> None:
-    """Convert shards, and be killed when so many more samples were begun."""
+    """Convert shards, killed once this number of further samples have begun."""
     Path("new").write_text(f"{os.getpid()} {os.path.getsize('begun') + samples}")
     os.rename("new", "main")
     convert_shards(working, shards, "out/", max_workers=2)

@@ -60,7 +60,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         part_bytes: the most bytes of an answer to a request for a part.
         hides_size: whether answers to HEAD omit the size.
         unreadable: parts of files that cannot be read, by path: requests for a part with any of these bytes get 410.
-        awaited: no GET request is answered before so many of them wait for their answers at the same time, once.
+        awaited: holds GET requests until this many wait for a response at the same time, once.
         met: set when they have.
         at_once: how many GET requests wait for their answers.
     """

@@ -30,7 +30,7 @@ __all__ = ["Filters", "SampleServer"]
 
 #: Only browsers of this host are served, as there are no passwords.
 HOST = "127.0.0.1"
-#: The most connections, each of which has a thread. Browsers keep several, which are idle most of the time.
+#: The maximum number of connections. Each has a thread, and those of browsers are mostly idle.
 CONNECTIONS = 32
 #: The most classes in the list of the page.
 CLASSES = 1000

@@ -313,6 +313,6 @@ def _text(value: object, where: str, key: str) -> str:
 
 
 def _join_homes(bucket: str, part: str) -> str:
-    """Join the bucket and the name of shards, either of which may begin with the home of a user."""
+    """Join the bucket and the name of shards, which may both start with a home directory."""
     expand = os.path.expanduser
     return os.path.join(expand(bucket), expand(part))  # noqa: PTH118  URLs are no paths
