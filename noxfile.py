@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -52,6 +53,8 @@ MINIMAL_TESTS = [
     "tests/test_layers.py",
     "tests/test_optional_packages.py",
 ]
+#: The command that compares the size of the code with the limits in pyproject.toml.
+CODE_SIZE = ["python", "benchmarks/code_size.py", json.dumps(PROJECT["tool"]["wds-datapipes"]["size"])]
 #: The oldest release of torch that pyproject.toml permits.
 OLDEST_TORCH = "2.4.1"
 #: The benchmarks in the documentation, and their arguments.
@@ -175,10 +178,17 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check the format and the style of all code."""
+    """Check the format, the style and the size of all code."""
     session.install(*group("lint"))
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
+    session.run(*CODE_SIZE, "--check")
+
+
+@nox.session
+def size(session: nox.Session) -> None:
+    """Print the lines of code in each folder, and what exceeds the limits in pyproject.toml."""
+    session.run(*CODE_SIZE)
 
 
 @nox.session
