@@ -120,8 +120,8 @@ def test_stages_do_not_need_torchdata(name: str) -> None:
 def test_lower_packages_do_not_print_sleep_or_read_the_environment(name: str) -> None:
     # ShardList and DatasetSpec expand variables; DirectoryShards waits for files, and refused requests wait.
     exceptions = {
-        "wds_datapipes/pipes/shard_list.py": {"os.environ"},
-        "wds_datapipes/pipes/shard_cache.py": {"os.environ"},
+        "wds_datapipes/pipes/shards/shard_list.py": {"os.environ"},
+        "wds_datapipes/pipes/shards/shard_cache.py": {"os.environ"},
         "wds_datapipes/shards/directory_queue.py": {"time.sleep"},
         "wds_datapipes/io/remote/retry.py": {"time.sleep"},
     }

@@ -45,7 +45,7 @@ TABLE = [
         dict.fromkeys(("_number_of_samples_yielded", "_valid_iterator_id"), "torch.utils.data:IterDataPipe()")
         | {"_is_child_datapipe": "", "_snapshot_state": "torch.utils.data:IterDataPipe()", "_fast_forward_iterator": ""}
         | {"_uuid": "", "_enabled": "", "_buffer": ""},
-        ("pipes/state/graph.py", "pipes/state/description.py", "pipes/stage.py"),
+        ("pipes/graph.py", "pipes/state/description.py", "pipes/stage.py"),
         "how many items torch has seen a stage yield, and what changes while a stage is iterated",
     ),
     Adapted(

@@ -141,7 +141,7 @@ def test_importing_the_package_imports_no_more_than_a_pipeline_needs() -> None:
     code = "import sys, wds_datapipes; print(*sys.modules)"
     imported = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     loaded = set(imported.stdout.split())
-    assert {"wds_datapipes.pipes.loading", "wds_datapipes.shards.loading"} <= loaded
+    assert {"wds_datapipes.pipes.shards.loading", "wds_datapipes.shards.loading"} <= loaded
     assert (
         loaded
         & {

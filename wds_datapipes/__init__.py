@@ -26,8 +26,8 @@ from wds_datapipes.loading.torchdata_patches.patches import list_patches
 from wds_datapipes.on_error.policy import ErrorBudget
 from wds_datapipes.on_error.quarantine import read_quarantine
 from wds_datapipes.pipes import DatasetSpec, DirectoryShards, MockSamples, ShardList, Stage
-from wds_datapipes.pipes.decoding import register_decoder
 from wds_datapipes.pipes.foreign_names import explain_name as _explain_name
+from wds_datapipes.pipes.samples.decoding import register_decoder
 from wds_datapipes.samples.batching import collate_samples
 from wds_datapipes.samples.keys import first_dot, last_dot
 from wds_datapipes.types import Member, Sample
@@ -38,7 +38,7 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.loading.report import LoadingReport, WorkerReport
     from wds_datapipes.loading.service.service import ShardReadingService
     from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
-    from wds_datapipes.pipes.indexed import IndexedSamples
+    from wds_datapipes.pipes.samples.indexed import IndexedSamples
     from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
     from wds_datapipes.writing import ShardWriter, TarWriter
 
@@ -85,7 +85,7 @@ _apply_patches()
 _LATER = {
     "ConvertedShard": "wds_datapipes.prepare.convert",
     "ImageDecoder": "wds_datapipes.codecs.images",
-    "IndexedSamples": "wds_datapipes.pipes.indexed",
+    "IndexedSamples": "wds_datapipes.pipes.samples.indexed",
     "LoadingReport": "wds_datapipes.loading.report",
     # With the methods that DataLoader2 calls later, when the process may have reached its limit of open files.
     "ShardReadingService": "wds_datapipes.loading.service.loader",

@@ -13,7 +13,7 @@ from torchdata.dataloader2 import DataLoader2
 from wds_datapipes import ShardReadingService
 from wds_datapipes.counters import Skipped
 from wds_datapipes.loading.report import LoadingReport, WorkerReport
-from wds_datapipes.pipes.shard_list import ShardList
+from wds_datapipes.pipes.shards.shard_list import ShardList
 from wds_datapipes.testing import build_shard
 
 

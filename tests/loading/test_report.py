@@ -27,7 +27,7 @@ from wds_datapipes.io import urls
 from wds_datapipes.loading.report import LoadingReport, WorkerReport, count_skipped
 from wds_datapipes.loading.workers import in_process
 from wds_datapipes.on_error.policy import ErrorBudget
-from wds_datapipes.pipes.shard_list import ShardList
+from wds_datapipes.pipes.shards.shard_list import ShardList
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

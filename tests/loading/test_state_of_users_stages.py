@@ -19,7 +19,7 @@ from users_stages import Buckets, OwnShuffler
 
 from wds_datapipes import ShardList, ShardReadingService, Stage
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.grouping import SampleShuffler
+from wds_datapipes.pipes.samples.grouping import SampleShuffler
 from wds_datapipes.pipes.state.pipeline_state import check_state, load_state, save_state
 from wds_datapipes.testing import build_shard
 

@@ -19,7 +19,7 @@ from torch.utils.data.graph import traverse_dps
 from wds_datapipes.codecs.extensions import handle_extension
 from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.errors import DecodeError, UnsafeInputError
-from wds_datapipes.pipes.decoding import RegisteredDecoder, SampleDecoder, register_decoder
+from wds_datapipes.pipes.samples.decoding import RegisteredDecoder, SampleDecoder, register_decoder
 
 
 @register_decoder("points", "pts path.pts2")
@@ -110,7 +110,7 @@ import pickle
 from torch.utils.data import DataLoader, functional_datapipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes.codecs.images import ImageDecoder
-from wds_datapipes.pipes.decoding import SampleDecoder, register_decoder
+from wds_datapipes.pipes.samples.decoding import SampleDecoder, register_decoder
 
 @register_decoder("doubled", "num")
 def doubled(data):

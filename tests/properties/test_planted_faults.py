@@ -20,7 +20,8 @@ from wds_datapipes.index.order.batch_share import BatchShare
 from wds_datapipes.loading.checkpoint import shard_assignment
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.transport.receiver import Receiver
-from wds_datapipes.pipes import bucketing, grouping
+from wds_datapipes.pipes.batches import bucketing
+from wds_datapipes.pipes.samples import grouping
 from wds_datapipes.samples.grouping import SampleGrouping
 
 #: Look for each fault from the first case on, not from one nearby, which takes some minutes.

@@ -22,8 +22,8 @@ from wds_datapipes.extras import require
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.pipes import ShardList
+from wds_datapipes.pipes.graph import functional_name_of, sources_of
 from wds_datapipes.pipes.stage import OneToOneStage
-from wds_datapipes.pipes.state.graph import functional_name_of, sources_of
 from wds_datapipes.samples.batching import collate_samples
 
 __all__ = ["LOADER", "BenchmarkOptions", "Delivery", "ShardBenchmark", "count_samples", "measure_shards"]

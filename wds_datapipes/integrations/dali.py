@@ -15,7 +15,7 @@ from wds_datapipes.errors import EmptySourceError, EncodeError, StateError
 from wds_datapipes.extras import require
 from wds_datapipes.loading.data_parallel import Distributed
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
-from wds_datapipes.pipes.shard_list import ShardList
+from wds_datapipes.pipes.shards.shard_list import ShardList
 from wds_datapipes.pipes.state.pipeline_state import spans_epochs
 
 __all__ = ["external_source"]

@@ -10,7 +10,7 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, ranks_of_run
-from wds_datapipes.pipes.state.graph import name_of, upstream
+from wds_datapipes.pipes.graph import name_of, upstream
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -16,9 +16,9 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.loading.data_parallel import DataParallelGroup
-from wds_datapipes.pipes.shard_list import ShardList
+from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.sharding import splits, splitters
-from wds_datapipes.pipes.state.graph import upstream
+from wds_datapipes.pipes.shards.shard_list import ShardList
 
 __all__ = ["RankAgreement", "check_facts_match", "default_store", "facts_before_workers", "facts_of"]
 

@@ -12,8 +12,8 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.extras import require
+from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.stage import as_stage
-from wds_datapipes.pipes.state.graph import upstream
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -18,9 +18,9 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.graph import traverse_dps
 
+from wds_datapipes.pipes.graph import sources_of, takes_seed, upstream
 from wds_datapipes.pipes.sharding import splits
 from wds_datapipes.pipes.stage import as_stage
-from wds_datapipes.pipes.state.graph import sources_of, takes_seed, upstream
 from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings, seed_listings
 from wds_datapipes.seeds import SeedGenerator, derived_seed

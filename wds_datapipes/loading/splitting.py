@@ -12,10 +12,10 @@ from torch import distributed as dist
 from torch.utils.data import IterDataPipe, get_worker_info, graph_settings
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from wds_datapipes.pipes.epochs import length_setters
+from wds_datapipes.pipes.graph import name_of, sources_of, upstream
+from wds_datapipes.pipes.samples.epochs import length_setters
 from wds_datapipes.pipes.sharding import groups_of, number_instances, splits, splitters
 from wds_datapipes.pipes.stage import as_stage
-from wds_datapipes.pipes.state.graph import name_of, sources_of, upstream
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = [

@@ -10,9 +10,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.fingerprint.value_text import format_value
+from wds_datapipes.pipes.graph import count_yielded, functional_name_of, sources_of
 from wds_datapipes.pipes.stage import as_stage
 from wds_datapipes.pipes.state.description import arguments_of
-from wds_datapipes.pipes.state.graph import count_yielded, functional_name_of, sources_of
 
 __all__ = ["draw_pipeline"]
 

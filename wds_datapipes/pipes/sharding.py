@@ -15,8 +15,8 @@ from torch.utils.data.datapipes.iter import Mapper, ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.graph import count_yielded, name_of, sources_of, upstream
 from wds_datapipes.pipes.stage import Groups, Stage, as_stage
-from wds_datapipes.pipes.state.graph import count_yielded, name_of, sources_of, upstream
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = [

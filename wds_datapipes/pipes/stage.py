@@ -11,7 +11,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.counters import Counters
 from wds_datapipes.on_error.policy import CountedErrors, OnError
 from wds_datapipes.pipes.foreign_names import explain_arguments
-from wds_datapipes.pipes.state.graph import name_of, sources_of, upstream
+from wds_datapipes.pipes.graph import name_of, sources_of, upstream
 from wds_datapipes.pipes.state.recording import Form, PlainRecorder, Recorder
 from wds_datapipes.shards.position import ItemCounter, SamplePosition, pack_positions, unpack_positions
 

@@ -12,8 +12,8 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.shard_assignment import reshard_states
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks
-from wds_datapipes.pipes.mixing import SampleMixer
-from wds_datapipes.pipes.positioned_samples import PositionedSamples
+from wds_datapipes.pipes.samples.mixing import SampleMixer
+from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
 from wds_datapipes.pipes.sharding import unsplit
 from wds_datapipes.pipes.state.pipeline_state import replay_reason, stateful
 from wds_datapipes.pipes.state.replay import ReplayedItems

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from wds_datapipes.pipes.indexed import IndexedSamples
+from wds_datapipes.pipes.samples.indexed import IndexedSamples
 from wds_datapipes.pipes.state.pipeline_state import stateful
 from wds_datapipes.pipes.state.shard_order import merge_seen
 from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare, unpack_open_shards, unpack_positions

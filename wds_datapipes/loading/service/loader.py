@@ -16,10 +16,10 @@ from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.service.state_manager import describe_loader_pipeline
 from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
-from wds_datapipes.pipes.declared_length import DeclaredLength
-from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter, compare_length
+from wds_datapipes.pipes.graph import upstream
+from wds_datapipes.pipes.samples.declared_length import DeclaredLength
+from wds_datapipes.pipes.samples.epochs import EpochSetter, LengthSetter, compare_length
 from wds_datapipes.pipes.sharding import Instance, find_rank_and_worker, share
-from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = [

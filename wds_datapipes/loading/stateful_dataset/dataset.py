@@ -40,7 +40,7 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
     WorkerRow,
     begin_recording,
 )
-from wds_datapipes.pipes.declared_length import DeclaredLength
+from wds_datapipes.pipes.samples.declared_length import DeclaredLength
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems

@@ -21,8 +21,8 @@ from wds_datapipes.loading.splitting import (
     split_by_worker,
 )
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
-from wds_datapipes.pipes.declared_length import DeclaredLength
-from wds_datapipes.pipes.epochs import compare_length
+from wds_datapipes.pipes.samples.declared_length import DeclaredLength
+from wds_datapipes.pipes.samples.epochs import compare_length
 from wds_datapipes.pipes.state.pipeline_state import load_state, record_state, save_state, spans_epochs
 from wds_datapipes.pipes.state.recording import Recorder, pack_records
 from wds_datapipes.pipes.state.shard_order import remove_listings

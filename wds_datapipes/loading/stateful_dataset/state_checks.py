@@ -7,8 +7,8 @@ from typing import Any
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
-from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter
-from wds_datapipes.pipes.state.graph import sources_of
+from wds_datapipes.pipes.graph import sources_of
+from wds_datapipes.pipes.samples.epochs import EpochSetter, LengthSetter
 
 __all__ = ["check_identity", "check_ranks", "check_replay", "check_seed", "ends_together"]
 

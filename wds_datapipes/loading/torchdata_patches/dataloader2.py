@@ -361,8 +361,8 @@ def late_shuffle() -> None:
     """
     from torch.utils.data import graph_settings
 
+    from wds_datapipes.pipes.graph import upstream
     from wds_datapipes.pipes.stage import Stage
-    from wds_datapipes.pipes.state.graph import upstream
     from wds_datapipes.user_warnings import warn_user
 
     apply_shuffle_settings = graph_settings.apply_shuffle_settings

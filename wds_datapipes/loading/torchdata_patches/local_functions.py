@@ -17,7 +17,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from wds_datapipes.loading.transport.serialization import describe, takes
-from wds_datapipes.pipes.state.graph import functional_name_of, sources_of, upstream
+from wds_datapipes.pipes.graph import functional_name_of, sources_of, upstream
 
 __all__ = ["copy_pipeline", "explain_pickling", "explain_worker_pickling", "tolerant_pickle"]
 

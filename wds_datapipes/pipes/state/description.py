@@ -12,9 +12,9 @@ from wds_datapipes.fingerprint.code import is_secret, is_users
 from wds_datapipes.fingerprint.value_text import format_value
 from wds_datapipes.fingerprint.values import Fingerprint
 from wds_datapipes.io.read_limits import ReadLimits
+from wds_datapipes.pipes.graph import TORCH_ATTRIBUTES, upstream
 from wds_datapipes.pipes.sharding import splits
 from wds_datapipes.pipes.stage import OpaqueValue, as_stage
-from wds_datapipes.pipes.state.graph import TORCH_ATTRIBUTES, upstream
 from wds_datapipes.pipes.state.seeding import SEED, SEEDS, SeededStage
 
 __all__ = ["arguments_of", "description", "descriptions", "difference"]

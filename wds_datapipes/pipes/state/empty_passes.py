@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.pipes.graph import count_yielded, iteration_of, name_of, upstream
 from wds_datapipes.pipes.stage import as_stage
-from wds_datapipes.pipes.state.graph import count_yielded, iteration_of, name_of, upstream
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
 __all__ = ["EmptyPassGuard"]

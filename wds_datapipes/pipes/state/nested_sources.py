@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes.pipes.graph import takes_seed, upstream
 from wds_datapipes.pipes.sharding import Instance, rotate_assignments, splitters
-from wds_datapipes.pipes.state.graph import takes_seed, upstream
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state, stateful
 from wds_datapipes.pipes.state.recording import Recorder
 from wds_datapipes.pipes.state.seeding import later_seed, pending_seed

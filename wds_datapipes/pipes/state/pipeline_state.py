@@ -9,10 +9,10 @@ from typing import Any
 from torch.utils.data.datapipes.iter import Batcher
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.grouping import SampleGrouper
-from wds_datapipes.pipes.loading import ShardLoader, ShardReadingStage
+from wds_datapipes.pipes.graph import name_of, sources_of, takes_seed, upstream
+from wds_datapipes.pipes.samples.grouping import SampleGrouper
+from wds_datapipes.pipes.shards.loading import ShardLoader, ShardReadingStage
 from wds_datapipes.pipes.stage import as_stage
-from wds_datapipes.pipes.state.graph import name_of, sources_of, takes_seed, upstream
 from wds_datapipes.pipes.state.recording import PlainRecorder, Record, Recorder
 from wds_datapipes.pipes.state.replay import ReplayedItems, obstacle_to_replay
 from wds_datapipes.pipes.state.stateless import check_declaration, has_state, is_users

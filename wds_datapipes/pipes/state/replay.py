@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.graph import name_of, takes_seed, upstream
 from wds_datapipes.pipes.stage import RecordedStage, as_stage
-from wds_datapipes.pipes.state.graph import name_of, takes_seed, upstream
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.shards.position import SamplePosition
 

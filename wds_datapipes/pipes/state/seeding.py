@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.state.graph import takes_seed, upstream
+from wds_datapipes.pipes.graph import takes_seed, upstream
 from wds_datapipes.seeds import derived_seed
 
 if TYPE_CHECKING:

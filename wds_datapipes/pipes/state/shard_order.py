@@ -16,10 +16,10 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.errors import ChangedShardError
-from wds_datapipes.pipes.loading import ShardReadingStage
+from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.sharding import splits
+from wds_datapipes.pipes.shards.loading import ShardReadingStage
 from wds_datapipes.pipes.stage import Stage, as_stage
-from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.redaction import mask_credentials, may_hold_credentials, redact
 from wds_datapipes.seeds import derived_seed

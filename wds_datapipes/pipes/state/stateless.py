@@ -11,8 +11,8 @@ from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, Mapper
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint.code import is_users as is_users_module
+from wds_datapipes.pipes.graph import name_of
 from wds_datapipes.pipes.stage import RecordedStage, Stage, as_stage
-from wds_datapipes.pipes.state.graph import name_of
 
 __all__ = ["check_declaration", "has_state", "is_stateless", "is_users"]
 

@@ -10,9 +10,9 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.loading import ShardReadingStage
-from wds_datapipes.pipes.positioned_samples import PositionedSamples
-from wds_datapipes.pipes.shard_shuffle import shuffle_whole_lists
+from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
+from wds_datapipes.pipes.shards.loading import ShardReadingStage
+from wds_datapipes.pipes.shards.shard_shuffle import shuffle_whole_lists
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.records.formats import FormatName
 from wds_datapipes.records.reader import KEY

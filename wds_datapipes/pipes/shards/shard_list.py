@@ -10,7 +10,7 @@ from typing import Any
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.io.openers import redact
 from wds_datapipes.pipes.foreign_names import explain_arguments
-from wds_datapipes.pipes.shard_shuffle import ListingStage
+from wds_datapipes.pipes.shards.shard_shuffle import ListingStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.shards.url_rewriting import Rewrite

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Shuffler
 
+from wds_datapipes.pipes.graph import name_of, sources_of, upstream
 from wds_datapipes.pipes.stage import Stage, as_stage
-from wds_datapipes.pipes.state.graph import name_of, sources_of, upstream
 
 __all__ = ["ListingStage", "ShufflerIterDataPipe", "shuffle_whole_lists"]
 

@@ -8,7 +8,7 @@ from typing import get_args
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.buffering import BufferingStage
+from wds_datapipes.pipes.batches.buffering import BufferingStage
 from wds_datapipes.pipes.stage import position_reader_of, register_stage
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.samples.packing import Layout, LongSamples, RowFormat, pack_samples

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.graph import name_of
 from wds_datapipes.pipes.stage import RecordedStage, unpack_positions
-from wds_datapipes.pipes.state.graph import name_of
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition

@@ -11,11 +11,11 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.directory_shards import DirectoryShards
-from wds_datapipes.pipes.shard_shuffle import shuffle_whole_lists
+from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.sharding import unsplit, warn_if_hidden
+from wds_datapipes.pipes.shards.directory_shards import DirectoryShards
+from wds_datapipes.pipes.shards.shard_shuffle import shuffle_whole_lists
 from wds_datapipes.pipes.stage import Stage, register_stage
-from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.shards.loading import ReadOptions, ShardMembers, StreamOptions, read_shards
 from wds_datapipes.shards.open_shards import OpenShards
 from wds_datapipes.shards.position import Resume

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.declared_length import DeclaredLength
+from wds_datapipes.pipes.graph import sources_of
+from wds_datapipes.pipes.samples.declared_length import DeclaredLength
 from wds_datapipes.pipes.sharding import (
     find_rank_and_worker,
     has_no_shards,
@@ -18,7 +19,6 @@ from wds_datapipes.pipes.sharding import (
     share,
 )
 from wds_datapipes.pipes.stage import RecordedStage, Stage, position_reader_of, register_stage
-from wds_datapipes.pipes.state.graph import sources_of
 from wds_datapipes.pipes.state.nested_sources import NestedPasses
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.samples.epochs import Stream

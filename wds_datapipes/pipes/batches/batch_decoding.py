@@ -11,7 +11,7 @@ from wds_datapipes.codecs.batch_decoding import decode_batches
 from wds_datapipes.codecs.decoding import Decoder, DecoderChain
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.decoding import DecodingStage, SeededDecodingStage
+from wds_datapipes.pipes.samples.decoding import DecodingStage, SeededDecodingStage
 from wds_datapipes.pipes.stage import OpaqueValue, register_stage
 from wds_datapipes.types import Sample
 

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from wds_datapipes.pipes.loading import ShardReadingStage
 from wds_datapipes.pipes.sharding import rotation_period
+from wds_datapipes.pipes.shards.loading import ShardReadingStage
 from wds_datapipes.pipes.stage import OpaqueValue, RecordedStage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.recording import Form, Recorder

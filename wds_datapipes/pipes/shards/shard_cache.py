@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.directory_shards import DirectoryShards
+from wds_datapipes.pipes.graph import upstream
+from wds_datapipes.pipes.shards.directory_shards import DirectoryShards
 from wds_datapipes.pipes.stage import Stage, register_stage
-from wds_datapipes.pipes.state.graph import upstream
 
 if TYPE_CHECKING:
     from wds_datapipes.index.manifest import Manifest

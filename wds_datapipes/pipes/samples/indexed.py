@@ -21,7 +21,7 @@ from wds_datapipes.index.shard_sizes import shard_sizes
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.foreign_names import explain_arguments
-from wds_datapipes.pipes.indexed_dataset import IndexedDataset
+from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
 from wds_datapipes.pipes.sharding import SplittingStage, instance_of, rank_and_worker_of, warn_if_hidden
 from wds_datapipes.pipes.stage import Groups, RecordedStage
 from wds_datapipes.pipes.state.recording import Form, Recorder

@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.buffering import BufferingStage
+from wds_datapipes.pipes.batches.buffering import BufferingStage
 from wds_datapipes.pipes.stage import position_reader_of, register_stage
 from wds_datapipes.samples.bucketing import LengthBuckets, Size, bucket_samples
 

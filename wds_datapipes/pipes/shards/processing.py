@@ -15,9 +15,9 @@ from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.errors import StateError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.remote_shards import ExecutorHandle, run_tasks
-from wds_datapipes.pipes.shard_shuffle import shuffle_whole_lists
+from wds_datapipes.pipes.graph import takes_seed, upstream
+from wds_datapipes.pipes.shards.shard_shuffle import shuffle_whole_lists
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, as_stage, register_stage
-from wds_datapipes.pipes.state.graph import takes_seed, upstream
 from wds_datapipes.pipes.state.seeding import SeededStage, derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import ShardOrder, check_seen, listings_before
 from wds_datapipes.seeds import derived_seed

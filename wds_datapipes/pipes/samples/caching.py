@@ -9,10 +9,10 @@ from typing import Any
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from wds_datapipes.errors import CacheError
+from wds_datapipes.pipes.graph import takes_seed, upstream
 from wds_datapipes.pipes.sharding import groups_of, instance_of, splits
 from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.pipes.state.graph import takes_seed, upstream
 from wds_datapipes.samples.caching import CachedPart, DiskCache, MemoryCache, SampleCache
 from wds_datapipes.seeds import derived_seed
 

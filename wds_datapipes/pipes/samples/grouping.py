@@ -10,8 +10,8 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.loading import ShardLoader, ShardReadingStage
-from wds_datapipes.pipes.positioned_samples import PositionedSamples
+from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
+from wds_datapipes.pipes.shards.loading import ShardLoader, ShardReadingStage
 from wds_datapipes.pipes.stage import RecordedStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.pipes.state.seeding import SeededStage

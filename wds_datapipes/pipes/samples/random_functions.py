@@ -9,9 +9,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
+from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.sharding import find_rank_and_worker
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, as_stage, position_reader_of, register_stage
-from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sampling import SampleSeeds, map_samples_with_rng
 

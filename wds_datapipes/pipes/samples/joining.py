@@ -8,9 +8,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.loading import ShardReadingStage
+from wds_datapipes.pipes.graph import functional_name_of, upstream
+from wds_datapipes.pipes.shards.loading import ShardReadingStage
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
-from wds_datapipes.pipes.state.graph import functional_name_of, upstream
 from wds_datapipes.samples.joining import Entry, add_columns, associate, parse_url_of
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.select import Lacking

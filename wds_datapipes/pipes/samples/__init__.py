@@ -1,0 +1,1 @@
+"""Stages that make samples, and stages of samples."""

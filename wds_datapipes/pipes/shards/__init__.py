@@ -1,0 +1,1 @@
+"""Stages that list, open, cache and write shards."""
