@@ -35,6 +35,7 @@ ORDER = [
     "index",
     "writing",
     "prepare",
+    "datapipes",
     "pipes",
     "loading",
     "notebook",
@@ -61,7 +62,17 @@ def level(module: str) -> int:
 
 #: Modules that work without torch.
 TORCH_FREE = [name for name in MODULES if level(name) <= ORDER.index("prepare")]
-LOWER = [*TORCH_FREE, *(name for name in MODULES if package_of(name) == "pipes")]
+LOWER = [name for name in MODULES if level(name) <= ORDER.index("pipes")]
+#: The names of libraries that few modules import, so that a release that moves them concerns only these.
+ADAPTED = {
+    r"torch\.utils\.data\.(datapipes|graph|graph_settings|IterDataPipe|MapDataPipe|functional_datapipe)\b": [
+        "wds_datapipes/datapipes.py"
+    ],
+    r"torchdata\.(?!nodes\b|stateful_dataloader\b)": [
+        "wds_datapipes/loading/torchdata_api.py",
+        "wds_datapipes/loading/torchdata_patches/",
+    ],
+}
 
 
 def parse(name: str) -> ast.Module:
@@ -114,6 +125,18 @@ def test_torch_is_imported_only_in_functions(name: str) -> None:
 @pytest.mark.parametrize("name", LOWER)
 def test_stages_do_not_need_torchdata(name: str) -> None:
     assert "torchdata" not in packages(imported(parse(name)))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_datapipes_of_torch_are_imported_by_the_modules_that_adapt_them(name: str) -> None:
+    for pattern, modules in ADAPTED.items():
+        used = [found for found in imported(parse(name)) if re.match(pattern, found)]
+        assert not used or name.startswith(tuple(modules)), f"import {used} from {modules[0]}"
+
+
+def test_the_names_that_modules_adapt_are_imported() -> None:
+    for pattern, modules in ADAPTED.items():
+        assert any(re.match(pattern, found) for found in imported(parse(modules[0])))
 
 
 @pytest.mark.parametrize("name", LOWER)

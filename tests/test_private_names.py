@@ -62,7 +62,7 @@ TABLE = [
     Adapted(
         {"_serialization": SERIALIZATION, "_find_replicable_branches": "torchdata.dataloader2.graph.utils:"}
         | {"_DummyIterDataPipe": "torchdata.dataloader2.utils.dispatch:"},
-        ("loading/torchdata_graph.py",),
+        ("loading/torchdata_api.py",),
         "how torchdata copies a pipeline and splits it for workers",
     ),
     Adapted(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.drawing import draw_pipeline
 from wds_datapipes.prepare.preview_html import samples_as_html
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.utils.data import IterDataPipe
 
 from wds_datapipes.benchmark.page_cache import drop_pages
 from wds_datapipes.codecs.crops import RandomResizedCrop
 from wds_datapipes.codecs.images import ImageDecoder, open_image
 from wds_datapipes.counters import Skipped, sum_skipped
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.extras import require
 from wds_datapipes.io.openers import open_url
@@ -301,9 +301,8 @@ def _endless(pipe: Any) -> Generator[Any, None, None]:
 
 def _measure_delivery(urls: Sequence[str], options: BenchmarkOptions, workers: int, found: ShardBenchmark) -> None:
     """Measure how fast batches arrive from worker processes."""
-    from torchdata.dataloader2 import DataLoader2
-
     from wds_datapipes.loading.service.service import ShardReadingService
+    from wds_datapipes.loading.torchdata_api import DataLoader2
 
     pipe = options.build(urls)
     begin = time.perf_counter()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from torch.utils.data import IterDataPipe
 
 from wds_datapipes.benchmark.advice import facts_of, headroom, recommend
 from wds_datapipes.benchmark.measure import BenchmarkOptions, ShardBenchmark, measure_shards
@@ -24,6 +23,7 @@ from wds_datapipes.cli._meter import plural
 from wds_datapipes.cli._options import LimitedOptions, Shards
 from wds_datapipes.cli.stats import print_table
 from wds_datapipes.codecs.images import IMAGE_SPECS
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.parallel.progress import human_bytes
 
 __all__ = ["bench"]

@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from wds_datapipes import CenterCrop, ImageDecoder, RandomResizedCrop, ShardList, ShardReadingService
-from torchdata.dataloader2 import DataLoader2
+from wds_datapipes.loading.torchdata_api import DataLoader2
 
 EPOCHS = 8
 folder = Path(__file__).parent

@@ -8,9 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import IterableWrapper
 
+from wds_datapipes.datapipes import IterableWrapper, IterDataPipe
 from wds_datapipes.errors import EmptySourceError, EncodeError, StateError
 from wds_datapipes.extras import require
 from wds_datapipes.loading.data_parallel import Distributed

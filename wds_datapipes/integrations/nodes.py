@@ -7,8 +7,9 @@ from collections.abc import Generator, Mapping
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final
 
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import DataLoader
 
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.extras import require
 from wds_datapipes.loading.data_parallel import Distributed
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards

@@ -13,8 +13,8 @@ from hashlib import blake2b
 from typing import Any
 
 from torch.utils.data import get_worker_info
-from torch.utils.data.datapipes.iter import IterableWrapper
 
+from wds_datapipes.datapipes import IterableWrapper
 from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.sharding import splits, splitters

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterDataPipe
-
 from wds_datapipes.counters import Skipped, sum_skipped
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.extras import require
 from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.stage import as_stage

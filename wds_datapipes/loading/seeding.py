@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.random  # NumPy would import it at first use, in every worker
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.graph import traverse_dps
 
+from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, traverse_dps
 from wds_datapipes.pipes.graph import sources_of, takes_seed, upstream
 from wds_datapipes.pipes.sharding import splits
 from wds_datapipes.pipes.stage import as_stage

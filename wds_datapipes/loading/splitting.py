@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import distributed as dist
-from torch.utils.data import IterDataPipe, get_worker_info, graph_settings
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data import get_worker_info
 
+from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, graph_settings
 from wds_datapipes.pipes.graph import name_of, sources_of, upstream
 from wds_datapipes.pipes.samples.epochs import length_setters
 from wds_datapipes.pipes.sharding import groups_of, number_instances, splits, splitters

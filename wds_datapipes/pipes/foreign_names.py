@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch.utils.data import IterDataPipe
+from wds_datapipes.datapipes import IterDataPipe
 
 __all__ = ["ARGUMENTS", "NAMES", "explain_arguments", "explain_name"]
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import IterDataPipe, MapDataPipe
+from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
 
 __all__ = [
     "TORCH_ATTRIBUTES",

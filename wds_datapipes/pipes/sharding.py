@@ -10,10 +10,9 @@ from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
-from torch.utils.data import IterDataPipe, get_worker_info
-from torch.utils.data.datapipes.iter import Mapper, ShardingFilter
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data import get_worker_info
 
+from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, Mapper, ShardingFilter
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import count_yielded, name_of, sources_of, upstream
 from wds_datapipes.pipes.stage import Groups, Stage, as_stage

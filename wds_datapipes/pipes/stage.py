@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, TypeVar
 
-from torch.utils.data import IterDataPipe
-
 from wds_datapipes.counters import Counters
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import CountedErrors, OnError
 from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.graph import name_of, sources_of, upstream

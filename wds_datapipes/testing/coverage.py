@@ -8,8 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.loading.seeding import EpochSeeds, reset_pipeline
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.pipes.sharding import splitters

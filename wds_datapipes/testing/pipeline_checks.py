@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.extras import require
 from wds_datapipes.testing.coverage import simulate_ranks
 from wds_datapipes.testing.stage_contract import same_items

@@ -10,13 +10,11 @@ from itertools import zip_longest
 from multiprocessing.connection import Connection
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-from torchdata.dataloader2 import DataLoader2
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in
 from wds_datapipes.loading.service.service import ShardReadingService
-from wds_datapipes.loading.torchdata_graph import deserialize_datapipe, serialize_datapipe
+from wds_datapipes.loading.torchdata_api import DataLoader2, deserialize_datapipe, serialize_datapipe
 from wds_datapipes.testing.coverage import MISSING, describe_item
 
 __all__ = ["compare_resumed_runs"]

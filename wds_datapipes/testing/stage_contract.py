@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterDataPipe
-from torch.utils.data.graph import traverse_dps
-from torch.utils.data.graph_settings import apply_random_seed
+from torch.utils.data import DataLoader
+
+from wds_datapipes.datapipes import IterDataPipe, graph_settings, traverse_dps
 
 __all__ = ["check_stage", "same_items"]
 
@@ -79,7 +79,7 @@ def same_items(left: Any, right: Any) -> bool:
 
 
 def _seed_pipeline(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
-    apply_random_seed(pipe, torch.Generator().manual_seed(0))
+    graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(0))
     return pipe
 
 

@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torchdata.dataloader2 import DistributedReadingService
-
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in, state_of
 from wds_datapipes.loading.data_parallel import DataParallelGroup
@@ -15,6 +13,7 @@ from wds_datapipes.loading.lightning import unknown_length_error, without_ended_
 from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.service.state_manager import describe_loader_pipeline
 from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.loading.torchdata_api import DistributedReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
 from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.samples.declared_length import DeclaredLength

@@ -11,9 +11,9 @@ from threading import Thread, current_thread
 from typing import Any
 
 import torch
-from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import pin_memory as torch_pinning
 
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.loading.workers.connection import Reader, set_reader
 from wds_datapipes.pipes.stage import Stage

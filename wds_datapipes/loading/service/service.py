@@ -13,11 +13,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, NoReturn
 
-from torch.utils.data import IterDataPipe
-from torchdata.dataloader2 import MultiProcessingReadingService
-from torchdata.dataloader2.graph import list_dps, traverse_dps
-from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
-
+from wds_datapipes.datapipes import IterDataPipe, traverse_dps
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE
 from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated
@@ -28,6 +24,11 @@ from wds_datapipes.loading.seeding import guard_lists, is_drawn, refuse_hidden_s
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import advice_for_ranks, advice_for_split, given_identity, split_by_rank
+from wds_datapipes.loading.torchdata_api import (
+    CheckpointableReadingServiceInterface,
+    MultiProcessingReadingService,
+    list_dps,
+)
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
 from wds_datapipes.loading.transport.protocol import Command
 from wds_datapipes.loading.workers.in_process import DeliveredCount, LocalItems, users_part

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import distributed as dist
-from torchdata.datapipes.iter import FullSync
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
@@ -19,6 +18,7 @@ from wds_datapipes.loading.rank_agreement import facts_of
 from wds_datapipes.loading.seeding import EpochSeeds, is_drawn
 from wds_datapipes.loading.splitting import RankIdentity
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks, ends_together
+from wds_datapipes.loading.torchdata_api import FullSync
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayed

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import IterDataPipe
 from torchdata.datapipes.iter import Cycler
 
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes.graph import count_yielded, name_of, sources_of
 from wds_datapipes.pipes.sharding import groups_of, instance_of, rank_and_worker_of, rotation_period, splitters

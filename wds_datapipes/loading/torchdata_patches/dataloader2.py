@@ -20,8 +20,8 @@ def later_passes() -> None:
     split, such as a ``RandomSampler``, draw the same in all workers.
     """
     import torch
-    from torch.utils.data import graph_settings
 
+    from wds_datapipes.datapipes import graph_settings
     from wds_datapipes.pipes.state.seeding import derive_later_seeds
     from wds_datapipes.pipes.state.shard_order import guard_listings, seed_listings
 
@@ -46,8 +46,7 @@ def local_classes() -> None:
     torch finds the stages of a pipeline by pickling each of them, and pickle finds no local functions and classes. The
     patch leaves functions and classes out of these pickles, which are never unpickled.
     """
-    from torch.utils.data import graph
-
+    from wds_datapipes.datapipes import graph
     from wds_datapipes.loading.torchdata_patches.local_functions import tolerant_pickle
 
     setattr(graph, "pickle", tolerant_pickle())
@@ -359,8 +358,7 @@ def late_shuffle() -> None:
 
     Its warning does not say where to shuffle instead. The patch adds a warning that does.
     """
-    from torch.utils.data import graph_settings
-
+    from wds_datapipes.datapipes import graph_settings
     from wds_datapipes.pipes.graph import upstream
     from wds_datapipes.pipes.stage import Stage
     from wds_datapipes.user_warnings import warn_user

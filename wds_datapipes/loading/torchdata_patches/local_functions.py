@@ -14,8 +14,7 @@ from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
-from torch.utils.data import IterDataPipe, MapDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
 from wds_datapipes.loading.transport.serialization import describe, takes
 from wds_datapipes.pipes.graph import functional_name_of, sources_of, upstream
 
@@ -45,7 +44,7 @@ def copy_pipeline(pipe: Any) -> Any:
 
 def _clone(pipe: Any) -> Any:
     """Return a copy made by dill, if it is installed; it copies some locks and files."""
-    from wds_datapipes.loading.torchdata_graph import clone  # torchdata is optional
+    from wds_datapipes.loading.torchdata_api import clone  # torchdata is optional
 
     try:
         return clone(pipe)
@@ -78,7 +77,7 @@ def explain_pickling(
     try:
         yield
     except ERRORS as error:
-        from wds_datapipes.loading.torchdata_graph import attach_wrapper  # torchdata is optional
+        from wds_datapipes.loading.torchdata_api import attach_wrapper  # torchdata is optional
 
         named = [(name, each) for name, each in (functions or {}).items() if not takes(pickle.dumps, each)]
         if named:

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-from torchdata.dataloader2.utils import WorkerInfo
-
 from wds_datapipes.counters import Counters
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.report import WorkerReport, log_skipped
 from wds_datapipes.loading.seeding import call_with_pipeline
+from wds_datapipes.loading.torchdata_api import WorkerInfo
 from wds_datapipes.pipes.stage import Stage, share_counters
 from wds_datapipes.pipes.state.pipeline_state import (
     load_state,

@@ -5,16 +5,20 @@ from __future__ import annotations
 import multiprocessing
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-from torchdata.dataloader2.graph import list_dps, replace_dp, traverse_dps
-from torchdata.dataloader2.utils import WorkerInfo
-from torchdata.dataloader2.utils.dispatch import find_lca_round_robin_sharding_dp
-from torchdata.datapipes.iter import FullSync
-
+from wds_datapipes.datapipes import IterDataPipe, traverse_dps
 from wds_datapipes.loading.seeding import call_with_pipeline
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import RankIdentity, split_by_worker
-from wds_datapipes.loading.torchdata_graph import DispatchedSource, attach_wrapper, find_replicable_branches
+from wds_datapipes.loading.torchdata_api import (
+    DispatchedSource,
+    FullSync,
+    WorkerInfo,
+    attach_wrapper,
+    find_lca_round_robin_sharding_dp,
+    find_replicable_branches,
+    list_dps,
+    replace_dp,
+)
 from wds_datapipes.loading.workers.in_process import LocalItems
 from wds_datapipes.loading.workers.pool import PooledItems, WorkerPool
 from wds_datapipes.loading.workers.worker import WorkerJob

@@ -13,14 +13,20 @@ from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
 import torch
-from torchdata.dataloader2.graph import find_dps, list_dps, replace_dp, traverse_dps
-from torchdata.dataloader2.utils.dispatch import find_non_dispatching_branches
 
+from wds_datapipes.datapipes import traverse_dps
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.seeding import call_with_pipeline, reset_pipeline
 from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, split_by_worker
-from wds_datapipes.loading.torchdata_graph import DispatchedSource, extract_wrapper
+from wds_datapipes.loading.torchdata_api import (
+    DispatchedSource,
+    extract_wrapper,
+    find_dps,
+    find_non_dispatching_branches,
+    list_dps,
+    replace_dp,
+)
 from wds_datapipes.loading.torchdata_patches.worker_processes import SENDABLE, SendableError
 from wds_datapipes.loading.transport.protocol import Command, Kind
 from wds_datapipes.loading.transport.receiver import Receiver

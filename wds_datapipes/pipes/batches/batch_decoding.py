@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import IterDataPipe, default_collate
+from torch.utils.data import default_collate
 
 from wds_datapipes.codecs.batch_decoding import decode_batches
 from wds_datapipes.codecs.decoding import Decoder, DecoderChain
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.pipes.samples.decoding import DecodingStage, SeededDecodingStage

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import IterDataPipe
 
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.batches.buffering import BufferingStage
 from wds_datapipes.pipes.stage import position_reader_of, register_stage

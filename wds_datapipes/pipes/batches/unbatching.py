@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.samples.batching import split_lists, unbatch_samples
 

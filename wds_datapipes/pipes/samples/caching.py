@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data import get_worker_info
 
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import CacheError
 from wds_datapipes.pipes.graph import takes_seed, upstream
 from wds_datapipes.pipes.sharding import groups_of, instance_of, splits

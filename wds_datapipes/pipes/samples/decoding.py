@@ -6,8 +6,6 @@ import keyword
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from torch.utils.data import IterDataPipe
-
 from wds_datapipes.codecs.decoding import Decoder, DecoderChain, decode_samples
 from wds_datapipes.codecs.extensions import (
     ByExtension,
@@ -16,6 +14,7 @@ from wds_datapipes.codecs.extensions import (
     split_extensions,
 )
 from wds_datapipes.codecs.registry import add_decoder
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.pipes.samples.random_functions import seeds_of_samples

@@ -6,8 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.graph import sources_of
 from wds_datapipes.pipes.samples.declared_length import DeclaredLength
 from wds_datapipes.pipes.sharding import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.pipes.stage import OneToOneStage, OpaqueValue, Stage, register_stage
 from wds_datapipes.samples.fields import (

@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch.utils.data import MapDataPipe
-
+from wds_datapipes.datapipes import MapDataPipe
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.types import Sample
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.graph import functional_name_of, upstream
 from wds_datapipes.pipes.shards.loading import ShardReadingStage

@@ -8,8 +8,7 @@ from numbers import Real
 from random import Random
 from typing import Any, Literal
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.sharding import find_rank_and_worker, has_no_shards, refuse_remote, rotation_period
 from wds_datapipes.pipes.stage import RecordedStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.sharding import find_rank_and_worker

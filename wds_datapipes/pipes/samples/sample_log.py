@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any, Literal, TextIO
 
 from torch import distributed
-from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data import get_worker_info
 
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.sharding import find_rank_and_worker
 from wds_datapipes.pipes.stage import CountingStage, position_reader_of, register_stage
 from wds_datapipes.samples.sample_log import LogTarget, log_samples

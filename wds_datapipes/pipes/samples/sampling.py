@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.sharding import find_rank_and_worker
 from wds_datapipes.pipes.stage import CountingStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage

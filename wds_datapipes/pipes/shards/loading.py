@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError

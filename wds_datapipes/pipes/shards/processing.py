@@ -9,9 +9,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
 from wds_datapipes.counters import Skipped, sum_skipped
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.remote_shards import ExecutorHandle, run_tasks

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError

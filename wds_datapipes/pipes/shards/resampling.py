@@ -6,8 +6,7 @@ import operator
 from collections.abc import Iterator
 from random import Random
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.sharding import Groups, SplittingStage, rank_and_worker_of, share
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard

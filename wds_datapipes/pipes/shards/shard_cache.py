@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.shards.directory_shards import DirectoryShards
 from wds_datapipes.pipes.stage import Stage, register_stage

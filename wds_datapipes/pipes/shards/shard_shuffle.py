@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import Shuffler
-
+from wds_datapipes.datapipes import IterDataPipe, Shuffler
 from wds_datapipes.pipes.graph import name_of, sources_of, upstream
 from wds_datapipes.pipes.stage import Stage, as_stage
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import distributed
-from torch.utils.data import IterDataPipe, get_worker_info
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data import get_worker_info
 
+from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, splitters
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage

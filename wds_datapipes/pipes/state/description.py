@@ -6,8 +6,7 @@ import inspect
 import re
 from typing import Any
 
-from torch.utils.data import IterDataPipe, MapDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
 from wds_datapipes.fingerprint.code import is_secret, is_users
 from wds_datapipes.fingerprint.value_text import format_value
 from wds_datapipes.fingerprint.values import Fingerprint

@@ -7,8 +7,7 @@ import sys
 import weakref
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes.graph import count_yielded, iteration_of, name_of, upstream
 from wds_datapipes.pipes.stage import as_stage

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.graph import takes_seed, upstream
 from wds_datapipes.pipes.sharding import Instance, rotate_assignments, splitters
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state, stateful

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch.utils.data.datapipes.iter import Batcher
-
+from wds_datapipes.datapipes import Batcher
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import name_of, sources_of, takes_seed, upstream
 from wds_datapipes.pipes.samples.grouping import SampleGrouper

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe
 
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import name_of, takes_seed, upstream
 from wds_datapipes.pipes.stage import RecordedStage, as_stage

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.data import IterDataPipe
 
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.graph import takes_seed, upstream
 from wds_datapipes.seeds import derived_seed
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import IterableWrapper
 
+from wds_datapipes.datapipes import IterableWrapper, IterDataPipe
 from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.sharding import splits

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import IterableDataset, IterDataPipe
-from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, Mapper
+from torch.utils.data import IterableDataset
 
+from wds_datapipes.datapipes import Batcher, Collator, Filter, IterDataPipe, Mapper
 from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint.code import is_users as is_users_module
 from wds_datapipes.pipes.graph import name_of
