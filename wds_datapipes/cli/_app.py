@@ -117,16 +117,18 @@ def build_program(commands: Sequence[str]) -> typer.Typer:
     for name in commands:
         command = getattr(import_module(f"wds_datapipes.cli.{name}"), name)
         if isinstance(command, Mapping):
-            below = typer.Typer(no_args_is_help=True, help=sys.modules[f"wds_datapipes.cli.{name}"].HELP, cls=Group)
+            below = typer.Typer(
+                no_args_is_help=True, help=sys.modules[f"wds_datapipes.cli.{name}"].HELP, cls=CommandGroup
+            )
             for word, each in command.items():
-                below.command(word, cls=Command)(report_errors(expand_options(each)))
+                below.command(word, cls=ProgramCommand)(report_errors(expand_options(each)))
             program.add_typer(below, name=name)
         else:
-            program.command(name, cls=Command)(report_errors(expand_options(command)))
+            program.command(name, cls=ProgramCommand)(report_errors(expand_options(command)))
     return program
 
 
-class Command(TyperCommand):
+class ProgramCommand(TyperCommand):
     """A command whose help shows values in the users' words, without the types of Python."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -134,7 +136,7 @@ class Command(TyperCommand):
         return in_words(super().get_params(ctx))
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands, with the same help."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -142,7 +144,7 @@ class Group(TyperGroup):
         return in_words(super().get_params(ctx))
 
 
-class Program(Group):
+class Program(CommandGroup):
     """The whole program, which reports wrong use in one line, like all other errors."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:

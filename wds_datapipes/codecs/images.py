@@ -49,7 +49,7 @@ class _Spec(NamedTuple):
     floats: bool
 
 
-class _Part(NamedTuple):
+class _Region(NamedTuple):
     """What to decode of an image: a box in pixels of the full image, if it is cropped, at a fraction of its size."""
 
     box: Box | None
@@ -211,7 +211,7 @@ class ImageDecoder(ByExtension):
             return pixels
         return resize_box(pixels, _scale_box(part.box, part.scale, pixels.shape), self.crop)
 
-    def _read_jpeg(self, data: bytes, rng: RandomSource) -> tuple[NDArray[Any] | None, _Part | None]:
+    def _read_jpeg(self, data: bytes, rng: RandomSource) -> tuple[NDArray[Any] | None, _Region | None]:
         """Decode a JPEG with the extra ``turbo``, if that is possible; and return what was selected of it."""
         jpeg = open_jpeg(data)
         if jpeg is None or (self.exif and EXIF in data[:FIRST_SEGMENTS]):
@@ -226,7 +226,7 @@ class ImageDecoder(ByExtension):
             pixels = np.asarray(Image.fromarray(pixels).convert(mode))
         return pixels, part
 
-    def _load(self, data: bytes, rng: RandomSource, part: _Part | None = None) -> tuple[Image.Image, _Part]:
+    def _load(self, data: bytes, rng: RandomSource, part: _Region | None = None) -> tuple[Image.Image, _Region]:
         """Decode an image with Pillow, and return it and what was selected of it."""
         image = open_image(data)
         width, height = image.size
@@ -242,15 +242,15 @@ class ImageDecoder(ByExtension):
             ImageOps.exif_transpose(image, in_place=True)
         return image, part
 
-    def _select(self, width: int, height: int, rng: RandomSource) -> _Part:
+    def _select(self, width: int, height: int, rng: RandomSource) -> _Region:
         """Select a box and the scale of an image of this size."""
         box = None if self.crop is None else self.crop.select(width, height, rng)
         if self.min_size is None:
-            return _Part(box, 1)
+            return _Region(box, 1)
         short = min(width, height)
         scales = [scale for scale in (8, 4, 2) if scale <= short]  # Pillow has no smaller ones for tiny images
         short = short if box is None else min(box.width, box.height)
-        return _Part(box, next((scale for scale in scales if -(-short // scale) >= self.min_size), 1))
+        return _Region(box, next((scale for scale in scales if -(-short // scale) >= self.min_size), 1))
 
     def _to_bytes(self, image: Image.Image) -> Image.Image:
         """Return an image of 8 bits per channel, without transparency if there is a background."""

@@ -113,7 +113,7 @@ def external_source(
         samples = samples.shuffle_samples(initial_fill)
     data = StatefulShards(samples, seed=seed, distributed=distributed)
     size = running.max_batch_size
-    reader = EpochReader(data, fields, cycle, size if pad_last_batch else 1)
+    reader = DaliReader(data, fields, cycle, size if pad_last_batch else 1)
 
     def next_batch(info: Any) -> tuple[list[Any], ...]:
         found = reader.read(info.epoch_idx, info.iteration * size, size)
@@ -138,7 +138,7 @@ def _samples(dp: IterDataPipe[Any] | None, paths: str | Sequence[str] | None) ->
     return dp
 
 
-class EpochReader:
+class DaliReader:
     """Reads samples by their epoch and their position in it, without rereading if they are requested in order.
 
     Args:

@@ -17,7 +17,7 @@ from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source
 from wds_datapipes.prepare.subset import check_rekey
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
-from wds_datapipes.writing.sample_packer import SamplePacker
+from wds_datapipes.writing.sample_packer import TarSamplePacker
 
 __all__ = ["Plan", "check_new_key", "get_rekeyed_spec", "make_plan"]
 
@@ -98,7 +98,7 @@ def make_plan(
         EncodeError: a sample would not be read back unchanged, or a value cannot be encoded.
     """
     headers = HeaderWriter(user="", group="", mode=0o644, mtime=0)
-    packer = SamplePacker(headers, False, unsafe=False, keep_meta=False, key_rule=key_rule)
+    packer = TarSamplePacker(headers, False, unsafe=False, keep_meta=False, key_rule=key_rule)
     count = len(source)
     payloads, sizes = array("q", bytes(8 * count)), array("q", bytes(8 * count))
     stamps, hashes = array("Q", bytes(8 * count)), np.zeros(count, np.int64)
@@ -161,7 +161,7 @@ def _measure_spec(spec: SampleSpec) -> MeasuredSample | Exception:
         return error
 
 
-def _size(spec: SampleSpec, found: MeasuredSample, packer: SamplePacker, headers: HeaderWriter) -> int:
+def _size(spec: SampleSpec, found: MeasuredSample, packer: TarSamplePacker, headers: HeaderWriter) -> int:
     """Return the size of a sample in an archive, and reject one that would not be read back unchanged."""
     key = spec.key
     if not key.isalnum():

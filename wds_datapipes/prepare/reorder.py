@@ -36,7 +36,7 @@ from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.header_writer import HeaderWriter
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
-from wds_datapipes.writing.sample_packer import SamplePacker
+from wds_datapipes.writing.sample_packer import TarSamplePacker
 
 __all__ = ["FieldSortKey", "SampleEntries", "WithoutValue"]
 
@@ -151,7 +151,7 @@ class SampleEntries:
     def _check(self, shards: list[ShardContents], key_rule: KeyRule) -> list[int]:
         """Return the numbers of the samples that can be written, and report the errors of the others."""
         headers = HeaderWriter(user="", group="", mode=0o644, mtime=0)
-        packer = SamplePacker(headers, encoder=False, unsafe=False, keep_meta=False, key_rule=key_rule)
+        packer = TarSamplePacker(headers, encoder=False, unsafe=False, keep_meta=False, key_rule=key_rule)
         good: list[int] = []
         seen: set[str] = set()
         number = 0

@@ -83,7 +83,7 @@ class DatasetStats:
     classes: dict[str, int] | None = None
 
 
-class _Part(NamedTuple):
+class _ShardStats(NamedTuple):
     """The statistics of one shard; sizes are packed as arrays of 8 bytes."""
 
     size: int | None
@@ -125,7 +125,7 @@ def dataset_stats(
         >>> dataset_stats([url], label="cls").classes
         {'1': 1}
     """
-    parts: dict[int, _Part] = {}
+    parts: dict[int, _ShardStats] = {}
     for number, task in map_shards(_part, urls, (label, options), executor=executor, max_workers=max_workers):
         part = parts[number] = task.result()
         if on_shard is not None:
@@ -146,7 +146,7 @@ def dataset_stats(
     )
 
 
-def _part(url: str, label: str | None, options: dict[str, Any]) -> _Part:
+def _part(url: str, label: str | None, options: dict[str, Any]) -> _ShardStats:
     contents = read_contents(url, **options)
     fields: dict[str, array[int]] = {}
     for sample in contents.samples:
@@ -157,7 +157,7 @@ def _part(url: str, label: str | None, options: dict[str, Any]) -> _Part:
         reading = {"key_rule": options.get("key_rule", first_dot), "storage_options": options.get("storage_options")}
         classes.update(filter(None, read_classes(contents, label, **reading)))
     sizes = array("q", [sample.bytes for sample in contents.samples])
-    return _Part(contents.bytes, sizes, fields, contents.faults, classes)
+    return _ShardStats(contents.bytes, sizes, fields, contents.faults, classes)
 
 
 def _concatenate(parts: Sequence[array[int]]) -> npt.NDArray[np.int64]:

@@ -14,7 +14,7 @@ from wds_datapipes.tar.header_writer import NAME_BYTES, PADDING, TOO_LARGE, Head
 from wds_datapipes.tar.headers import BLOCK
 from wds_datapipes.types import Sample
 
-__all__ = ["Encoder", "PackedSample", "SamplePacker", "refuse_padding"]
+__all__ = ["Encoder", "PackedSample", "TarSamplePacker", "refuse_padding"]
 
 Encoder: TypeAlias = "bool | Mapping[str, FieldEncoder] | Callable[[Sample], Sample] | None"
 """``True`` to encode as ``wds_encode`` does; a mapping to pass it keyword arguments; a function from a sample to one
@@ -51,7 +51,7 @@ class PackedSample(NamedTuple):
     fields: list[tuple[str, int, int]]
 
 
-class SamplePacker:
+class TarSamplePacker:
     """Packs samples into tar blocks, which do not depend on their offset in an archive.
 
     Args:

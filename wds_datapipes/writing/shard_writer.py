@@ -20,7 +20,7 @@ from wds_datapipes.types import PlacedSample, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
 from wds_datapipes.writing.journal import FinishedShard, KeyLog, ShardJournal, WriterClaim, compare_journals
 from wds_datapipes.writing.record_writer import RecordPacker, RecordWriter
-from wds_datapipes.writing.sample_packer import Encoder, SamplePacker
+from wds_datapipes.writing.sample_packer import Encoder, TarSamplePacker
 from wds_datapipes.writing.shard_file import Packer, ShardFile
 from wds_datapipes.writing.shard_names import (
     check_pattern,
@@ -161,7 +161,7 @@ class ShardWriter:
         self._format = format_of_name(self.pattern) if format is None else FORMATS.get(format)
         self._packer: Packer
         if self._format is None:
-            self._packer = SamplePacker(headers, encoder, unsafe=unsafe, keep_meta=keep_meta, key_rule=key_rule)
+            self._packer = TarSamplePacker(headers, encoder, unsafe=unsafe, keep_meta=keep_meta, key_rule=key_rule)
             self._end = END
         else:
             if index or (user, group, mode, mtime) != ("", "", 0o644, 0):

@@ -12,7 +12,7 @@ from wds_datapipes.io.compression.compress import Compress, compression_kind
 from wds_datapipes.io.sinks import Sink
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.header_writer import END, HeaderWriter
-from wds_datapipes.writing.sample_packer import Encoder, SamplePacker
+from wds_datapipes.writing.sample_packer import Encoder, TarSamplePacker
 from wds_datapipes.writing.shard_file import ShardFile, name_of_target
 
 __all__ = ["TarWriter"]
@@ -92,7 +92,7 @@ class TarWriter(ShardFile):
         if index and (not name or key_rule is None):
             raise ValueError("index=True needs a file name, to write the index next to it, and a key_rule")
         headers = HeaderWriter(user=user, group=group, mode=mode, mtime=mtime)
-        packer = SamplePacker(headers, encoder, unsafe=unsafe, keep_meta=keep_meta, key_rule=key_rule)
+        packer = TarSamplePacker(headers, encoder, unsafe=unsafe, keep_meta=keep_meta, key_rule=key_rule)
         self._key_rule = key_rule
         self._index_url = index_url(name) if index else ""
         self._compression = COMPRESSIONS.get(compression_kind(compress, name) or "")
