@@ -174,8 +174,8 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
     ),
     (
         "UnsafeInputError",
-        lambda folder: list(IterableWrapper([shard(folder)]).load_wds_shards(safe=True)),
-        r"x\.tar' was refused: it is a local path\. With safe=True",
+        lambda folder: list(IterableWrapper([shard(folder)]).load_wds_shards(allow_local_files=False)),
+        r"x\.tar' was refused: it is a local path\. With allow_local_files=False",
     ),
     ("ShardOpenError", lambda folder: members(f"{folder}/none.tar"), r"There is no file '.*none\.tar'"),
     ("ShardReadError", lambda folder: members("pipe:exit 3"), r"'exit 3' exited with status 3 after 0 bytes"),
@@ -267,7 +267,7 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "UnsafeInputError",
         lambda folder: list(samples(shard(folder, {"__key__": "a", "pyd": pickle.dumps(1)})).wds_decode()),
-        r"unsafe=True",
+        r"allow_pickle=True",
     ),
     (
         "EmptySourceError",

@@ -72,14 +72,14 @@ def test_fields_that_can_execute_code_need_unsafe_to_be_written_and_read(field: 
     url, sample = str(tmp_path / "a.tar"), {"__key__": "a", field: {"x": 1}}
     with webdataset.TarWriter(url) as theirs:
         theirs.write(sample)
-    with pytest.raises(UnsafeInputError, match="unsafe=True"), wds_datapipes.TarWriter(url) as ours:
+    with pytest.raises(UnsafeInputError, match="allow_pickle=True"), wds_datapipes.TarWriter(url) as ours:
         ours.write(sample)
-    with wds_datapipes.TarWriter(url, unsafe=True) as ours:
+    with wds_datapipes.TarWriter(url, allow_pickle=True) as ours:
         ours.write(sample)
     pipe = ShardList(url).load_wds_shards().group_samples()
-    with pytest.raises(UnsafeInputError, match="unsafe=True"):
+    with pytest.raises(UnsafeInputError, match="allow_pickle=True"):
         list(pipe.wds_decode())
-    assert next(iter(pipe.wds_decode(unsafe=True)))[field] == {"x": 1}
+    assert next(iter(pipe.wds_decode(allow_pickle=True)))[field] == {"x": 1}
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

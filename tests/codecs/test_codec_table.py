@@ -89,7 +89,7 @@ def test_every_extension_has_a_case_and_the_tables_are_sorted_literals() -> None
 @pytest.mark.parametrize("extension", CASES)
 def test_good_bytes_become_their_value(extension: str) -> None:
     good, value, _, _ = CASES[extension]
-    assert same(decode(extension, good, unsafe=extension in UNSAFE), value)
+    assert same(decode(extension, good, allow_pickle=extension in UNSAFE), value)
 
 
 @pytest.mark.parametrize("extension", CASES)
@@ -98,21 +98,21 @@ def test_the_last_extension_decides_and_gz_is_a_filter(extension: str, field: st
     good, value, _, _ = CASES[extension]
     for _ in range(field.count("gz")):
         good = gzip.compress(good)
-    assert same(decode(field.format(extension), good, unsafe=extension in UNSAFE), value)
+    assert same(decode(field.format(extension), good, allow_pickle=extension in UNSAFE), value)
 
 
 @pytest.mark.parametrize("extension", CASES)
 def test_other_objects_of_bytes_decode_alike(extension: str) -> None:
     good, value, _, _ = CASES[extension]
     for data in (bytearray(good), memoryview(good)):
-        assert same(decode(extension, data, unsafe=extension in UNSAFE), value)
+        assert same(decode(extension, data, allow_pickle=extension in UNSAFE), value)
 
 
 @pytest.mark.parametrize("extension", CASES)
 def test_bad_bytes_are_a_complete_decode_error(extension: str) -> None:
     _, _, bad, text = CASES[extension]
     with pytest.raises(DecodeError, match=text) as caught:
-        decode(extension, bad, unsafe=extension in UNSAFE)
+        decode(extension, bad, allow_pickle=extension in UNSAFE)
     message = str(caught.value)
     assert f"field '{extension}' of sample 'k' in shard 's.tar' cannot be decoded by the {extension} codec" in message
     assert caught.value.__cause__ is not None
@@ -122,7 +122,7 @@ def test_bad_bytes_are_a_complete_decode_error(extension: str) -> None:
 @pytest.mark.parametrize("extension", sorted(UNSAFE))
 def test_pickles_are_refused_unless_allowed(extension: str) -> None:
     with pytest.raises(
-        UnsafeInputError, match=rf"field '{extension}' of sample 'k' in shard 's.tar'.*unsafe=True.*only="
+        UnsafeInputError, match=rf"field '{extension}' of sample 'k' in shard 's.tar'.*allow_pickle=True.*only="
     ):
         decode(extension, CASES[extension][0], on_error="skip")
     assert decode(extension, CASES[extension][0], **{extension: bytes}) == CASES[extension][0]
@@ -144,10 +144,10 @@ def plant() -> str:
 
 def test_pth_loads_only_weights_unless_allowed() -> None:
     data = torch_saved({"w": torch.ones(2), "x": Planted()})
-    with pytest.raises(UnsafeInputError, match=r"holds more than tensors.*plant.*unsafe=True"):
+    with pytest.raises(UnsafeInputError, match=r"holds more than tensors.*plant.*allow_pickle=True"):
         decode("pth", data, on_error="skip")
     assert not Planted.ran
-    loaded = decode("pth", data, unsafe=True)
+    loaded = decode("pth", data, allow_pickle=True)
     assert Planted.ran
     assert loaded["x"] == "planted"
 
@@ -157,7 +157,7 @@ def test_arrays_of_objects_are_never_unpickled() -> None:
     Planted.ran = False
     for extension, data in {"npy": saved(np.save, objects), "npz": saved(np.savez, a=objects)}.items():
         with pytest.raises(DecodeError, match="allow_pickle=False"):
-            decode(extension, data, unsafe=True)
+            decode(extension, data, allow_pickle=True)
     assert not Planted.ran
 
 

@@ -75,8 +75,8 @@ def encode(field: str, value: Any, **options: Any) -> Any:
     return sample[field]
 
 
-def decode(field: str, data: bytes, *decoders: str, unsafe: bool = False) -> Any:
-    [sample] = wds_decode([{field: data}], *decoders, unsafe=unsafe)
+def decode(field: str, data: bytes, *decoders: str, allow_pickle: bool = False) -> Any:
+    [sample] = wds_decode([{field: data}], *decoders, allow_pickle=allow_pickle)
     return sample[field]
 
 
@@ -102,16 +102,16 @@ def test_the_table_contains_every_extension() -> None:
 
 @pytest.mark.parametrize("extension", VALUES)
 def test_encoded_values_are_decoded(extension: str) -> None:
-    unsafe = extension in UNSAFE
+    allow_pickle = extension in UNSAFE
 
     @settings(max_examples=25, deadline=None)
     @given(VALUES[extension])
     def law(value: Any) -> None:
-        data = encode(extension, value, unsafe=unsafe)
+        data = encode(extension, value, allow_pickle=allow_pickle)
         assert type(data) is bytes
-        assert same(decode(extension, data, unsafe=unsafe), value)
-        assert encode(extension, value, unsafe=unsafe) == data
-        packed = encode(f"a.{extension}.gz", value, unsafe=unsafe)
+        assert same(decode(extension, data, allow_pickle=allow_pickle), value)
+        assert encode(extension, value, allow_pickle=allow_pickle) == data
+        packed = encode(f"a.{extension}.gz", value, allow_pickle=allow_pickle)
         assert gzip.decompress(packed) == data
         assert packed[4:8] == bytes(4)  # no time
 
@@ -205,9 +205,9 @@ def test_a_refused_sample_is_skipped_on_request() -> None:
 
 @pytest.mark.parametrize("field", ["pyd", "a.pickle", "pkl.gz"])
 def test_pickles_are_refused_unless_allowed(field: str) -> None:
-    with pytest.raises(UnsafeInputError, match=rf"field '{field}' of sample 'k'.*unsafe=True"):
+    with pytest.raises(UnsafeInputError, match=rf"field '{field}' of sample 'k'.*allow_pickle=True"):
         encode(field, {"a": 1}, on_error="skip")
-    assert decode(field, encode(field, {"a": 1}, unsafe=True), unsafe=True) == {"a": 1}
+    assert decode(field, encode(field, {"a": 1}, allow_pickle=True), allow_pickle=True) == {"a": 1}
 
 
 class Model:
@@ -220,7 +220,7 @@ class Model:
 def test_pth_contains_only_tensors_unless_allowed() -> None:
     with pytest.raises(UnsafeInputError, match=r"field 'pth' of sample 'k'.*holds more than tensors"):
         encode("pth", Model())
-    assert decode("pth", encode("pth", Model(), unsafe=True), unsafe=True).weights.sum() == 2
+    assert decode("pth", encode("pth", Model(), allow_pickle=True), allow_pickle=True).weights.sum() == 2
 
 
 def test_only_the_viewed_part_of_a_tensor_is_saved() -> None:

@@ -237,11 +237,11 @@ def test_73_fields_that_can_run_code_are_refused_unless_the_stage_allows_it(
         list(ours(pickled).wds_decode())
     with pytest.raises(UnsafeInputError):  # no handler skips it
         list(ours(pickled).wds_decode(on_error=webdataset.ignore_and_continue))
-    assert next(iter(ours(pickled).wds_decode(unsafe=True)))["pkl"] == {1, 2}
+    assert next(iter(ours(pickled).wds_decode(allow_pickle=True)))["pkl"] == {1, 2}
     weights = next(iter(ours(pickled).wds_decode(only="pth")))["pth"]
     assert torch.equal(weights["weights"], torch.ones(2))
     # There is no flag for the whole process: the pipeline itself states what it may do.
     monkeypatch.setenv("WDS_SECURE", "1")
     monkeypatch.setattr(webdataset.utils, "enforce_security", True)
-    assert next(iter(ours(f"file:{Path(pickled).absolute()}").wds_decode(unsafe=True)))["pkl"] == {1, 2}
+    assert next(iter(ours(f"file:{Path(pickled).absolute()}").wds_decode(allow_pickle=True)))["pkl"] == {1, 2}
     assert next(iter(ours(f"pipe:cat {pickled}").wds_decode(only="json")))["json"] == [1]

@@ -171,7 +171,7 @@ TABLE = [
     Row(
         "57",
         "pth and pyd fields are written and read back",
-        "both need unsafe=True where they hold more than tensors, as for decoding",
+        "both need allow_pickle=True where they hold more than tensors, as for decoding",
     ),
     Row("58", "a single array in ten is read back as a list of one"),
     Row("59", "txt.gz is written compressed and read back"),
@@ -219,7 +219,7 @@ TABLE = [
     Row(
         "73",
         "a flag of the process forbids pickles, local files and pipes",
-        "pickles are refused unless the stage says unsafe=True, and pipelines are code, which may open what it names",
+        "pickles are refused unless the stage says allow_pickle=True; pipelines are code, which may open what it names",
     ),
     Row("74", "ShardListDataset knows lengths, and keeps the shards used last"),
     Row("75", "it decodes fields that end in gz"),

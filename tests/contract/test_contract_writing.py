@@ -104,10 +104,10 @@ def test_56_a_name_that_ends_in_tgz_is_compressed() -> None:
 
 def test_57_pth_and_pyd_fields_are_read_back() -> None:
     sample = {"__key__": "s", "pth": ["abc"], "pyd": {"x": 0}}
-    ours("ours.tar", sample, unsafe=True)
+    ours("ours.tar", sample, allow_pickle=True)
     theirs("theirs.tar", sample)
     for url in ("ours.tar", "theirs.tar"):
-        assert read(url, unsafe=True) == read_by_them(url) == sample
+        assert read(url, allow_pickle=True) == read_by_them(url) == sample
     with pytest.raises(UnsafeInputError):
         ours("ours.tar", sample)
     ours("ours.tar", {"__key__": "s", "pth": torch.ones(2)})

@@ -1,4 +1,4 @@
-"""``safe=True`` and ``allow_commands``: which URLs of untrusted origin are opened."""
+"""``allow_local_files=False``: which URLs of untrusted origin are opened."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from wds_datapipes.index import (
 from wds_datapipes.io import urls as schemes_module
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.range_reader import FileFacts
-from wds_datapipes.io.url_safety import NETWORK_SCHEMES, refuse_unsafe
+from wds_datapipes.io.url_safety import NETWORK_SCHEMES, check_url
 from wds_datapipes.shard_cache import download
 from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.testing import build_shard
@@ -97,7 +97,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     register_opener("s3", opened_zeros)
 
 
-#: URLs that ``safe`` refuses, and the message of each.
+#: URLs that ``allow_local_files=False`` refuses, and the message of each.
 REFUSED = {
     "/etc/hostname": "a local path",
     "a.tar": "a local path",
@@ -136,13 +136,17 @@ def test_refused_urls_from_any_origin(url: str, tmp_path: Path, touched: Callabl
     told = f"was refused: it is {REFUSED[url]}"
     url = url.replace("COMMAND", str(tmp_path / "touched"))
     ways: list[Callable[[], object]] = [
-        lambda: refuse_unsafe(url),
-        lambda: open_url(url, safe=True),
-        lambda: open_parts(url, safe=True),
-        lambda: list(IterableWrapper([url]).load_wds_shards(safe=True)),
-        lambda: list(IterableWrapper([url]).load_wds_shards(safe=True, on_error="skip")),
-        lambda: list(IterableWrapper([url]).load_wds_shards(safe=True, on_error=ErrorBudget(max_errors=9))),
-        lambda: list(IterableWrapper([url]).cache_wds_shards(tmp_path / "copies").load_wds_shards(safe=True)),
+        lambda: check_url(url, allow_local_files=False),
+        lambda: open_url(url, allow_local_files=False),
+        lambda: open_parts(url, allow_local_files=False),
+        lambda: list(IterableWrapper([url]).load_wds_shards(allow_local_files=False)),
+        lambda: list(IterableWrapper([url]).load_wds_shards(allow_local_files=False, on_error="skip")),
+        lambda: list(
+            IterableWrapper([url]).load_wds_shards(allow_local_files=False, on_error=ErrorBudget(max_errors=9))
+        ),
+        lambda: list(
+            IterableWrapper([url]).cache_wds_shards(tmp_path / "copies").load_wds_shards(allow_local_files=False)
+        ),
     ]
     for way in ways:
         with pytest.raises(UnsafeInputError, match=f"{re.escape(told)}\\W"):
@@ -157,11 +161,13 @@ def test_refused_urls_from_any_origin(url: str, tmp_path: Path, touched: Callabl
 def test_refused_urls_in_lists_of_shards(url: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
     url = url.replace("COMMAND", str(tmp_path / "touched"))
     ways: list[Callable[[], object]] = [
-        lambda: ShardList(url, safe=True),
-        lambda: ShardList([url], safe=True),
-        lambda: ShardList(["https://host/a.tar", url], safe=True),
-        lambda: ShardList("https://host/a.tar", rewrite=[("https://.*", url.replace("\\", ""))], safe=True),
-        lambda: DatasetSpec({"datasets": [{"shards": url}]}, safe=True),
+        lambda: ShardList(url, allow_local_files=False),
+        lambda: ShardList([url], allow_local_files=False),
+        lambda: ShardList(["https://host/a.tar", url], allow_local_files=False),
+        lambda: ShardList(
+            "https://host/a.tar", rewrite=[("https://.*", url.replace("\\", ""))], allow_local_files=False
+        ),
+        lambda: DatasetSpec({"datasets": [{"shards": url}]}, allow_local_files=False),
     ]
     for way in ways:
         with pytest.raises(UnsafeInputError, match="was refused"):
@@ -176,17 +182,17 @@ def test_refused_urls_in_lists_of_shards(url: str, tmp_path: Path, touched: Call
 def test_only_schemes_of_networks_pass(scheme: str, rest: str) -> None:
     url = f"{scheme}://{rest}"
     if scheme.lower() in NETWORK_SCHEMES and "::" not in url:
-        refuse_unsafe(url)
+        check_url(url, allow_local_files=False)
     else:
         with pytest.raises(UnsafeInputError):
-            refuse_unsafe(url)
+            check_url(url, allow_local_files=False)
 
 
 @given(st.text(max_size=30))
 def test_a_url_without_a_network_scheme_is_refused(text: str) -> None:
     if not re.match(rf"(?i)({'|'.join(NETWORK_SCHEMES)})://", text):
         with pytest.raises(UnsafeInputError):
-            refuse_unsafe(text)
+            check_url(text, allow_local_files=False)
 
 
 def test_schemes_of_networks_do_not_read_this_host() -> None:
@@ -203,9 +209,9 @@ def test_schemes_of_networks_do_not_read_this_host() -> None:
 def test_environment_variables_are_not_expanded(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDS_NAME", "https://host/secret.tar")
     with pytest.raises(UnsafeInputError, match=r"environment variables such as \$\{NAME\} are not substituted"):
-        ShardList(pattern, safe=True)
+        ShardList(pattern, allow_local_files=False)
     with pytest.raises(UnsafeInputError):
-        DatasetSpec({"datasets": [{"shards": pattern}]}, safe=True)
+        DatasetSpec({"datasets": [{"shards": pattern}]}, allow_local_files=False)
 
 
 @pytest.mark.parametrize("home", ["~", "~root", "~/data", "~root/../x"])
@@ -222,13 +228,13 @@ def test_home_folders_are_not_expanded(home: str, server: str, monkeypatch: pyte
     ):
         PAGES["/spec.json"] = json.dumps(spec)
         for given_spec in (f"{server}/spec.json", spec):
-            (url,) = DatasetSpec(given_spec, safe=True)
+            (url,) = DatasetSpec(given_spec, allow_local_files=False)
             assert url.startswith(f"{server}/")
             assert url.endswith("/a.tar")
             assert home in url
     for refused in ({"datasets": [one]}, {"buckets": home, "datasets": [{"shards": "a.tar"}]}):
         with pytest.raises(UnsafeInputError, match=f"'{home}/a.tar' was refused: it is a local path"):
-            DatasetSpec(refused, safe=True)
+            DatasetSpec(refused, allow_local_files=False)
 
 
 def test_refused_files_are_not_looked_up(tmp_path: Path) -> None:
@@ -236,22 +242,22 @@ def test_refused_files_are_not_looked_up(tmp_path: Path) -> None:
     (tmp_path / "there.tar").touch()
     for name in ("there.tar", "absent.tar", "*.tar", "none-*.tar", "", "absent/"):
         with pytest.raises(UnsafeInputError):
-            ShardList(f"{tmp_path}/{name}", safe=True)
+            ShardList(f"{tmp_path}/{name}", allow_local_files=False)
     with pytest.raises(UnsafeInputError):
-        ShardList(tmp_path, safe=True)
+        ShardList(tmp_path, allow_local_files=False)
     with pytest.raises(UnsafeInputError):
-        next(iter(DirectoryShards(tmp_path, timeout_s=0).load_wds_shards(safe=True)))
+        next(iter(DirectoryShards(tmp_path, timeout_s=0).load_wds_shards(allow_local_files=False)))
 
 
 def test_urls_rewritten_by_a_rule_are_checked() -> None:
     rules = [("mirror:", "https://mirror/"), ("https://host/", "/data/"), ("https://pipe/", "pipe:cat ")]
-    assert list(ShardList("mirror:{a,b}.tar", rewrite=rules, safe=True)) == [
+    assert list(ShardList("mirror:{a,b}.tar", rewrite=rules, allow_local_files=False)) == [
         "https://mirror/a.tar",
         "https://mirror/b.tar",
     ]
     for url in ("https://host/a.tar", "https://pipe/a.tar; touch x"):
         with pytest.raises(UnsafeInputError):
-            ShardList(url, rewrite=rules, safe=True)
+            ShardList(url, rewrite=rules, allow_local_files=False)
 
 
 def test_urls_of_a_listing_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,13 +265,13 @@ def test_urls_of_a_listing_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         "wds_datapipes.shards.patterns.list_urls", lambda _url, _options: ["https://host/a.tar", "/etc/hostname"]
     )
     with pytest.raises(UnsafeInputError, match="'/etc/hostname' was refused"):
-        ShardList("https://host/*.tar", safe=True)
+        ShardList("https://host/*.tar", allow_local_files=False)
 
 
 def test_accepted_urls_are_read(server: str, tmp_path: Path) -> None:
-    pipe = ShardList(f"{server}/{{a,a}}.tar", safe=True)
-    assert [sample["txt"] for sample in pipe.load_wds_shards(safe=True).group_samples()] == [b"1", b"1"]
-    copied = pipe.cache_wds_shards(tmp_path / "copies").load_wds_shards(safe=True)
+    pipe = ShardList(f"{server}/{{a,a}}.tar", allow_local_files=False)
+    assert [sample["txt"] for sample in pipe.load_wds_shards(allow_local_files=False).group_samples()] == [b"1", b"1"]
+    copied = pipe.cache_wds_shards(tmp_path / "copies").load_wds_shards(allow_local_files=False)
     assert len(list(copied)) == 2
 
 
@@ -282,7 +288,7 @@ def test_the_next_shard_is_not_fetched_before_it_is_checked(
     monkeypatch.setattr(download, "file_facts", asked_for)
     command, path = f"pipe:touch {tmp_path}/touched", str(tmp_path / "served.tar")
     source = IterableWrapper([f"{server}/a.tar", command, path, f"{server}/b.tar"])
-    members = iter(source.cache_wds_shards(tmp_path / "copies", prefetch=3).load_wds_shards(safe=True))
+    members = iter(source.cache_wds_shards(tmp_path / "copies", prefetch=3).load_wds_shards(allow_local_files=False))
     assert next(members).name == "a.txt"
     while f"{server}/b.tar" not in asked:  # the last of those that are fetched meanwhile
         time.sleep(0.01)
@@ -294,12 +300,14 @@ def test_the_next_shard_is_not_fetched_before_it_is_checked(
 
 def test_a_server_cannot_redirect_to_a_file_of_this_host(server: str) -> None:
     with pytest.raises(ShardOpenError):
-        list(ShardList(f"{server}/away.tar", safe=True).load_wds_shards(safe=True, retries=0))
+        list(
+            ShardList(f"{server}/away.tar", allow_local_files=False).load_wds_shards(allow_local_files=False, retries=0)
+        )
 
 
 def test_a_refusal_hides_credentials_and_is_short() -> None:
     with pytest.raises(UnsafeInputError) as caught:
-        refuse_unsafe(f"nowhere://me:secret@host/{'x' * 5000}?token=secret")
+        check_url(f"nowhere://me:secret@host/{'x' * 5000}?token=secret", allow_local_files=False)
     assert "secret" not in str(caught.value)
     assert len(str(caught.value)) < 500
 
@@ -325,13 +333,12 @@ def test_commands_in_a_manifest_from_a_network(command: str, tmp_path: Path, tou
         UnsafeInputError, match=r"listed in memory://test-safe-urls/manifest\.json, which is not a local file"
     ):
         read_manifest(remote)
-    assert read_manifest(remote, allow_commands=True).urls == [f"{FOLDER}/a.tar", command]
-    with pytest.raises(UnsafeInputError, match="With safe=True"):
-        read_manifest(remote, allow_commands=True, safe=True)
+    with pytest.raises(UnsafeInputError, match="With allow_local_files=False"):
+        read_manifest(remote, allow_local_files=False)
     local = manifest_of(tmp_path, str(tmp_path / "manifest.json"), "/a.tar", command)
     assert read_manifest(local).urls == ["/a.tar", command]
     with pytest.raises(UnsafeInputError, match=r"manifest\.json' was refused: it is a local path"):
-        read_manifest(local, safe=True)
+        read_manifest(local, allow_local_files=False)
     assert not touched()
 
 
@@ -341,14 +348,14 @@ def test_a_manifest_for_a_service_names_only_files_on_a_network(server: str, tmp
         return Path(place).read_text()
 
     PAGES["/manifest.json"] = text()
-    assert read_manifest(f"{server}/manifest.json", safe=True).urls == ["https://host/a.tar"]
+    assert read_manifest(f"{server}/manifest.json", allow_local_files=False).urls == ["https://host/a.tar"]
     for url in ("/etc/hostname", "file:///etc/hostname", "memory://a.tar"):
         PAGES["/manifest.json"] = text(url)
         with pytest.raises(UnsafeInputError, match=f"'{url}' was refused"):
-            read_manifest(f"{server}/manifest.json", safe=True)
+            read_manifest(f"{server}/manifest.json", allow_local_files=False)
     PAGES["/manifest.json"] = "{}"
     with pytest.raises(CorruptSidecarError):
-        read_manifest(f"{server}/manifest.json", safe=True)
+        read_manifest(f"{server}/manifest.json", allow_local_files=False)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -399,7 +406,6 @@ def test_commands_in_a_specification_from_a_network(
     facts = json.loads(json.dumps(facts).replace("COMMAND", str(tmp_path / "touched")))
     with pytest.raises(UnsafeInputError, match=r"listed in memory://.*spec\.json, which is not a local file"):
         DatasetSpec(spec_of(f"{FOLDER}/spec.json", **facts))
-    assert len(DatasetSpec(f"{FOLDER}/spec.json", allow_commands=True)) >= 1
     assert len(DatasetSpec(spec_of(str(tmp_path / "spec.json"), **facts))) >= 1
     assert len(DatasetSpec({"prefix": facts.get("prefix", ""), "datasets": [{"shards": facts["shards"]}]})) >= 1
     assert not touched()
@@ -408,13 +414,13 @@ def test_commands_in_a_specification_from_a_network(
 def test_a_specification_is_read_from_a_network(server: str) -> None:
     PAGES["/train.yaml?version=2"] = "datasets:\n- shards: 'https://host/{a,b}.tar'\n"
     urls = ["https://host/a.tar", "https://host/b.tar"]
-    assert list(DatasetSpec(f"{server}/train.yaml?version=2", safe=True)) == urls
+    assert list(DatasetSpec(f"{server}/train.yaml?version=2", allow_local_files=False)) == urls
     assert list(DatasetSpec(f"{server}/train.yaml?version=2")) == urls
     for place in ("/etc/hostname.yaml", "file:///etc/x.yaml", "pipe:echo x.yaml", "memory://x.yaml"):
         with pytest.raises(UnsafeInputError):
-            DatasetSpec(place, safe=True)
+            DatasetSpec(place, allow_local_files=False)
 
 
-def test_patterns_are_expanded_as_without_safe() -> None:
+def test_patterns_are_expanded_alike_with_and_without_local_files() -> None:
     pattern = "https://host/{00..12}-{a,b}.tar"
-    assert expand_urls(pattern, variables={}, safe=True) == expand_urls(pattern, variables={})
+    assert expand_urls(pattern, variables={}, allow_local_files=False) == expand_urls(pattern, variables={})

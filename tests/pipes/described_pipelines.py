@@ -307,7 +307,7 @@ PIPELINES: dict[str, list[Callable[[], Pipe]]] = {
             for crop in (CenterCrop(8), RandomResizedCrop(8), RandomResizedCrop(9))
         ),
         given(partial=True),
-        given(unsafe=True),
+        given(allow_pickle=True),
     ),
     "wds_encode": calls("wds_encode", given(), *(given(cls=function) for function in (one, two)), given(only="cls")),
     "with_epoch": calls("with_epoch", given(3), given(4)),

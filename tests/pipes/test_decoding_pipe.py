@@ -238,7 +238,7 @@ def test_the_stage_checks_its_arguments_when_it_is_built() -> None:
 
 def test_the_stage_passes_every_option_on() -> None:
     samples = [{"cls": b"1", "pkl": b"I1\n.", "txt": 3}, {"cls": b"x", "pkl": b"I1\n.", "txt": 3}]
-    stage = source(*samples).wds_decode(only="cls pkl txt", partial=True, unsafe=True, on_error="skip")
+    stage = source(*samples).wds_decode(only="cls pkl txt", partial=True, allow_pickle=True, on_error="skip")
     assert list(stage) == [{"cls": 1, "pkl": 1, "txt": 3}]
-    with pytest.raises(UnsafeInputError, match="unsafe=True"):
+    with pytest.raises(UnsafeInputError, match="allow_pickle=True"):
         list(source({"pkl": b"I1\n."}).wds_decode(on_error="skip"))

@@ -105,7 +105,7 @@ def read_with(**options: Any) -> Any:
         {"retries": 3},
         {"read_ahead": 0},
         {"limits": ReadLimits(member_bytes=1000)},
-        {"safe": True},
+        {"allow_local_files": False},
     ],
 )
 def test_how_shards_are_read_does_not_count(options: dict[str, Any]) -> None:

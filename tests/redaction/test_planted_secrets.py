@@ -83,8 +83,8 @@ def list_shards(url: str, _: Path) -> Iterator[object]:
     for urls in (f"{url}{{", f"{url} ${{NONE}}", f"{url}::", [url, b"x"], [url.encode()], {url}, [(url,)]):
         yield lambda urls=urls: ShardList(urls)
         yield lambda urls=urls: DirectoryShards(urls)
-    yield lambda: ShardList(url).load_wds_shards(safe=True)
-    yield lambda: list(ShardList(url).load_wds_shards(safe=True))
+    yield lambda: ShardList(url).load_wds_shards(allow_local_files=False)
+    yield lambda: list(ShardList(url).load_wds_shards(allow_local_files=False))
     yield lambda: list(ShardList(url).load_wds_shards(read_ahead=-1))
     yield lambda: list(ShardList(url).batch(1).load_wds_shards())
     yield lambda: list(ShardList(url).load_wds_shards().load_wds_shards())
@@ -133,7 +133,7 @@ def load_and_skip(url: str, _: Path) -> Iterator[object]:
 
 def open_it(url: str, _: Path) -> Iterator[object]:
     yield lambda: open_url(url, retries=0).read()
-    yield lambda: open_url(url, retries=0, safe=True).read()
+    yield lambda: open_url(url, retries=0, allow_local_files=False).read()
     yield lambda: open_parts(url, retries=0)
 
 
@@ -206,7 +206,7 @@ def specify(url: str, folder: Path) -> Iterator[object]:
         yield lambda: list(DatasetSpec(folder / "spec.json"))
     yield lambda: DatasetSpec(url)
     yield lambda: DatasetSpec(f"{url}.json")
-    yield lambda: DatasetSpec(f"{url}.yaml", safe=True)
+    yield lambda: DatasetSpec(f"{url}.yaml", allow_local_files=False)
     pipe = DatasetSpec({"datasets": [one, {"shards": good}]})
     yield from (pipe, pipe._repr_html_(), traverse_dps(pipe))
 

@@ -369,7 +369,7 @@ def test_options_of_the_encoder_and_unsafe_codecs() -> None:
     image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     sizes = []
     for quality in (10, 95):
-        with TarWriter("s.tar", encoder={"jpg": {"quality": quality}}, unsafe=True) as shard:
+        with TarWriter("s.tar", encoder={"jpg": {"quality": quality}}, allow_pickle=True) as shard:
             sizes.append(shard.write({"__key__": "a", "jpg": image, "pyd": {1}}))
     assert sizes[0] < sizes[1]
 

@@ -57,7 +57,7 @@ WORDS = {
     "Pass another directory for indexes, index_folder= of IndexedSamples or folder= of build_indexes": (
         "Use --folder with another directory for indexes"
     ),
-    "If all readers trust the shard, allow it with unsafe=True; otherwise choose": "Choose",
+    "If all readers trust the shard, allow it with allow_pickle=True; otherwise choose": "Choose",
     ", or pass keys=False, which supports sequential reading only": "",
     "Call build_indexes(columns=...) with it": "Use --columns with it",
     ", or use new keys": ", or use --rekey '{number:08d}'",

@@ -51,7 +51,7 @@ def wds_decode(
     *decoders: Decoder,
     only: str | Iterable[str] | None = None,
     partial: bool = False,
-    unsafe: bool = False,
+    allow_pickle: bool = False,
     on_error: OnError = "raise",
     limits: ReadLimits = DEFAULT_LIMITS,
     **by_extension: Callable[[bytes], Any],
@@ -63,7 +63,7 @@ def wds_decode(
     [{'__key__': 'a', 'cls': 7, 'txt': b'a cat', 'bin': 1}]
     """
     check_on_error(on_error)
-    chain = DecoderChain(decoders, by_extension, only=only, partial=partial, unsafe=unsafe, limits=limits)
+    chain = DecoderChain(decoders, by_extension, only=only, partial=partial, allow_pickle=allow_pickle, limits=limits)
     return decode_samples(source, chain, on_error)
 
 
@@ -75,7 +75,7 @@ class DecoderChain(FieldChain):
         by_extension: functions ``bytes -> value`` by extension, tried before all other decoders.
         only: names of the fields to decode, as a space-separated string or several strings.
         partial: pass values that are not bytes unchanged instead of raising an error.
-        unsafe: allow codecs that can run code.
+        allow_pickle: allow codecs that can run code.
         basic: whether to try the basic decoders last; without them, fields without a decoder stay unchanged, including
             ``.gz`` fields and values that are not bytes.
         limits: the limits on decompressed fields.
@@ -91,12 +91,12 @@ class DecoderChain(FieldChain):
         *,
         only: str | Iterable[str] | None = None,
         partial: bool = False,
-        unsafe: bool = False,
+        allow_pickle: bool = False,
         basic: bool = True,
         limits: ReadLimits = DEFAULT_LIMITS,
         stage: str = "wds_decode",
     ) -> None:
-        super().__init__(only, unsafe)
+        super().__init__(only, allow_pickle)
         self.stage = stage
         chain: list[ByExtension | Callable[[str, bytes], Any]] = [
             handle_extension(extension, function)
@@ -172,8 +172,8 @@ class DecoderChain(FieldChain):
         except UnsafeInputError as error:
             raise UnsafeInputError(
                 f"{name_field(sample, field)} was not decoded: {error}. If you trust the source of the shard, allow it "
-                f"with {self.stage}(unsafe=True). Otherwise select the fields to decode with only=, or pass a decoder "
-                f"for the extension; pkl=bytes keeps pkl fields as bytes"
+                f"with {self.stage}(allow_pickle=True). Otherwise select the fields to decode with only=, or pass a "
+                f"decoder for the extension; pkl=bytes keeps pkl fields as bytes"
             ) from error
         except Exception as error:
             raise _decode_error(sample, field, step.name, data, error) from error
@@ -216,10 +216,10 @@ class DecoderChain(FieldChain):
         return chain
 
     def _last_step(self, extension: str) -> FieldStep:
-        codec = find_codec(extension, trusted=self.unsafe)
+        codec = find_codec(extension, trusted=self.allow_pickle)
         if codec is None:
             return KEEP
-        function: Callable[..., Any] = _refuse if extension in UNSAFE and not self.unsafe else codec.decode
+        function: Callable[..., Any] = _refuse if extension in UNSAFE and not self.allow_pickle else codec.decode
         if extension == "npz":  # compressed internally
             function = partial_call(function, limits=self.limits)
         return FieldStep(f"the {extension} codec", function)

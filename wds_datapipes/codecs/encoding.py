@@ -27,7 +27,7 @@ def wds_encode(
     /,
     *,
     only: str | Iterable[str] | None = None,
-    unsafe: bool = False,
+    allow_pickle: bool = False,
     on_error: OnError = "raise",
     **by_extension: FieldEncoder,
 ) -> Iterator[Sample]:
@@ -37,7 +37,7 @@ def wds_encode(
     [{'__key__': 'a', 'cls': b'7', 'txt': b'a cat', 'bin': b'x', 'pts': b'\x01\x02'}]
     """
     check_on_error(on_error)
-    return convert_samples(source, EncoderChain(by_extension, only=only, unsafe=unsafe), on_error)
+    return convert_samples(source, EncoderChain(by_extension, only=only, allow_pickle=allow_pickle), on_error)
 
 
 class EncoderChain(FieldChain):
@@ -46,7 +46,7 @@ class EncoderChain(FieldChain):
     Args:
         by_extension: functions or options by extension, used before the basic encoders.
         only: names of the fields to encode, as a space-separated string or several strings.
-        unsafe: allow codecs whose data can run code when it is decoded.
+        allow_pickle: allow codecs whose data can run code when it is decoded.
     """
 
     stage, error = "wds_encode", EncodeError
@@ -56,9 +56,9 @@ class EncoderChain(FieldChain):
         by_extension: Mapping[str, FieldEncoder],
         *,
         only: str | Iterable[str] | None = None,
-        unsafe: bool = False,
+        allow_pickle: bool = False,
     ) -> None:
-        super().__init__(only, unsafe)
+        super().__init__(only, allow_pickle)
         self._steps: list[tuple[str, FieldStep]] = []
         for keyword, encoder in sorted(by_extension.items(), key=lambda item: -item[0].count(".")):
             [extension] = split_extensions([keyword])
@@ -80,8 +80,8 @@ class EncoderChain(FieldChain):
             if lower.endswith(f".{extension}"):
                 return (step if step.name else step._replace(name=name_of(step.function)),)
         extension = lower.rpartition(".")[2]
-        codec = find_codec(extension, trusted=self.unsafe)
-        if extension in UNSAFE and not self.unsafe:
+        codec = find_codec(extension, trusted=self.allow_pickle)
+        if extension in UNSAFE and not self.allow_pickle:
             return (FieldStep(f"the {extension} codec", _refuse),)
         if codec is not None:
             return (FieldStep(f"the {extension} codec", codec.encode, codec.takes),)
@@ -110,7 +110,7 @@ class EncoderChain(FieldChain):
         except UnsafeInputError as error:
             raise UnsafeInputError(
                 f"{name_field(sample, field)} was not encoded: {error}. If all readers trust the shard, allow it with "
-                f"unsafe=True; otherwise choose a format without code, such as json, msgpack or npz"
+                f"allow_pickle=True; otherwise choose a format without code, such as json, msgpack or npz"
             ) from error
         except Exception as error:
             cause = f"{type(error).__name__}: {str(error).rstrip('.')}"

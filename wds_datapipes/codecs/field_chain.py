@@ -45,16 +45,16 @@ class FieldChain(ABC):
 
     Args:
         only: names of the fields to convert, as a space-separated string or several strings.
-        unsafe: allow codecs whose data can run code when it is decoded.
+        allow_pickle: allow codecs whose data can run code when it is decoded.
     """
 
     #: The name of the stage, and the error class for fields that fail.
     stage: str
     error: ClassVar[type[SampleError]]
 
-    def __init__(self, only: str | Iterable[str] | None, unsafe: bool) -> None:
+    def __init__(self, only: str | Iterable[str] | None, allow_pickle: bool) -> None:
         self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
-        self.unsafe = unsafe
+        self.allow_pickle = allow_pickle
         self.plans: dict[str, FieldPlan | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class FieldChain(ABC):
 
         Raises:
             SampleError: the value does not match the field's name, or no function supports it.
-            UnsafeInputError: the field needs ``unsafe``.
+            UnsafeInputError: the field needs ``allow_pickle``.
             MissingDependencyError: the field needs a package that is not installed.
         """
         plan = self.plans[field] if field in self.plans else self.plan(field)

@@ -14,8 +14,8 @@ PROTOCOL = 5
 
 
 def decode_pickle(data: bytes) -> Any:
-    """Unpickle a value, which can run arbitrary code; only called with ``unsafe=True``, see `UNSAFE`."""
-    return pickle.loads(data)  # noqa: S301 (only with unsafe=True)
+    """Unpickle a value, which can run arbitrary code; only called with ``allow_pickle=True``, see `UNSAFE`."""
+    return pickle.loads(data)  # noqa: S301 (only with allow_pickle=True)
 
 
 def encode_pickle(value: Any) -> bytes:

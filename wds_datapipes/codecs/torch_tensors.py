@@ -41,7 +41,7 @@ def decode_trusted_pth(data: bytes) -> Any:
     try:
         return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        return torch.load(BytesIO(data), map_location="cpu", weights_only=False)  # only with unsafe=True
+        return torch.load(BytesIO(data), map_location="cpu", weights_only=False)  # only with allow_pickle=True
 
 
 def encode_pth(value: Any) -> bytes:

@@ -15,7 +15,7 @@ from wds_datapipes.index.build import Depth, build_index
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
-from wds_datapipes.io.url_safety import refuse_commands, refuse_unsafe
+from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.parallel.map_shards import map_shards
 
 __all__ = [
@@ -178,26 +178,24 @@ def read_manifest(
     url: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, Any] | None = None,
-    safe: bool = False,
-    allow_commands: bool = False,
+    allow_local_files: bool = True,
 ) -> Manifest:
     """Read a manifest.
 
     Args:
         url: the file, a path or a URL.
         storage_options: passed to a remote file system.
-        safe: allow only URLs of files on a network, including that of the manifest; see `ShardList`.
-        allow_commands: allow commands (``pipe:``) as shards in a manifest from another host.
+        allow_local_files: False allows only URLs of files on a network, including that of the manifest; see
+            `ShardList`.
 
     Raises:
         MissingSidecarError: there is no such file.
         CorruptSidecarError: the file is damaged or not a manifest.
-        UnsafeInputError: a manifest from another host names a command; or, with ``safe``, a URL is not that of a file
-            on a network.
+        UnsafeInputError: a manifest from another host names a command; or a URL is not that of a file on a network,
+            and ``allow_local_files`` is False.
     """
     path = os.fspath(url)
-    if safe:
-        refuse_unsafe(path)
+    check_url(path, allow_local_files=allow_local_files)
     name = redact(path)
     content = read_sidecar(path, storage_options)
     folder = folder_of(path)
@@ -217,10 +215,7 @@ def read_manifest(
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CorruptSidecarError(f"{name} is not a manifest, or is damaged: {error}. Write it again") from error
     for shard in manifest.urls:
-        if safe:
-            refuse_unsafe(shard)
-        elif not allow_commands:
-            refuse_commands(shard, path)
+        check_url(shard, allow_local_files=allow_local_files, listed_in=path)
     return manifest
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from wds_datapipes.io.local import local_path
 from wds_datapipes.io.remote.resuming_stream import ForwardStream
 from wds_datapipes.io.remote.timeouts import STORE_OPTIONS
-from wds_datapipes.io.url_safety import refuse_unsafe
+from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.io.urls import (
     OpeningURL,
     find_opener,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["known_schemes", "local_path", "open_parts", "open_url", "redact", "register_opener", "split_scheme"]
 
 
-def open_url(url: str, /, *, safe: bool = False, **options: Any) -> BinaryIO:
+def open_url(url: str, /, *, allow_local_files: bool = True, **options: Any) -> BinaryIO:
     """Open a shard for reading, by the scheme of its URL.
 
     Opens local paths, ``file:`` URLs, ``-`` (standard input), ``pipe:COMMAND``, schemes added by `register_opener`, and
@@ -34,7 +34,7 @@ def open_url(url: str, /, *, safe: bool = False, **options: Any) -> BinaryIO:
 
     Args:
         url: the shard. Percent signs, ``#`` and ``?`` in a local path are part of its name.
-        safe: open only files on a network.
+        allow_local_files: False opens only files on a network.
         options: passed to the opener, which ignores those that it does not know: ``storage_options`` for web servers
             and fsspec's file systems, ``timeout_s`` (seconds without a byte) and ``retries`` for all stores.
 
@@ -45,14 +45,12 @@ def open_url(url: str, /, *, safe: bool = False, **options: Any) -> BinaryIO:
         ShardOpenError: there is nothing to read at this URL, or access is denied.
         UnknownSchemeError: the scheme has no opener.
         MissingDependencyError: the scheme needs a package that is not installed.
-        UnsafeInputError: ``safe`` is set, and the URL is a local file, a command, or has a scheme that may read one.
+        UnsafeInputError: the URL is a local file, a command, or has a scheme that may read one, and
+            ``allow_local_files`` is False.
     """
-    if safe:
-        refuse_unsafe(url)
-        if isinstance(url, OpeningURL):
-            return url.opened(safe=True, **options)
+    check_url(url, allow_local_files=allow_local_files)
     if isinstance(url, OpeningURL):
-        return url.opened(**options)
+        return url.opened(allow_local_files=allow_local_files, **options)
     scheme, _ = split_scheme(url)
     stream = find_opener(scheme)(url, **(_users_options(options) if is_registered(scheme) else options))
     if isinstance(stream, io.RawIOBase | io.BufferedIOBase) or (isinstance(stream, io.IOBase) and stream.seekable()):
@@ -73,22 +71,22 @@ def _users_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**ours, **options, "storage_options": others}
 
 
-def open_parts(url: str, /, *, safe: bool = False, **options: Any) -> RangeSource | None:
+def open_parts(url: str, /, *, allow_local_files: bool = True, **options: Any) -> RangeSource | None:
     """Open a remote shard for range reads, or return None if it can only be read as a whole.
 
     Args:
         url: the shard.
-        safe: open only files on a network.
+        allow_local_files: False opens only files on a network.
         options: see `open_url`.
 
     Raises:
         ShardOpenError: there is nothing to read at this URL, or access is denied.
         UnknownSchemeError: the scheme has no opener.
         MissingDependencyError: the scheme needs a package that is not installed.
-        UnsafeInputError: ``safe`` is set, and the URL is a local file, a command, or has a scheme that may read one.
+        UnsafeInputError: the URL is a local file, a command, or has a scheme that may read one, and
+            ``allow_local_files`` is False.
     """
-    if safe:
-        refuse_unsafe(url)
+    check_url(url, allow_local_files=allow_local_files)
     scheme, _ = split_scheme(url)
     if isinstance(url, OpeningURL) or not is_remote(scheme):
         return None

@@ -7,10 +7,10 @@ from wds_datapipes.io.local import local_path
 from wds_datapipes.io.urls import is_registered, split_scheme
 from wds_datapipes.redaction import redact
 
-__all__ = ["NETWORK_SCHEMES", "refuse_commands", "refuse_unsafe"]
+__all__ = ["COMMANDS", "NETWORK_SCHEMES", "check_url"]
 
-#: The schemes that ``safe=True`` opens: files on a network. All others are rejected, since fsspec has file systems that
-#: read local files, unpack archives, or read from another URL.
+#: The schemes that ``allow_local_files=False`` opens: files on a network. All others are rejected, since fsspec has
+#: file systems that read local files, unpack archives, or read from another URL.
 NETWORK_SCHEMES = frozenset(
     {"abfs", "abfss", "ais", "az", "ftp", "gcs", "gs", "hf", "http", "https", "s3", "s3a", "sftp"}
 )
@@ -20,49 +20,44 @@ COMMANDS = ("pipe", "-")
 SHOWN = 200
 
 
-def refuse_unsafe(url: str) -> None:
-    """Raise unless a URL names a file on a network.
-
-    Raises:
-        UnsafeInputError: the URL is a path, a command, standard input or a chain of file systems; or its scheme is not
-            in `NETWORK_SCHEMES`, or has an opener of `register_opener`.
-    """
-    scheme, _ = split_scheme(url)
-    if scheme in COMMANDS:
-        found = "a command" if scheme == "pipe" else "standard input"
-    elif scheme == "":
-        found = "a local path"
-    elif scheme not in NETWORK_SCHEMES:
-        found = f"of the scheme {scheme!r}"
-    elif is_registered(scheme):
-        found = f"of the scheme {scheme!r}, for which an opener was registered"
-    elif "::" in url:
-        found = "a chain of file systems"
-    else:
-        return
-    raise UnsafeInputError(
-        f"{_redacted(url)} was refused: it is {found}. With safe=True, only files on a network are opened, with the "
-        f"schemes {', '.join(sorted(NETWORK_SCHEMES))}"
-    )
-
-
-def refuse_commands(url: str, listed_in: str) -> None:
-    """Raise if a URL from a remote file is a command or standard input.
+def check_url(url: str, *, allow_local_files: bool = True, listed_in: str | None = None) -> None:
+    """Raise unless a URL may be opened.
 
     Args:
         url: the URL, after rewriting rules and variables are applied.
-        listed_in: the path or URL of the file that lists it.
+        allow_local_files: False accepts only files on a network.
+        listed_in: the path or URL of the file that lists it, if one does. One that is not on this host may not name
+            commands or standard input.
 
     Raises:
-        UnsafeInputError: it is a command or standard input, and the file is remote.
+        UnsafeInputError: it is a command or standard input, and the file that lists it is remote. Or only files on a
+            network are accepted, and it is a path, a command, standard input or a chain of file systems; or its scheme
+            is not in `NETWORK_SCHEMES`, or has an opener of `register_opener`.
     """
-    scheme, _ = split_scheme(url)
-    if scheme in COMMANDS and local_path(listed_in) is None:
-        found = "a command" if scheme == "pipe" else "standard input"
+    if not allow_local_files and (found := _not_on_network(url)):
         raise UnsafeInputError(
-            f"{_redacted(url)} was refused: it is {found}, listed in {redact(listed_in)}, which is not a local file. "
-            f"If you trust the author of that file to run commands on this host, pass allow_commands=True"
+            f"{_redacted(url)} was refused: it is {found}. With allow_local_files=False, only files on a network are "
+            f"opened, with the schemes {', '.join(sorted(NETWORK_SCHEMES))}"
         )
+    if listed_in is not None and split_scheme(url)[0] in COMMANDS and local_path(listed_in) is None:
+        raise UnsafeInputError(
+            f"{_redacted(url)} was refused: it is {_not_on_network(url)}, listed in {redact(listed_in)}, which is not "
+            f"a local file. If you trust the author of that file to run commands on this host, copy it here"
+        )
+
+
+def _not_on_network(url: str) -> str:
+    """Return what a URL is, if it is not that of a file on a network."""
+    scheme, _ = split_scheme(url)
+    if scheme in COMMANDS:
+        return "a command" if scheme == "pipe" else "standard input"
+    if scheme == "":
+        return "a local path"
+    if scheme not in NETWORK_SCHEMES:
+        return f"of the scheme {scheme!r}"
+    if is_registered(scheme):
+        return f"of the scheme {scheme!r}, for which an opener was registered"
+    return "a chain of file systems" if "::" in url else ""
 
 
 def _redacted(url: str) -> str:

@@ -98,7 +98,7 @@ def make_plan(
         EncodeError: a sample would not be read back unchanged, or a value cannot be encoded.
     """
     headers = HeaderWriter(user="", group="", mode=0o644, mtime=0)
-    packer = TarSamplePacker(headers, False, unsafe=False, keep_meta=False, key_rule=key_rule)
+    packer = TarSamplePacker(headers, False, allow_pickle=False, keep_meta=False, key_rule=key_rule)
     count = len(source)
     payloads, sizes = array("q", bytes(8 * count)), array("q", bytes(8 * count))
     stamps, hashes = array("Q", bytes(8 * count)), np.zeros(count, np.int64)

@@ -151,7 +151,7 @@ class SampleEntries:
     def _check(self, shards: list[ShardContents], key_rule: KeyRule) -> list[int]:
         """Return the numbers of the samples that can be written, and report the errors of the others."""
         headers = HeaderWriter(user="", group="", mode=0o644, mtime=0)
-        packer = TarSamplePacker(headers, encoder=False, unsafe=False, keep_meta=False, key_rule=key_rule)
+        packer = TarSamplePacker(headers, encoder=False, allow_pickle=False, keep_meta=False, key_rule=key_rule)
         good: list[int] = []
         seen: set[str] = set()
         number = 0

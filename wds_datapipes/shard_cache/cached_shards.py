@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from wds_datapipes.errors import ShardError, WdsError
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.openers import open_url, redact
-from wds_datapipes.io.url_safety import refuse_unsafe
+from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.io.urls import OpeningURL
 from wds_datapipes.redaction import short_repr
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, DownloadStopped
@@ -87,8 +87,8 @@ class CachedShard(OpeningURL):
         Raises:
             UnsafeInputError: the options allow only files on a network, and the shard is not one.
         """
-        if options.get("safe"):
-            refuse_unsafe(str(self))  # before its size is requested
+        # Before its size is requested.
+        check_url(str(self), allow_local_files=options.get("allow_local_files", True))
         return DownloadRequest(str(self), self._size, self._sha256, options)
 
 

@@ -22,7 +22,7 @@ from wds_datapipes.io.compression.decompress import decompress_stream
 from wds_datapipes.io.openers import local_path, open_url, redact
 from wds_datapipes.io.prefetch import ShardPrefetcher
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.io.url_safety import refuse_unsafe
+from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.io.urls import OpeningURL
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, check_on_error
 from wds_datapipes.redaction import short_repr
@@ -68,7 +68,7 @@ class StreamOptions:
     #: In bytes; 0 disables prefetching.
     read_ahead: int = 0
     limits: ReadLimits = DEFAULT_LIMITS
-    safe: bool = False
+    allow_local_files: bool = True
     #: The number of shards that are read at the same time.
     open_shards: int = 1
 
@@ -92,7 +92,7 @@ class StreamOptions:
             "storage_options": self.storage_options,
             "timeout_s": self.timeout_s,
             "retries": self.retries,
-            "safe": self.safe or None,
+            "allow_local_files": None if self.allow_local_files else False,
         }
         return {name: value for name, value in options.items() if value is not None}
 
@@ -217,8 +217,7 @@ class ShardReader:
                     f"{type(url).__name__}: {short_repr(url)}"
                 )
             path = os.fspath(url)
-            if self.options.safe:
-                refuse_unsafe(path)  # regardless of the error policy
+            check_url(path, allow_local_files=self.options.allow_local_files)  # regardless of the error policy
             self._taken = number + 1
             yield Shard(path, _local_path(path), number)
             if self._policy.has_ended:

@@ -15,7 +15,7 @@ from wds_datapipes.extras import require
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar
-from wds_datapipes.io.url_safety import refuse_commands, refuse_unsafe
+from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.shards.patterns import MAX_SHARDS, split_patterns
 
 __all__ = ["Collection", "Mixture", "parse_plain_yaml", "read_mixture"]
@@ -80,8 +80,7 @@ def read_mixture(
     expand: Callable[[str], list[str]],
     *,
     storage_options: Mapping[str, Any] | None = None,
-    safe: bool = False,
-    allow_commands: bool = False,
+    allow_local_files: bool = True,
 ) -> Mixture:
     """Read a specification.
 
@@ -89,13 +88,12 @@ def read_mixture(
         spec: the path or the URL of a file, or the content of such a file.
         expand: expands a pattern to the URLs of shards.
         storage_options: passed to the remote file system of the file.
-        safe: read the file only from a network.
-        allow_commands: allow commands in a file from another host.
+        allow_local_files: False reads the file only from a network.
 
     Raises:
         SpecError: the specification is invalid, or a pattern in it cannot be expanded or matches nothing.
         MissingDependencyError: it is a YAML file and PyYAML is not installed.
-        UnsafeInputError: it comes from another host and names a command, or ``safe`` does not allow it.
+        UnsafeInputError: it comes from another host and names a command; or it is a local file, which was not allowed.
     """
     file_url = None
     if isinstance(spec, Mapping):
@@ -103,8 +101,7 @@ def read_mixture(
         content: object = spec
     elif isinstance(spec, str | os.PathLike):
         file_url = os.fspath(spec)
-        if safe:
-            refuse_unsafe(file_url)
+        check_url(file_url, allow_local_files=allow_local_files)
         where = redact(file_url)
         content = _load_file(file_url, where, storage_options)
     else:
@@ -119,12 +116,11 @@ def read_mixture(
 
     def expand_safely(pattern: str) -> list[str]:
         urls = expand(pattern)
-        if file_url is not None and not allow_commands:
-            for url in urls:
-                refuse_commands(url, file_url)
+        for url in urls:
+            check_url(url, listed_in=file_url)
         return urls
 
-    join = os.path.join if safe else _join_homes  # a stranger must not learn the name of a home
+    join = _join_homes if allow_local_files else os.path.join  # a stranger must not learn the name of a home
     collections = [
         _collection(dataset, f"{where}, datasets[{number}]", prefix, top.get("buckets", []), join, expand_safely)
         for number, dataset in enumerate(datasets)

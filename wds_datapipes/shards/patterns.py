@@ -13,7 +13,7 @@ from braceexpand import braceexpand
 
 from wds_datapipes.errors import SpecError, UnsafeInputError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.url_safety import refuse_unsafe
+from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.redaction.storage_options import raise_alone
 from wds_datapipes.shards.listing import GLOB_MARKS, list_urls
 from wds_datapipes.shards.url_rewriting import Rewrite, Rules, compile_rules, rewrite_url
@@ -40,7 +40,7 @@ def expand_urls(
     variables: Mapping[str, str],
     storage_options: Mapping[str, Any] | None = None,
     rewrite: Rewrite | None = None,
-    safe: bool = False,
+    allow_local_files: bool = True,
 ) -> list[str]:
     r"""List the shards of one or more patterns, in order.
 
@@ -67,49 +67,50 @@ def expand_urls(
         variables: the values for step 2, usually ``os.environ``.
         storage_options: passed to the remote file systems that are listed.
         rewrite: the rules for step 4, see `compile_rules`.
-        safe: allow only URLs of files on a network, and no variables.
+        allow_local_files: False allows only URLs of files on a network, and no variables.
 
     Raises:
         SpecError: a pattern is invalid, or nothing matches it.
         UnknownSchemeError: the remote file system to list is unknown.
         MissingDependencyError: the package of the remote file system to list is not installed.
-        UnsafeInputError: with ``safe``, a pattern has a variable, or a URL is not that of a file on a network.
+        UnsafeInputError: a pattern has a variable, or a URL is not that of a file on a network, and
+            ``allow_local_files`` is False.
     """
     options = storage_options or {}
     rules = compile_rules(rewrite, variables)
     expanded: list[str] = []
-    for text in pattern_texts(urls, safe):
+    for text in pattern_texts(urls, allow_local_files):
         for pattern in split_patterns(text):
-            if safe and (found := VARIABLE.search(pattern)):
+            if not allow_local_files and (found := VARIABLE.search(pattern)):
                 raise UnsafeInputError(
-                    f"The shard pattern {redact(pattern)!r} was refused: with safe=True, environment variables such as "
-                    f"{found[0]} are not substituted"
+                    f"The shard pattern {redact(pattern)!r} was refused: with allow_local_files=False, environment "
+                    f"variables such as {found[0]} are not substituted"
                 )
-            expanded += expand_pattern(substitute(pattern, variables), options, rules, safe)
+            expanded += expand_pattern(substitute(pattern, variables), options, rules, allow_local_files)
     if not expanded:
         raise SpecError(f"There are no shards in {urls!r}. Name at least one")
     return expanded
 
 
-def pattern_texts(urls: Patterns, safe: bool = False) -> Iterator[str]:
-    """Return the patterns as strings; with ``safe``, without checking for directories."""
+def pattern_texts(urls: Patterns, allow_local_files: bool = True) -> Iterator[str]:
+    """Return the patterns as strings; ``allow_local_files`` also checks for directories."""
     if isinstance(urls, (str, os.PathLike)):
-        yield pattern_text(urls, safe=safe)
+        yield pattern_text(urls, allow_local_files=allow_local_files)
         return
     if isinstance(urls, (set, frozenset)):
         raise SpecError("Shards cannot be given as a set: its order differs between processes. Use sorted(...)")
     if isinstance(urls, (bytes, bytearray, Mapping)) or not isinstance(urls, Iterable):
         raise SpecError(f"Shards must be given as a string, a path or a list of these, not as {type(urls).__name__}")
     for position, item in enumerate(urls):
-        yield pattern_text(item, f" at position {position}", safe=safe)
+        yield pattern_text(item, f" at position {position}", allow_local_files=allow_local_files)
 
 
-def pattern_text(item: object, where: str = "", *, safe: bool = False) -> str:
+def pattern_text(item: object, where: str = "", *, allow_local_files: bool = True) -> str:
     """Return a pattern as a string; a directory gets the trailing slash that a path object lacks."""
     text = os.fspath(item) if isinstance(item, os.PathLike) else item
     if not isinstance(text, str):
         raise SpecError(f"A shard pattern must be a string or a path, but {item!r}{where} is {type(item).__name__}")
-    return f"{text}/" if isinstance(item, os.PathLike) and not safe and Path(text).is_dir() else text
+    return f"{text}/" if isinstance(item, os.PathLike) and allow_local_files and Path(text).is_dir() else text
 
 
 def split_patterns(text: str) -> Iterator[str]:
@@ -151,10 +152,12 @@ def substitute(pattern: str, variables: Mapping[str, str]) -> str:
     return text
 
 
-def expand_pattern(pattern: str, storage_options: Mapping[str, Any], rules: Rules, safe: bool = False) -> list[str]:
-    """Expand a pattern without variables; with ``safe``, check URLs before and after listing."""
+def expand_pattern(
+    pattern: str, storage_options: Mapping[str, Any], rules: Rules, allow_local_files: bool = True
+) -> list[str]:
+    """Expand a pattern without variables; if local files are refused, check URLs before and after listing."""
     urls = expand_braces(pattern)
-    if safe:
+    if not allow_local_files:
         return [shard for url in urls for shard in _list_safely(rewrite_url(url, rules), storage_options)]
     # A pattern of a million shards is not worth a check of each name.
     if not rules and GLOB_MARKS.isdisjoint(pattern) and not pattern.endswith(("/", "}")):
@@ -165,10 +168,10 @@ def expand_pattern(pattern: str, storage_options: Mapping[str, Any], rules: Rule
 
 
 def _list_safely(url: str, storage_options: Mapping[str, Any]) -> list[str]:
-    refuse_unsafe(url)
+    check_url(url, allow_local_files=False)
     found = list_urls(url, storage_options)
     for each in found:
-        refuse_unsafe(each)
+        check_url(each, allow_local_files=False)
     return found
 
 

@@ -57,13 +57,13 @@ class TarSamplePacker:
     Args:
         headers: writes the headers.
         encoder: encodes values to bytes.
-        unsafe: allow codecs whose data can run code when it is decoded.
+        allow_pickle: allow codecs whose data can run code when it is decoded.
         keep_meta: also write the values of keys that begin with ``__``, except ``__key__``.
         key_rule: the rule that names are read back with; ``None`` disables the checks.
     """
 
     def __init__(
-        self, headers: HeaderWriter, encoder: Encoder, *, unsafe: bool, keep_meta: bool, key_rule: KeyRule | None
+        self, headers: HeaderWriter, encoder: Encoder, *, allow_pickle: bool, keep_meta: bool, key_rule: KeyRule | None
     ) -> None:
         if key_rule is not None and not callable(key_rule):
             raise TypeError(
@@ -73,7 +73,7 @@ class TarSamplePacker:
         self._chain: EncoderChain | None = None
         self._encode: Callable[[Sample], Sample] | None = None
         if encoder is True or isinstance(encoder, Mapping):
-            self._chain = EncoderChain({} if encoder is True else encoder, unsafe=unsafe)
+            self._chain = EncoderChain({} if encoder is True else encoder, allow_pickle=allow_pickle)
         elif callable(encoder):
             self._encode = encoder
         elif encoder:
@@ -90,7 +90,7 @@ class TarSamplePacker:
 
         Raises:
             EncodeError: a value cannot be encoded, or the sample would be read back differently.
-            UnsafeInputError: a field needs ``unsafe``.
+            UnsafeInputError: a field needs ``allow_pickle``.
             MissingDependencyError: a field needs a package that is not installed.
         """
         encoded = sample if self._encode is None else self._encode(sample)

@@ -91,7 +91,7 @@ class ShardFile:
 
         Raises:
             EncodeError: a value cannot be encoded, or the sample would be read back differently.
-            UnsafeInputError: a field needs ``unsafe``.
+            UnsafeInputError: a field needs ``allow_pickle``.
             MissingDependencyError: a field needs a package that is not installed.
             ShardWriteError: the disk is full, or the store or the command has failed.
         """

@@ -88,7 +88,7 @@ class ShardWriter:
         compress: see `TarWriter`.
         encoder: see `TarWriter`.
         keep_meta: see `TarWriter`.
-        unsafe: see `TarWriter`.
+        allow_pickle: see `TarWriter`.
         key_rule: see `TarWriter`.
         storage_options: see `TarWriter`.
 
@@ -135,7 +135,7 @@ class ShardWriter:
         compress: Compress = None,
         encoder: Encoder = True,
         keep_meta: bool = False,
-        unsafe: bool = False,
+        allow_pickle: bool = False,
         key_rule: KeyRule | None = first_dot,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -161,7 +161,9 @@ class ShardWriter:
         self._format = format_of_name(self.pattern) if format is None else FORMATS.get(format)
         self._packer: Packer
         if self._format is None:
-            self._packer = TarSamplePacker(headers, encoder, unsafe=unsafe, keep_meta=keep_meta, key_rule=key_rule)
+            self._packer = TarSamplePacker(
+                headers, encoder, allow_pickle=allow_pickle, keep_meta=keep_meta, key_rule=key_rule
+            )
             self._end = END
         else:
             if index or (user, group, mode, mtime) != ("", "", 0o644, 0):

@@ -45,7 +45,7 @@ class TarWriter(ShardFile):
             ``{"jpg": {"quality": 90}}``; a function takes a sample and returns one with bytes; with ``False`` or
             ``None``, all values must be bytes.
         keep_meta: also write the values of keys that begin with ``__``, except ``__key__``; they must be str or bytes.
-        unsafe: allow codecs whose data can run code when it is decoded, as for ``wds_encode``.
+        allow_pickle: allow codecs whose data can run code when it is decoded, as for ``wds_encode``.
         key_rule: the rule that the shard will be read with. Names that it would split differently are refused, and so
             are repeated keys. ``None`` disables both checks.
         storage_options: passed to the file system of a URL.
@@ -82,7 +82,7 @@ class TarWriter(ShardFile):
         compress: Compress = None,
         encoder: Encoder = True,
         keep_meta: bool = False,
-        unsafe: bool = False,
+        allow_pickle: bool = False,
         key_rule: KeyRule | None = first_dot,
         storage_options: Mapping[str, Any] | None = None,
         digest: bool = False,
@@ -92,7 +92,7 @@ class TarWriter(ShardFile):
         if index and (not name or key_rule is None):
             raise ValueError("index=True needs a file name, to write the index next to it, and a key_rule")
         headers = HeaderWriter(user=user, group=group, mode=mode, mtime=mtime)
-        packer = TarSamplePacker(headers, encoder, unsafe=unsafe, keep_meta=keep_meta, key_rule=key_rule)
+        packer = TarSamplePacker(headers, encoder, allow_pickle=allow_pickle, keep_meta=keep_meta, key_rule=key_rule)
         self._key_rule = key_rule
         self._index_url = index_url(name) if index else ""
         self._compression = COMPRESSIONS.get(compression_kind(compress, name) or "")

@@ -24,7 +24,7 @@ from wds_datapipes.index.manifest import Manifest, ManifestEntry
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.small_files import join_name, read_sidecar, within, write_sidecar
-from wds_datapipes.io.url_safety import refuse_commands
+from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.shards.mixture_spec import parse_plain_yaml
 from wds_datapipes.shards.patterns import expand_braces
@@ -245,7 +245,7 @@ def read_energon_dataset(
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSidecarError(f"{redact(name)} is not a file of Energon, or is damaged: {error}") from error
     for url in {*dataset.counts, *chain.from_iterable(dataset.splits.values())}:
-        refuse_commands(url, f"{root}.nv-meta/split.yaml")
+        check_url(url, listed_in=f"{root}.nv-meta/split.yaml")
     return dataset
 
 

@@ -15,7 +15,7 @@ from wds_datapipes.index.manifest import Manifest, ManifestEntry
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
-from wds_datapipes.io.url_safety import refuse_commands
+from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 
 __all__ = ["read_wids_index", "write_wids_index"]
@@ -138,7 +138,7 @@ def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: in
                 if depth:
                     raise ValueError("it refers to a file that refers to another one")
                 other = join_name(folder_of(path), part["source_url"])
-                refuse_commands(other, path)
+                check_url(other, listed_in=path)
                 shards += _list_shards(other, storage_options, 1)
             else:
                 shards += _shards(part["shardlist"], _base_folder(part.get("base", base), path))
@@ -147,7 +147,7 @@ def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: in
         if len({each.url for each in shards}) < len(set(shards)):
             raise ValueError("it has contradictory entries for a shard")
         for each in shards:
-            refuse_commands(each.url, path)
+            check_url(each.url, listed_in=path)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CorruptSidecarError | UnsafeInputError):
             raise

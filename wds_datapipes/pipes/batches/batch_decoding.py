@@ -42,7 +42,7 @@ class BatchDecoder(DecodingStage[dict[str, Any]]):
         collate_fn: collates the other fields: a function of a list of dicts that returns a dict of columns, such as
             `collate_samples`. The default is that of ``.collate()``.
         only: as for ``.wds_decode()``.
-        unsafe: as for ``.wds_decode()``.
+        allow_pickle: as for ``.wds_decode()``.
         limits: as for ``.wds_decode()``.
         by_extension: as for ``.wds_decode()``.
         on_error: ``"raise"``; or, to skip the sample, so that its batch is smaller, ``"warn"``, ``"skip"``, an
@@ -51,7 +51,7 @@ class BatchDecoder(DecodingStage[dict[str, Any]]):
     Raises:
         DecodeError: the bytes do not fit the field's name, or images differ in size; the message has the shard, key,
             field and decoder.
-        UnsafeInputError: a field needs ``unsafe``.
+        UnsafeInputError: a field needs ``allow_pickle``.
         MissingDependencyError: a field needs a package that is not installed.
 
     Examples:
@@ -73,7 +73,7 @@ class BatchDecoder(DecodingStage[dict[str, Any]]):
         num_threads: int = 1,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
         only: str | Iterable[str] | None = None,
-        unsafe: bool = False,
+        allow_pickle: bool = False,
         on_error: OnError = "raise",
         limits: ReadLimits = DEFAULT_LIMITS,
         **by_extension: Callable[[bytes], Any],
@@ -87,7 +87,7 @@ class BatchDecoder(DecodingStage[dict[str, Any]]):
         self.num_threads = num_threads
         self._collate = OpaqueValue(collate_fn)
         self._chain = DecoderChain(
-            decoders, by_extension, only=only, unsafe=unsafe, limits=limits, stage="decode_batch"
+            decoders, by_extension, only=only, allow_pickle=allow_pickle, limits=limits, stage="decode_batch"
         )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

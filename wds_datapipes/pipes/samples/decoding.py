@@ -88,7 +88,7 @@ class SampleDecoder(DecodingStage[Sample]):
     - ``json jsn``, ``mp msgpack msg``, ``cbor``: any value; the last two need the extras ``msgpack`` and ``cbor``
     - ``npy``: array; ``npz``: dict of arrays; ``ten tenbin tb``: list of arrays
     - ``pth``: the tensors and plain Python values that ``torch.save`` wrote, on the CPU
-    - ``pyd pickle pkl``: refused unless ``unsafe`` is true
+    - ``pyd pickle pkl``: refused unless ``allow_pickle`` is true
 
     All other fields stay bytes. So do images, video and audio, unless a decoder for them is passed.
 
@@ -106,7 +106,7 @@ class SampleDecoder(DecodingStage[Sample]):
             1,000 samples, or at the end, causes a warning.
         only: the names of the fields to decode, ``"jpg cls"`` or a list of them; the others stay bytes.
         partial: accept values that are not bytes, such as already decoded ones; otherwise they are an error.
-        unsafe: allow codecs that can run arbitrary code in the data: ``pyd pickle pkl``, and ``pth`` with other
+        allow_pickle: allow codecs that can run arbitrary code in the data: ``pyd pickle pkl``, and ``pth`` with other
             objects.
         on_error: ``"raise"``; or, to skip the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         limits: ``member_bytes`` and ``expansion`` of `ReadLimits` limit the decompressed size of compressed fields,
@@ -116,7 +116,7 @@ class SampleDecoder(DecodingStage[Sample]):
     Raises:
         DecodeError: the bytes do not fit the field's name, or expand to more than the limits; the message has the
             shard, key, field and decoder.
-        UnsafeInputError: a field needs ``unsafe``.
+        UnsafeInputError: a field needs ``allow_pickle``.
         MissingDependencyError: a field needs a package that is not installed.
 
     Subclass it to write a decoder with arguments or state: set ``extensions``, define ``decode(self, data)``, and pass
@@ -141,7 +141,7 @@ class SampleDecoder(DecodingStage[Sample]):
         *decoders: Decoder,
         only: str | Iterable[str] | None = None,
         partial: bool = False,
-        unsafe: bool = False,
+        allow_pickle: bool = False,
         on_error: OnError = "raise",
         limits: ReadLimits = DEFAULT_LIMITS,
         **by_extension: Callable[[bytes], Any],
@@ -158,7 +158,7 @@ class SampleDecoder(DecodingStage[Sample]):
             by_extension,
             only=only,
             partial=partial,
-            unsafe=unsafe,
+            allow_pickle=allow_pickle,
             basic=not self.extensions,
             limits=limits,
         )

@@ -29,7 +29,7 @@ class SampleEncoder(OneToOneStage[Sample]):
       (C, H, W), of uint8 or of floats from 0 to 1, or a Pillow image. Gray arrays may be uint16 for ``png tif pgm``
       and bool for ``pbm``. JPEG has the quality 100, and WebP is lossless
     - ``pth``: tensors, and plain Python values that contain them
-    - ``pyd pickle pkl``: refused unless ``unsafe`` is true
+    - ``pyd pickle pkl``: refused unless ``allow_pickle`` is true
 
     A field that ends in ``.gz`` is encoded by the rest of its name, and compressed.
 
@@ -40,8 +40,8 @@ class SampleEncoder(OneToOneStage[Sample]):
     Args:
         source: samples.
         only: the names of the fields to encode, ``"jpg cls"`` or a list of them; the others are unchanged.
-        unsafe: allow codecs whose data can run arbitrary code on decoding: ``pyd pickle pkl``, and ``pth`` with other
-            objects.
+        allow_pickle: allow codecs whose data can run arbitrary code on decoding: ``pyd pickle pkl``, and ``pth`` with
+            other objects.
         on_error: ``"raise"``; or, to skip the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         by_extension: functions from a value to bytes, such as ``pts=pack``; or options for Pillow's writer of an image
             format: ``jpg={"quality": 90}``.
@@ -49,7 +49,7 @@ class SampleEncoder(OneToOneStage[Sample]):
     Raises:
         EncodeError: a value does not fit the field's name, or the field has no encoder; the message has the key, the
             field, the type found and the types accepted.
-        UnsafeInputError: a field needs ``unsafe``.
+        UnsafeInputError: a field needs ``allow_pickle``.
         MissingDependencyError: a field needs a package that is not installed.
 
     Examples:
@@ -67,7 +67,7 @@ class SampleEncoder(OneToOneStage[Sample]):
         /,
         *,
         only: str | Iterable[str] | None = None,
-        unsafe: bool = False,
+        allow_pickle: bool = False,
         on_error: OnError = "raise",
         **by_extension: FieldEncoder,
     ) -> None:
@@ -77,7 +77,7 @@ class SampleEncoder(OneToOneStage[Sample]):
         self.source = source
         self.on_error = on_error
         # An object, since torch pickles tuples and dicts in attributes to find datapipes, and fails on a lambda.
-        self._chain = EncoderChain(by_extension, only=only, unsafe=unsafe)
+        self._chain = EncoderChain(by_extension, only=only, allow_pickle=allow_pickle)
 
     def __iter__(self) -> Iterator[Sample]:
         yield from convert_samples(self.source, self._chain, self.counted_errors)

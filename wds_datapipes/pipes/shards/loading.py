@@ -107,7 +107,7 @@ class ShardLoader(ShardReadingStage[Member]):
             ends, the next one takes its place.
         limits: limits on the size of members, and others, see `ReadLimits`. The defaults reject only malicious or
             damaged shards.
-        safe: open only files on a network; see `ShardList`, which should have it as well.
+        allow_local_files: False opens only files on a network; see `ShardList`, which should have it as well.
 
     Raises:
         RuntimeError: several shards are to be open, but the next stage is not ``.group_samples()``, or the shards come
@@ -117,7 +117,8 @@ class ShardLoader(ShardReadingStage[Member]):
         CorruptShardError: a header's checksum is wrong, or the file is not a tar archive.
         UnsupportedMemberError: a shard contains a sparse file.
         ReadLimitError: a shard exceeds its limits; a member that is too large is not read.
-        UnsafeInputError: ``safe`` is set, and a shard is a local file or a command; no ``on_error`` skips this.
+        UnsafeInputError: a shard is a local file or a command, and ``allow_local_files`` is False; no ``on_error``
+            skips this.
         ChangedShardError: a shard was replaced while it was read; no ``on_error`` skips this.
         ShardReadError: a ``pipe:`` command failed, even if the archive is complete; or the disk, the store or the
             network failed.
@@ -144,7 +145,7 @@ class ShardLoader(ShardReadingStage[Member]):
         read_ahead: int = READ_AHEAD_BYTES,
         open_shards: int = 1,
         limits: ReadLimits = DEFAULT_LIMITS,
-        safe: bool = False,
+        allow_local_files: bool = True,
     ) -> None:
         super().__init__()
         # In one private attribute: torch prints public ones in error messages, and these may contain credentials.
@@ -160,7 +161,7 @@ class ShardLoader(ShardReadingStage[Member]):
             read_ahead=read_ahead,
             open_shards=open_shards,
             limits=limits,
-            safe=safe,
+            allow_local_files=allow_local_files,
         )
         # The options that determine the members, for the fingerprint of the pipeline in a state.
         shuffle_whole_lists(source)

@@ -56,7 +56,7 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
         open_shards: the number of shards that are open at the same time; one sample of each is yielded in turn.
         limits: ``member_bytes`` limits the size of a record, ``tail_bytes`` and ``expansion`` compressed shards; see
             `ReadLimits`.
-        safe: open only files on a network; see `ShardList`, which should have it as well.
+        allow_local_files: False opens only files on a network; see `ShardList`, which should have it as well.
 
     Raises:
         SpecError: the name of a shard does not tell its format, and ``format`` is not given.
@@ -69,7 +69,8 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
         ShardReadError: a ``pipe:`` command failed, even if all records are complete; or the disk, the store or the
             network failed.
         ChangedShardError: a shard was replaced while it was read, or since a state was saved; no ``on_error`` skips it.
-        UnsafeInputError: ``safe`` is set, and a shard is a local file or a command; no ``on_error`` skips this.
+        UnsafeInputError: a shard is a local file or a command, and ``allow_local_files`` is False; no ``on_error``
+            skips this.
         MissingDependencyError: the format needs the extra ``msgpack`` or ``cbor``.
         RuntimeError: several shards are to be open, but they come from `DirectoryShards`.
 
@@ -94,7 +95,7 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
         read_ahead: int = READ_AHEAD_BYTES,
         open_shards: int = 1,
         limits: ReadLimits = DEFAULT_LIMITS,
-        safe: bool = False,
+        allow_local_files: bool = True,
     ) -> None:
         super().__init__()
         if isinstance(fields, str):
@@ -112,7 +113,7 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
             read_ahead=read_ahead,
             open_shards=open_shards,
             limits=limits,
-            safe=safe,
+            allow_local_files=allow_local_files,
         )
         # The options that determine the samples, for the fingerprint of the pipeline in a state.
         shuffle_whole_lists(source)

@@ -40,14 +40,14 @@ class ShardList(ListingStage[str]):
             changes it is applied. By default, rules come from the environment variable ``WDS_REWRITE``, or
             ``GOPEN_REWRITE``, as ``EXPRESSION=REPLACEMENT;...``. If ``AIS_ENDPOINT`` is set, URLs of AIStore
             (``ais://bucket/name``), and of the schemes in ``USE_AIS_FOR``, are read from there.
-        safe: set this for an untrusted list. Only files on a network are accepted (``abfs``, ``abfss``, ``ais``,
-            ``az``, ``ftp``, ``gcs``, ``gs``, ``hf``, ``http``, ``https``, ``s3``, ``s3a`` and ``sftp``), also after
-            rewriting: no local file, no command, no variable, no chained file system of fsspec, and no scheme of
-            `register_opener`. Set it for ``.load_wds_shards()`` as well.
+        allow_local_files: pass False for an untrusted list. Only files on a network are accepted then (``abfs``,
+            ``abfss``, ``ais``, ``az``, ``ftp``, ``gcs``, ``gs``, ``hf``, ``http``, ``https``, ``s3``, ``s3a`` and
+            ``sftp``), also after rewriting: no local file, no command, no variable, no chained file system of fsspec,
+            and no scheme of `register_opener`. Pass it to ``.load_wds_shards()`` as well.
 
     Raises:
         SpecError: a pattern cannot be expanded, or matches nothing; or a rule is invalid.
-        UnsafeInputError: ``safe`` is set, and a shard is not a file on a network.
+        UnsafeInputError: a shard is not a file on a network, and ``allow_local_files`` is False.
 
     Examples:
         >>> list(ShardList("train-{000..002}.tar"))
@@ -64,11 +64,17 @@ class ShardList(ListingStage[str]):
         *,
         storage_options: Mapping[str, Any] | None = None,
         rewrite: Rewrite | None = None,
-        safe: bool = False,
+        allow_local_files: bool = True,
     ) -> None:
         super().__init__()
         self._urls = _UrlList(
-            expand_urls(urls, variables=os.environ, storage_options=storage_options, rewrite=rewrite, safe=safe)
+            expand_urls(
+                urls,
+                variables=os.environ,
+                storage_options=storage_options,
+                rewrite=rewrite,
+                allow_local_files=allow_local_files,
+            )
         )
 
     @property
@@ -119,15 +125,15 @@ class DatasetSpec(SeededStage, ListingStage[str]):
         spec: the path or URL of a ``.yaml``, ``.yml`` or ``.json`` file, or its parsed content. YAML needs the extra
             ``yaml``.
         storage_options: options for fsspec to read the file and to list a store, such as ``{"anon": True}``.
-        safe: accept only URLs of files on a network, that of the file included; see `ShardList`. ``~`` is then a
-            character like any other, instead of the home of a user.
-        allow_commands: let a remote file list commands (``pipe:``) as shards.
+        allow_local_files: False accepts only URLs of files on a network, that of the file included; see `ShardList`.
+            ``~`` is then a character like any other, instead of the home of a user.
 
     Raises:
         SpecError: the specification has an unknown key, lacks one, or has an invalid value; or a pattern in it cannot
             be expanded, or matches nothing.
         MissingDependencyError: PyYAML is not installed.
-        UnsafeInputError: a remote file lists a command; or ``safe`` is set, and a URL is not a file on a network.
+        UnsafeInputError: a remote file lists a command; or a URL is not a file on a network, and
+            ``allow_local_files`` is False.
 
     Examples:
         >>> spec = DatasetSpec({"datasets": [{"shards": "a-{0..2}.tar"}, {"shards": "b-{0..9}.tar", "choose": 1}]})
@@ -142,18 +148,18 @@ class DatasetSpec(SeededStage, ListingStage[str]):
         spec: str | os.PathLike[str] | Mapping[str, Any],
         *,
         storage_options: Mapping[str, Any] | None = None,
-        safe: bool = False,
-        allow_commands: bool = False,
+        allow_local_files: bool = True,
     ) -> None:
         super().__init__()
         from wds_datapipes.shards.mixture_spec import read_mixture  # imports fsspec
 
         self._mixture = read_mixture(
             spec,
-            lambda pattern: expand_urls(pattern, variables=os.environ, storage_options=storage_options, safe=safe),
+            lambda pattern: expand_urls(
+                pattern, variables=os.environ, storage_options=storage_options, allow_local_files=allow_local_files
+            ),
             storage_options=storage_options,
-            safe=safe,
-            allow_commands=allow_commands,
+            allow_local_files=allow_local_files,
         )
         self._rng = Random()
 

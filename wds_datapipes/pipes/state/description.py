@@ -24,9 +24,9 @@ IGNORED_ARGUMENTS = {
     "RandomBatchDecoder": {"num_threads"},
     "SampleCacher": {"path", "max_bytes"},
     "ColumnAdder": {"storage_options"},
-    "DatasetSpec": {"storage_options", "safe", "allow_commands"},
+    "DatasetSpec": {"storage_options", "allow_local_files"},
     "RecordLoader": {"options"},
-    "ShardList": {"storage_options", "safe", "rewrite"},
+    "ShardList": {"storage_options", "allow_local_files", "rewrite"},
     "ShardLoader": {"options"},
     "ShardProcessor": {"executor", "prefetch_shards"},
 }

@@ -9,7 +9,7 @@ from typing import Any
 from wds_datapipes.errors import SampleSourceError, ShardOpenError, UnsafeInputError
 from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.small_files import folder_of
-from wds_datapipes.io.url_safety import COMMANDS, refuse_unsafe
+from wds_datapipes.io.url_safety import COMMANDS, check_url
 from wds_datapipes.prepare.sample_spec import FilePart, UrlPart
 
 __all__ = ["FileLocations", "is_local_url"]
@@ -60,7 +60,7 @@ class FileLocations:
             path = local_path(name)
             if path is None:
                 if not self.is_local and (scheme != self._scheme or "::" in name):
-                    refuse_unsafe(name)
+                    check_url(name, allow_local_files=False)
                 return UrlPart(name, self._storage_options)
         except UnsafeInputError:
             raise _location_error(name, location, f"neither in the store of {REMOTE} nor on a network") from None
