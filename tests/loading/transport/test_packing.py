@@ -154,11 +154,8 @@ def test_plain_and_nested_values(item: Any) -> None:
 
 @given(st.lists(Item, max_size=4))
 @settings(BUSY, max_examples=30)
-def test_one_packer_packs_items_one_by_one_and_renewed(items: list[Any]) -> None:
+def test_one_packer_packs_items_one_by_one(items: list[Any]) -> None:
     packer = Serializer()
-    for item in items:
-        assert_same(carried(item, packer), item)
-    packer.renew()
     for item in items:
         assert_same(carried(item, packer), item)
 
@@ -254,8 +251,11 @@ def test_arrays_of_every_type_and_layout(dtype: np.dtype[Any]) -> None:
         got = carried([array])[0]
         assert_same(got, array)
         assert len(PACKER.pack(array).arrays) == (array.nbytes >= APART and not dtype.hasobject)
-        fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-        assert got.flags.f_contiguous if fortran else got.flags.c_contiguous
+        if layout in ("F", "reversed axes", "permuted") and not dtype.hasobject:  # dense, in an order that arrives
+            wide = [axis for axis, size in enumerate(shape) if size != 1]
+            assert not array.size or [got.strides[axis] for axis in wide] == [array.strides[axis] for axis in wide]
+        elif not dtype.hasobject:
+            assert got.flags.c_contiguous
 
 
 @pytest.mark.parametrize("dtype", ["u1", ">f4", "M8[ns]", [("a", "i4"), ("b", "f8")]], ids=str)

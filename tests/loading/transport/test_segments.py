@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import random
 import re
 import signal
 import threading
@@ -29,7 +28,6 @@ from wds_datapipes.loading.transport.shared_memory import (
     SegmentPool,
     map_segment,
     new_memory,
-    round_up,
 )
 
 #: The machine may be busy.
@@ -43,8 +41,8 @@ class Pair:
     """A pool and the lender of the segments that it fills, as if in two processes."""
 
     def __init__(self, spare: int = SPARE) -> None:
-        self.pool = SegmentPool(spare)
-        self.lender = SegmentLender()
+        self.pool = SegmentPool()
+        self.lender = SegmentLender(spare)
         self.filled = 0
 
     def lend(self, size: int) -> tuple[memoryview, int]:
@@ -61,11 +59,7 @@ class Pair:
         """Report returned segments to the pool."""
         count = 0
         while self.lender.returned:
-            number = self.lender.returned.popleft()
-            if number < 0:
-                self.pool.give_up(~number)
-            elif (given_up := self.pool.give_back(number)) is not None:
-                self.lender.drop(given_up)
+            self.pool.give_back(self.lender.returned.popleft())
             count += 1
         return count
 
@@ -276,38 +270,13 @@ def resident(kind: str) -> int:
     return int(found[1]) * 1024
 
 
-def without_os(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.delattr(os, "MFD_CLOEXEC")
-
-
-def without_libc(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_os(monkeypatch)
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())  # a C library without this function
-
-
-KINDS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "os": lambda _: None,
-    "libc": without_os,
-    "file": without_libc,
-}
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Take memory from the system, from its C library, or from an unnamed file."""
-    KINDS[request.param](monkeypatch)
-    name: str = request.param
-    return name
-
-
 @pytest.mark.usefixtures("nothing_left")
-def test_memory_of_every_kind_is_shared_and_has_no_name(kind: str) -> None:
+def test_memory_is_shared_and_has_no_name() -> None:
     descriptor = new_memory(3 * MB)
     assert os.fstat(descriptor).st_size == 3 * MB
     assert os.fstat(descriptor).st_nlink == 0
     assert not os.get_inheritable(descriptor)
-    assert ("/memfd:" in os.readlink(f"/proc/self/fd/{descriptor}")) == (kind != "file")
+    assert "/memfd:" in os.readlink(f"/proc/self/fd/{descriptor}")
     here, there = map_segment(descriptor, 3 * MB), map_segment(descriptor, 3 * MB)
     os.close(descriptor)
     here[:] = 5
@@ -315,7 +284,7 @@ def test_memory_of_every_kind_is_shared_and_has_no_name(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_no_descriptor_is_open_while_segments_are_lent(kind: str) -> None:
+def test_no_descriptor_is_open_while_segments_are_lent() -> None:
     pair = Pair()
     before = len(os.listdir("/proc/self/fd"))
     lent = [pair.lend(1000) for _ in range(50)]
@@ -356,26 +325,14 @@ def test_sizes_that_grow_do_not_leave_small_segments_behind() -> None:
 
 
 def test_the_last_segment_that_fits_is_taken() -> None:
-    pool = SegmentPool(10)
-    small, large, larger = pool.take(SMALLEST), pool.take(3 * SMALLEST), pool.take(5 * SMALLEST)
+    pool = SegmentPool()
+    small, large, larger = pool.take(SMALLEST), pool.take(4 * SMALLEST), pool.take(8 * SMALLEST)
     for segment in (larger, large, small):
         os.close(segment.pass_on() or 0)
         pool.give_back(segment.number)
     assert pool.take(2 * SMALLEST) is large
     assert pool.take(10) is small
     assert pool.take(10) is larger
-
-
-def test_sizes_are_rounded_little_and_are_few() -> None:
-    seen = set()
-    rng = random.Random(0)
-    for size in [1, SMALLEST - 1, SMALLEST, SMALLEST + 1, *(rng.randrange(1, 1 << 34) for _ in range(10_000)), 1 << 34]:
-        result = round_up(size)
-        assert result >= max(size, SMALLEST)
-        assert result % os.sysconf("SC_PAGE_SIZE") == 0
-        assert result <= size * 9 / 8 + SMALLEST
-        seen.add(result)
-    assert len(seen) <= 8 * 34
 
 
 # out of memory
@@ -392,14 +349,9 @@ def test_unavailable_memory_leaves_no_descriptor(failing: str, monkeypatch: pyte
         Segment(0, MB)
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_a_full_disk_is_reported_on_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    without_libc(monkeypatch)
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="no space left"):
+def test_a_system_without_such_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())  # a C library without this function
+    with pytest.raises(NotImplementedError, match=r"require Linux 3\.17"):
         new_memory(MB)
 
 
@@ -412,7 +364,6 @@ def test_an_error_of_the_c_library_is_raised(monkeypatch: pytest.MonkeyPatch) ->
             ctypes.set_errno(24)
             return -1
 
-    without_os(monkeypatch)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Library)
     with pytest.raises(OSError, match="Too many open files"):
         new_memory(MB)

@@ -12,17 +12,7 @@ import socket
 import struct
 from typing import NamedTuple
 
-__all__ = [
-    "AHEAD_BYTES",
-    "COMMAND_BYTES",
-    "HEADER",
-    "INLINE",
-    "MESSAGE_BYTES",
-    "Command",
-    "Header",
-    "Kind",
-    "new_channel",
-]
+__all__ = ["AHEAD_BYTES", "COMMAND_BYTES", "HEADER", "INLINE", "NUMBER", "Command", "Header", "Kind", "new_channel"]
 
 #: A worker pauses when this many bytes are in transit or waiting to be used; two messages are always allowed.
 AHEAD_BYTES = 64 * 1024 * 1024
@@ -30,39 +20,38 @@ AHEAD_BYTES = 64 * 1024 * 1024
 #: The maximum size of items sent through the socket itself, and of the records of pipeline positions, in bytes.
 INLINE = 16 * 1024
 
+#: The size of a number in the table of the items of a message, in bytes.
+NUMBER = 8
+
 
 class Kind(enum.IntEnum):
     """A kind of message from a process with items."""
 
+    #: The descriptor of the sender's `StatusPage`.
     STATUS = 1
-    """The descriptor of the sender's `StatusPage`."""
+    #: Some items: a table, their pickles, and their large arrays, which are in a segment. The table has the length of
+    #: each pickle; if there are arrays, then the number of those of each item, and the position and size of each array.
+    #: The other kinds have the same form, with one item, or none.
     ITEMS = 2
-    """Some items: a table, their pickles, and their large arrays, which are in a segment.
-
-    The table has the length of each pickle; if there are arrays, then the number of those of each item, and the
-    position and size of each array in the segment."""
+    #: The end of the items of the epoch.
     END = 3
-    """The end of the items of the epoch."""
+    #: The end of the items because of an exception, which is pickled here.
     ERROR = 4
-    """The end of the items because of an exception, which is pickled here."""
+    #: The completion of the last command.
     DONE = 5
-    """The completion of the last command."""
+    #: The items that the process has skipped so far.
     COUNTERS = 6
-    """The items that the process has skipped so far."""
-    GIVEN_UP = 7
-    """The release of a segment, which is now free."""
-    STATE = 8
-    """Long records of the pipeline position after each of the next items; or, without items, after those
-    before."""
+    #: Long records of the pipeline position after each of the next items; or, without items, after those before.
+    STATE = 7
 
 
 class Command(enum.IntEnum):
     """A command to the sending process."""
 
+    #: The number of messages of this epoch that were taken; the segments returned, or, as complements, dropped.
     TAKEN = 1
-    """The number of messages of this epoch that were taken; the segments freed, or, as complements, given up."""
+    #: Begin an epoch.
     RESET = 2
-    """Begin an epoch."""
     PAUSE = 3
     RESUME = 4
     LIMIT = 5
@@ -94,8 +83,7 @@ class Header(NamedTuple):
 
 HEADER = struct.Struct("=IIQIiQQI")
 
-#: The maximum size of a message in either direction.
-MESSAGE_BYTES = HEADER.size + 2 * INLINE
+#: The maximum size of a command.
 COMMAND_BYTES = 64 * 1024
 
 

@@ -11,22 +11,17 @@ from contextlib import suppress
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
-from wds_datapipes.loading.transport.protocol import (
-    AHEAD_BYTES,
-    COMMAND_BYTES,
-    HEADER,
-    MESSAGE_BYTES,
-    Command,
-    Header,
-    Kind,
-)
-from wds_datapipes.loading.transport.serialization import Serializer, unpack
+from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, NUMBER, Command, Header
+from wds_datapipes.loading.transport.serialization import serialize, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentLender, StatusPage
 
 __all__ = ["Message", "Receiver"]
 
 #: With this many segments lent, further items are copied out of theirs: the loop keeps items, and segments are limited.
 MAX_LENT = 64
+
+#: The maximum size of a message.
+MESSAGE_BYTES = HEADER.size + 2 * INLINE
 
 #: Numbers, since operations on members of an enumeration take a microsecond.
 FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
@@ -65,12 +60,10 @@ class Receiver:
 
     def __init__(self, channel: socket.socket, *, window: int) -> None:
         self._channel = channel
-        self._lender = SegmentLender()
+        self._lender = SegmentLender(spare=window + 2)
         self._credit_interval = max(window // 4, 1)
-        self._taken = self._credited = 0
-        self._uncredited_bytes = 0
-        self.epoch = 0
         self.page: StatusPage | None = None
+        self.begin(0)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when there is something to `receive`."""
@@ -95,16 +88,12 @@ class Receiver:
         if flags & TRUNCATED:
             raise OSError("this process has too many open files to receive a segment of shared memory: see `ulimit -n`")
         header = Header._make(HEADER.unpack_from(data))
-        if header.kind == Kind.STATUS:
-            self.page = StatusPage(_descriptor(attached[0]))
-            return self.receive()
-        if header.kind == Kind.GIVEN_UP:
-            self._lender.drop(header.segment)
-            return self.receive()
         if attached:
-            self._lender.add(header.segment, _descriptor(attached[0]))
-        if not header.records:
-            return Message(header, data[HEADER.size :])
+            (descriptor,) = _DESCRIPTOR.unpack(attached[0][2][: _DESCRIPTOR.size])
+            if header.segment < 0:  # it is the page
+                self.page = StatusPage(descriptor)
+                return self.receive()
+            self._lender.add(header.segment, descriptor)
         begin = HEADER.size + header.records
         return Message(header, data[begin:], data[HEADER.size : begin])
 
@@ -115,7 +104,7 @@ class Receiver:
             ValueError: it is too large.
             Exception: ``payload`` cannot be pickled.
         """
-        body = b"".join(Serializer().pack(payload).parts)
+        body = serialize(payload)
         limit = COMMAND_BYTES - HEADER.size
         if len(body) > limit:
             raise ValueError(f"a {command.name} of {len(body)} bytes exceeds the maximum of {limit} bytes per command")
@@ -127,16 +116,17 @@ class Receiver:
         A closed connection is detected at the next receive.
         """
         try:
-            self._send(message)
+            self._channel.send(message, DONT_WAIT)
         except BlockingIOError:  # the other side has not received for a long time
             return False
+        except ConnectionError:
+            pass
         return True
 
     def begin(self, epoch: int) -> None:
         """Restart counting."""
         self.epoch = epoch
-        self._taken = self._credited = 0
-        self._uncredited_bytes = 0
+        self._taken = self._credited = self._taken_bytes = self._credited_bytes = 0
 
     def body(self, message: Message) -> Any:
         """Return the object in a message without items."""
@@ -144,17 +134,15 @@ class Receiver:
 
     def data(self, message: Message) -> bytes:
         """Return the bytes of a message without items."""
-        if message.header.segment < 0:
-            return message.body
-        try:
-            return bytes(self._lender.read(message.header.segment)[: message.header.size])
-        finally:
-            self._lender.give_back(message.header.segment)
+        header, body, _ = message
+        if header.segment >= 0:
+            body = bytes(self._lender.lend(header.segment)[: header.size])
+        return body[NUMBER:]  # after the table
 
     def drop(self, message: Message) -> None:
         """Discard a message."""
         if message.header.segment >= 0:
-            self._lender.give_back(message.header.segment)
+            self._lender.lend(message.header.segment)  # nothing refers to it, so it is returned
 
     def items(self, message: Message) -> Iterator[Any]:
         """Yield the items of a message, whose large arrays are views of the shared memory."""
@@ -165,12 +153,16 @@ class Receiver:
     def _rows(self, message: Message) -> deque[tuple[Any, Sequence[Any]]]:
         """Return the pickle and the arrays of each item."""
         header, body, _ = message
-        self._take(header.size)
-        count, arrays, segment = header.number, header.arrays, header.segment
+        self._taken += 1
+        self._taken_bytes += header.size
+        uncredited, uncredited_bytes = self._taken - self._credited, self._taken_bytes - self._credited_bytes
+        if uncredited >= self._credit_interval or uncredited_bytes > AHEAD_BYTES // 8:
+            self.credit()
+        count, arrays = header.number, header.arrays
         copies = arrays > 0 and len(self._lender) >= MAX_LENT
-        memory = memoryview(b"") if segment < 0 else self._lender.lend(segment)
+        memory = memoryview(b"") if header.segment < 0 else self._lender.lend(header.segment)
         rest = memoryview(body) if body else memory[header.begin : header.size]
-        at = 8 * (2 * (count + arrays) if arrays else count)
+        at = NUMBER * (2 * (count + arrays) if arrays else count)
         table = rest[:at].cast("Q").tolist()
         begins = accumulate(table[:count], initial=at)
         pickles: list[Any] = [rest[begin : begin + size] for begin, size in zip(begins, table[:count], strict=False)]
@@ -190,13 +182,11 @@ class Receiver:
             with suppress(IndexError):  # another thread may take some, too
                 while returned:
                     numbers.append(returned.popleft())
-            try:
-                self._send(HEADER.pack(*Header(Command.TAKEN, self.epoch, self._taken)) + numbers.tobytes())
-            except BlockingIOError:  # the other side is busy
+            header = Header(Command.TAKEN, self.epoch, self._taken, size=self._taken_bytes)
+            if self.send_command(HEADER.pack(*header) + numbers.tobytes()):
+                self._credited, self._credited_bytes = self._taken, self._taken_bytes
+            else:  # the other side is busy
                 returned.extend(numbers)
-            else:
-                self._credited = self._taken
-                self._uncredited_bytes = 0
 
     def cut(self) -> None:
         """Shut down the connection, which wakes waiting threads at either end."""
@@ -206,19 +196,3 @@ class Receiver:
     def close(self) -> None:
         """Close the descriptor. Items that were taken stay valid."""
         self._channel.close()
-
-    def _take(self, size: int) -> None:
-        self._taken += 1
-        self._uncredited_bytes += size
-        if self._taken - self._credited >= self._credit_interval or self._uncredited_bytes > AHEAD_BYTES // 8:
-            self.credit()
-
-    def _send(self, message: bytes) -> None:
-        with suppress(ConnectionError):  # detected at the next receive
-            self._channel.send(message, DONT_WAIT)
-
-
-def _descriptor(attached: tuple[int, int, bytes]) -> int:
-    """Return the descriptor that came with a message."""
-    (descriptor,) = _DESCRIPTOR.unpack(attached[2][: _DESCRIPTOR.size])
-    return int(descriptor)

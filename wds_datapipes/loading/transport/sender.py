@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from wds_datapipes.counters import Counters
-from wds_datapipes.loading.transport.bundle import Bundle, write_parts
+from wds_datapipes.loading.transport.bundle import Bundle
 from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
-from wds_datapipes.loading.transport.serialization import Serializer, describe, unpack
+from wds_datapipes.loading.transport.serialization import SerializedItem, Serializer, describe, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentPool, StatusPage
 from wds_datapipes.pipes.state.recording import Record, pack_records
 
@@ -66,30 +66,28 @@ class Sender:
         self._channel = channel
         self._window = window
         self._together = together
-        self._pool = SegmentPool(spare=window + 2)
+        self._pool = SegmentPool()
         self._bundle = Bundle(self._pool)
-        self._packer = Serializer()
-        self._drop()
-        self._began = self._ready = time.perf_counter()
+        self._serializer = Serializer()
         self._lock = threading.Lock()
         self._has_waiting = threading.Event()
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="flush", daemon=True)
         self._items = self._bytes = 0
-        self._making_s = self._waiting_s = 0.0
-        self.epoch = 0
+        self._making_s = self._waiting_s = self._began = 0.0
         self.requests: deque[ItemRequest] = deque()
         self.producer = "The pipeline"
         self.page = StatusPage()
         self.counters = Counters()
         self.counters.on_shard = self.page.note
-        self._send(Header(Kind.STATUS), descriptor=self.page.pass_on())
+        self.begin(0)
+        self._send(Header(Kind.STATUS), descriptor=self.page.descriptor)
 
     @property
     def is_full(self) -> bool:
         """Whether the other side accepts no more items for now."""
         ahead = self._sent - self._taken
-        return ahead >= self._window or (self._ahead_bytes >= AHEAD_BYTES and ahead >= MIN_MESSAGES)
+        return ahead >= self._window or (self._sent_bytes - self._taken_bytes >= AHEAD_BYTES and ahead >= MIN_MESSAGES)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when `receive_requests` has something to receive."""
@@ -98,7 +96,9 @@ class Sender:
     def begin(self, epoch: int) -> None:
         """Discard unsent items, and begin another epoch."""
         with self._lock:
-            self._drop()
+            self._bundle.clear()
+            self._records: list[Record] = []
+            self._sent = self._taken = self._sent_bytes = self._taken_bytes = 0
             self.epoch = epoch
         self._ready = time.perf_counter()
 
@@ -114,11 +114,11 @@ class Sender:
             PicklingError: the item cannot be sent.
         """
         try:
-            packed = self._packer.pack(item)
+            packed = self._serializer.pack(item)
         except Exception as error:  # pickling runs user code
             raise pickle.PicklingError(
-                f"{self.producer} made {describe(item, self._packer.pack)}, which cannot be sent to another process "
-                f"({type(error).__name__}: {error}). Convert it to plain data, such as bytes, arrays or "
+                f"{self.producer} made {describe(item, self._serializer.pack)}, which cannot be sent to another "
+                f"process ({type(error).__name__}: {error}). Convert it to plain data, such as bytes, arrays or "
                 "tensors, before it leaves the worker."
             ) from error
         now = time.perf_counter()
@@ -126,10 +126,9 @@ class Sender:
         with self._lock:
             self._items += 1
             self._making_s += took
-            if record is not None and self._records and self._records[0][1] is not record[1]:
-                self._flush()  # the first record of a run comes first in its message
-            bundle = self._bundle
-            if not bundle.has_room(packed):
+            bundle, records = self._bundle, self._records
+            # The first record of a run comes first in its message.
+            if not bundle.has_room(packed) or (record is not None and records and records[0][1] is not record[1]):
                 self._flush()
             if not len(bundle):
                 self._began = now
@@ -145,19 +144,11 @@ class Sender:
             ):
                 self._flush()
             elif not self._has_waiting.is_set():
-                self._start_ticker()
+                self._has_waiting.set()
+                if not self._ticker.is_alive():
+                    self._ticker.start()
             self._ready = time.perf_counter()
             return not len(bundle)
-
-    def record(self, record: Record) -> None:
-        """Send the waiting items, and then the position of the pipeline after them.
-
-        Raises:
-            ReceiverGone: the other side has closed.
-        """
-        with self._lock:
-            self._flush()
-            self._send_body(Kind.STATE, pack_records([record]))
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
         """Send the waiting items, and then a message without items.
@@ -204,18 +195,11 @@ class Sender:
             self._publish()
 
     def close(self) -> None:
-        """Close the descriptor, and end the second thread; waiting items are not sent."""
+        """Close the descriptors, and end the second thread; waiting items are not sent."""
         self._closed.set()
         self._has_waiting.set()
         self._channel.close()
-        self._bundle.close()
-
-    def _drop(self) -> None:
-        self._bundle.clear()
-        self._records: list[Record] = []
-        self._sent = self._taken = 0
-        self._ahead: deque[int] = deque()
-        self._ahead_bytes = 0
+        self._pool.close()
 
     def _receive_request(self, flags: int = 0) -> bool:
         try:
@@ -227,19 +211,14 @@ class Sender:
         if not message:
             raise ReceiverGone
         header, body = Header(*HEADER.unpack_from(message)), memoryview(message)[HEADER.size :]
-        if header.kind == Command.TAKEN:
-            with self._lock:
-                if header.epoch == self.epoch:
-                    self._taken = header.number
-                    while len(self._ahead) > self._sent - self._taken:
-                        self._ahead_bytes -= self._ahead.popleft()
-                for number in body.cast("i"):
-                    if number < 0:
-                        self._pool.give_up(~number)
-                    elif (given_up := self._pool.give_back(number)) is not None:
-                        self._send(Header(Kind.GIVEN_UP, segment=given_up))
-        else:
+        if header.kind != Command.TAKEN:
             self.requests.append(ItemRequest(Command(header.kind), header.epoch, unpack(body)))
+            return True
+        with self._lock:
+            if header.epoch == self.epoch:
+                self._taken, self._taken_bytes = header.number, header.size
+            for number in body.cast("i"):
+                self._pool.give_back(number)
         return True
 
     def _flush(self) -> None:
@@ -253,24 +232,24 @@ class Sender:
                 self._send_body(Kind.STATE, records, number=len(self._records))
                 records = b""
             self._records = []
-        header, body, descriptor = self._bundle.finish(self.epoch, len(records))
-        self._bytes += header.size
-        self._send(header, (records, *body), descriptor)
+        self._sent_bytes += self._send_bundle(self._bundle, Kind.ITEMS, len(self._bundle), records)
         self._sent += 1
-        self._ahead.append(header.size)
-        self._ahead_bytes += header.size
-        self._packer.renew()  # the other thread may be packing, and continues with its current object
+        # A pickler keeps the memory that large items need. The other thread may be packing, and uses the old one.
+        self._serializer = Serializer()
 
     def _send_body(self, kind: Kind, body: bytes, number: int = 0) -> None:
         """Send a message without items."""
-        self._bytes += len(body)
-        if len(body) <= INLINE:
-            self._send(Header(kind, self.epoch, number, size=len(body)), (body,))
-            return
-        segment = self._pool.take(len(body))
-        write_parts(segment, [body])
-        header = Header(kind, self.epoch, number, segment=segment.number, size=len(body))
-        self._send(header, descriptor=segment.pass_on())
+        bundle = Bundle(self._pool)
+        if body:
+            bundle.add(SerializedItem([body], len(body), []))
+        self._send_bundle(bundle, kind, number)
+
+    def _send_bundle(self, bundle: Bundle, kind: Kind, number: int, records: bytes = b"") -> int:
+        """Send the contents of a bundle, and return their size."""
+        header, body, descriptor = bundle.finish(kind, self.epoch, number, len(records))
+        self._bytes += header.size
+        self._send(header, (records, *body), descriptor)
+        return header.size
 
     def _send(self, header: Header, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
         self._publish()  # counts the items that have arrived
@@ -290,12 +269,6 @@ class Sender:
 
     def _publish(self) -> None:
         self.page.write(self._items, self._bytes, self._making_s, self._waiting_s, *self.counters.fetched())
-
-    def _start_ticker(self) -> None:
-        """Start the thread that sends waiting items."""
-        self._has_waiting.set()
-        if not self._ticker.is_alive():
-            self._ticker.start()
 
     def _tick(self) -> None:
         seen = 0.0

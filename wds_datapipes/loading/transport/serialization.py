@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
-from types import FunctionType
-from typing import Any, Literal, NamedTuple
+from types import FunctionType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["SerializedItem", "Serializer", "describe", "takes", "unpack"]
+__all__ = ["SerializedItem", "Serializer", "describe", "serialize", "takes", "unpack"]
 
 #: The minimum size of an array that is kept out of band, in bytes.
 APART = 16 * 1024
-
-#: The maximum size of a pickle after which its pickler holds little memory, in bytes.
-SMALL = 4 * 1024
 
 #: The maximum depth at which `describe` searches for the unpicklable part.
 MAX_DEPTH = 10
@@ -44,18 +40,15 @@ class SerializedItem(NamedTuple):
     arrays: list[Array]
 
 
-class Serializer:
+class Serializer(pickle.Pickler):
     """Packs items, each independently: no two share an object on the other side."""
 
     def __init__(self) -> None:
-        self._pickler = _Pickler()
-        self._largest = 0
-
-    def renew(self) -> None:
-        """Discard the memory left by large items, which would slow down small ones."""
-        if self._largest > SMALL:
-            self._pickler = _Pickler()
-            self._largest = 0
+        self._parts: list[bytes] = []
+        self._arrays: list[Array] = []
+        # The pickler passes large bytes objects on without copying them.
+        file: Any = SimpleNamespace(write=self._parts.append)
+        super().__init__(file, protocol=5, buffer_callback=partial(_set_apart, self._arrays))
 
     def pack(self, item: object) -> SerializedItem:
         """Pack ``item``.
@@ -63,52 +56,25 @@ class Serializer:
         Raises:
             Exception: any exception of pickling; the serializer remains usable.
         """
-        pickler = self._pickler
-        parts, arrays = pickler.parts, pickler.arrays
+        parts, arrays = self._parts, self._arrays
         try:
-            pickler.dump(item)
-            size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-            if size > self._largest:
-                self._largest = size
-            return SerializedItem(parts.copy(), size, arrays.copy())
+            self.dump(item)
+            return SerializedItem(parts.copy(), sum(map(len, parts)), arrays.copy())
         finally:
             parts.clear()
             arrays.clear()
-            pickler.clear_memo()
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.arrays: list[Array] = []
-        super().__init__(_Writer(self.parts.append), protocol=5, buffer_callback=self._set_apart)
+            self.clear_memo()
 
     def reducer_override(self, obj: Any) -> Any:
+        """Return how to make a value again; pickle calls this for each."""
         kind = type(obj)
         if kind is torch.Tensor:
             return self._reduce_tensor(obj)
         if kind is np.ndarray and obj.itemsize and not obj.dtype.hasobject:
-            return self._reduce_array(obj)
+            return _array, self._arguments_of(obj)
         return NotImplemented
 
-    def _reduce_array(self, array: Array) -> Any:
-        # NumPy's own method would lose the byte order, or the read-only flag, of some arrays.
-        flags = array.flags
-        order: Literal["C", "F"] = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
-        if array.nbytes >= APART:
-            self.arrays.append(array)
-            return _array, (_PLACEHOLDER, array.dtype, array.shape, order, flags.writeable)
-        data = array.tobytes(order)
-        return _array, (bytearray(data) if flags.writeable else data, array.dtype, array.shape, order, flags.writeable)
-
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
-        name = _IN_NUMPY.get(tensor.dtype)
-        if name is not None and not tensor.__dict__:
-            # A fast path for most tensors, which takes a quarter of the time. NumPy rejects the others.
-            with suppress(RuntimeError, TypeError):
-                array: Array = tensor.numpy()
-                if array.size and array.flags.c_contiguous:
-                    return _tensor, (self._write_array(array), name, array.shape, None)
         plain = (
             tensor.layout is torch.strided
             and tensor.device.type == "cpu"
@@ -117,72 +83,69 @@ class _Pickler(pickle.Pickler):
         )
         if not plain or not tensor.numel():
             return NotImplemented
-        # Dense memory with another order of dimensions, such as channels_last, arrives in that order.
-        order: list[int] | None = None
-        if not tensor.is_contiguous():
-            strides, shape = tensor.stride(), tensor.shape
-            by_stride = sorted(range(tensor.dim()), key=lambda dim: (strides[dim], shape[dim]), reverse=True)
-            if tensor.permute(by_stride).is_contiguous():
-                tensor, order = tensor.permute(by_stride), by_stride
-        # NumPy lacks many of torch's types, but needs only the size of an element.
+        if tensor.dtype in _IN_NUMPY:
+            return _tensor, self._arguments_of(tensor.numpy())
+        # NumPy needs only the size of an element.
         array = tensor.view(_OF_SIZE[tensor.element_size()]).numpy()
-        return _tensor, (self._write_array(array), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), order)
+        return _tensor, (*self._arguments_of(array), tensor.dtype)
 
-    def _write_array(self, array: Array) -> Any:
-        """Return a placeholder for the bytes of an array, which is kept out of band if it is large."""
-        if array.nbytes < APART:
-            return bytearray(array.tobytes())
-        self.arrays.append(array)
-        return _PLACEHOLDER
-
-    def _set_apart(self, buffer: pickle.PickleBuffer) -> bool:
-        """Keep a buffer out of band (False), or leave it in the pickle (True)."""
-        if buffer is _PLACEHOLDER:
-            return False  # its array is in the list already
-        raw = buffer.raw()
-        if raw.nbytes < APART:
-            return True
-        self.arrays.append(np.frombuffer(raw, np.uint8))
-        return False
-
-
-class _Writer:
-    """The file that the pickler writes to. It receives large bytes objects without copying."""
-
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        self.write = write
+    def _arguments_of(self, array: Array) -> tuple[Any, ...]:
+        """Return the arguments of `_array` for an array; NumPy would lose the byte order or read-only flag of some."""
+        dtype, writeable = array.dtype, array.flags.writeable
+        order: list[int] | None = None
+        if not array.flags.c_contiguous:
+            # Dense memory with another order of axes, such as channels_last or Fortran's, arrives in that order.
+            strides, shape = array.strides, array.shape
+            by_stride = sorted(range(array.ndim), key=lambda axis: (strides[axis], shape[axis]), reverse=True)
+            if array.transpose(by_stride).flags.c_contiguous:
+                array, order = array.transpose(by_stride), by_stride
+        buffer: Any = _PLACEHOLDER
+        if array.nbytes >= APART:
+            self._arrays.append(array)
+        else:
+            buffer = bytearray(array.tobytes()) if writeable else array.tobytes()
+        # The name of a type is faster than its pickle.
+        return buffer, dtype.str if dtype.isbuiltin == 1 else dtype, array.shape, order, writeable
 
 
-#: Types that NumPy also has, by the size of an element in bytes.
+def _set_apart(arrays: list[Array], buffer: pickle.PickleBuffer) -> bool:
+    """Keep a buffer out of band (False), or leave it in the pickle (True)."""
+    if buffer is _PLACEHOLDER:
+        return False  # its array is in the list already
+    raw = buffer.raw()
+    if raw.nbytes < APART:
+        return True
+    arrays.append(np.frombuffer(raw, np.uint8))
+    return False
+
+
+#: The most common types that NumPy also has, and one by each size of an element in bytes.
+_IN_NUMPY = {torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bool}
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-#: The names of types that NumPy also has. Looking up a name is faster than pickling a type.
-_IN_NUMPY = {
-    getattr(torch, name): name
-    for name in ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "complex64")
-}
 
 #: The placeholder of an out-of-band array, which may be strided, unlike a `PickleBuffer`.
 _PLACEHOLDER = pickle.PickleBuffer(bytearray())
 
 
-def _inverse(order: list[int]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
-
-
-def _array(buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any, writeable: bool) -> Array:
-    array: Array = np.ndarray(shape, dtype, buffer, order=order)
+def _array(buffer: Any, dtype: Any, shape: tuple[int, ...], order: list[int] | None, writeable: bool) -> Array:
+    array: Array = np.ndarray(shape, dtype, buffer)
     array.flags.writeable = writeable
-    return array
+    return array if order is None else array.transpose(sorted(range(len(order)), key=order.__getitem__))
 
 
-def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...], order: list[int] | None) -> torch.Tensor:
-    tensor = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
-    return tensor if order is None else tensor.permute(_inverse(order))
+def _tensor(*arguments: Any) -> torch.Tensor:
+    tensor = torch.from_numpy(_array(*arguments[:5]))
+    return tensor.view(arguments[5]) if arguments[5:] else tensor
 
 
 def unpack(pickled: Any, arrays: Iterable[Any] = ()) -> Any:
     """Return the item that was packed; its large arrays and tensors are views of ``arrays``."""
     return pickle.loads(pickled, buffers=arrays)  # noqa: S301  the other process is a part of this program
+
+
+def serialize(value: object) -> bytes:
+    """Return the pickle of a value without large arrays."""
+    return b"".join(Serializer().pack(value).parts)
 
 
 def describe(item: object, pack: Callable[[Any], object]) -> str:
@@ -207,13 +170,14 @@ def describe(item: object, pack: Callable[[Any], object]) -> str:
 
 def _parts(item: object) -> Iterable[tuple[Any, Any]]:
     """Return the parts of an item, with their keys or names."""
-    if isinstance(item, dict):
-        return item.items()
-    if isinstance(item, (list, tuple)):
+    if isinstance(item, list | tuple):
         return enumerate(item)
     if isinstance(item, partial):
         return [("func", item.func), ("args", item.args), ("keywords", item.keywords)]
-    return () if isinstance(item, FunctionType | type) else getattr(item, "__dict__", {}).items()
+    if isinstance(item, FunctionType | type):
+        return ()
+    parts: dict[Any, Any] = item if isinstance(item, dict) else getattr(item, "__dict__", {})
+    return parts.items()
 
 
 def takes(pack: Callable[[Any], object], value: object) -> bool:

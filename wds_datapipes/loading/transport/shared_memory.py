@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import mmap
 import os
-import tempfile
 import weakref
 from collections import deque
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,11 +17,10 @@ __all__ = ["Segment", "SegmentLender", "SegmentPool", "StatusPage", "map_segment
 
 Bytes = NDArray[np.uint8]
 
-#: Segment sizes are multiples of an eighth of the power of two below, so that few distinct sizes occur.
-STEPS = 8
+#: The smallest size of a segment.
 SMALLEST = 64 * 1024
 
-#: As in linux/memfd.h. `os` defines it together with `os.memfd_create`.
+#: As in linux/memfd.h.
 MFD_CLOEXEC = 1
 
 
@@ -31,31 +29,20 @@ def new_memory(size: int) -> int:
 
     Raises:
         OSError: there is not enough memory.
+        NotImplementedError: the system has no such memory.
     """
-    descriptor = _new_memfd()
-    if descriptor is not None:
-        try:
-            os.ftruncate(descriptor, size)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-    with tempfile.TemporaryFile(prefix="wds-datapipes-") as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # so that a full disk is detected here, and not on a later write
-        return os.dup(file.fileno())
-
-
-def _new_memfd() -> int | None:
-    """Return the descriptor of a file in memory, or ``None`` if that is not supported."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("wds-datapipes", os.MFD_CLOEXEC)
-    # A portable interpreter, such as uv's or conda's, is built for a C library without memfd_create.
+    # Not os.memfd_create, which portable interpreters lack: uv's and conda's are built for an older C library.
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "memfd_create"):
-        return None
+        raise NotImplementedError("worker processes require Linux 3.17 and glibc 2.27. Use num_workers=0 here")
     descriptor: int = libc.memfd_create(b"wds-datapipes", MFD_CLOEXEC)
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    try:
+        os.ftruncate(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
@@ -77,32 +64,31 @@ class Segment:
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
-        descriptor = new_memory(size)
+        self._descriptor: int | None = new_memory(size)
         try:
-            self.memory = map_segment(descriptor, size)
+            self.memory = map_segment(self._descriptor, size)
         except BaseException:
-            os.close(descriptor)
+            self.close()
             raise
-        self._descriptor: int | None = descriptor
 
     def pass_on(self) -> int | None:
         """Return and forget the descriptor that the other side still needs; the receiver closes it."""
         descriptor, self._descriptor = self._descriptor, None
         return descriptor
 
+    def close(self) -> None:
+        """Close the descriptor, unless it was passed on."""
+        if (descriptor := self.pass_on()) is not None:
+            os.close(descriptor)
+
 
 class SegmentPool:
     """The segments that a process fills; it reuses those that the other side has returned.
 
-    A segment in use is never overwritten, however many there are. The pool keeps some free segments, since reusing them
-    is cheap.
-
-    Args:
-        spare: the number of free segments to keep.
+    A segment in use is never overwritten, however many there are.
     """
 
-    def __init__(self, spare: int) -> None:
-        self._spare = spare
+    def __init__(self) -> None:
         self._segments: dict[int, Segment] = {}
         self._free: list[Segment] = []
         self._numbers = itertools.count()
@@ -113,40 +99,51 @@ class SegmentPool:
         Raises:
             OSError: there is not enough memory.
         """
-        for position in range(len(self._free) - 1, -1, -1):
-            if self._free[position].memory.size >= size:
-                return self._free.pop(position)
+        for segment in reversed(self._free):
+            if segment.memory.size >= size:
+                self._free.remove(segment)
+                return segment
         # A segment that is too small is freed, and its number is reused with more memory.
-        number = self._free.pop(0).number if self._free else next(self._numbers)
-        segment = self._segments[number] = Segment(number, round_up(size))
+        number = self._free[0].number if self._free else next(self._numbers)
+        segment = Segment(number, round_up(size))
+        if self._free:
+            self._free.pop(0).close()
+        self._segments[number] = segment
         return segment
 
-    def give_up(self, number: int) -> None:
-        """Forget a segment, which is never reused."""
-        del self._segments[number]
+    def give_back(self, number: int) -> None:
+        """Reuse the segment of a number, or, if this is the complement of its number, forget it."""
+        if number < 0:
+            del self._segments[~number]
+        else:
+            self._free.append(self._segments[number])
 
-    def give_back(self, number: int) -> int | None:
-        """Mark a segment as free; return the number of one to give up, if any."""
-        self._free.append(self._segments[number])
-        if len(self._free) <= self._spare:
-            return None
-        return self._segments.pop(self._free.pop(0).number).number
+    def close(self) -> None:
+        """Close the descriptors that were not passed on."""
+        for segment in self._segments.values():
+            segment.close()
 
 
 class SegmentLender:
     """The segments of another process: lends views of them, and detects when the last view of one is gone.
 
-    A process that is forked here keeps access to the segments lent at that time. Such a segment is given up instead of
-    reused.
+    Segments are returned to be reused, which is cheap, but not more than a few. A process that is forked here keeps
+    access to the segments lent at that time, so these are not reused either.
+
+    Args:
+        spare: the number of segments that are not lent and may wait to be filled.
+
+    Attributes:
+        returned: the numbers of segments that can be reused, and the complements of those that are dropped. Views end
+            in any thread, at any time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spare: int) -> None:
+        self.returned: deque[int] = deque()
+        self._spare = spare
         self._memory: dict[int, Bytes] = {}
         self._lent: dict[int, weakref.ref[Bytes]] = {}
         self._forked: set[int] = set()
-        #: The numbers of segments that can be returned, and the complements of those that are given up. Views end in
-        #: any thread, at any time.
-        self.returned: deque[int] = deque()
         _LENDERS.add(self)
 
     def __len__(self) -> int:
@@ -160,48 +157,32 @@ class SegmentLender:
         finally:
             os.close(descriptor)
 
-    def drop(self, number: int) -> None:
-        """Forget a segment that the other process has given up."""
-        del self._memory[number]
-
-    def read(self, number: int) -> memoryview:
-        """Return the bytes of a segment. The caller must call `give_back`, or `lend`, which does so."""
-        return self._memory[number].data
-
-    def give_back(self, number: int) -> None:
-        """Return a segment to the other process, which reuses it."""
-        self.returned.append(number)
-
     def lend(self, number: int) -> memoryview:
         """Return the bytes of a segment, which is returned once nothing refers to them or to a part of them."""
         # A memoryview keeps a reference to its source object, and so does every slice and array made from it. NumPy
         # bypasses views of arrays, but not an array created from a plain buffer.
         whole = np.frombuffer(self._memory[number].data, np.uint8)
-        memory, lent, forked, returned = self._memory, self._lent, self._forked, self.returned
-
-        def end(_: object) -> None:
-            lent.pop(number, None)
-            if number in forked:
-                forked.discard(number)
-                memory.pop(number, None)
-                returned.append(~number)
-            else:
-                returned.append(number)
-
-        self._lent[number] = weakref.ref(whole, end)
+        self._lent[number] = weakref.ref(whole, partial(self._end, number))
         return whole.data
 
     def fork(self) -> None:
         """Record the lent segments as seen by a process that is about to be forked."""
         self._forked.update(tuple(self._lent))
 
+    def _end(self, number: int, _: object) -> None:
+        self._lent.pop(number, None)
+        if number in self._forked or len(self._memory) - len(self._lent) > self._spare:
+            self._forked.discard(number)
+            self._memory.pop(number, None)
+            number = ~number
+        self.returned.append(number)
 
-#: Every lender of this process, for the fork hook.
+
+#: Every lender of this process. Only a hook sees the user's forks.
 _LENDERS: weakref.WeakSet[SegmentLender] = weakref.WeakSet()
 
 
 def _fork() -> None:
-    """Record the segments that a fork inherits: only a hook sees the user's forks, and segments are reused."""
     for lender in tuple(_LENDERS):
         lender.fork()
 
@@ -210,15 +191,12 @@ os.register_at_fork(before=_fork)
 
 
 def round_up(size: int) -> int:
-    """Return the next larger segment size: multiples of a page, and of an eighth of a power of two."""
-    step = max(1 << max(size.bit_length() - 1, 0), SMALLEST) // STEPS
-    step = max(step, mmap.PAGESIZE)
-    return max(-(-size // step) * step, SMALLEST)
+    """Return the next power of two, so that few distinct sizes occur. Memory that is not used is not allocated."""
+    return max(1 << (size - 1).bit_length(), SMALLEST)
 
 
-#: The offset of the text, after the numbers and its length.
-_TEXT_AT = 64
-SIZE = 4096
+#: The sizes of a status page and of its numbers, in bytes.
+SIZE, NUMBERS = 4096, 6 * 8
 
 
 class StatusPage:
@@ -231,17 +209,13 @@ class StatusPage:
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self._descriptor = new_memory(SIZE) if descriptor is None else descriptor
-        page = map_segment(self._descriptor, SIZE).data
+        #: The descriptor for the other process, which closes it.
+        self.descriptor = new_memory(SIZE) if descriptor is None else descriptor
+        page = map_segment(self.descriptor, SIZE).data
         # Not `struct.pack_into`, which clears the memory first: each number is written and read atomically.
-        self._numbers, self._length = page[:48].cast("d"), page[48:56].cast("Q")
-        self._text = page[_TEXT_AT:]
+        self._numbers, self._text = page[:NUMBERS].cast("d"), page[NUMBERS:]
         if descriptor is not None:
             os.close(descriptor)
-
-    def pass_on(self) -> int:
-        """Return the descriptor for the other process, which closes it."""
-        return self._descriptor
 
     def write(self, *numbers: float) -> None:
         """Publish items, bytes, seconds spent making and waiting, bytes fetched from stores, and seconds for that."""
@@ -250,16 +224,14 @@ class StatusPage:
 
     def read(self) -> list[float]:
         """Return the numbers that were last written."""
-        return [float(number) for number in self._numbers]
+        return list(self._numbers)
 
     @property
     def text(self) -> str:
         """A text, such as the name of the shard that was opened last."""
-        return bytes(self._text[: self._length[0]]).decode(errors="replace")
+        return bytes(self._text).partition(b"\0")[0].decode(errors="replace")
 
     def note(self, text: str) -> None:
         """Publish a text."""
-        data = text.encode(errors="replace")[: len(self._text)]
-        self._length[0] = 0
+        data = text.encode(errors="replace")[: len(self._text) - 1] + b"\0"
         self._text[: len(data)] = data
-        self._length[0] = len(data)

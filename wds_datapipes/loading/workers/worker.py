@@ -31,12 +31,12 @@ from wds_datapipes.loading.torchdata_patches.worker_processes import SENDABLE, S
 from wds_datapipes.loading.transport.protocol import Command, Kind
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import ItemRequest, ReceiverGone, Sender
-from wds_datapipes.loading.transport.serialization import Serializer
+from wds_datapipes.loading.transport.serialization import serialize
 from wds_datapipes.loading.transport.shared_memory import new_memory
 from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.pipes.stage import Stage, share_counters
 from wds_datapipes.pipes.state.pipeline_state import load_state, record_beginning, record_state, spans_epochs
-from wds_datapipes.pipes.state.recording import Recorder
+from wds_datapipes.pipes.state.recording import Recorder, pack_records
 from wds_datapipes.pipes.state.shard_order import listings_before
 
 __all__ = ["DISPATCH_WINDOW", "Payload", "Worker", "WorkerJob", "pack_error", "report_errors_of_worker", "run_worker"]
@@ -209,8 +209,8 @@ class Worker:
                 self.iterator = None
                 self.send_skipped()
                 if self.spans_epochs and self.recorder is not None:
-                    sender.record(record_state(self.pipe, self.recorder, is_first=True))
-                sender.send(Kind.END, _serialize(self.split_lists()))
+                    sender.send(Kind.STATE, pack_records([record_state(self.pipe, self.recorder, is_first=True)]))
+                sender.send(Kind.END, serialize(self.split_lists()))
                 return
             record = None if self.recorder is None else record_state(self.pipe, self.recorder)
             sent = sender.put(item, record)
@@ -276,7 +276,7 @@ class Worker:
         load_state(self.pipe, None)
         self.spans_epochs = self.job.records_state and spans_epochs(self.pipe)
         if self.spans_epochs and resumed is None:
-            self.sender.record(record_beginning(self.pipe))
+            self.sender.send(Kind.STATE, pack_records([record_beginning(self.pipe)]))
         if resumed is not None:
             resumed.load(self.pipe)
         self.iterator = iter(self.pipe)
@@ -290,7 +290,7 @@ class Worker:
         counters = self.sender.counters
         if counters.entries != self.reported:
             self.reported = counters.entries
-            self.sender.send(Kind.COUNTERS, _serialize(counters.skipped()))
+            self.sender.send(Kind.COUNTERS, serialize(counters.skipped()))
 
     @staticmethod
     def call_stages(name: str, stages: Any) -> None:
@@ -321,7 +321,7 @@ def report_errors_of_worker(
         except ReceiverGone:
             raise
         except SENDABLE:  # not lost: the main process raises it again
-            sender.send(Kind.COUNTERS, _serialize(sender.counters.skipped()))
+            sender.send(Kind.COUNTERS, serialize(sender.counters.skipped()))
             sender.send(Kind.ERROR, pack_error(who, sender))
             while True:  # exiting would be reported as another error
                 sender.wait()
@@ -335,11 +335,7 @@ def report_errors_of_worker(
 def pack_error(who: str, sender: Sender) -> bytes:
     """Return the current exception, with the shard that this process opened last, for `Sender.send`."""
     shard = f", whose last shard was {sender.counters.shard}" if sender.counters.shard else ""
-    return _serialize(SendableError(where=f"in {who}{shard}"))
-
-
-def _serialize(value: object) -> bytes:
-    return b"".join(Serializer().pack(value).parts)
+    return serialize(SendableError(where=f"in {who}{shard}"))
 
 
 class Payload:
