@@ -9,40 +9,41 @@ from __future__ import annotations
 import inspect
 import io
 import itertools
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
-from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
-from torch.utils.data.datapipes.iter import IterableWrapper, Mapper
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2
-from torchdata.stateful_dataloader import StatefulDataLoader
-from users_stages import Buckets, OwnShuffler
-
-from wds_datapipes import (
-    ImageDecoder,
-    IndexedSamples,
-    RandomResizedCrop,
-    ShardList,
-    ShardReadingService,
-    Stage,
-    StatefulShards,
+from loader_kinds import Batches, InStateful, Persistent, Service, Stateful, Tracked, check_law
+from pipeline_table import (
+    CROPS,
+    EXACT,
+    IN_MAIN,
+    REFUSED,
+    REPLAYED,
+    STREAMS,
+    EverySecond,
+    as_it_is,
+    draw,
+    is_even,
+    key_of,
+    length,
+    more_of,
+    number_in,
+    split,
+    tokens_of,
+    with_image,
+    write_shards,
 )
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from wds_datapipes import ShardList
 from wds_datapipes.codecs.extensions import ExtensionDecoder
 from wds_datapipes.errors import StateError
-from wds_datapipes.index import ShardIndex
 from wds_datapipes.pipes.state.pipeline_state import check_state
-from wds_datapipes.testing import build_shard
-from wds_datapipes.writing import RecordWriter
 
 pytestmark = [
     # torchdata calls it whenever a StatefulDataLoader is created.
@@ -54,52 +55,17 @@ pytestmark = [
 Pipe = Any
 Build = Callable[[Pipe], Pipe]
 
-SIZES = {"": (4, 0, 6, 1, 5, 2), "a": (7, 0, 5, 1), "b": (3, 4)}
-
 
 @pytest.fixture(autouse=True, scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("shards"))
-        for name, sizes in SIZES.items():
-            for shard, size in enumerate(sizes):
-                numbers = [(f"{name}{shard}-{n}", str(n)) for n in range(size)]
-                samples = [{"__key__": key, "cls": n, "txt": "x" * (5 * int(n))} for key, n in numbers]
-                build_shard(f"{name}{shard}.tar", samples)
-                build_shard(f"more-{name}{shard}.tar", [{"__key__": key, "json": n} for key, n in numbers])
-                if not name and samples:
-                    with RecordWriter(RECORDS[shard]) as records:
-                        for sample in samples:
-                            records.write(sample)
+        write_shards()
         yield
-
-
-#: The same samples as records; shards without any are left out.
-RECORDS = {
-    shard: f"{shard}.{('jsonl', 'cbors.gz', 'msgpack', 'jsonl.zst')[shard % 4]}"
-    for shard, size in enumerate(SIZES[""])
-    if size
-}
-
-
-def as_it_is(item: Any) -> Any:
-    return item
 
 
 def twice(item: Any) -> list[Any]:
     return [item, item]
-
-
-def number_in(sample: dict[str, Any]) -> int:
-    return int(sample["cls"])
-
-
-def is_even(sample: dict[str, Any]) -> bool:
-    return number_in(sample) % 2 == 0
-
-
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
 
 
 def shard_of(sample: dict[str, Any]) -> str:
@@ -110,37 +76,8 @@ def parity(sample: dict[str, Any]) -> int:
     return number_in(sample) % 2
 
 
-def length(sample: dict[str, Any]) -> int:
-    return len(sample["txt"]) + 1
-
-
-def sizes_in(index: ShardIndex) -> Any:
-    return index.sample_sizes
-
-
-def draw_beside(item: Any, rng: Random) -> Any:
-    return item, rng.random()
-
-
-def tokens_of(sample: dict[str, Any]) -> dict[str, Any]:
-    number = number_in(sample)
-    return {"__key__": sample["__key__"], "tokens": torch.arange(2 * number % 5 + 5 * (number > 3))}
-
-
 def is_member_wanted(member: Any) -> bool:
     return not member.name.endswith("3.cls")
-
-
-def draw(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
-    return {**sample, "drawn": sample.get("drawn", 0) + rng.random()}
-
-
-def with_image(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "ppm": b"P6 4 4 255 " + bytes(range(48))}
-
-
-#: Decodes a random row of the image.
-CROPS = ImageDecoder("rgb8", crop=RandomResizedCrop((1, 4), scale=(0.2, 0.3), ratio=(3, 5)))
 
 
 def number_of(url: str) -> int:
@@ -151,394 +88,8 @@ def second(pair: Any) -> Any:
     return pair[1]
 
 
-def more_of(url: str) -> str:
-    return f"more-{url}"
-
-
-def some(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    """None, one or several items from one."""
-    return [{**sample, "part": part} for part in range(number_in(sample) % 4)]
-
-
 def every_second(items: Any) -> Any:
     return itertools.islice(items, 0, None, 2)
-
-
-def neighbours(items: Iterator[Any]) -> Iterator[Any]:
-    return itertools.pairwise(items)
-
-
-def split(name: str = "", open_shards: int = 1) -> Pipe:
-    shards = ShardList([f"{name}{shard}.tar" for shard in range(len(SIZES[name]))])
-    return shards.shuffle().sharding_filter().load_wds_shards(open_shards=open_shards).group_samples()
-
-
-def drawn(name: str = "", count: int | None = None, open_shards: int = 1) -> Pipe:
-    shards = ShardList([f"{name}{shard}.tar" for shard in range(len(SIZES[name]))])
-    return shards.resample_wds_shards(count).load_wds_shards(open_shards=open_shards).group_samples()
-
-
-def recorded(**options: Any) -> Pipe:
-    return ShardList([*RECORDS.values()]).shuffle().sharding_filter().load_wds_records(**options)
-
-
-def listed() -> Pipe:
-    return IterableWrapper(range(24)).shuffle().sharding_filter()
-
-
-# Stages of users ----------------------------------------------------------------------------------------------------
-
-
-class Declared(Stage[Any]):
-    """Keeps nothing between two items, and declares that."""
-
-    is_stateless = True
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.source:
-            yield key_of(item)
-
-
-class OwnMapper(Mapper):  # type: ignore[type-arg]  # torch declares a type parameter that its class does not take
-    """torch's loop, which buffers nothing, with another function."""
-
-    def _apply_fn(self, data: Any) -> Any:
-        return key_of(data)
-
-
-class Pairs(Stage[Any]):
-    """Yields each item with the two before it, and has a state that contains them."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-        self.before: list[str] = []
-        self.is_resumed = False
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.is_resumed:
-            self.before = []
-        self.is_resumed = False
-        for item in self.source:
-            self.before.append(key_of(item))  # the very list that state_dict() has returned
-            del self.before[:-3]
-            yield tuple(self.before)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"before": self.before}
-
-    def load_state_dict(self, state: Mapping[str, Any], again: object = ()) -> None:
-        self.before, self.is_resumed = [*state["before"]], True
-
-
-class Windows(IterDataPipe[Any]):
-    """Buffers items, and declares nothing."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from itertools.pairwise(self.source)
-
-
-class InMain(Windows):
-    """Stays in the main process."""
-
-    def is_replicable(self) -> bool:
-        return False
-
-
-class EverySecond(Stage[Any]):
-    """Counts items, and falsely declares that it keeps nothing."""
-
-    is_stateless = True
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from itertools.islice(iter(self.source), 0, None, 2)
-
-
-# The table ----------------------------------------------------------------------------------------------------------
-
-
-def long_chain() -> Pipe:
-    pipe = drawn().rsample(0.8).shuffle_samples(6).slice_samples(1, None).map_samples_with_rng(draw).rsample(0.9)
-    return pipe.shuffle_samples(4).log_samples(first=0).slice_samples(20).non_empty().to_tuple("__key__", "drawn")
-
-
-def shuffled_thrice() -> Pipe:
-    pipe = split().shuffle_samples(100, initial=2).rsample(0.8).shuffle_samples(5, initial=2)
-    return pipe.map_samples_with_rng(draw).shuffle_samples(2).log_samples(first=0)
-
-
-def packed(**options: Any) -> Pipe:
-    return split().shuffle_samples(4).map(tokens_of).pack_samples(7, "tokens", open_rows=3, **options)
-
-
-def nested() -> Pipe:
-    return split("a").shuffle_samples(3).mix_samples(split("b"), weights=[2, 1], stop="all")
-
-
-#: These resume at their position.
-EXACT: dict[str, Callable[[], Pipe]] = {
-    "a chain": lambda: split().shuffle_samples(5).wds_decode().to_tuple("__key__", "cls").batch(3),
-    "a long chain": long_chain,
-    "random crops": lambda: split().shuffle_samples(5).map(with_image).wds_decode(CROPS).to_tuple("__key__", "ppm"),
-    "random crops in batches": lambda: drawn(count=9).map(with_image).batch(2).decode_batch(CROPS, num_threads=2),
-    "shuffles in a row": shuffled_thrice,
-    "slices between shuffles": lambda: split().shuffle_samples(5).slice_samples(2, None, 2).shuffle_samples(2),
-    "a shuffle of few bytes": lambda: split().shuffle_samples(30, max_bytes=150),
-    "drawn shards": lambda: drawn(count=6).shuffle_samples(4),
-    "shards in turn": lambda: split(open_shards=3).shuffle_samples(5).wds_decode().batch(2),
-    "all shards in turn": lambda: split(open_shards=9),
-    "drawn shards in turn": lambda: drawn(count=6, open_shards=2).shuffle_samples(3),
-    "records": lambda: recorded().shuffle_samples(5).batch(2),
-    "records in turn": lambda: recorded(open_shards=3).rsample(0.8).shuffle_samples(3),
-    "records and members": lambda: recorded().mix_samples(split("a", 2), stop="all").shuffle_samples(4),
-    "a mixture of shards in turn": lambda: split("a", 2).mix_samples(split("b", 3), stop="all").shuffle_samples(4),
-    "a mixture up to the first end": lambda: split("a").mix_samples(split("b"), weights=[3, 1]).shuffle_samples(3),
-    "a mixture of all": lambda: split("a").mix_samples(drawn("b", 5), split(), stop="all").shuffle_samples(6),
-    "a mixture in a mixture": lambda: split().mix_samples(nested(), stop="all").shuffle_samples(5).rsample(0.7),
-    "a mixture in batches": lambda: split("a").mix_samples(split("b").filter(is_even), stop="all").batch(3),
-    "a mixture without end": lambda: (
-        split("a").mix_samples(drawn("b"), stop="never").shuffle_samples(9).slice_samples(30)
-    ),
-    "buckets": lambda: split().shuffle_samples(3).bucket_samples("cls", boundaries=[1, 2], batch_size=2).batch(2),
-    "buckets of tokens": lambda: drawn(count=15).bucket_samples(length, max_tokens=40).map(as_it_is),
-    "buckets of a mixture": lambda: (
-        split("a")
-        .mix_samples(drawn("b", 5).rsample(0.8), stop="all")
-        .shuffle_samples(4)
-        .bucket_samples(length, batch_size=3)
-    ),
-    "a mixture of buckets": lambda: (
-        split("a").bucket_samples(length, batch_size=2).mix_samples(drawn("b", 5).batch(2), stop="all")
-    ),
-    "packed rows": lambda: packed(long_samples="truncate"),
-    "packed parts": lambda: packed(long_samples="split", layout="cu_seqlens"),
-    "random buckets": lambda: (
-        split(open_shards=3).shuffle_samples(3).bucket_samples(length, batch_size=2).map_samples_with_rng(draw_beside)
-    ),
-    "random parts": lambda: packed(long_samples="split").map_samples_with_rng(draw_beside),
-    "buckets of indexed samples": lambda: (
-        IndexedSamples("{0..5}.tar", batch_size=2).shuffle_samples(3).bucket_samples(length, batch_size=2)
-    ),
-    "indexed samples": lambda: IndexedSamples("{0..5}.tar", remainder="keep"),
-    "indexed samples by windows": lambda: IndexedSamples("{0..5}.tar", order="window", window_shards=2, batch_size=4),
-    "indexed samples in padded batches": lambda: IndexedSamples("{0..5}.tar", batch_size=4, remainder="pad").batch(2),
-    "indexed samples by length": lambda: IndexedSamples(
-        "{0..5}.tar", batch_size=2, bucket_by=sizes_in, bucket_window=3, remainder="keep"
-    ),
-    "an indexed mixture": lambda: IndexedSamples(
-        {"a": "a{0..3}.tar", "b": "b{0..1}.tar"}, weights={"a": 1, "b": 2}, epoch_samples=25
-    ),
-    "an indexed mixture by windows": lambda: IndexedSamples(
-        {"a": "a{0..3}.tar", "b": "b{0..1}.tar"}, weights={"a": 3, "b": 1}, order="window", window_shards=2
-    ).shuffle_samples(4),
-    "selected indexed samples": lambda: IndexedSamples("{0..5}.tar", select=slice(1, None, 2)).shuffle_samples(3),
-    "joined indexed samples": lambda: IndexedSamples(
-        "{0..5}.tar", join="more-{5,1,0}.tar", missing="keep"
-    ).shuffle_samples(3),
-    "joined indexed samples that have counterparts": lambda: IndexedSamples(
-        "{0..5}.tar", join="more-{5,2,0}.tar", missing="skip", select=slice(1, None), remainder="keep"
-    ),
-    "packed indexed samples": lambda: (
-        IndexedSamples("{0..5}.tar", batch_size=3, remainder="keep").map(tokens_of).pack_samples(9, "tokens")
-    ),
-    "a stage that keeps nothing": lambda: Declared(split().shuffle_samples(7)),
-    "a mapper": lambda: OwnMapper(split().shuffle_samples(5), key_of),
-    "a stage with a state": lambda: Pairs(split().shuffle_samples(7)),
-    "a stage that holds samples back": lambda: Buckets(split(), 7),
-}
-#: So do these, whose next epoch starts where the last one has ended.
-STREAMS: dict[str, Callable[[], Pipe]] = {
-    "batches": lambda: split().shuffle_samples(4).map_samples_with_rng(draw).batch(2).with_epoch(7),
-    "a shuffle after it": lambda: drawn().map_samples_with_rng(draw).with_epoch(13).shuffle_samples(5),
-    "a small shuffle after it": lambda: split().with_epoch(9).shuffle_samples(30, max_bytes=150),
-    "a filter after it": lambda: drawn().shuffle_samples(3).with_epoch(23).filter(is_even),
-    "a mixture": lambda: split("a").shuffle_samples(3).mix_samples(drawn("b"), stop="never").with_epoch(12),
-    "shards in turn": lambda: drawn(open_shards=3).shuffle_samples(4).with_epoch(11),
-    "buckets in it": lambda: split().bucket_samples(length, batch_size=2).with_epoch(16),
-    "buckets after it": lambda: drawn().with_epoch(13).bucket_samples(length, max_tokens=50),
-    "packed rows": lambda: packed(long_samples="split").with_epoch(8),
-}
-#: These resume by replay.
-REPLAYED: dict[str, Callable[[], Pipe]] = {
-    "batches taken apart": lambda: split().shuffle_samples(5).batch(3).unbatch_samples(collated=False),
-    "parts of samples": lambda: split().map(some).unbatch_samples(collated=False).shuffle_samples(6),
-    "columns of batches": lambda: split().to_tuple("__key__", "cls").batch(2).collate().unbatch_samples(),
-    "functions": lambda: split().shuffle_samples(5).compose(neighbours).map_samples(as_it_is),
-    "joined columns": lambda: split().add_columns(more_of).shuffle_samples(5),
-    "a cache": lambda: split().map_samples_with_rng(draw).cache_samples().shuffle_samples(5),
-    "a cache on disk": lambda: split().shuffle_samples(5).cache_samples("kept").rsample(0.8),
-    "a mixture of such": lambda: split().add_columns(more_of).mix_samples(split("a").compose(neighbours), stop="all"),
-    "a shuffle of batches": lambda: split().batch(2).shuffle_samples(3),
-    "a shuffle of buckets": lambda: split().bucket_samples(length, batch_size=2).shuffle_samples(3),
-    "buckets of rows": lambda: packed(long_samples="split").bucket_samples("tokens", max_tokens=8),
-    "a state before a shuffle": lambda: Pairs(split()).shuffle_samples(4),
-    "torch's shuffle": lambda: split().shuffle(buffer_size=7),
-    "a subclass of it": lambda: OwnShuffler(split(), buffer_size=7),
-    "a stage that declares nothing": lambda: Windows(split().shuffle_samples(5)),
-    "no shards": listed,
-    "zipped": lambda: listed().zip(listed()),
-}
-#: These too, but only with the service.
-IN_MAIN: dict[str, Callable[[], Pipe]] = {
-    "a stage in the main process": lambda: InMain(split().shuffle_samples(5)),
-    "a shuffle there": lambda: InMain(listed()).shuffle(buffer_size=5),
-    "dispatched": lambda: split().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(as_it_is),
-}
-#: These have no state, with the reason.
-REFUSED: dict[str, tuple[Callable[[], Pipe], str]] = {
-    "a stream in a mixture": (
-        lambda: split("a").with_epoch(4).mix_samples(split("b"), stop="all"),
-        "EpochSetter .* no position before SampleMixer. Put it at the end of the pipeline",
-    ),
-    "a stream in a stream": (lambda: drawn().with_epoch(7).with_epoch(3), "no position before EpochSetter"),
-    "a stream of functions": (
-        lambda: split().compose(neighbours).with_epoch(9),
-        "StreamComposer has no position in the shards.* cannot be replayed: EpochSetter continues",
-    ),
-    "a cache of the first order": (
-        lambda: listed().in_memory_cache(),
-        "cannot be replayed: InMemoryCacheHolder keeps the order of the epoch in which it was filled",
-    ),
-}
-
-
-# The loaders --------------------------------------------------------------------------------------------------------
-
-
-class Service:
-    """A `DataLoader2` with a `ShardReadingService`."""
-
-    def __init__(self, build: Callable[[], Pipe], workers: int, state: Any = None) -> None:
-        self.loader: Any = DataLoader2(build(), reading_service=ShardReadingService(workers))
-        self.loader.seed(8)
-        if state is not None:
-            self.loader.load_state_dict(state)
-
-    def epoch(self) -> Iterator[Any]:
-        return iter(self.loader)
-
-    def state(self) -> Any:
-        return json.loads(json.dumps(self.loader.state_dict()))
-
-    def close(self) -> None:
-        self.loader.shutdown()
-
-
-class Tracked:
-    """A `StatefulShards` with torch's ``DataLoader``."""
-
-    kind: Any = DataLoader
-
-    def __init__(
-        self, build: Callable[[], Pipe], workers: int, state: Any = None, batch_size: int | None = None, **options: Any
-    ) -> None:
-        self.data = StatefulShards(build(), seed=8)
-        options |= {"batch_size": batch_size, "num_workers": workers}
-        options["multiprocessing_context"] = "fork" if workers else None
-        self.loader = self.kind(self.data, collate_fn=as_it_is if batch_size is None else list, **options)
-        if state is not None:
-            self.load(state)
-
-    def load(self, state: Any) -> None:
-        self.data.load_state_dict(state)
-
-    def epoch(self) -> Iterator[Any]:
-        return self.data.tracked(self.loader)
-
-    def state(self) -> Any:
-        return json.loads(json.dumps(self.data.state_dict()))
-
-    def close(self) -> None:
-        self.loader._iterator = None
-
-
-class Persistent(Tracked):
-    """The same, with workers that persist across epochs."""
-
-    def __init__(self, build: Callable[[], Pipe], workers: int, state: Any = None, **options: Any) -> None:
-        super().__init__(build, workers, state, persistent_workers=True, **options)
-
-
-class InStateful(Tracked):
-    """A `StatefulShards` with a ``StatefulDataLoader``, whose loop is tracked."""
-
-    kind = StatefulDataLoader
-
-
-class Stateful(InStateful):
-    """A ``StatefulDataLoader`` that saves and loads its own states."""
-
-    def load(self, state: Any) -> None:
-        self.loader.load_state_dict(state)
-
-    def epoch(self) -> Iterator[Any]:
-        return iter(self.loader)
-
-    def state(self) -> Any:
-        return json.loads(json.dumps(self.loader.state_dict()))
-
-
-def comparable(item: Any) -> Any:
-    if isinstance(item, torch.Tensor | np.ndarray):
-        return item.tolist()
-    if isinstance(item, dict):
-        return {key: comparable(value) for key, value in item.items()}
-    return [comparable(each) for each in item] if isinstance(item, list | tuple) else item
-
-
-def items_of(items: Iterator[Any], count: int | None = None) -> list[Any]:
-    return [comparable(item) for item in itertools.islice(items, count)]
-
-
-def is_replayed(state: Any) -> bool:
-    return '"replayed' in json.dumps(state).replace("\\", "")
-
-
-def check_law(new: Callable[..., Any], *, cuts: int) -> str:
-    """Check the law; return how the pipeline has resumed, or why it has no state.
-
-    Args:
-        new: creates a loader, from a state if one is given.
-        cuts: how many states are saved, at even distances from the beginning of the second epoch to its end.
-    """
-    states, second = list[Any](), list[Any]()
-    with closing(new()) as run:
-        items_of(run.epoch())
-        try:
-            states.append(run.state())
-            for item in run.epoch():
-                second.append(comparable(item))
-                states.append(run.state())
-        except StateError as error:
-            return str(error)
-        end, third = run.state(), items_of(run.epoch())
-    size = len(second)
-    assert size > 1
-    for turn, cut in enumerate(sorted({round(number * size / (cuts - 1)) for number in range(cuts)})):
-        with closing(new(states[cut])) as run:
-            items = run.epoch()
-            head = items_of(items, turn % 3)
-            # A state of the resumed run is equivalent.
-            again, is_over = run.state() if head else states[cut], len(head) < turn % 3
-            assert head + items_of(items) == second[cut:], f"after {cut} of {size} items"
-            assert items_of(run.epoch()) == third, f"in the epoch after one resumed after {cut} items"
-        if turn == cuts // 2:
-            with closing(new(again)) as run:
-                assert items_of(run.epoch()) == (third if is_over else second[cut + len(head) :])
-    with closing(new(end)) as run:
-        assert items_of(run.epoch()) == third
-    return "replay" if is_replayed(states[1]) else "exact"
-
-
-Batches = partial(Tracked, batch_size=2, drop_last=True)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3] if os.environ.get("WHOLE_SWEEPS") else [0, 3])

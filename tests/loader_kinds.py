@@ -1,0 +1,162 @@
+"""The kinds of loaders, and the law for states: a resumed run yields the rest of the epoch, and the next one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from pipeline_table import Build
+from torch.utils.data import DataLoader
+from torchdata.dataloader2 import DataLoader2
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from wds_datapipes import ShardReadingService, StatefulShards
+from wds_datapipes.errors import StateError
+
+SEED = 8
+
+
+class Service:
+    """A `DataLoader2` with a `ShardReadingService`."""
+
+    def __init__(self, build: Build, workers: int, state: Any = None, seed: int | None = SEED, **options: Any) -> None:
+        self.loader: Any = DataLoader2(build(), reading_service=ShardReadingService(workers, **options))
+        if seed is not None:
+            self.loader.seed(seed)
+        if state is not None:
+            self.loader.load_state_dict(state)
+
+    def epoch(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def state(self) -> Any:
+        return json.loads(json.dumps(self.loader.state_dict()))
+
+    def close(self) -> None:
+        self.loader.shutdown()
+
+
+class Tracked:
+    """A `StatefulShards` with torch's ``DataLoader``."""
+
+    kind: Any = DataLoader
+
+    def __init__(
+        self,
+        build: Build,
+        workers: int,
+        state: Any = None,
+        distributed: Any = None,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.data = StatefulShards(build(), seed=SEED, distributed=distributed)
+        options |= {"batch_size": batch_size, "num_workers": workers}
+        options["multiprocessing_context"] = "fork" if workers else None
+        self.loader = self.kind(self.data, collate_fn=unchanged if batch_size is None else list, **options)
+        if state is not None:
+            self.load(state)
+
+    def load(self, state: Any) -> None:
+        self.data.load_state_dict(state)
+
+    def epoch(self) -> Iterator[Any]:
+        return self.data.tracked(self.loader)
+
+    def state(self) -> Any:
+        return json.loads(json.dumps(self.data.state_dict()))
+
+    def close(self) -> None:
+        self.loader._iterator = None
+
+
+class Persistent(Tracked):
+    """The same, with workers that persist across epochs."""
+
+    def __init__(self, build: Build, workers: int, state: Any = None, **options: Any) -> None:
+        super().__init__(build, workers, state, persistent_workers=True, **options)
+
+
+class InStateful(Tracked):
+    """A `StatefulShards` with a ``StatefulDataLoader``, whose loop is tracked."""
+
+    kind = StatefulDataLoader
+
+
+class Stateful(InStateful):
+    """A ``StatefulDataLoader`` that saves and loads its own states."""
+
+    def load(self, state: Any) -> None:
+        self.loader.load_state_dict(state)
+
+    def epoch(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def state(self) -> Any:
+        return json.loads(json.dumps(self.loader.state_dict()))
+
+
+def unchanged(item: Any) -> Any:
+    """Keep tuples, which torch would turn into lists."""
+    return item
+
+
+def comparable(item: Any) -> Any:
+    if isinstance(item, torch.Tensor | np.ndarray):
+        return item.tolist()
+    if isinstance(item, dict):
+        return {key: comparable(value) for key, value in item.items()}
+    return [comparable(each) for each in item] if isinstance(item, list | tuple) else item
+
+
+def items_of(items: Iterator[Any], count: int | None = None) -> list[Any]:
+    return [comparable(item) for item in itertools.islice(items, count)]
+
+
+def is_replayed(state: Any) -> bool:
+    return '"replayed' in json.dumps(state).replace("\\", "")
+
+
+def check_law(new: Callable[..., Any], *, cuts: int) -> str:
+    """Check the law; return how the pipeline has resumed, or why it has no state.
+
+    Args:
+        new: creates a loader, from a state if one is given.
+        cuts: how many states are saved, at even distances from the beginning of the second epoch to its end.
+    """
+    states, second = list[Any](), list[Any]()
+    with closing(new()) as run:
+        items_of(run.epoch())
+        try:
+            states.append(run.state())
+            for item in run.epoch():
+                second.append(comparable(item))
+                states.append(run.state())
+        except StateError as error:
+            return str(error)
+        end, third = run.state(), items_of(run.epoch())
+    size = len(second)
+    assert size > 1
+    for turn, cut in enumerate(sorted({round(number * size / (cuts - 1)) for number in range(cuts)})):
+        with closing(new(states[cut])) as run:
+            items = run.epoch()
+            head = items_of(items, turn % 3)
+            # A state of the resumed run is equivalent.
+            again, is_over = run.state() if head else states[cut], len(head) < turn % 3
+            assert head + items_of(items) == second[cut:], f"after {cut} of {size} items"
+            assert items_of(run.epoch()) == third, f"in the epoch after one resumed after {cut} items"
+        if turn == cuts // 2:
+            with closing(new(again)) as run:
+                assert items_of(run.epoch()) == (third if is_over else second[cut + len(head) :])
+    with closing(new(end)) as run:
+        assert items_of(run.epoch()) == third
+    return "replay" if is_replayed(states[1]) else "exact"
+
+
+Batches = partial(Tracked, batch_size=2, drop_last=True)
