@@ -22,9 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import CacheError, CorruptShardError, ShardOpenError, TruncatedShardError
+from wds_datapipes.io import call_threads
 from wds_datapipes.io.openers import open_url, register_opener
-from wds_datapipes.shard_cache import cached_shards
-from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards
+from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards, warm_cache
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, DownloadStopped
 from wds_datapipes.shard_cache.entry import Entry, entries
 from wds_datapipes.shard_cache.eviction import reserve_space, used_bytes
@@ -131,22 +131,6 @@ def test_names_of_copies_are_plain_and_contain_no_secret(tmp_path: Path, url: st
     assert "secret" not in name
 
 
-def test_five_hundred_requests_at_a_time_fetch_a_shard_once(folder: CacheFolder, store: Store) -> None:
-    store.shards["a.tar"] = os.urandom(100_000)
-    store.gate = lambda name: time.sleep(0.2)
-    barrier = threading.Barrier(500)
-
-    def ask(_: int) -> bytes:
-        barrier.wait(600)
-        return read(folder, "store:a.tar")
-
-    with ThreadPoolExecutor(500) as pool:
-        found = [*pool.map(ask, range(500))]
-    assert found == [store.shards["a.tar"]] * 500
-    assert store.opened == ["a.tar"]
-    assert left_over(folder) == set()
-
-
 READER = """
 import sys
 from wds_datapipes.shard_cache.download import DownloadRequest
@@ -176,8 +160,6 @@ def test_processes_fetch_a_shard_once_and_take_over_from_a_killed_one(folder: Ca
         assert stuck.poll() is None
         time.sleep(0.01)
     others = [reader(folder, command, 5) for _ in range(4)]
-    time.sleep(0.5)
-    assert [other.poll() for other in others] == [None] * 4  # they wait for the lock
     os.kill(stuck.pid, signal.SIGKILL)
     stuck.communicate()
     assert [other.communicate(timeout=600)[0] for other in others] == [whole * 5] * 4
@@ -495,10 +477,10 @@ def test_an_interrupted_pass_leaves_no_thread_and_no_partial_file(
 ) -> None:
     store.shards = {"a": b"a" * 1000, "b": b"b" * 5_000_000}
     begun, stopped = threading.Event(), threading.Event()
-    end = cached_shards._end
+    stop = call_threads._stop_threads
 
-    def end_and_tell(wake: threading.Event, stop: threading.Event) -> None:
-        end(wake, stop)
+    def stop_and_tell(*arguments: Any) -> None:
+        stop(*arguments)
         stopped.set()
 
     def hold(name: str) -> None:
@@ -506,8 +488,8 @@ def test_an_interrupted_pass_leaves_no_thread_and_no_partial_file(
             begun.set()
             assert stopped.wait(600)
 
-    monkeypatch.setattr(cached_shards, "_end", end_and_tell)
-    monkeypatch.setattr(cached_shards, "GRACE_S", 600)
+    monkeypatch.setattr(call_threads, "_stop_threads", stop_and_tell)
+    monkeypatch.setattr(call_threads, "GRACE_S", 600)
     store.gate = hold
     found = shards_of(["store:a", "store:b"], folder)
     with open_url(next(found)):
@@ -515,6 +497,31 @@ def test_an_interrupted_pass_leaves_no_thread_and_no_partial_file(
         assert "wds-cache" in threads()
         found.close()
     assert "wds-cache" not in threads()
+    assert kept(folder) == {"a": 1000}
+    assert left_over(folder) == set()
+
+
+def test_an_interrupted_warm_up_stops_its_downloads(
+    folder: CacheFolder, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_threads, "GRACE_S", 0)
+    store.shards = {"a": b"a" * 1000, "b": b"b" * 5_000_000, "c": b"c" * 1000}
+    begun, released = threading.Event(), threading.Event()
+
+    def hold(name: str) -> None:
+        if name == "b":
+            begun.set()
+            assert released.wait(600)
+
+    store.gate = hold
+    urls = [f"store:{name}" for name in "abc"]
+    results = warm_cache(folder, urls, known={}, options={}, at_once=1)
+    assert next(results).bytes == 1000
+    assert begun.wait(600)
+    results.close()  # type: ignore[attr-defined]  # it is a generator, which Ctrl-C ends like this
+    released.set()
+    until(lambda: "wds-cache" not in threads())
+    assert store.opened == ["a", "b"]
     assert kept(folder) == {"a": 1000}
     assert left_over(folder) == set()
 

@@ -15,10 +15,10 @@ from wds_datapipes.cli._meter import plural
 from wds_datapipes.cli._options import AsJson, Shards, StoreOptions, parse_bytes
 from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
+from wds_datapipes.shard_cache.cached_shards import warm_cache
 from wds_datapipes.shard_cache.entry import Entry, entries
 from wds_datapipes.shard_cache.eviction import by_last_use, evict
 from wds_datapipes.shard_cache.store import CacheFolder
-from wds_datapipes.shard_cache.warmup import warm_cache
 
 __all__ = ["cache"]
 

@@ -2,5 +2,5 @@
 
 Modules, low to high: `entry` (the files of a copy), `eviction` (removes old copies to free space), `download` (fetches
 a complete copy), `foreign_copies` (copies under webdataset's names), `store` (the copies in a folder), `cached_shards`
-(the shards of a stage), `warmup` (downloads many shards in advance).
+(the shards of a stage, and shards that are downloaded in advance).
 """

@@ -1,30 +1,29 @@
-"""Cached shards of a stage: opens local copies, and prefetches the next ones."""
+"""Cached shards: opens the local copies of the shards of a stage, and downloads others in the background."""
 
 from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from wds_datapipes.errors import ShardError, WdsError
-from wds_datapipes.interrupts import defer_interrupts
+from wds_datapipes.errors import ShardError
+from wds_datapipes.io.call_threads import CallThreads
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.io.urls import OpeningURL
 from wds_datapipes.redaction import short_repr
-from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, DownloadStopped
+from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
 from wds_datapipes.shard_cache.store import CacheFolder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["CachedShard", "KnownShards", "cache_wds_shards"]
+__all__ = ["CachedShard", "KnownShards", "WarmedShard", "cache_wds_shards", "warm_cache"]
 
-#: How long the end of a pass waits for a download to stop, in seconds; afterwards it stops in the background.
-GRACE_S = 2.0
 #: Standard input cannot be read twice, so it is never cached.
 STANDARD_INPUT = "-"
 
@@ -93,54 +92,20 @@ class CachedShard(OpeningURL):
 
 
 class CopyPrefetch:
-    """Downloads copies in a thread that is started on demand."""
+    """Downloads copies in a thread."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[CachedShard, Mapping[str, Any]]] = deque()
-        self._wake, self._stop = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
-        # Also at interpreter exit, so that no partial download remains.
-        self._end = weakref.finalize(self, _end, self._wake, self._stop)
+        self._threads = CallThreads(1, "wds-cache")
+        self._waiting: list[Future[None]] = []
+        self.close = self._threads.close
 
     def fetch(self, shards: Iterable[CachedShard], options: Mapping[str, Any]) -> None:
-        """Download these shards in order, instead of those requested before."""
-        self._waiting.clear()
-        self._waiting.extend((shard, options) for shard in shards)
-        if not self._waiting or self._stop.is_set():
-            return
-        if self._thread is None:
-            thread = threading.Thread(
-                target=_fetch, args=(self._waiting, self._wake, self._stop), name="wds-cache", daemon=True
-            )
-            with defer_interrupts():  # otherwise `close` could wait for a thread that was not started
-                thread.start()
-                self._thread = thread
-        self._wake.set()
-
-    def close(self) -> None:
-        """Stop downloading, and remove incomplete files."""
-        self._end()
-        if self._thread is not None:
-            self._thread.join(GRACE_S)
-
-
-def _end(wake: threading.Event, stop: threading.Event) -> None:
-    stop.set()
-    wake.set()
-
-
-def _fetch(waiting: deque[tuple[CachedShard, Mapping[str, Any]]], wake: threading.Event, stop: threading.Event) -> None:
-    while wake.wait() and not stop.is_set():
-        wake.clear()
-        while waiting and not stop.is_set():
-            try:
-                shard, options = waiting.popleft()
-            except IndexError:  # cleared by another thread
-                break
-            try:
-                shard.fetch(options, stop)
-            except (CacheFullError, DownloadStopped, WdsError):  # opening the shard raises it too
-                continue
+        """Download these shards in order, instead of those requested before; opening one raises its error again."""
+        for future in self._waiting:
+            future.cancel()
+        self._waiting = [
+            self._threads.submit(partial(shard.fetch, options, self._threads.is_closed)) for shard in shards
+        ]
 
 
 def cache_wds_shards(
@@ -149,6 +114,11 @@ def cache_wds_shards(
     """Yield each shard of ``source`` as a `CachedShard`, and prefetch the next ones while it is read."""
     prefetcher = CopyPrefetch()
     waiting: deque[CachedShard] = deque()
+
+    def take_all_but(count: int) -> Iterator[str]:
+        while len(waiting) > count:
+            yield waiting.popleft().prefetch_after(tuple(waiting), prefetcher)
+
     try:
         for item in source:
             if not isinstance(item, str | os.PathLike):
@@ -158,17 +128,69 @@ def cache_wds_shards(
                 )
             url = os.fspath(item)
             if url == STANDARD_INPUT:
-                while waiting:
-                    first = waiting.popleft()
-                    yield first.prefetch_after(tuple(waiting), prefetcher)
+                yield from take_all_but(0)
                 yield url
-                continue
-            waiting.append(CachedShard(url, folder, *known.get(url, (None, None))))
-            if len(waiting) > prefetch:
-                first = waiting.popleft()
-                yield first.prefetch_after(tuple(waiting), prefetcher)
-        while waiting:
-            first = waiting.popleft()
-            yield first.prefetch_after(tuple(waiting), prefetcher)
+            else:
+                waiting.append(CachedShard(url, folder, *known.get(url, (None, None))))
+                yield from take_all_but(prefetch)
+        yield from take_all_but(0)
     finally:
         prefetcher.close()
+
+
+class WarmedShard(NamedTuple):
+    """The result of one download."""
+
+    url: str
+    #: The size of its copy.
+    bytes: int = 0
+    #: Whether the copy existed before.
+    was_cached: bool = False
+    #: Why there is no copy, or "".
+    error: str = ""
+
+
+def warm_cache(
+    copies: CacheFolder, urls: Sequence[str], *, known: KnownShards, options: Mapping[str, Any], at_once: int
+) -> Iterator[WarmedShard]:
+    """Download shards in parallel, and yield the result of each.
+
+    Args:
+        copies: the folder.
+        urls: the shards.
+        known: their expected sizes and digests.
+        options: the options to open them with.
+        at_once: the number of concurrent downloads.
+
+    Raises:
+        CacheError: the folder cannot be written.
+    """
+
+    def fetch(url: str) -> WarmedShard | None:
+        """Download a shard; return None if there is no space for it."""
+        was_cached = copies.entry(url).path.exists()
+        size, sha256 = known.get(url, (None, None))
+        try:
+            copy = copies.open(
+                DownloadRequest(url, size, sha256, options), should_continue=lambda: not threads.is_closed.is_set()
+            )
+        except CacheFullError:
+            return None
+        except ShardError as error:
+            return WarmedShard(url, error=str(error))
+        with cast(BinaryIO, copy):  # it waits for other processes
+            return WarmedShard(url, os.fstat(cast(BinaryIO, copy).fileno()).st_size, was_cached)
+
+    threads, postponed = CallThreads(at_once, "wds-cache"), []
+    try:
+        for url, future in [(url, threads.submit(partial(fetch, url))) for url in urls]:
+            found = future.result()
+            if found is None:  # concurrent downloads cannot be evicted
+                postponed.append(url)
+            else:
+                yield found
+        for url in postponed:
+            error = f"{redact(url)} is larger than the cache, or the cache is full of copies in use"
+            yield fetch(url) or WarmedShard(url, error=error)
+    finally:
+        threads.close()

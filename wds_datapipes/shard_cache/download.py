@@ -60,6 +60,17 @@ class DownloadRequest:
         self.url, self.size, self.sha256, self.options = url, size, sha256, options
         self.name = redact(url)
 
+    def find_size(self) -> int | None:
+        """Return the known size, or the one that the store reports.
+
+        Raises:
+            ShardOpenError: there is no such file, or access is denied.
+        """
+        if self.size is not None:
+            return self.size
+        options = {name: value for name, value in self.options.items() if name in FACTS_OPTIONS}
+        return file_facts(self.url, **options).bytes
+
 
 def fetch_copy(
     folder: Path,
@@ -81,10 +92,7 @@ def fetch_copy(
         CacheError: the folder cannot be written.
         ShardError: the shard cannot be read, or does not have the expected size or digest.
     """
-    size = request.size
-    if size is None:
-        options = {name: value for name, value in request.options.items() if name in FACTS_OPTIONS}
-        size = file_facts(request.url, **options).bytes
+    size = request.find_size()
     try:
         entry.part.unlink(missing_ok=True)  # left by a killed process
         copy = io.FileIO(entry.part, "x+")

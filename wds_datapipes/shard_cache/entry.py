@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from typing import Any
 from wds_datapipes.io.file_lock import READ_ONLY, lock_file
 from wds_datapipes.io.openers import redact, split_scheme
 
-__all__ = ["CopyFacts", "Entry", "entries", "is_copy", "stamp"]
+__all__ = ["CopyFacts", "Entry", "digest_of", "entries", "is_copy", "stamp"]
 
 FORMAT = "wds-datapipes copy"
 VERSION = 1
@@ -103,6 +104,13 @@ class Entry:
         finally:
             part.unlink(missing_ok=True)
 
+    def last_use(self) -> int:
+        """Return when the copy was used last, in nanoseconds; 0 if nothing is recorded about it."""
+        try:
+            return self.facts_path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
     def remove(self) -> None:
         """Remove the copy and its facts."""
         self.path.unlink(missing_ok=True)
@@ -118,6 +126,16 @@ def entries(folder: Path) -> list[Entry]:
     """Return all copies of a folder, in the order of their names."""
     names = filter(is_copy, sorted(os.listdir(folder)))  # noqa: PTH208  only the names are needed
     return [Entry(folder, name[:DIGITS], name[DIGITS + 1 :]) for name in names]
+
+
+def digest_of(copy: io.FileIO) -> str:
+    """Return the SHA-256 of an open file."""
+    copy.seek(0)
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(1 << 20))
+    while count := copy.readinto(buffer):
+        digest.update(buffer[:count])
+    return digest.hexdigest()
 
 
 def stamp(folder: Path, path: Path) -> None:

@@ -6,12 +6,11 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from wds_datapipes.io.file_lock import lock_file
-from wds_datapipes.shard_cache.entry import DIGITS, FACTS, FOLDER_LOCK, LOCK, PART, Entry, is_copy
+from wds_datapipes.shard_cache.entry import DIGITS, FACTS, FOLDER_LOCK, LOCK, PART, Entry, entries, is_copy
 
 __all__ = ["evict", "reserve_space", "used_bytes"]
 
@@ -78,54 +77,34 @@ def evict(entry: Entry) -> int:
 def used_bytes(folder: Path, own: Path | None = None) -> int:
     """Return the size of all copies of a folder, including downloads in progress."""
     used = 0
-    with os.scandir(folder) as found:
-        for each in found:
-            is_counted = is_copy(each.name) or not each.name.endswith((FACTS, LOCK))
-            if is_counted and (own is None or each.name != own.name):
-                with suppress(FileNotFoundError):
-                    used += each.stat(follow_symlinks=False).st_size  # the target of a link counts separately
+    for path in folder.iterdir():
+        if (is_copy(path.name) or path.suffix not in (FACTS, LOCK)) and path != own:
+            with suppress(FileNotFoundError):
+                used += path.lstat().st_size  # the target of a link counts separately
     return used
 
 
-def by_last_use(folder: Path) -> Iterator[Entry]:
-    """Yield all copies that may be evicted, the least recently used first.
+def by_last_use(folder: Path) -> list[Entry]:
+    """Return all copies that may be evicted, the least recently used first.
 
     Links to files that were put into the folder are excluded, since evicting them would free nothing.
     """
-    used: dict[str, int] = {}
-    copies: list[str] = []
-    with os.scandir(folder) as found:
-        for each in found:
-            if is_copy(each.name) and not each.is_symlink():
-                copies.append(each.name)
-            elif each.name.endswith(FACTS):
-                with suppress(FileNotFoundError):
-                    used[each.name[:DIGITS]] = each.stat().st_mtime_ns
-    copies.sort(key=lambda name: (used.get(name[:DIGITS], 0), name))
-    for name in copies:
-        yield Entry(folder, name[:DIGITS], name[DIGITS + 1 :])
+    return sorted((each for each in entries(folder) if not each.path.is_symlink()), key=Entry.last_use)
 
 
 def _remove_abandoned(folder: Path, own: Path | None) -> None:
     """Remove the files of killed processes."""
-    with os.scandir(folder) as found:
-        names = [each.name for each in found]
-    copies = {name[:DIGITS] for name in names if is_copy(name)}
-    for name in names:
-        is_other = is_copy(name) or name == FOLDER_LOCK or (own is not None and name == own.name)
-        if is_other or not name.endswith((PART, LOCK, FACTS)):
+    paths = list(folder.iterdir())
+    copies = {path.name[:DIGITS] for path in paths if is_copy(path.name)}
+    for path in paths:
+        if is_copy(path.name) or path.name == FOLDER_LOCK or path == own:
             continue
-        path = folder / name
+        is_of_download = path.suffix in (PART, LOCK) and "." not in path.stem
+        is_stray = path.suffix == PART or (path.suffix == FACTS and path.name[:DIGITS] not in copies)
         with suppress(FileNotFoundError):
-            if path.suffix in (PART, LOCK) and "." not in path.stem:
+            if is_of_download:
                 with lock_file(path.with_suffix(LOCK), wait=False) as descriptor:
                     if descriptor is not None:
                         path.with_suffix(PART).unlink(missing_ok=True)
-            elif path.suffix == PART or (path.suffix == FACTS and name[:DIGITS] not in copies):
-                _remove_stray(path)
-
-
-def _remove_stray(path: Path) -> None:
-    """Remove a file that no copy needs, once it is old."""
-    if abs(time.time() - path.stat().st_mtime) > STRAY_S:
-        path.unlink()
+            elif is_stray and abs(time.time() - path.stat().st_mtime) > STRAY_S:
+                path.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import io
 import logging
 import os
@@ -14,9 +13,8 @@ from urllib.parse import quote, urlsplit
 from wds_datapipes.errors import MissingDependencyError, ShardError, ShardOpenError
 from wds_datapipes.io.file_lock import READ_ONLY
 from wds_datapipes.io.openers import local_path
-from wds_datapipes.io.remote.range_reader import file_facts
-from wds_datapipes.shard_cache.download import FACTS_OPTIONS, DownloadRequest
-from wds_datapipes.shard_cache.entry import CopyFacts, Entry, entries
+from wds_datapipes.shard_cache.download import DownloadRequest
+from wds_datapipes.shard_cache.entry import CopyFacts, Entry, digest_of, entries
 from wds_datapipes.tar.scanner import scan_shard
 
 __all__ = ["adopt", "webdataset_name"]
@@ -101,20 +99,14 @@ def _compare_with_shard(copy: io.FileIO, request: DownloadRequest) -> str | Copy
     status = os.fstat(copy.fileno())
     if not S_ISREG(status.st_mode):
         return "it is not a regular file"
-    size = request.size
-    if size is None:
-        options = {name: value for name, value in request.options.items() if name in FACTS_OPTIONS}
-        try:
-            size = file_facts(request.url, **options).bytes
-        except ShardOpenError as error:
-            LOGGER.warning("The size of a copy cannot be compared with that of its shard: %s", error)
+    size = None
+    try:
+        size = request.find_size()
+    except ShardOpenError as error:
+        LOGGER.warning("The size of a copy cannot be compared with that of its shard: %s", error)
     if size not in (None, status.st_size):
         return f"it has {status.st_size} bytes, and the shard has {size}"
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(1 << 20))
-    while count := copy.readinto(buffer):
-        digest.update(buffer[:count])
-    found = digest.hexdigest()
+    found = digest_of(copy)
     if request.sha256 not in (None, found):
         return f"its SHA-256 is {found}, not {request.sha256}"
     try:

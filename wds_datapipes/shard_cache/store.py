@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import io
 import logging
 import os
@@ -16,7 +15,7 @@ from typing import BinaryIO, Literal
 from wds_datapipes.errors import CacheError, CorruptShardError, ShardError, TruncatedShardError
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.shard_cache.download import DownloadRequest, fetch_copy
-from wds_datapipes.shard_cache.entry import CopyFacts, Entry, stamp
+from wds_datapipes.shard_cache.entry import CopyFacts, Entry, digest_of, stamp
 from wds_datapipes.shard_cache.eviction import evict
 from wds_datapipes.shard_cache.foreign_copies import adopt
 from wds_datapipes.user_warnings import warn_user
@@ -195,7 +194,7 @@ def describe_damage(copy: io.FileIO, facts: CopyFacts | None, check: Check) -> s
         return f"it has {status.st_size} bytes, not {facts.bytes}"
     if check == "size" and status.st_mtime_ns == facts.mtime_ns:
         return None
-    found = _digest(copy)
+    found = digest_of(copy)
     return None if found == facts.sha256 else f"its SHA-256 is {found}, not {facts.sha256}"
 
 
@@ -205,12 +204,3 @@ def _describe_difference(facts: CopyFacts, request: DownloadRequest) -> str | No
         if then not in (None, now):
             return f"it is a copy of another version of the shard: its {what} is {now}, not {then}"
     return None
-
-
-def _digest(copy: io.FileIO) -> str:
-    copy.seek(0)
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(1 << 20))
-    while count := copy.readinto(buffer):
-        digest.update(buffer[:count])
-    return digest.hexdigest()

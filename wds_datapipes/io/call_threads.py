@@ -1,0 +1,80 @@
+"""Threads that call functions in the background, and never delay the end of a loop or of the process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeAlias, TypeVar
+
+from wds_datapipes.interrupts import defer_interrupts
+
+__all__ = ["CallThreads"]
+
+T = TypeVar("T")
+Calls: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
+
+#: Seconds for which closing waits for a call; afterwards it ends in the background.
+GRACE_S = 2.0
+
+
+class CallThreads:
+    """A pool of daemon threads that are started on demand.
+
+    Unlike `concurrent.futures.ThreadPoolExecutor`, closing it drops the calls that have not begun, and neither closing
+    it nor the end of the process waits for a slow store.
+
+    Args:
+        count: the most calls at a time.
+        name: the name of the threads.
+
+    Attributes:
+        is_closed: set when the results are no longer needed; long calls should check it.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._calls: Calls = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self.is_closed = threading.Event()
+        # Also at the exit of the interpreter.
+        self._stop = weakref.finalize(self, _stop_threads, self._calls, self.is_closed, count)
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Call a function in a thread, after those submitted before."""
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        if len(self._threads) < self._count:
+            thread = threading.Thread(
+                target=_run_calls, args=(self._calls, self.is_closed), name=self._name, daemon=True
+            )
+            with defer_interrupts():  # otherwise `close` could wait for a thread that was not started
+                thread.start()
+                self._threads.append(thread)
+        return future
+
+    def close(self) -> None:
+        """Drop the calls that have not begun, and wait for the others, but not for long."""
+        self._stop()
+        end = time.monotonic() + GRACE_S
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+def _stop_threads(calls: Calls, is_closed: threading.Event, count: int) -> None:
+    is_closed.set()
+    for _ in range(count):
+        calls.put(None)
+
+
+def _run_calls(calls: Calls, is_closed: threading.Event) -> None:
+    while (entry := calls.get()) is not None and not is_closed.is_set():
+        future, call = entry
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001  `Future.result` raises it
+                future.set_exception(error)
