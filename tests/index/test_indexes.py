@@ -53,7 +53,7 @@ from wds_datapipes.io import urls as schemes
 from wds_datapipes.io.local import open_path
 from wds_datapipes.io.openers import register_opener
 from wds_datapipes.io.remote.range_reader import FIRST_BYTES, RangeReader, open_ranges
-from wds_datapipes.io.remote.range_sources import open_remote_parts
+from wds_datapipes.io.remote.remote_file import RemoteFile
 from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.testing import build_shard
 
@@ -633,9 +633,9 @@ def test_a_remote_shard_that_changes_while_it_is_indexed(
 def test_a_truncated_range_is_an_error() -> None:
     store = fsspec.filesystem("memory")
     store.pipe_file("/ranges/x.tar", bytes(1000))
-    parts = open_remote_parts("memory://ranges/x.tar")
-    assert parts is not None
-    reader = RangeReader(parts, "memory://ranges/x.tar", 2000)
+    file = RemoteFile.open("memory://ranges/x.tar")
+    assert file is not None
+    reader = RangeReader(file, "memory://ranges/x.tar", 2000)
     with pytest.raises(ShardReadError, match=r"x\.tar returned 1000 bytes for a request of bytes 0 to 2000"):
         reader.read(10)
     reader.close()

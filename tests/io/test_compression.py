@@ -5,12 +5,10 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
-import importlib
 import io
 import lzma
 import random
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -175,21 +173,8 @@ def test_zstd_frames_to_skip_are_skipped() -> None:
     assert expand(skip + frame + skip + frame + skip) == SMALL * 2
 
 
-def test_zstd_of_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    zstd = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
-    monkeypatch.setitem(sys.modules, "compression", types.ModuleType("compression"))
-    monkeypatch.setitem(sys.modules, "compression.zstd", zstd)
-    frame = KINDS["zstd"](DATA)
-    assert expand(frame * 2) == DATA * 2
-    with pytest.raises(TruncatedShardError, match="The zstd data"):
-        expand(frame[:-1])
-    with pytest.raises(CorruptShardError, match="The zstd data"):
-        expand(frame[:9] + frame[10:])
-
-
 def test_zstd_without_a_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    monkeypatch.setitem(sys.modules, "compression.zstd", None)
     source = io.BytesIO(KINDS["zstd"](SMALL))
     with pytest.raises(MissingDependencyError, match=r"wds-datapipes\[zst\]"):
         decompress_stream(source, url="x.tar")

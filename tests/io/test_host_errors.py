@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import http.server
 import os
 import resource
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
+from web_server import QuietHandler, web_server
 
 from wds_datapipes import ErrorBudget, ShardList
 from wds_datapipes.errors import (
@@ -75,21 +74,11 @@ def test_too_many_open_files_end_the_reading_of_stores(
     monkeypatch.setattr(RetryPolicy.__init__, "__defaults__", (pauses.append,))
     build_shard(tmp_path / "a.tar", [{"__key__": "a", "cls": "1"}])
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    handler = functools.partial(Quiet, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}/a.tar"
-        pipe = ShardList([url, url]).load_wds_shards(on_error=on_error, read_ahead=0)
+    with web_server(functools.partial(QuietHandler, directory=str(tmp_path))) as site:
+        pipe = ShardList([f"{site}/a.tar"] * 2).load_wds_shards(on_error=on_error, read_ahead=0)
         assert len(list(pipe)) == 2
         with no_more_files():
             ended_by(pipe, ShardOpenError, r"a\.tar cannot be opened: .*Too many open files")
-        server.shutdown()
-        thread.join()
     assert pauses == []
 
 

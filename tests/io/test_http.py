@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import pickle
 import random
 import re
@@ -16,7 +15,7 @@ from faults import Fault, fault_proxy
 from nginx_server import PASSWORD, USER, Nginx
 
 from wds_datapipes import ShardList
-from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
+from wds_datapipes.errors import ShardOpenError, ShardReadError
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
@@ -165,19 +164,6 @@ def test_a_file_without_certificates_is_an_error(server: Nginx, tmp_path: Path, 
         read(f"https://127.0.0.1:{server.https}/a.tar", storage_options={"ca_file": str(path)})
 
 
-def test_reading_resumes_after_a_server_restarts(server: Nginx, pauses: list[float]) -> None:
-    # The first connection is slow, so that most of the body is unsent when it breaks.
-    with open_url(f"http://127.0.0.1:{server.http}/slow/a.tar") as stream:
-        data = stream.read(10_000)
-        server.stop()
-        server.start()
-        data += b"".join(iter(lambda: stream.read(10_000), b""))
-    assert data == (server.files / "a.tar").read_bytes()
-    assert len(pauses) == 1
-    (begin,) = [part for status, _, part in asked(server) if status == 206]
-    assert 10_000 <= int(begin.removeprefix("bytes=").removesuffix("-")) < len(data)
-
-
 def test_reading_waits_for_a_server_to_start(server: Nginx, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
 
@@ -206,22 +192,6 @@ def test_a_server_that_stays_down_is_an_error_with_the_offset(server: Nginx, pau
         open_url(f"http://127.0.0.1:{server.http}/a.tar", retries=2)
 
 
-@pytest.mark.parametrize("location", ["", "whole/"])
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_shard_replaced_while_reading_is_not_spliced(
-    server: Nginx, pauses: list[float], location: str, on_error: str
-) -> None:
-    with fault_proxy(("127.0.0.1", server.http)) as proxy:
-        proxy.faults[:] = [Fault(at=30_000, how="held")]
-        url = f"http://127.0.0.1:{proxy.port}/{location}a.tar"
-        members = iter(ShardList(url).load_wds_shards(on_error=on_error))
-        assert next(members)[1] == "0.bin"
-        replace(server, "a.tar", SAMPLES[::-1])
-        proxy.released.set()
-        with pytest.raises(ChangedShardError, match=r"a\.tar was replaced while it was read: after \d+ bytes"):
-            list(members)
-
-
 def test_a_broken_content_coding_is_read_again(server: Nginx, pauses: list[float]) -> None:
     with fault_proxy(("127.0.0.1", server.http)) as proxy:
         url = f"http://127.0.0.1:{proxy.port}/gzip-for-all/a.tar"
@@ -231,51 +201,3 @@ def test_a_broken_content_coding_is_read_again(server: Nginx, pauses: list[float
         proxy.asked.clear()
         assert read(url) == WANT
         assert [asked for _, asked in proxy.asked] == [None, None]
-
-
-def replace(server: Nginx, name: str, samples: list[dict[str, Any]]) -> None:
-    """Replace a file by another with its own date, in whole seconds, which is the resolution of nginx."""
-    other = server.files / f"{name}.new"
-    build_shard(other, samples)
-    os.utime(other, (1, 1))
-    other.replace(server.files / name)
-
-
-def test_copies_equal_the_files_of_the_server(server: Nginx, pauses: list[float], tmp_path: Path) -> None:
-    with fault_proxy(("127.0.0.1", server.http)) as proxy:
-        url = f"http://127.0.0.1:{proxy.port}/a.tar"
-
-        def copied() -> list[tuple[str, bytes]]:
-            pipe = ShardList(url).cache_wds_shards(tmp_path / "copies").load_wds_shards().group_samples()
-            return [(sample["__key__"], sample["bin"]) for sample in pipe]
-
-        proxy.faults[:] = [Fault(status=503), Fault(at=700, how="reset"), Fault(at=5_000, how="close")]
-        assert copied() == WANT
-        replace(server, "a.tar", SAMPLES[::-1])
-        server.stop()
-        assert copied() == WANT  # of the copy
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_no_copy_is_made_with_a_wrong_password(
-    server: Nginx, pauses: list[float], tmp_path: Path, on_error: str
-) -> None:
-    url = f"http://127.0.0.1:{server.http}/closed/a.tar"
-    with pytest.raises(ShardOpenError, match=r"/closed/a\.tar cannot be opened: HTTP status 401"):
-        list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards(on_error=on_error))
-    url = f"https://127.0.0.1:{server.https}/a.tar"
-    with pytest.raises(ShardOpenError, match="is not trusted"):
-        list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards(on_error=on_error))
-    assert pauses == []
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 1000] == []
-
-
-def test_copying_waits_for_a_server_to_start(server: Nginx, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def wait(_: float) -> None:
-        if not server.is_running:
-            server.start()
-
-    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: wait(pause_s))
-    server.stop()
-    url = f"http://127.0.0.1:{server.http}/a.tar"
-    assert len(list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards().group_samples())) == len(WANT)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from web_server import QuietHandler, serving
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.errors import ShardOpenError
@@ -63,9 +64,10 @@ class Site(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}{path}"
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    wbufsize = -1  # a small body arrives with its headers
     server: Site
 
     def do_GET(self) -> None:
@@ -95,20 +97,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
-
 
 @pytest.fixture
 def site() -> Iterator[Site]:
     POOL.clear()
-    with Site() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(Site()) as server:
         yield server
         POOL.clear()
-        server.shutdown()
-        thread.join()
 
 
 def read(url: str, **options: Any) -> bytes:

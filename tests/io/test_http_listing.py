@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import functools
-import http.server
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from nginx_server import Nginx
+from web_server import QuietHandler, web_server
 
 from wds_datapipes import ShardList
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.remote.http_listing import entries_of
 
-FILES = ["a-0.tar", "a-1.tar", "b 0.tar", "ü.tar.gz", "notes.txt", "d/0/x.tar", "d/1/x.tar", "d/1/y.tar", "d/e/f/z.tar"]
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
+FILES = ["a-0.tar", "a-1.tar", "b 0.tar", "ü.tar.gz", "notes.txt", "d/0/x.tar", "d/1/x.tar", "d/1/y.tar"]
 
 
 @pytest.fixture(params=["nginx", "python"])
@@ -34,13 +28,8 @@ def site(request: pytest.FixtureRequest, nginx: Nginx) -> Iterator[str]:
     if request.param == "nginx":
         yield f"http://127.0.0.1:{nginx.http}/listed/listing"
         return
-    handler = functools.partial(Quiet, directory=str(root))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with web_server(functools.partial(QuietHandler, directory=str(root))) as url:
+        yield url
 
 
 @pytest.mark.parametrize(
@@ -51,10 +40,7 @@ def site(request: pytest.FixtureRequest, nginx: Nginx) -> Iterator[str]:
         ("/a-*.tar", ["a-0.tar", "a-1.tar"]),
         ("/b 0*", ["b%200.tar"]),
         ("/*.tar?sign=1", ["a-0.tar?sign=1", "a-1.tar?sign=1", "b%200.tar?sign=1"]),
-        ("/d/*/x.tar", ["d/0/x.tar", "d/1/x.tar"]),
-        ("/d/*/*.tar", ["d/0/x.tar", "d/1/x.tar", "d/1/y.tar"]),
-        ("/d/**/*.tar", ["d/0/x.tar", "d/1/x.tar", "d/1/y.tar", "d/e/f/z.tar"]),
-        ("/*/e/f/*", ["d/e/f/z.tar"]),
+        ("/d/1/*", ["d/1/x.tar", "d/1/y.tar"]),
     ],
 )
 def test_linked_files_are_shards(site: str, pattern: str, expected: list[str]) -> None:
@@ -68,6 +54,8 @@ def test_an_unlistable_page_is_an_error(site: str) -> None:
         list(ShardList(f"{site}/c*.tar"))
     with pytest.raises(SpecError, match=r"d/0/.* no file ends in|No file matches"):
         list(ShardList(f"{site}/d/0/*.zip"))
+    with pytest.raises(SpecError, match=r"cannot be listed: .* may only stand for files of one directory"):
+        list(ShardList(f"{site}/d/*/*.tar"))
 
 
 def test_only_links_directly_below_the_folder_on_its_host_count() -> None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 from nginx_server import Nginx
+from web_server import QuietHandler, serving
 
 from wds_datapipes.errors import ShardError, ShardOpenError
 from wds_datapipes.io.openers import open_url
@@ -41,7 +42,7 @@ class Site(http.server.ThreadingHTTPServer):
         return f"http://{user}127.0.0.1:{self.server_port}{path}"
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: Site
 
     def do_GET(self) -> None:
@@ -59,19 +60,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.server.stalled.set()
             self.server.left.wait(LIMIT_S)
 
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
-
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with Site() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(Site()) as server:
         yield server
         server.left.set()
-        server.shutdown()
-        thread.join()
 
 
 def read(url: str, **options: Any) -> bytes:
@@ -111,14 +105,10 @@ def test_a_password_in_the_url_is_sent_unless_another_is_given(site: Site, heade
 
 
 def test_a_secret_stays_on_its_host(site: Site) -> None:
-    with Site() as other:
-        thread = threading.Thread(target=other.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(Site()) as other:
         site.answers = {"/a.tar": (302, "/b.tar"), "/b.tar": (302, other.url("/c.tar"))}
         headers = {"Authorization": "secret", "cookie": "secret", "X-Mine": "plain"}
         read(site.url("/a.tar"), storage_options={"headers": headers})
-        other.shutdown()
-        thread.join()
     assert [found["Authorization"] for _, found in site.asked] == ["secret"] * 2
     (_, found) = other.asked[0]
     assert found["X-Mine"] == "plain"
@@ -173,13 +163,10 @@ def tunnel(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(Tunnel, "asked", [])
     for name in ("no_proxy", "NO_PROXY", "HTTPS_PROXY", "http_proxy", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tunnel) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tunnel)
+    server.daemon_threads = True
+    with serving(server):
         yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
 
 
 def test_requests_go_through_the_proxy_of_the_environment(

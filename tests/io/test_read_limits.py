@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import bz2
 import dataclasses
-import gzip
 import io
 import lzma
 import re
 import tarfile
 import tracemalloc
-import zlib
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
@@ -371,23 +369,6 @@ def test_a_field_expands_as_far_as_its_limit(parts: list[bytes], most: int) -> N
         with pytest.raises(ReadLimitError, match=rf"^{len(packed)} bytes of gzip data expand to \d+ bytes") as caught:
             gunzip(packed, limits=ReadLimits(member_bytes=most))
         assert limit_in(caught.value) == "member_bytes"
-
-
-@given(
-    data=st.binary(max_size=200),
-    cut=st.integers(0, 40),
-    change=st.none() | st.tuples(st.integers(0, 60), st.integers(1, 255)),
-)
-def test_damage_is_also_damage_with_a_limit(data: bytes, cut: int, change: tuple[int, int] | None) -> None:
-    packed = bytearray(to_gzip(data))
-    if change is not None:
-        packed[change[0] % len(packed)] ^= change[1]
-    damaged = bytes(packed[: len(packed) - cut]) or b"\x1f"
-    try:
-        found = gunzip(damaged, limits=ReadLimits(member_bytes=1000))
-    except (ReadLimitError, ValueError, OSError, EOFError, zlib.error):
-        return
-    assert found == gzip.decompress(damaged)
 
 
 def test_a_field_that_is_a_bomb_takes_no_more_memory_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

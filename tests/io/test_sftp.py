@@ -265,15 +265,6 @@ def test_two_shards_are_read_at_a_time_by_two_threads(server: SftpServer) -> Non
     assert found == [(server.files / "a.tar").read_bytes()] * 2
 
 
-def test_a_copy_is_made(server: SftpServer, line: Wire, tmp_path: Path) -> None:
-    line.cuts[:] = [Cut(20, "reset"), Cut(100_000, "reset")]
-    pipe = ShardList(URL).cache_wds_shards(tmp_path).load_wds_shards(storage_options=server.options(line.port))
-    assert keys(pipe.group_samples()) == [key for key, _ in WANT]
-    server.stop()
-    assert keys(pipe.group_samples()) == [key for key, _ in WANT]
-    server.start()
-
-
 def test_broken_streams_leave_nothing(server: SftpServer, line: Wire) -> None:
     assert read(server.options(line.port)) == WANT
     forget()

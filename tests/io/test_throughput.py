@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import logging
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from fsspec.registry import _registry  # type: ignore[import-untyped]  # the same
+from web_server import QuietHandler, web_server
 
 from wds_datapipes import ShardList
 from wds_datapipes.counters import Counters
@@ -30,7 +30,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RetryPolicy.__init__, "__defaults__", (lambda _: None,))
 
 
-class Drips(http.server.BaseHTTPRequestHandler):
+class Drips(QuietHandler):
     """Sends some bytes of a file, and then one byte per interval."""
 
     protocol_version = "HTTP/1.1"
@@ -61,23 +61,15 @@ class Drips(http.server.BaseHTTPRequestHandler):
                     body = body[1:]
             self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def drips(tmp_path: Path) -> Iterator[str]:
     build_shard(tmp_path / "a.tar", [{"__key__": str(n), "bin": bytes([n]) * 30_000} for n in range(3)])
     Drips.body, Drips.begins, Drips.dripping = (tmp_path / "a.tar").read_bytes(), [], 0
     Drips.stop.clear()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Drips) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/a.tar"
+    with web_server(Drips) as url:
+        yield f"{url}/a.tar"
         Drips.stop.set()
-        server.shutdown()
-        thread.join()
 
 
 def test_a_dripping_answer_is_abandoned_and_resumed_by_another_connection(drips: str) -> None:

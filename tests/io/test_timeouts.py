@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientTimeout
 
-from wds_datapipes.io.remote.filesystem import remote_filesystem
+from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.timeouts import TIMEOUT_S, with_timeouts
 
 
@@ -21,8 +21,7 @@ def test_the_client_of_s3_has_the_time_outs(s3_store: Any) -> None:
     options = {**s3_store.options(), "skip_instance_cache": True}
     own = {**options, "config_kwargs": {"read_timeout": 3, "max_pool_connections": 5}}
     for given, timeout_s, expected in [(options, 7.5, (7.5, 7.5)), (own, 7.5, (7.5, 3)), (options, None, (5, 15))]:
-        filesystem, _ = remote_filesystem("s3://bucket/a.tar", given, timeout_s)
-        assert seconds_of(filesystem) == expected
+        assert seconds_of(RemotePath("s3://bucket/a.tar", given, timeout_s).filesystem) == expected
     assert own["config_kwargs"] == {"read_timeout": 3, "max_pool_connections": 5}
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +15,7 @@ from fsspec.registry import known_implementations  # type: ignore[import-untyped
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
+from web_server import QuietHandler, web_server
 
 from wds_datapipes import DatasetSpec, DirectoryShards, ErrorBudget, ShardList, register_opener
 from wds_datapipes.errors import CorruptSidecarError, ShardOpenError, UnsafeInputError
@@ -52,7 +51,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     """A web server that sends a shard, lists two names and one that leads to a file, and redirects to a file."""
     shard = Path(build_shard(tmp_path / "served.tar", [{"__key__": "a", "txt": "1"}])).read_bytes()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             if self.path == "/away.tar":
                 self.send_response(302)
@@ -68,18 +67,9 @@ def server(tmp_path: Path) -> Iterator[str]:
 
         do_HEAD = do_GET
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{httpd.server_port}"
-        finally:
-            PAGES.clear()
-            httpd.shutdown()
-            thread.join()
+    with web_server(Handler) as url:
+        yield url
+    PAGES.clear()
 
 
 #: The responses of the server besides its shards, by path.

@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
+from web_server import QuietHandler, serving
 
 from wds_datapipes import ConvertedShard, ShardList, ShardWriter, TarWriter, convert_shards
 from wds_datapipes.errors import ConversionError, ShardOpenError, ShardWriteError
@@ -62,7 +63,7 @@ class Gate(http.server.ThreadingHTTPServer):
             self.act(kind, "after")
 
 
-class Passage(http.server.BaseHTTPRequestHandler):
+class Passage(QuietHandler):
     """Passes a request on to the store, and returns its answer."""
 
     protocol_version = "HTTP/1.1"
@@ -103,9 +104,6 @@ class Passage(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(content)
 
-    def log_message(self, *arguments: object) -> None:
-        """Log nothing."""
-
 
 def change(method: str, path: str) -> str:
     """Describe what a request changes, if anything."""
@@ -124,12 +122,8 @@ def change(method: str, path: str) -> str:
 
 @pytest.fixture(scope="module")
 def opened_gate(s3_store: Any) -> Iterator[Gate]:
-    with Gate(s3_store.port) as gate:
-        thread = threading.Thread(target=gate.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    with serving(Gate(s3_store.port)) as gate:
         yield gate
-        gate.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -258,12 +252,6 @@ def test_a_refused_request_leaves_nothing(
     assert gate.done.count("abort") == (refused in ("part", "complete"))
     assert bucket.find("bucket/w") == []
     assert uploads(bucket) == []
-
-
-def test_writing_with_wrong_credentials_reveals_no_secret(bucket: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(ShardWriteError, match=r"s3://bucket/w/x\.tar cannot be written: permission denied") as caught:
-        write("s3://bucket/w/x.tar", {**options, "secret": f"wrong{options['secret']}"}, 0.1)
-    assert options["secret"] not in "".join(traceback.format_exception(caught.value))
 
 
 # Many shards

@@ -212,46 +212,38 @@ def specify(url: str, folder: Path) -> Iterator[object]:
 
 
 def index_it(url: str, folder: Path) -> Iterator[object]:
+    """Call each function for indexes with the secret in each parameter that may contain it."""
     good = build_shard("a.tar", [{"__key__": "a", "txt": "x"}, {"__key__": "b", "txt": "x"}])
     built = index.build_index(good)
     entry = ManifestEntry(url, 2, 1024, "0" * 64)
-    yield lambda: index.build_index(url)
-    yield lambda: index.build_indexes([url, good], max_workers=1)
-    yield lambda: index.build_indexes([url, good], folder=folder / "indexes", max_workers=1)
-    yield lambda: index.build_indexes([url, url], folder=folder / "indexes", max_workers=1)
-    yield lambda: index.check_index(built, url)
-    yield lambda: index.index_url(url)
-    yield lambda: index.read_dali_index(good, url)
-    yield lambda: index.read_dali_index(url, good)
-    yield lambda: index.read_energon_dataset(url)
-    yield lambda: index.read_energon_index(good, url)
-    yield lambda: index.read_energon_index(url, good)
-    yield lambda: index.read_index(url)
-    yield lambda: index.read_manifest(url)
-    yield lambda: index.read_table([url])
-    yield lambda: index.read_table([url], index_folder=folder)
-    yield lambda: index.read_wids_index(url)
-    yield lambda: index.write_dali_index(url)
-    yield lambda: index.write_dali_index(url, folder / "dali")
-    yield lambda: index.write_dali_index(good, url)
-    yield lambda: index.write_energon_dataset(url, {"train": [url]})
-    yield lambda: index.write_energon_dataset(str(folder), {"train": [url]})
-    yield lambda: index.write_energon_index(url)
-    yield lambda: index.write_energon_index(good, url)
-    yield lambda: index.write_index(built, url)
-    yield lambda: index.write_manifest(index.Manifest((entry,)), url)
-    yield lambda: index.write_wids_index([url], folder / "wids.json")
-    yield lambda: index.write_wids_index([good], url)
+    manifest = index.Manifest((entry,))
+    path = str(folder / "other")
+    harmless: dict[str, Any] = {
+        "url": good,
+        "urls": [good],
+        "shards": [good],
+        "path": path,
+        "folder": path,
+        "index": built,
+    }
+    harmless |= {"indexes": [built], "manifest": manifest, "splits": {"train": [url]}}
+    planted: dict[str, Any] = {"url": url, "urls": [url, url], "shards": [url], "path": url, "folder": url}
+    planted |= {"manifest": index.Manifest((entry, entry)), "splits": {"train": [url]}}
+    for name in index.__all__:
+        found = getattr(index, name)
+        parameters = inspect.signature(found).parameters
+        required = {each for each, parameter in parameters.items() if parameter.default is parameter.empty}
+        allowed = {"manifest"} if name == "write_manifest" else set()  # which contains the URLs of its shards
+        for each in (parameters.keys() & planted.keys()) - allowed if required <= harmless.keys() else ():
+            arguments = {**{name: harmless[name] for name in required}, each: planted[each]}
+            yield lambda found=found, arguments=arguments: found(**arguments)
     table = index.SampleTable([url, url], [built, built])
     yield table
     yield lambda: table.find(["a", "none"])
-    yield lambda: index.SampleTable([url], [built, built])
-    listed = index.Manifest((entry, entry))
-    yield lambda: index.check_manifest(listed)
-    yield lambda: index.check_manifest(index.Manifest((entry,)))
+    yield lambda: index.check_manifest(manifest)
     yield lambda: IndexedSamples([url])
     yield lambda: IndexedSamples([url, url], index_folder=folder)
-    yield lambda: IndexedSamples(index.Manifest((entry,)))
+    yield lambda: IndexedSamples(manifest)
     yield lambda: IndexedSamples([good], join={"other": [url]})
     yield lambda: IndexedSamples({"one": [url], "two": [url]}, weights={"one": 1, "two": 1})
 
@@ -395,13 +387,10 @@ def test_each_entry_that_takes_a_url_is_tried() -> None:
         "ReadLimits",
         "ImageDecoder",
         "read_quarantine",  # of a local file
-        "balance",  # of numbers
-        "resample",
     }
-    for module in (wds_datapipes, index):
-        for name in sorted(set(module.__all__) - harmless):
-            found = getattr(module, name)
-            if (inspect.isfunction(found) or inspect.isclass(found)) and not kinds.isdisjoint(
-                inspect.signature(found).parameters
-            ):
-                assert re.search(rf"\b{name}\b", source), f"{name} takes a URL and is not tried"
+    for name in sorted(set(wds_datapipes.__all__) - harmless):
+        found = getattr(wds_datapipes, name)
+        if (inspect.isfunction(found) or inspect.isclass(found)) and not kinds.isdisjoint(
+            inspect.signature(found).parameters
+        ):
+            assert re.search(rf"\b{name}\b", source), f"{name} takes a URL and is not tried"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import MissingDependencyError, SpecError, UnknownSchemeError
 from wds_datapipes.io import urls as schemes
+from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.openers import open_url, register_opener
-from wds_datapipes.shards.listing import SHARD_SUFFIXES
 from wds_datapipes.shards.patterns import expand_urls
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -18,6 +17,7 @@ from wds_datapipes.cli._copy import WriterOptions, report
 from wds_datapipes.cli._functions import OWN, Decode, Function, load_function, parse_decoders, parse_encoders
 from wds_datapipes.cli._options import SampleOptions, Workers, parse_bytes
 from wds_datapipes.index.manifest import Manifest, write_manifest
+from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import write_sidecar
 from wds_datapipes.parallel.progress import ProgressMeter
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CreateOptions", "OpenSource", "create_from"]
 
-#: The suffix of a shard's name.
-ENDING = re.compile(r"\.(tar|tgz|tbz2?|txz|tzst)(\.\w+)?$")
 #: The help panel of the options.
 ORDER = {"rich_help_panel": "Order and keys"}
 
@@ -189,7 +187,7 @@ def locate_class_list(output: str, source: Source, given: str) -> str:
         return ""
     if given or split_scheme(output)[0] in ("-", "pipe"):
         return given
-    folder, slash, name = ENDING.sub("", output).rpartition("/")
+    folder, slash, name = strip_shard_suffix(output).rpartition("/")
     name = NUMBER.sub("classes", name) if NUMBER.search(name) else f"{name}-classes"
     return f"{folder}{slash}{name}.json"
 

@@ -101,8 +101,8 @@ class Manifest:
         for each in shards:
             if isinstance(each, str | os.PathLike):
                 raise TypeError(
-                    f"A Manifest is built from descriptions of shards, not from the name {os.fspath(each)!r}. Pass the "
-                    f"results of build_indexes"
+                    f"A Manifest is built from descriptions of shards, not from the name {redact(os.fspath(each))!r}. "
+                    f"Pass the results of build_indexes"
                 )
             try:
                 is_name = b"\0" not in os.fsencode(each.url)

@@ -21,7 +21,7 @@ from wds_datapipes.io.urls import (
 from wds_datapipes.redaction import redact
 
 if TYPE_CHECKING:
-    from wds_datapipes.io.remote.range_sources import RangeSource
+    from wds_datapipes.io.remote.remote_file import RemoteFile
 
 __all__ = ["known_schemes", "local_path", "open_parts", "open_url", "redact", "register_opener", "split_scheme"]
 
@@ -71,7 +71,7 @@ def _users_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**ours, **options, "storage_options": others}
 
 
-def open_parts(url: str, /, *, allow_local_files: bool = True, **options: Any) -> RangeSource | None:
+def open_parts(url: str, /, *, allow_local_files: bool = True, **options: Any) -> RemoteFile | None:
     """Open a remote shard for range reads, or return None if it can only be read as a whole.
 
     Args:
@@ -90,6 +90,6 @@ def open_parts(url: str, /, *, allow_local_files: bool = True, **options: Any) -
     scheme, _ = split_scheme(url)
     if isinstance(url, OpeningURL) or not is_remote(scheme):
         return None
-    from wds_datapipes.io.remote.range_sources import open_remote_parts  # imports fsspec
+    from wds_datapipes.io.remote.remote_file import RemoteFile  # imports fsspec
 
-    return open_remote_parts(url, **options)
+    return RemoteFile.open(url, **options)

@@ -11,12 +11,11 @@ from typing import Any
 from wds_datapipes.errors import MissingSidecarError, ShardError, ShardWriteError, WdsError
 from wds_datapipes.io.atomic_file import AtomicFile
 from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
-from wds_datapipes.io.remote.filesystem import redactor_of, remote_filesystem
+from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import BLOCK_TIMEOUTS
 from wds_datapipes.io.remote.throughput import Attempt
-from wds_datapipes.io.remote.timeouts import StoreTimeouts
 from wds_datapipes.io.sinks.remote_sink import RemoteSink
-from wds_datapipes.redaction.storage_options import raise_alone
+from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
 __all__ = ["folder_of", "join_name", "read_sidecar", "sidecar_name", "within", "write_sidecar"]
 
@@ -90,14 +89,9 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
         if split_scheme(url)[0] in known_schemes():
             with open_url(url) as stream:
                 return b"".join(iter(lambda: stream.read(1 << 20), b""))
-        _, timeouts = StoreTimeouts.split(storage_options)
-        retry = timeouts.retry_policy()
-        filesystem, remote_path = remote_filesystem(url, storage_options, retry=retry)
-
-        def read() -> bytes:
-            return bytes(Attempt(partial(filesystem.cat_file, remote_path)).result(BLOCK_TIMEOUTS * timeouts.seconds))
-
-        return retry.call(read, f"{redact(url)} cannot be read")
+        remote = RemotePath(url, storage_options)
+        read = partial(remote.filesystem.cat_file, remote.path)
+        return bytes(remote.call(lambda: Attempt(read).result(BLOCK_TIMEOUTS * remote.timeout_s)))
     except ShardError as error:
         raise MissingSidecarError(str(error)) from None
     except WdsError:

@@ -28,7 +28,7 @@ BUILT_IN: dict[str, str] = {
 }
 
 #: The opener of a ``scheme://...`` without a registered one.
-FALLBACK = "wds_datapipes.io.remote.filesystem:open_remote"
+FALLBACK = "wds_datapipes.io.remote.remote_file:open_remote"
 
 #: At least two characters, so that the drive letter of a Windows path is not a scheme.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from typing import Any
 from wds_datapipes.codecs.decoding import Decoder, wds_decode
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import EncodeError, ShardOpenError
+from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import ReadLimits
@@ -32,7 +32,6 @@ __all__ = ["ShardConverter", "get_input_version", "make_output_names"]
 
 #: The placeholder for the name of the input in a pattern.
 NAME = "{name}"
-ENDING = re.compile(r"\.(tar|tgz|tbz2?|txz|tzst)(\.(gz|bz2|xz|zst))?$")
 
 
 class ShardConverter:
@@ -177,7 +176,7 @@ def make_output_names(urls: Sequence[str], output: str | os.PathLike[str]) -> tu
         pattern = f"{pattern.rstrip('/')}/{NAME}" if pattern.strip("/") else f"/{NAME}"
         names = [pattern.replace(NAME, _base_name(url)) for url in urls]
     elif NAME in pattern:
-        names = [pattern.replace(NAME, ENDING.sub("", _base_name(url))) for url in urls]
+        names = [pattern.replace(NAME, strip_shard_suffix(_base_name(url))) for url in urls]
     else:
         check_pattern(pattern, maxcount=1, maxsize=1)
         names = [pattern % number for number in range(len(urls))]

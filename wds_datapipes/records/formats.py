@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import SpecError
 from wds_datapipes.extras import require
+from wds_datapipes.io.compression.formats import COMPRESSIONS
 from wds_datapipes.io.openers import redact, split_scheme
 
 __all__ = ["BLANK", "FORMATS", "BadRecord", "FormatName", "RecordFormat", "find_format", "format_of_name"]
@@ -22,7 +23,7 @@ BLANK = object()
 #: The largest length in msgpack. Lengths need no other limit to find the end of a record, which creates no objects.
 MSGPACK_LENGTH = 2**32 - 1
 #: The extensions of compressed files.
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+COMPRESSED = tuple(f".{each.suffix}" for each in COMPRESSIONS)
 
 
 class BadRecord(NamedTuple):
@@ -170,7 +171,7 @@ def find_format(url: str, name: FormatName | None) -> RecordFormat:
         known = ", ".join(ending for each in FORMATS.values() for ending in each.extensions)
         raise SpecError(
             f"The name of {redact(url)} does not tell its record format: it ends in none of {known} (or these with "
-            f'.gz, .bz2, .xz or .zst). Pass format="jsonl", "msgpack" or "cbor"; tar shards are read with '
+            f'{", ".join(COMPRESSED)}). Pass format="jsonl", "msgpack" or "cbor"; tar shards are read with '
             "load_wds_shards()"
         )
     return found

@@ -12,12 +12,11 @@ from typing import Any
 from urllib.parse import quote
 
 from wds_datapipes.errors import EmptySourceError, SpecError
+from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.openers import known_schemes, local_path, redact, split_scheme
+from wds_datapipes.redaction.storage_options import raise_alone
 
-__all__ = ["GLOB_MARKS", "SHARD_SUFFIXES", "list_urls", "resample_wds_shards"]
-
-#: The suffixes of shards in a directory.
-SHARD_SUFFIXES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tar.zst", ".tbz2", ".tgz", ".txz", ".tzst")
+__all__ = ["GLOB_MARKS", "list_urls", "resample_wds_shards"]
 
 #: The end of a message about a directory without shards.
 NO_SHARDS = f"no file that ends in {', '.join(SHARD_SUFFIXES[:-1])} or {SHARD_SUFFIXES[-1]}"
@@ -99,19 +98,15 @@ def list_remote(
         SpecError: the URL cannot be listed; the message has no credentials.
     """
     # Imported here, since importing fsspec is slow, and local shards do not need it.
-    from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
-    from wds_datapipes.io.remote.timeouts import StoreTimeouts
-    from wds_datapipes.redaction.storage_options import raise_alone
+    from wds_datapipes.io.remote.filesystem import RemotePath
 
-    options, waiting = StoreTimeouts.split(storage_options)
-    hide, retry = redactor_of(options, url), waiting.retry_policy()
-    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, retry)
+    remote = RemotePath(url, storage_options)
     try:
-        found = retry.call(lambda: method(filesystem, path), f"{hide(url)} cannot be listed")
+        found = remote.call(lambda: method(remote.filesystem, remote.path))
     except Exception as error:  # noqa: BLE001  each file system has its own errors
-        cause = f"{reason(error, split_scheme(url)[0], hide)}{retry.attempts_text()}"
-        raise_alone(SpecError(f"{hide(url)} cannot be listed: {cause}"))
-    return filesystem, path, found
+        cause = f"{remote.reason(error)}{remote.retry.attempts_text()}"
+        raise_alone(SpecError(f"{remote.name} cannot be listed: {cause}"))
+    return remote.filesystem, remote.path, found
 
 
 def url_of(name: str, url: str, path: str, filesystem: Any) -> str:

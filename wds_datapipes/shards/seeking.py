@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.errors import (
     ChangedShardError,
@@ -25,7 +25,7 @@ from wds_datapipes.shards.position import Resume
 from wds_datapipes.types import MemberTuple, Shard
 
 if TYPE_CHECKING:
-    from wds_datapipes.io.remote.range_sources import RangeSource
+    from wds_datapipes.io.remote.remote_file import RemoteFile
 
 __all__ = ["WHOLE", "read_spans", "resume_shards"]
 
@@ -91,93 +91,70 @@ def _read_span(
             archive.close()  # may raise, as for a command that failed
 
 
-class SeekableShard(Protocol):
-    """An uncompressed archive that is read in spans, in the order of their offsets."""
+class _SpanReader:
+    """Reads spans of an archive, in the order of their offsets; opens it once, when the first is read.
+
+    A remote archive is read by a range request for each span. Any other is one stream, which seeks, or else skips the
+    bytes between the spans.
+    """
+
+    def __init__(self, reader: ShardReader, shard: Shard, last_start: int) -> None:
+        self._reader, self._shard, self._last_start = reader, shard, last_start
+        self._stack = ExitStack()
+        self._remote: RemoteFile | None = None
+        self._stream: BinaryIO | None = None
+        self._at = 0
+        self._section: _Section | None = None
 
     def open_span(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` to ``end``, or to the end of the archive if ``end`` is -1.
 
         Earlier streams become invalid.
         """
+        if self._remote is None and self._stream is None:
+            self._open()
+        if self._remote is not None:
+            if self._stream is not None:
+                self._stream.close()
+            self._stream = buffer_stream(self._remote.part(start, end))
+            return self._stream
+        stream = cast(BinaryIO, self._stream)
+        try:
+            if stream.seekable():
+                stream.seek(start)
+            else:
+                remaining = start - (self._at - (self._section.remaining if self._section else 0))
+                while remaining > 0 and (piece := stream.read(min(remaining, PIECE))):
+                    remaining -= len(piece)
+        except ShardError:
+            raise
+        except OSError as error:
+            raise read_error(redact(self._shard.url), error) from error
+        if end < 0:
+            return stream
+        self._at, self._section = end, _Section(stream, end - start)
+        return cast(BinaryIO, self._section)
 
+    def close(self) -> None:
+        if self._remote is not None and self._stream is not None:
+            self._stream.close()
+        self._stack.close()
 
-class _SpanReader:
-    """Opens a shard once for all its spans, when the first is read."""
-
-    def __init__(self, reader: ShardReader, shard: Shard, last_start: int) -> None:
-        self._reader, self._shard, self._last_start = reader, shard, last_start
-        self._stack = ExitStack()
-        self._archive: SeekableShard | None = None
-
-    def open_span(self, start: int, end: int) -> BinaryIO:
-        if self._archive is None:
-            self._archive = self._open()
-        return self._archive.open_span(start, end)
-
-    def _open(self) -> SeekableShard:
+    def _open(self) -> None:
         url, options, limits = self._shard.url, self._reader.opener_options, self._reader.options.limits
         remote = open_parts(url, **options)
         if remote is not None:
             self._stack.callback(remote.close)
             if detect_compression(remote.head) is None:
-                ranges = _RemoteSpans(remote)
-                self._stack.callback(ranges.close)
-                return ranges
-        return _StreamSpans(open_archive(url, options, self._stack, limits=limits), redact(url), self._last_start)
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-class _RemoteSpans:
-    """Reads each span with a separate range request."""
-
-    def __init__(self, remote: RangeSource) -> None:
-        self._remote = remote
-        self._stream: BinaryIO | None = None
-
-    def open_span(self, start: int, end: int) -> BinaryIO:
-        self.close()
-        self._stream = buffer_stream(self._remote.part(start, end))
-        return self._stream
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-
-
-class _StreamSpans:
-    """Reads all spans from one stream, by seeking if possible, otherwise by skipping the bytes between them."""
-
-    def __init__(self, stream: BinaryIO, archive: str, last_start: int) -> None:
-        self._stream = stream
-        self._archive = archive
-        self._seeks = stream.seekable()
-        self._at = 0
-        self._section = _Section(stream, 0)
-        if not self._seeks and last_start >= LOGGED_FROM_BYTES:
+                self._remote = remote
+                return
+        self._stream = open_archive(url, options, self._stack, limits=limits)
+        if not self._stream.seekable() and self._last_start >= LOGGED_FROM_BYTES:
             LOGGER.info(
                 "%s cannot be read from an offset: skipping its first %d MB to resume",
-                archive,
-                last_start // 1_000_000,
+                redact(url),
+                self._last_start // 1_000_000,
             )
-
-    def open_span(self, start: int, end: int) -> BinaryIO:
-        try:
-            if self._seeks:
-                self._stream.seek(start)
-            else:
-                remaining = start - (self._at - self._section.remaining)
-                while remaining > 0 and (piece := self._stream.read(min(remaining, PIECE))):
-                    remaining -= len(piece)
-        except ShardError:
-            raise
-        except OSError as error:
-            raise read_error(self._archive, error) from error
-        if end < 0:
-            return self._stream
-        self._at, self._section = end, _Section(self._stream, end - start)
-        return cast(BinaryIO, self._section)
 
 
 class _Section:

@@ -10,7 +10,7 @@ from wds_datapipes.codecs import describe_value
 from wds_datapipes.codecs.json_values import encode_json
 from wds_datapipes.codecs.msgpack_cbor import encode_cbor, encode_msgpack
 from wds_datapipes.errors import EncodeError, MissingDependencyError
-from wds_datapipes.io.compression.compress import Compress
+from wds_datapipes.io.compression.formats import Compress
 from wds_datapipes.io.sinks import Sink
 from wds_datapipes.records.formats import FORMATS, FormatName, RecordFormat, find_format
 from wds_datapipes.samples.keys import KeyRule, first_dot

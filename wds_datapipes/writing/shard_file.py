@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from wds_datapipes.errors import EncodeError
-from wds_datapipes.io.compression.compress import Compress, find_compressor
+from wds_datapipes.io.compression.formats import Compress, find_compression
 from wds_datapipes.io.sinks import Sink, open_target
 from wds_datapipes.redaction import redact
 from wds_datapipes.types import PlacedField, PlacedSample, Sample, ShardInfo
@@ -67,7 +67,8 @@ class ShardFile:
         self._packer = packer
         self._end = end
         self._checks_keys = checks_keys
-        self._compressor = find_compressor(compress, name_of_target(target))
+        self._compression = find_compression(compress, name_of_target(target))
+        self._compressor = None if self._compression is None else self._compression.compressor()
         self._keys: set[str] = set()
         self._buffer: list[bytes] = []
         self._buffered_bytes = self._written = 0

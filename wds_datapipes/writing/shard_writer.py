@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 from wds_datapipes.errors import EncodeError, SampleError, StateError, UnsafeInputError
-from wds_datapipes.io.compression.compress import Compress, find_compressor
+from wds_datapipes.io.compression.formats import Compress, find_compression
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import StreamSink, size_of
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
@@ -154,7 +154,8 @@ class ShardWriter:
         self._numbering = start_shard, step
         self._claim: WriterClaim | None = None
         self._post, self._on_shard, self._opener, self._verbose = post, on_shard, opener, verbose
-        find_compressor(compress, self.pattern)
+        if (compression := find_compression(compress, self.pattern)) is not None:
+            compression.compressor()  # raises if its package is not installed
         headers = HeaderWriter(user=user, group=group, mode=mode, mtime=mtime)
         if format is not None and format not in ("tar", *FORMATS):
             raise ValueError(f"format must be None, 'tar' or one of {', '.join(map(repr, FORMATS))}, not {format!r}")

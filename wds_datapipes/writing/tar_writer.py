@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 from wds_datapipes.index.build import index_from_layout
 from wds_datapipes.index.file_format import index_url, write_index
-from wds_datapipes.io.compression.compress import Compress, compression_kind
+from wds_datapipes.io.compression.formats import Compress
 from wds_datapipes.io.sinks import Sink
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.header_writer import END, HeaderWriter
@@ -16,9 +16,6 @@ from wds_datapipes.writing.sample_packer import Encoder, TarSamplePacker
 from wds_datapipes.writing.shard_file import ShardFile, name_of_target
 
 __all__ = ["TarWriter"]
-
-#: The names of compressions in an index.
-COMPRESSIONS = {"bz2": "bz2", "gz": "gzip", "xz": "xz", "zst": "zstd"}
 
 
 class TarWriter(ShardFile):
@@ -95,7 +92,6 @@ class TarWriter(ShardFile):
         packer = TarSamplePacker(headers, encoder, allow_pickle=allow_pickle, keep_meta=keep_meta, key_rule=key_rule)
         self._key_rule = key_rule
         self._index_url = index_url(name) if index else ""
-        self._compression = COMPRESSIONS.get(compression_kind(compress, name) or "")
         self._storage_options = storage_options
         super().__init__(
             target,
@@ -119,6 +115,10 @@ class TarWriter(ShardFile):
         super().close()
         if self._index_url and self._key_rule is not None and self.info is not None:
             index = index_from_layout(
-                self.layout, self.info, end=self.size, compression=self._compression, key_rule=self._key_rule
+                self.layout,
+                self.info,
+                end=self.size,
+                compression=self._compression and self._compression.name,
+                key_rule=self._key_rule,
             )
             write_index(index, self._index_url, storage_options=self._storage_options)

@@ -14,7 +14,7 @@ from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadErr
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.local import local_path, open_local
 from wds_datapipes.io.openers import open_parts, redact
-from wds_datapipes.io.remote.range_sources import RangeSource
+from wds_datapipes.io.remote.remote_file import RemoteFile
 from wds_datapipes.io.remote.resuming_stream import RawReader, ResumingStream, fill
 from wds_datapipes.tar.buffer import ReadBuffer
 
@@ -57,9 +57,8 @@ class ShardRanges:
         self._index = index
         self._file, self._is_copy, self._is_checked = copy, copy is not None, False
         self._lock = threading.Lock()
-        self._sources: list[RangeSource] = []  # those that can be used now
+        self._remote: RemoteFile | None = None
         self._streams: set[BinaryIO] = set()  # those that are being read
-        self._version: tuple[str, ...] | None = None
         self._is_closed = threading.Event()
 
     def keep_open(self) -> None:
@@ -94,7 +93,7 @@ class ShardRanges:
                 file.seek(start)
                 data = ReadBuffer(file, self._name, start).take(end - start)
         elif start < end:
-            with self._stream(start, end) as stream:
+            with self._open_range(start, end) as stream:
                 data = _read_all(cast(RawReader, stream), end - start)
         else:
             return b""  # an empty range cannot be requested
@@ -108,59 +107,43 @@ class ShardRanges:
         """Close the shard, and abort reads in other threads."""
         self._is_closed.set()
         with self._lock:
-            sources, self._sources = self._sources, []
+            remote, self._remote = self._remote, None
             streams = list(self._streams)
             file, self._file, self._is_checked = self._file, None, False
         for stream in streams:
             if isinstance(stream, ResumingStream):
                 stream.abandon()
-        for source in sources:
-            source.close()
+        if remote is not None:
+            remote.close()
         if file is not None:
             file.close()
 
     @contextmanager
-    def _stream(self, start: int, end: int) -> Iterator[BinaryIO]:
-        """Return a stream of a range of a remote shard."""
+    def _open_range(self, start: int, end: int) -> Iterator[BinaryIO]:
+        """Open a range of a remote shard; `close` aborts reading it."""
         with self._lock:
-            source = self._sources.pop() if self._sources else self._open()
-            if source.is_shared:
-                self._sources.append(source)
-        try:
-            with source.part(start, end) as stream:
+            self._check_open()
+            remote = self._remote = self._remote or self._open()
+        with remote.part(start, end) as stream:
+            with self._lock:
+                self._check_open()
+                self._streams.add(stream)
+            try:
+                yield stream
+            finally:
                 with self._lock:
-                    self._check_open()
-                    self._streams.add(stream)
-                try:
-                    yield stream
-                finally:
-                    with self._lock:
-                        self._streams.discard(stream)
-        finally:
-            if not source.is_shared:
-                with self._lock:
-                    if is_open := not self._is_closed.is_set():
-                        self._sources.append(source)
-                if not is_open:
-                    source.close()
+                    self._streams.discard(stream)
 
-    def _open(self) -> RangeSource:
-        self._check_open()
-        source = open_parts(self._url, storage_options=self._storage_options, pause=self._pause)
-        if source is None:
+    def _open(self) -> RemoteFile:
+        file = open_parts(self._url, storage_options=self._storage_options, pause=self._pause)
+        if file is None:
             raise ShardOpenError(f"{self._name} can only be read sequentially")
-        if self._version not in (None, source.version):
-            source.close()
-            raise ChangedShardError(
-                f"{self._name} was replaced while it was read: its ETag, date or size differs. {self._advice()}"
-            )
-        self._version = source.version
         try:
-            self._check_facts(source.size, source.etag)
+            self._check_facts(file.size, file.etag)
         except ChangedShardError:
-            source.close()
+            file.close()
             raise
-        return source
+        return file
 
     def _check_local(self, file: BinaryIO) -> None:
         """Compare a local file with the index.

@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError
-from wds_datapipes.io.compression.formats import HEAD_BYTES, Compression, detect_compression
+from wds_datapipes.io.compression.formats import DAMAGED, HEAD_BYTES, Compression, detect_compression
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.prefetch import PrefetchedStream
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
@@ -163,7 +163,7 @@ class Decompressor(io.RawIOBase):
                     )
             try:
                 out = self._unit.decompress(data, limit)
-            except self._compression.errors as error:
+            except DAMAGED as error:
                 raise CorruptShardError(
                     f"The {self._compression.name} data of {self._location()} are damaged: {error}. Fetch or write the "
                     "file again"
@@ -203,7 +203,7 @@ class Decompressor(io.RawIOBase):
                     self._limits, redact(self._url), f"its {self._compression.name} data of {self._produced} bytes"
                 )
             return False
-        if not self._compression.starts(rest):
+        if not self._compression.magic.match(rest):
             raise CorruptShardError(
                 f"The {self._compression.name} data of {self._location()} are followed by other data, which start with "
                 f"{rest[:HEAD_BYTES]!r}. Fetch or write the file again"

@@ -1,18 +1,34 @@
-"""Compression formats: how each is detected by its first bytes and decompressed."""
+"""Compression formats of shards: one table of their names and suffixes, their magic bytes, and their codecs."""
 
 from __future__ import annotations
 
 import bz2
-import contextlib
-import importlib
 import lzma
+import re
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from wds_datapipes.extras import require
+from wds_datapipes.io.openers import redact, split_scheme
 
-__all__ = ["HEAD_BYTES", "Compression", "DecompressorUnit", "detect_compression"]
+__all__ = [
+    "COMPRESSIONS",
+    "DAMAGED",
+    "GZIP",
+    "HEAD_BYTES",
+    "SHARD_SUFFIXES",
+    "Compress",
+    "Compression",
+    "Compressor",
+    "DecompressorUnit",
+    "detect_compression",
+    "find_compression",
+    "strip_shard_suffix",
+]
+
+Compress: TypeAlias = "bool | Literal['gz', 'bz2', 'xz', 'zst'] | None"
+"""``None`` selects by the file name; ``True`` is gzip, and ``False`` disables compression."""
 
 #: Compressed bytes per call of a decompressor.
 INPUT_BYTES = 64 << 10
@@ -22,6 +38,8 @@ ZSTD_INPUT_BYTES = 4 << 10
 XZ_MEMORY_BYTES = 2 << 30
 #: Length of the longest magic bytes below.
 HEAD_BYTES = 10
+#: The errors of decompressors for damaged data.
+DAMAGED = (OSError, ValueError, zlib.error, lzma.LZMAError)
 
 
 class DecompressorUnit(Protocol):
@@ -41,6 +59,16 @@ class DecompressorUnit(Protocol):
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         """Decompress ``data`` and return at most ``max_length`` bytes, if the library supports that limit."""
+
+
+class Compressor(Protocol):
+    """A compressor object, as in the standard library."""
+
+    def compress(self, data: bytes, /) -> bytes:
+        """Compress bytes, and return those that are ready."""
+
+    def flush(self) -> bytes:
+        """Finish compression, and return the remaining bytes."""
 
 
 class GzipDecompressorUnit:
@@ -64,13 +92,14 @@ class GzipDecompressorUnit:
         return out
 
 
-class ZstandardDecompressorUnit:
-    """One zstd frame, by the package zstandard."""
+class ZstdDecompressorUnit:
+    """One zstd frame."""
 
     needs_input = True
 
-    def __init__(self, frame: Any) -> None:
-        self._frame = frame
+    def __init__(self) -> None:
+        zstandard = require("zstandard", extra="zst", purpose="read shards compressed with zstd")
+        self._frame, self._error = zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError
 
     @property
     def eof(self) -> bool:
@@ -81,59 +110,122 @@ class ZstandardDecompressorUnit:
         return bytes(self._frame.unused_data)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:  # noqa: ARG002  zstandard has no such limit
-        return bytes(self._frame.decompress(data))
+        try:
+            return bytes(self._frame.decompress(data))
+        except self._error as error:
+            raise ValueError(str(error)) from error
+
+
+def gzip_compressor() -> Compressor:
+    """Return a compressor whose header contains neither time nor name."""
+    return zlib.compressobj(6, zlib.DEFLATED, 31)  # as above
+
+
+def zstd_compressor() -> Any:
+    """Return a compressor of the package zstandard."""
+    return require("zstandard", extra="zst", purpose="write shards compressed with zstd").ZstdCompressor().compressobj()
 
 
 class Compression(NamedTuple):
-    """A compression format: its magic bytes, and its decompressor."""
+    """A compression format of shards."""
 
+    #: The name in indexes and messages.
     name: str
-    starts: Callable[[bytes], bool]
+    #: The suffix of a compressed file, which is also the value of ``compress``.
+    suffix: str
+    #: The suffixes that stand for ``.tar`` and the suffix.
+    short: tuple[str, ...]
+    #: Matches the first bytes.
+    magic: re.Pattern[bytes]
     #: Creates the decompressor of a unit.
     unit: Callable[[], DecompressorUnit]
-    errors: tuple[type[Exception], ...]
+    compressor: Callable[[], Compressor]
     input_bytes: int = INPUT_BYTES
 
 
-def starts_bz2(head: bytes) -> bool:
-    """Whether a block size and a block or end marker follow ``BZh``: a plain tar may start with a ``BZh9.txt``."""
-    return head[:3] == b"BZh" and head[3:4].isdigit() and head[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")
-
-
-def starts_zstd(head: bytes) -> bool:
-    """Whether a data frame or a skippable frame follows; parallel zstd tools write the latter first."""
-    return head[:4] == b"\x28\xb5\x2f\xfd" or (head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5)
-
-
-def zstd() -> Compression:
-    """Return zstd of the standard library (Python 3.14 or later), or of the package zstandard."""
-    with contextlib.suppress(ImportError):
-        native = importlib.import_module("compression.zstd")
-        return Compression("zstd", starts_zstd, native.ZstdDecompressor, (native.ZstdError,))
-    zstandard = require("zstandard", extra="zst", purpose="read shards compressed with zstd")
-    frames = zstandard.ZstdDecompressor()
-    return Compression(
+#: Deterministic on writing. To add a format, add a row, and its suffix to `Compress`.
+COMPRESSIONS = (
+    # A block size and a block or end marker follow ``BZh``: a plain tar may start with a ``BZh9.txt``.
+    Compression(
+        "bz2",
+        "bz2",
+        (".tbz", ".tbz2"),
+        re.compile(rb"BZh\d(?:1AY&SY|\x17\x72\x45\x38\x50\x90)"),
+        bz2.BZ2Decompressor,
+        bz2.BZ2Compressor,
+    ),
+    GZIP := Compression("gzip", "gz", (".tgz",), re.compile(rb"\x1f\x8b\x08"), GzipDecompressorUnit, gzip_compressor),
+    Compression(
+        "xz",
+        "xz",
+        (".txz",),
+        re.compile(rb"\xfd7zXZ\0"),
+        lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES),
+        lzma.LZMACompressor,
+    ),
+    # A data frame, or a skippable frame, which parallel zstd tools write first.
+    Compression(
         "zstd",
-        starts_zstd,
-        lambda: ZstandardDecompressorUnit(frames.decompressobj()),
-        (zstandard.ZstdError,),
+        "zst",
+        (".tzst",),
+        re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+        ZstdDecompressorUnit,
+        zstd_compressor,
         ZSTD_INPUT_BYTES,
-    )
-
-
-GZIP = Compression("gzip", lambda head: head[:3] == b"\x1f\x8b\x08", GzipDecompressorUnit, (zlib.error,))
-BZIP2 = Compression("bz2", starts_bz2, bz2.BZ2Decompressor, (OSError, ValueError))
-XZ = Compression(
-    "xz",
-    lambda head: head[:6] == b"\xfd7zXZ\0",
-    lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES),
-    (lzma.LZMAError,),
+    ),
 )
+
+#: The suffixes of shards in a directory.
+SHARD_SUFFIXES = (
+    ".tar",
+    *(f".tar.{each.suffix}" for each in COMPRESSIONS),
+    *(short for each in COMPRESSIONS for short in each.short),
+)
+#: Suffixes of other formats: programs that choose by the name would fail to open such a shard.
+FOREIGN_SUFFIXES = {".7z", ".br", ".jar", ".lz", ".lz4", ".lzma", ".lzo", ".rar", ".sz", ".z", ".zip"} - {
+    f".{each.suffix}" for each in COMPRESSIONS
+}
 
 
 def detect_compression(head: bytes) -> Compression | None:
     """Return the compression format that the first bytes of a stream identify, or None."""
-    for compression in (GZIP, BZIP2, XZ):
-        if compression.starts(head):
-            return compression
-    return zstd() if starts_zstd(head) else None
+    return next((each for each in COMPRESSIONS if each.magic.match(head)), None)
+
+
+def find_compression(compress: Compress, url: str) -> Compression | None:
+    """Return the compression of a new shard, or None if it is not compressed.
+
+    Args:
+        compress: the requested compression.
+        url: the name of the shard; ignored for a command or standard output.
+
+    Raises:
+        ValueError: ``compress`` is not a known compression, or the name has the suffix of another format.
+    """
+    name = "" if split_scheme(url)[0] in ("pipe", "-") else url.lower()
+    if name.endswith(tuple(FOREIGN_SUFFIXES)):
+        suffixes = [".tar", *(f".tar.{each.suffix}" for each in COMPRESSIONS)]
+        raise ValueError(
+            f"{redact(url)!r} is not the name of a shard, which is a tar archive, plain or compressed. Use the "
+            f"extension {', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        )
+    if compress is None:
+        return next((each for each in COMPRESSIONS if name.endswith((f".{each.suffix}", *each.short))), None)
+    if compress is False:
+        return None
+    suffix = "gz" if compress is True else compress
+    found = next((each for each in COMPRESSIONS if each.suffix == suffix), None)
+    if found is None:
+        known = ", ".join(each.suffix for each in COMPRESSIONS)
+        raise ValueError(f"compress must be True, False, None or one of {known}, not {compress!r}")
+    return found
+
+
+def strip_shard_suffix(name: str) -> str:
+    """Return the name of a tar archive without its suffix.
+
+    >>> strip_shard_suffix("train-000.tar.zst"), strip_shard_suffix("a.tgz"), strip_shard_suffix("a.json")
+    ('train-000', 'a', 'a.json')
+    """
+    suffix = max((each for each in SHARD_SUFFIXES if name.endswith(each)), key=len, default="")
+    return name.removesuffix(suffix)

@@ -1,10 +1,11 @@
-"""Opener for remote files: web servers, and every file system of fsspec, such as ``s3``, ``gs`` and ``hf``."""
+"""Remote file systems: web servers, and every file system of fsspec, such as ``s3``, ``gs`` and ``hf``."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO, NoReturn, cast
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar, cast
 
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it carries no types
 from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped]  # the same
@@ -12,18 +13,18 @@ from fsspec.registry import known_implementations, registry  # type: ignore[impo
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError
 from wds_datapipes.extras import require
-from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, FsspecSource
-from wds_datapipes.io.remote.http import HttpClient, HttpSource, is_web
-from wds_datapipes.io.remote.resuming_stream import ResumingStream, StreamSource
-from wds_datapipes.io.remote.retry import NO_RETRIES, RetryPolicy, concerns_all, is_untrusted
+from wds_datapipes.io.remote.http import HttpClient, is_web
+from wds_datapipes.io.remote.retry import concerns_all, is_untrusted
 from wds_datapipes.io.remote.sftp import connect, is_sftp
-from wds_datapipes.io.remote.throughput import MonitoredSource, ThroughputMonitor
-from wds_datapipes.io.remote.timeouts import StoreTimeouts, with_timeouts
+from wds_datapipes.io.remote.throughput import Attempt
+from wds_datapipes.io.remote.timeouts import StoreTimeouts, silent_after, with_timeouts
 from wds_datapipes.io.urls import known_schemes, split_scheme
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
-__all__ = ["BLOCK_BYTES", "open_remote", "raise_open_error", "redactor_of", "remote_filesystem"]
+__all__ = ["RemotePath", "reason"]
+
+T = TypeVar("T")
 
 #: Scheme -> the package that it needs, and the extra of wds-datapipes that installs it.
 EXTRAS = {
@@ -58,18 +59,8 @@ def _hold_filesystems() -> None:
 os.register_at_fork(before=_hold_filesystems, after_in_parent=_inherited.pop)
 
 
-def open_remote(
-    url: str,
-    /,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    timeout_s: float | None = None,
-    retries: int | None = None,
-    pause: Callable[[float], object] | None = None,
-    counters: Counters | None = None,
-    **_options: object,
-) -> BinaryIO:
-    """Open a remote file for sequential reading.
+class RemotePath:
+    """A path on a store: its file system, its retries, and the texts of its errors without credentials.
 
     Args:
         url: ``scheme://...``.
@@ -79,83 +70,93 @@ def open_remote(
         pause: sleeps for a number of seconds; ``time.sleep`` by default.
         counters: the counters of the pipeline that reads the file.
 
-    Raises:
-        ShardOpenError: the file cannot be opened.
-    """
-    options, timeouts = StoreTimeouts.split(storage_options, timeout_s, retries)
-    hide, retry = redactor_of(options, url), timeouts.retry_policy(pause)
-    filesystem, path = remote_filesystem(url, options, timeouts.timeout_s, retry)
-    scheme, _ = split_scheme(url)
-    monitor = ThroughputMonitor(hide(url), timeouts.seconds, counters)
-    source: StreamSource = FsspecSource(filesystem, path, scheme, monitor)
-    if is_web(scheme):
-        source = MonitoredSource(HttpSource(filesystem, path), monitor)
-    try:
-        stream = ResumingStream(source, hide(url), lambda error: reason(error, scheme, hide), retry)
-    except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        raise_open_error(error, hide(url), reason(error, scheme, hide), retry)
-    return cast(BinaryIO, stream)
-
-
-def remote_filesystem(
-    url: str,
-    storage_options: Mapping[str, Any] | None = None,
-    timeout_s: float | None = None,
-    retry: RetryPolicy | None = None,
-) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it.
-
-    Args:
-        url: ``scheme://...``.
-        storage_options: the arguments of the file system.
-        timeout_s: the seconds without a byte after which it has failed, unless ``storage_options`` set them.
-        retry: the retries of file systems that connect immediately.
+    Attributes:
+        name: the URL without credentials.
+        filesystem: the file system.
+        path: the path in it.
 
     Raises:
         UnknownSchemeError: fsspec does not know the scheme.
         MissingDependencyError: the scheme's package is not installed.
         ShardOpenError: the file system rejects its options, or cannot connect.
     """
-    options, timeouts = StoreTimeouts.split(storage_options, timeout_s)
-    timeout_s = timeouts.timeout_s
-    scheme, rest = split_scheme(url)
-    if scheme in EXTRAS:
-        package, extra = EXTRAS[scheme]
-        require(package, extra=extra, purpose=f"read {scheme}: URLs")
-    known = {*known_implementations, *registry}
-    if scheme not in known:
-        raise UnknownSchemeError(
-            f"There is no opener for the scheme {scheme!r} of {redact(url)}. Known schemes: "
-            f"{', '.join(known_schemes())} and, by fsspec, {', '.join(sorted(known))}. Register your own with "
-            f"register_opener({scheme!r}, function), or read the output of a command with pipe:COMMAND"
+
+    def __init__(
+        self,
+        url: str,
+        storage_options: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        retries: int | None = None,
+        pause: Callable[[float], object] | None = None,
+        counters: Counters | None = None,
+        **_options: object,
+    ) -> None:
+        options, self._timeouts = StoreTimeouts.split(storage_options, timeout_s, retries)
+        self.scheme, rest = split_scheme(url)
+        self.hide, self.retry = redactor_of(options, url), self._timeouts.retry_policy(pause)
+        self.name, self.timeout_s = self.hide(url), self._timeouts.seconds
+        self.counters = Counters() if counters is None else counters
+        if self.scheme in EXTRAS:
+            package, extra = EXTRAS[self.scheme]
+            require(package, extra=extra, purpose=f"read {self.scheme}: URLs")
+        known = {*known_implementations, *registry}
+        if self.scheme not in known:
+            raise UnknownSchemeError(
+                f"There is no opener for the scheme {self.scheme!r} of {redact(url)}. Known schemes: "
+                f"{', '.join(known_schemes())} and, by fsspec, {', '.join(sorted(known))}. Register your own with "
+                f"register_opener({self.scheme!r}, function), or read the output of a command with pipe:COMMAND"
+            )
+        try:
+            self.filesystem, self.path = self.call(lambda: self._connect(f"{self.scheme}:{rest}", options))
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
+            ) from error
+        except Exception as error:  # noqa: BLE001  every file system has errors of its own
+            self.raise_open_error(error)
+
+    def _connect(self, url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+        if is_web(self.scheme):
+            return HttpClient(self.scheme, options, self.timeout_s), url
+        arguments = with_timeouts(self.scheme, options, self._timeouts.timeout_s)
+        if is_sftp(self.scheme):
+            return connect(url, arguments)
+        return cast("tuple[Any, str]", url_to_fs(url, **arguments))
+
+    def call(self, attempt: Callable[[], T]) -> T:
+        """Call ``attempt`` and return its result, with retries after transient errors.
+
+        Raises:
+            Exception: the error of the last attempt.
+        """
+        return self.retry.call(attempt, f"{self.name} cannot be opened")
+
+    def info(self) -> Mapping[str, Any]:
+        """Return what the file system reports about the file.
+
+        Raises:
+            Exception: any error of the store's library.
+        """
+
+        def request() -> Any:
+            with suppress(AttributeError, NotImplementedError):
+                self.filesystem.invalidate_cache()  # so that it does not return cached metadata
+            return self.filesystem.info(self.path)
+
+        # The time-outs of libraries hold for each byte, and a server may send a response byte by byte.
+        return cast("Mapping[str, Any]", self.call(lambda: Attempt(request).result(silent_after(self.timeout_s))))
+
+    def reason(self, error: Exception) -> str:
+        """Return the message of a file system's error, without credentials."""
+        return reason(error, self.scheme, self.hide)
+
+    def raise_open_error(self, error: Exception, where: str = "") -> NoReturn:
+        """Raise `ShardOpenError` without chaining the library's error, which may contain credentials."""
+        failed = ShardOpenError(
+            f"{self.name} cannot be opened{where}: {self.reason(error)}{self.retry.attempts_text()}"
         )
-    hide = redactor_of(options, url)
-    retry = NO_RETRIES if retry is None else retry
-
-    def create() -> tuple[Any, str]:
-        if is_web(scheme):
-            return HttpClient(scheme, options, timeouts.seconds), f"{scheme}:{rest}"
-        arguments = with_timeouts(scheme, options, timeout_s)
-        if is_sftp(scheme):
-            return connect(f"{scheme}:{rest}", arguments)
-        return cast("tuple[Any, str]", url_to_fs(f"{scheme}:{rest}", **arguments))
-
-    try:
-        filesystem, path = retry.call(create, f"{hide(url)} cannot be opened")
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
-        ) from error
-    except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        raise_open_error(error, hide(url), reason(error, scheme, hide), retry)
-    return filesystem, path
-
-
-def raise_open_error(error: Exception, name: str, text: str, retry: RetryPolicy, where: str = "") -> NoReturn:
-    """Raise `ShardOpenError` without chaining the library's error, which may contain credentials."""
-    failed = ShardOpenError(f"{name} cannot be opened{where}: {text}{retry.attempts_text()}")
-    failed.concerns_all = concerns_all(error)
-    raise_alone(failed)
+        failed.concerns_all = concerns_all(error)
+        raise_alone(failed)
 
 
 def reason(error: Exception, scheme: str, hide: Callable[[str], str]) -> str:

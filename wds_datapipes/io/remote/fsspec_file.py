@@ -13,7 +13,9 @@ from wds_datapipes.io.remote.timeouts import silent_after
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BLOCK_BYTES", "BLOCK_TIMEOUTS", "FsspecSource"]
+    from wds_datapipes.io.remote.filesystem import RemotePath
+
+__all__ = ["BLOCK_BYTES", "BLOCK_TIMEOUTS", "FsspecStore"]
 
 #: Bytes per range request.
 BLOCK_BYTES = 8 << 20
@@ -35,53 +37,90 @@ class FileExpired(OSError):
     """The file was replaced while it was read. Named as the equivalent error of s3fs."""
 
 
-class FsspecSource:
+class FsspecStore:
     """A file of fsspec, opened at any offset.
 
     Args:
-        filesystem: the file system.
-        path: the path in the file system.
-        scheme: the scheme of the URL.
-        monitor: measures the throughput.
+        remote: the path of the file.
+        keep_open: keep the library's files open for further ranges, until `close`.
     """
 
-    def __init__(self, filesystem: Any, path: str, scheme: str, monitor: ThroughputMonitor) -> None:
-        self._filesystem, self._path, self._monitor = filesystem, path, monitor
-        self._is_guarded = scheme not in UNGUARDED
+    def __init__(self, remote: RemotePath, *, keep_open: bool) -> None:
+        self._remote, self._keeps_open = remote, keep_open
+        self._idle: list[Any] = []
 
-    def open_at(self, start: int) -> OpenedSource:
+    def open_at(self, start: int, end: int | None = None) -> OpenedSource:
         """Open the file at an offset, or at its beginning if it cannot seek."""
-        if start:
-            self._invalidate_cache()
-        file = Attempt(self._open_file).result(silent_after(self._monitor.timeout_s))
+        file, start = self._reopen(start) or self._open(start)
         details = getattr(file, "details", None)
         details = details if isinstance(details, Mapping) else {}
         version = version_of(*(details.get(name) for name in VERSION_FACTS))
+        needs_check = bool(version) and self._remote.scheme in UNGUARDED
+        blocks = BlockFile(
+            file,
+            ThroughputMonitor(self._remote.name, self._remote.timeout_s, self._remote.counters),
+            (lambda: self._version() == version) if needs_check else None,
+            self._keep_or_close,
+            None if end is None else end - start,
+        )
+        etag = etag_of(details)
+        is_strong = is_strong_etag(etag) or any(details.get(name) is not None for name in NUMBERS_OF_VERSIONS)
+        return OpenedSource(blocks, start, details.get("size"), version, etag, is_strong)
+
+    def can_seek(self) -> bool:
+        """Whether a file that was read before can be read again."""
+        try:
+            self._idle[-1].seek(0)
+        except (AttributeError, OSError, ValueError):  # includes io.UnsupportedOperation
+            self.close()
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the files that are kept open."""
+        self._keeps_open = False
+        while self._idle:
+            self._idle.pop().close()
+
+    def _reopen(self, start: int) -> tuple[Any, int] | None:
+        """Return a file that is open, at an offset, or None if there is none."""
+        try:
+            file = self._idle.pop()
+        except IndexError:
+            return None
+        file.seek(start)
+        return file, start
+
+    def _open(self, start: int) -> tuple[Any, int]:
+        """Open the file; return it and its offset, which is 0 if it cannot seek."""
+        if start:
+            self._invalidate_cache()
+        file = Attempt(self._open_file).result(silent_after(self._remote.timeout_s))
         if start:
             try:
                 file.seek(start)
             except (AttributeError, OSError, ValueError):  # includes io.UnsupportedOperation
                 start = 0
-        self._monitor.begin()
-        needs_check = bool(version) and not self._is_guarded
-        blocks = BlockFile(file, self._monitor, (lambda: self._version() == version) if needs_check else None)
-        etag = etag_of(details)
-        is_strong = is_strong_etag(etag) or any(details.get(name) is not None for name in NUMBERS_OF_VERSIONS)
-        return OpenedSource(blocks, start, details.get("size"), version, etag, is_strong)
+        return file, start
+
+    def _keep_or_close(self, file: Any) -> None:
+        self._idle.append(file)
+        if not self._keeps_open:
+            self.close()
 
     def _open_file(self) -> Any:
-        file = self._filesystem.open(self._path, "rb", block_size=BLOCK_BYTES, cache_type="none")
+        file = self._remote.filesystem.open(self._remote.path, "rb", block_size=BLOCK_BYTES, cache_type="none")
         _ = getattr(file, "details", None)  # some file systems send a request for it
         return file
 
     def _version(self) -> tuple[str, ...]:
         self._invalidate_cache()
-        details = self._filesystem.info(self._path)
+        details = self._remote.filesystem.info(self._remote.path)
         return version_of(*(details.get(name) for name in VERSION_FACTS))
 
     def _invalidate_cache(self) -> None:
         """Drop the file system's cached listing."""
-        if callable(forget := getattr(self._filesystem, "invalidate_cache", None)):
+        if callable(forget := getattr(self._remote.filesystem, "invalidate_cache", None)):
             forget()
 
 
@@ -92,15 +131,24 @@ class BlockFile:
 
     Args:
         file: the file, at its next byte.
-        monitor: measures the throughput of the shard.
+        monitor: measures the throughput of the file.
         is_same: returns whether the file is still the one that was opened; None if the store checks this itself.
+        release: called with the file at the end, unless reading it has failed.
+        size: the most bytes to read; None for all.
     """
 
-    def __init__(self, file: Any, monitor: ThroughputMonitor, is_same: Callable[[], bool] | None) -> None:
-        self._file, self._monitor, self._is_same = file, monitor, is_same
+    def __init__(
+        self,
+        file: Any,
+        monitor: ThroughputMonitor,
+        is_same: Callable[[], bool] | None,
+        release: Callable[[Any], object],
+        size: int | None,
+    ) -> None:
+        self._file, self._monitor, self._is_same, self._release, self._left = file, monitor, is_same, release, size
         self._block, self._block_count = memoryview(b""), 0
         self._attempt: Attempt[bytes] | None = None
-        self._is_closed = False
+        self._is_closed = self._has_failed = False
         self._lock = threading.Lock()
 
     def readinto(self, buffer: Buffer, /) -> int:
@@ -125,10 +173,12 @@ class BlockFile:
                 return
             self._is_closed = True
             attempt = self._attempt
-        if attempt is None:
+        if attempt is not None:
+            attempt.abandon()
+        elif self._has_failed:
             self._file.close()
         else:
-            attempt.abandon()
+            self._release(self._file)
 
     def _fetch(self) -> bytes:
         monitor, begin = self._monitor, self._monitor.clock()
@@ -145,11 +195,16 @@ class BlockFile:
     def _next(self) -> bytes:
         """Return the next block; runs in another thread."""
         try:
-            data: bytes = self._file.read(BLOCK_BYTES)
+            data: bytes = self._file.read(BLOCK_BYTES if self._left is None else min(self._left, BLOCK_BYTES))
             self._block_count += 1
+            if self._left is not None:
+                self._left -= len(data)
             if data and self._block_count > 1 and self._is_same is not None and not self._is_same():
                 raise FileExpired("the file was replaced while it was read")
             return data
+        except BaseException:
+            self._has_failed = True
+            raise
         finally:
             with self._lock:
                 self._attempt = None

@@ -17,10 +17,13 @@ from urllib.request import getproxies
 
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
-from wds_datapipes.io.compression.formats import GzipDecompressorUnit
+from wds_datapipes.errors import TruncatedShardError
+from wds_datapipes.io.compression.decompress import Decompressor, buffer_stream
+from wds_datapipes.io.compression.formats import GZIP
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.io.remote import http_listing
 from wds_datapipes.io.remote.http_request import HttpStatusError, Response, send_request
-from wds_datapipes.io.remote.resuming_stream import OpenedSource, etag_of, is_strong_etag, version_of
+from wds_datapipes.io.remote.resuming_stream import OpenedSource, RawReader, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.io.remote.throughput import MonitoredFile, ThroughputMonitor
 from wds_datapipes.redaction import redact
@@ -28,7 +31,9 @@ from wds_datapipes.redaction import redact
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["HttpClient", "HttpFile", "HttpSource", "SentPart", "UnexpectedResponseError", "is_web"]
+    from wds_datapipes.io.remote.filesystem import RemotePath
+
+__all__ = ["HttpClient", "HttpFile", "HttpStore", "SentPart", "UnexpectedResponseError", "is_web"]
 
 #: ``bytes 512-1023/4096``: the first byte, the last one, and the size of the file.
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
@@ -37,7 +42,7 @@ NO_RANGE = re.compile(r"bytes \*/([0-9]{1,19})")
 #: A size in ASCII digits, with a limited length; Python would accept other digits as well.
 SIZE = re.compile(r"[0-9]{1,19}")
 #: Content encodings of gzip, which some servers apply although the client accepts none.
-GZIP = {"gzip", "x-gzip"}
+GZIP_CODINGS = {"gzip", "x-gzip"}
 #: The number of bytes decompressed at once.
 STEP_BYTES = 256 << 10
 #: The maximum size of a directory page in bytes.
@@ -67,68 +72,72 @@ def is_web(scheme: str) -> bool:
 class HttpFile:
     """The body of a response: a file, or the requested range.
 
+    Args:
+        response: the response.
+        requested: the requested range; None for the whole file.
+        name: the file's name in errors.
+
     Attributes:
         part: the range; None for the whole file.
         size: the size of the whole file, if the server reports it.
         version: identifies the version of the file.
         etag: the ETag of the file, if the server sends one.
         headers: those of the response.
+
+    Raises:
+        UnexpectedResponseError: the response is neither the file nor the requested range.
     """
 
-    def __init__(self, response: Response, part: SentPart | None) -> None:
-        self._response, self.part, self.headers = response, part, response.headers
-        self.etag = response.headers.get("ETag")
-        self.version = version_of(*(response.headers.get(name) for name in ("ETag", "Last-Modified")))
-        length = response.headers.get("Content-Length", "")
-        size = int(length) if SIZE.fullmatch(length) else None
-        self.size = size if part is None else part.total
-        if part is not None and size not in (None, part.last + 1 - part.first):
+    def __init__(self, response: Response, requested: str | None, name: str) -> None:
+        self._response, self.headers = response, response.headers
+        self._body: RawReader = response
+        self.etag = self.headers.get("ETag")
+        self.version = version_of(*(self.headers.get(name) for name in ("ETag", "Last-Modified")))
+        length = self.headers.get("Content-Length", "")
+        self.size = int(length) if SIZE.fullmatch(length) else None
+        self.part: SentPart | None = None
+        encoding = _content_encoding(response)
+        if response.status == 206:
+            self._set_part(requested, encoding)
+        elif encoding in GZIP_CODINGS:  # some servers apply it although the client accepts none
+            # The size of the compressed body may differ with each response.
+            self.size, self.version, self.etag = None, (), None
+            self._body = Decompressor(buffer_stream(response), GZIP, name, DEFAULT_LIMITS)
+        elif encoding != "identity":
             raise UnexpectedResponseError(
-                f"the server sends {size} bytes for the Content-Range {response.headers['Content-Range']!r}"
+                f"the server sends the file with the content encoding {encoding[:SHOWN]!r}, which was not requested"
             )
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
-        return self._response.readinto(buffer)
+        try:
+            return self._body.readinto(buffer)
+        except TruncatedShardError:  # the request is repeated
+            raise EOFError("the gzip-encoded response is truncated") from None
 
     def close(self) -> None:
         """End the request."""
         self._response.close()
 
-
-class GzippedHttpFile(HttpFile):
-    """The body of a response with content encoding gzip, which some servers apply unasked."""
-
-    def __init__(self, response: Response) -> None:
-        super().__init__(response, None)
-        # The size of the compressed body may differ with each response.
-        self.size, self.version, self.etag = None, (), None
-        self._unit = GzipDecompressorUnit()
-        self._compressed = memoryview(bytearray(STEP_BYTES))
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Read at most ``len(buffer)`` bytes; 0 at the end.
-
-        Raises:
-            EOFError: the compressed data are truncated.
-            zlib.error: the compressed data are damaged.
-        """
-        view, data = memoryview(buffer).cast("B"), b""
-        while not data:
-            rest = self._unit.unused_data if self._unit.eof else b""
-            if self._unit.eof and rest:
-                self._unit = GzipDecompressorUnit()
-            more = rest or (self._read_compressed() if self._unit.needs_input else b"")
-            if not more and self._unit.needs_input:
-                if not self._unit.eof:
-                    raise EOFError("the gzip-encoded response is truncated")
-                return 0
-            data = self._unit.decompress(more, len(view))
-        view[: len(data)] = data
-        return len(data)
-
-    def _read_compressed(self) -> bytes:
-        return bytes(self._compressed[: super().readinto(self._compressed)])
+    def _set_part(self, requested: str | None, encoding: str) -> None:
+        """Set the range from the headers of a response with status 206."""
+        content_range, length = self.headers.get("Content-Range"), self.size
+        found = f"Content-Range: {content_range[:SHOWN]!r}" if content_range is not None else "no Content-Range"
+        if requested is None:
+            raise UnexpectedResponseError(
+                f"the server sends a part of the file (status 206, {found}), but the whole file was requested"
+            )
+        kind = self.headers.get("Content-Type", "")
+        sent = CONTENT_RANGE.fullmatch((content_range or "").strip())
+        if sent is None or kind.lower().startswith("multipart/") or encoding != "identity":
+            found += f", Content-Type: {kind[:SHOWN]!r}, Content-Encoding: {encoding[:SHOWN]!r}"
+            raise UnexpectedResponseError(
+                f"the server does not send the requested bytes {requested} (status 206, {found})"
+            )
+        self.size = None if sent[3] == "*" else int(sent[3])
+        self.part = SentPart(int(sent[1]), int(sent[2]), self.size)
+        if length not in (None, self.part.last + 1 - self.part.first):
+            raise UnexpectedResponseError(f"the server sends {length} bytes for the Content-Range {content_range!r}")
 
 
 class HttpClient:
@@ -173,7 +182,7 @@ class HttpClient:
         headers = {} if part is None else {"Range": f"bytes={part}"}
         response = self._request(url, headers if if_range is None else {**headers, "If-Range": if_range})
         try:
-            return _open_body(response, part)
+            return HttpFile(response, part, redact(url))
         except BaseException:
             response.close()
             raise
@@ -198,11 +207,6 @@ class HttpClient:
             return _facts(url, int(none[1]), error.headers)
         found.close()
         return _facts(url, found.size, found.headers)
-
-    def size(self, url: str) -> int | None:
-        """Return the size of a file, if its server reports it."""
-        size: int | None = self.info(url)["size"]
-        return size
 
     def cat_file(self, url: str, max_bytes: int = sys.maxsize) -> bytes:
         """Return a file as a whole.
@@ -231,17 +235,15 @@ class HttpClient:
         """Return the files that match a pattern, from the pages of their directories."""
         return http_listing.matches(url, self.ls)
 
-    def unstrip_protocol(self, name: str) -> str:
-        """Return the URL of a path, which is the path itself."""
-        return name
-
-    def invalidate_cache(self) -> None:
-        """Do nothing: the client has no cache."""
-
     def _request(self, url: str, more: Mapping[str, str], method: str = "GET") -> Response:
         # With content encoding, ranges would count compressed bytes.
         headers = {**self._headers, "Accept-Encoding": "identity", **more}
-        return send_request(url, headers, self._timeout_s, self._tls_context, self._proxies, method=method)
+        return send_request(url, headers, self._timeout_s, self._tls_context, self._proxies, method)
+
+
+def _content_encoding(response: Response) -> str:
+    """Return the content encoding of a body."""
+    return str(response.headers.get("Content-Encoding") or "identity").strip().lower()
 
 
 def _facts(url: str, size: int | None, headers: HTTPMessage) -> dict[str, Any]:
@@ -262,60 +264,43 @@ def _ssl_context(path: str | None) -> ssl.SSLContext:
     return context
 
 
-def _open_body(response: Response, part: str | None) -> HttpFile:
-    """Return the body of a response; raise if it is not the requested file or range."""
-    encoding = _content_encoding(response)
-    if response.status != 206:
-        if encoding in GZIP:
-            return GzippedHttpFile(response)
-        if encoding != "identity":
-            raise UnexpectedResponseError(
-                f"the server sends the file with the content encoding {encoding[:SHOWN]!r}, which was not requested"
-            )
-        return HttpFile(response, None)
-    content_range = response.headers.get("Content-Range")
-    found = f"Content-Range: {content_range[:SHOWN]!r}" if content_range is not None else "no Content-Range"
-    if part is None:
-        raise UnexpectedResponseError(
-            f"the server sends a part of the file (status 206, {found}), but the whole file was requested"
-        )
-    kind = response.headers.get("Content-Type", "")
-    sent = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
-    if sent is None or kind.lower().startswith("multipart/") or encoding != "identity":
-        found += f", Content-Type: {kind[:SHOWN]!r}, Content-Encoding: {encoding[:SHOWN]!r}"
-        raise UnexpectedResponseError(f"the server does not send the requested bytes {part} (status 206, {found})")
-    return HttpFile(response, SentPart(int(sent[1]), int(sent[2]), None if sent[3] == "*" else int(sent[3])))
-
-
-def _content_encoding(response: Response) -> str:
-    """Return the content encoding of a body."""
-    return str(response.headers.get("Content-Encoding") or "identity").strip().lower()
-
-
-class HttpSource:
-    """A file on a web server that can be opened at any offset.
+class HttpStore:
+    """A file on a web server, opened at any offset.
 
     Args:
-        client: the client for its server.
-        url: the URL of the file.
+        remote: the path of the file.
     """
 
-    def __init__(self, client: HttpClient, url: str) -> None:
-        self._client, self._url = client, url
+    def __init__(self, remote: RemotePath) -> None:
+        self._remote = remote
         self._etag: str | None = None
+        self._sends_ranges = False
 
-    def open_at(self, start: int) -> OpenedSource:
+    def open_at(self, start: int, end: int | None = None) -> OpenedSource:
         """Open the file at an offset; a server without range support sends it from the beginning."""
-        file = self._client.open(self._url, *((f"{start}-", self._etag) if start else ()))
+        remote, client = self._remote, self._remote.filesystem
+        if end is not None:
+            file = client.open(remote.path, f"{start}-{end - 1}")
+        else:
+            file = client.open(remote.path, *((f"{start}-", self._etag) if start else ()))
         part, is_strong = file.part, is_strong_etag(file.etag)
         self._etag = file.etag if is_strong else None
         facts = file.version, etag_of({"ETag": file.etag}), is_strong
+        self._sends_ranges = part is not None
+        monitored = MonitoredFile(file, ThroughputMonitor(remote.name, remote.timeout_s, remote.counters))
         if part is None:
-            return OpenedSource(file, 0, file.size, *facts)
+            return OpenedSource(monitored, 0, file.size, *facts)
         if part.total is None:
             file.close()
             raise UnexpectedResponseError(
                 f"the server sends bytes {part.first} to {part.last} of a file whose size it does not report "
                 "(Content-Range with a star), so it is unknown whether they are the last ones"
             )
-        return OpenedSource(file, part.first, part.total, *facts, part.last + 1)
+        return OpenedSource(monitored, part.first, part.total, *facts, part.last + 1)
+
+    def can_seek(self) -> bool:
+        """Whether the server has sent a range."""
+        return self._sends_ranges
+
+    def close(self) -> None:
+        """Do nothing: each range is a separate request."""

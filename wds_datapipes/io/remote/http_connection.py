@@ -10,10 +10,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext, suppress
 from http.client import HTTPConnection, HTTPResponse
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -112,15 +112,15 @@ class TimedResponse(HTTPResponse):
         """Return the reader."""
         return self.reader
 
-    def read_buffered(self) -> bytes:
+    def read_buffered(self) -> memoryview:
         """Return the bytes in the buffer, without waiting for more."""
         self.source.is_paused = True
         data = self.reader.read(len(self.reader.peek()))
         self.source.is_paused = False
-        return data
+        return memoryview(data)
 
 
-class Response:
+class Response(io.RawIOBase):
     """A response, whose body is streamed. If the body is read to its end, the next request uses the same connection.
 
     Args:
@@ -138,14 +138,15 @@ class Response:
     """
 
     def __init__(self, connection: HTTPConnection, key: Hashable, deadline: Deadline) -> None:
+        self._connection: HTTPConnection | None = None  # if there is no response, `close` has nothing to do
         self._sock: socket.socket = connection.sock  # http.client forgets it if the response is the last one
         self._response = cast(TimedResponse, connection.getresponse())
         self.status, self.headers = self._response.status, self._response.headers
         #: The remaining bytes of the body; None if it is chunked, or ends when the connection is closed.
         self._left = self._response.length
         #: The part of it that came with the headers.
-        self._first = memoryview(b"" if self._left is None else self._response.read_buffered())
-        self._connection: HTTPConnection | None = connection
+        self._first = memoryview(b"") if self._left is None else self._response.read_buffered()
+        self._connection = connection
         self._key, self._deadline, self._process = key, deadline, os.getpid()
         self._reading, self._closing = threading.Lock(), threading.Lock()
 
@@ -153,6 +154,10 @@ class Response:
     def reason(self) -> str:
         """The server's description of the status."""
         return self._response.reason
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read the available bytes, at most ``len(buffer)``; 0 at the end.
@@ -183,11 +188,14 @@ class Response:
     def close(self) -> None:
         """End the request, even if another thread waits for the response."""
         # Otherwise the connection belongs to the process that forked this one, and a thread of it may hold the locks.
+        if self._connection is None:
+            return
         is_ours = os.getpid() == self._process
         with self._closing if is_ours else nullcontext():
             connection, self._connection = self._connection, None
         if connection is None:
             return
+        super().close()
         is_reusable = False
         if is_ours:
             if self._reading.acquire(blocking=False):
@@ -207,12 +215,8 @@ class Response:
             connection.close()
 
 
-class IdleConnection(NamedTuple):
-    """A connection between two requests."""
-
-    key: Hashable
-    connection: HTTPConnection
-    since: float
+IdleConnection: TypeAlias = tuple[Hashable, HTTPConnection, float]
+"""The key of a connection between two requests, the connection, and the time since when it is idle."""
 
 
 class ConnectionPool:
@@ -231,37 +235,36 @@ class ConnectionPool:
         self._lock = threading.Lock()
 
     def take(self, key: Hashable) -> HTTPConnection | None:
-        """Return an open connection, or None if there is none."""
-        while (entry := self._pop(key)) is not None:
-            if self._clock() - entry.since <= MAX_IDLE_S and _is_quiet(entry.connection.sock):
-                return entry.connection
-            _close_all([entry.connection])
-        return None
+        """Return the open connection that was used last, or None if there is none."""
+        while True:
+            with self._lock:
+                found = next((entry for entry in reversed(self._idle) if entry[0] == key), None)
+                if found is None:
+                    return None
+                self._idle.remove(found)
+            _, connection, since = found
+            if self._clock() - since <= MAX_IDLE_S and _is_quiet(connection.sock):
+                return connection
+            connection.close()
 
     def put(self, key: Hashable, connection: HTTPConnection) -> None:
         """Keep a connection whose last response was read to its end."""
-        with self._lock:
-            now = self._clock()
-            self._idle.append(IdleConnection(key, connection, now))
-            fresh = [entry for entry in self._idle[-MAX_IDLE:] if now - entry.since <= MAX_IDLE_S]
-            dropped = [entry.connection for entry in self._idle[: len(self._idle) - len(fresh)]]
-            self._idle = fresh
-        _close_all(dropped)
+        now = self._clock()
+        entry = (key, connection, now)
+        self._change(lambda idle: [each for each in [*idle, entry][-MAX_IDLE:] if now - each[2] <= MAX_IDLE_S])
 
     def clear(self, key: Hashable = None) -> None:
         """Close all connections that are kept, or those with a key."""
-        with self._lock:
-            dropped = [entry.connection for entry in self._idle if key in (None, entry.key)]
-            self._idle = [entry for entry in self._idle if key not in (None, entry.key)]
-        _close_all(dropped)
+        self._change(lambda idle: [each for each in idle if key not in (None, each[0])])
 
-    def _pop(self, key: Hashable) -> IdleConnection | None:
-        """Remove the connection with a key that was used last, and return it."""
+    def _change(self, choose: Callable[[list[IdleConnection]], list[IdleConnection]]) -> None:
+        """Choose the connections to keep, and close the others."""
         with self._lock:
-            for number in reversed(range(len(self._idle))):
-                if self._idle[number].key == key:
-                    return self._idle.pop(number)
-        return None
+            before = self._idle
+            self._idle = choose(before)
+            dropped = [each for each in before if each not in self._idle]
+        for _, connection, _ in dropped:
+            connection.close()
 
     def forget(self) -> None:
         """Drop the connections of the process that forked this one, which still uses them."""
@@ -274,12 +277,6 @@ def _is_quiet(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return not poll.poll(0) and not (isinstance(sock, ssl.SSLSocket) and sock.pending())
-
-
-def _close_all(connections: Iterable[HTTPConnection]) -> None:
-    for connection in connections:
-        with suppress(OSError):
-            connection.close()
 
 
 #: The connections of this process.

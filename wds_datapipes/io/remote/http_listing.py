@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 __all__ = ["entries_of", "matches"]
-
-#: The maximum depth of ``**``.
-DEEPEST = 32
 
 
 class Links(HTMLParser):
@@ -57,56 +53,23 @@ def entries_of(page: bytes, url: str) -> list[dict[str, Any]]:
 
 
 def matches(url: str, list_folder: Callable[[str], list[dict[str, Any]]]) -> list[str]:
-    """Return the files that match a URL with wildcards.
+    """Return the files that match a URL with wildcards, in the order of their directory's page.
 
     Args:
-        url: the pattern; ``*`` matches within a name, and the name ``**`` matches any number of directories.
+        url: the pattern; ``*`` matches within the last part of the path.
         list_folder: returns the entries of a directory.
+
+    Raises:
+        ValueError: a directory has wildcards.
     """
     path, mark, query = url.partition("?")
-    begin = path.index("*")
-    begin = path.rindex("/", 0, begin) + 1
-    *between, last = path[begin:].split("/")
-    folders = [path[:begin]]
-    for name in between:
-        folders = [found for folder in folders for found in _folders(folder, name, list_folder)]
-    found = [entry for folder in folders for entry in _entries(folder, len(folders) > 1, list_folder)]
-    files = (entry["name"] for entry in found if entry["type"] == "file")
-    return [f"{file}{mark}{query}" for file in _matching_urls(files, last)]
-
-
-def _folders(folder: str, name: str, list_folder: Callable[[str], list[dict[str, Any]]]) -> Iterator[str]:
-    """Yield the subdirectories of a directory that match a name."""
-    if "*" not in name:
-        yield f"{folder}{name}/"
-        return
-    below = [folder]
-    if name == "**":
-        yield folder
-    for _ in range(DEEPEST):
-        entries = [entry for each in below for entry in _entries(each, each != folder, list_folder)]
-        below = [entry["name"] for entry in entries if entry["type"] == "directory"]
-        if name != "**":
-            yield from _matching_urls(below, name)
-            return
-        if not below:
-            return
-        yield from below
-
-
-def _entries(
-    folder: str, may_be_missing: bool, list_folder: Callable[[str], list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
-    """Return the entries of a directory; none if it was derived from a pattern and does not exist."""
-    with suppress(*([FileNotFoundError] if may_be_missing else [])):
-        return list_folder(folder)
-    return []
-
-
-def _matching_urls(names: Iterable[str], pattern: str) -> Iterator[str]:
-    """Yield the URLs whose last name matches, quoted or unquoted."""
+    folder, slash, pattern = path.rpartition("/")
+    if "*" in folder:
+        raise ValueError("on web servers, * may only stand for files of one directory. List the directories yourself")
     wanted = re.compile(".*".join(re.escape(part) for part in re.split(r"\*+", pattern)), re.DOTALL)
-    for name in names:
-        last = name.rstrip("/").rpartition("/")[2]
-        if wanted.fullmatch(last) or wanted.fullmatch(unquote(last)):
-            yield name
+    found = []
+    for entry in list_folder(folder + slash):
+        last = entry["name"].rpartition("/")[2]
+        if entry["type"] == "file" and (wanted.fullmatch(last) or wanted.fullmatch(unquote(last))):
+            found.append(f"{entry['name']}{mark}{query}")
+    return found

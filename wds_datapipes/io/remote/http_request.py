@@ -53,7 +53,6 @@ def send_request(
     timeout_s: float,
     context: ssl.SSLContext,
     proxies: Mapping[str, str],
-    *,
     method: str = "GET",
 ) -> Response:
     """Send a request; follow redirects, and use a proxy.

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import os
 from collections.abc import Mapping
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from wds_datapipes.errors import ShardReadError
 from wds_datapipes.io.local import local_path, open_local
-from wds_datapipes.io.remote.filesystem import raise_open_error, reason, redactor_of, remote_filesystem
-from wds_datapipes.io.remote.range_sources import RangeSource, open_remote_parts
+from wds_datapipes.io.remote.filesystem import RemotePath
+from wds_datapipes.io.remote.remote_file import RemoteFile
 from wds_datapipes.io.remote.resuming_stream import etag_of
-from wds_datapipes.io.remote.throughput import Attempt
-from wds_datapipes.io.remote.timeouts import StoreTimeouts, silent_after
 from wds_datapipes.io.urls import known_schemes, split_scheme
 from wds_datapipes.redaction import redact
 
@@ -72,23 +68,13 @@ def file_facts(
             open_local(path, name=url).close()  # raises a ShardOpenError with the reason
             raise
         return FileFacts(status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else FileFacts()
-    scheme, _ = split_scheme(url)
-    if scheme in known_schemes():
+    if split_scheme(url)[0] in known_schemes():
         return FileFacts()
-    options, timeouts = StoreTimeouts.split(storage_options, timeout_s, retries)
-    hide, retry = redactor_of(options, url), timeouts.retry_policy()
-    filesystem, remote_path = remote_filesystem(url, options, timeouts.timeout_s, retry)
-
-    def request_info() -> Any:
-        with contextlib.suppress(AttributeError, NotImplementedError):
-            filesystem.invalidate_cache()  # so that it does not return cached metadata
-        # The time-outs of libraries hold for each byte, and a server may send a response byte by byte.
-        return Attempt(partial(filesystem.info, remote_path)).result(silent_after(timeouts.seconds))
-
+    remote = RemotePath(url, storage_options, timeout_s, retries)
     try:
-        info = retry.call(request_info, f"{hide(url)} cannot be opened")
+        info = remote.info()
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        raise_open_error(error, hide(url), reason(error, scheme, hide), retry)
+        remote.raise_open_error(error)
     etag = etag_of(info)
     return FileFacts(info.get("size"), _modified_ns(info) if etag is None else None, etag)
 
@@ -115,15 +101,15 @@ def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -
     size = file_facts(url, storage_options=storage_options).bytes
     if size is None:
         return None
-    parts = open_remote_parts(url, storage_options=storage_options)
-    return None if parts is None else cast(BinaryIO, RangeReader(parts, url, size))
+    file = RemoteFile.open(url, storage_options=storage_options)
+    return None if file is None else cast(BinaryIO, RangeReader(file, url, size))
 
 
 class RangeReader(io.RawIOBase):
     """A seekable remote file: small range requests after a seek, larger ones in sequential reads."""
 
-    def __init__(self, parts: RangeSource, url: str, size: int) -> None:
-        self._parts, self._url, self._size = parts, url, size
+    def __init__(self, file: RemoteFile, url: str, size: int) -> None:
+        self._file, self._url, self._size = file, url, size
         self._position = 0
         #: The bytes that were fetched last, and their offset.
         self._window, self._begin = memoryview(b""), 0
@@ -162,7 +148,7 @@ class RangeReader(io.RawIOBase):
     def close(self) -> None:
         """Close the file."""
         if not self.closed:
-            self._parts.close()
+            self._file.close()
             super().close()
 
     def _fetch(self, count: int) -> None:
@@ -171,7 +157,7 @@ class RangeReader(io.RawIOBase):
         begin = window_end if is_sequential else self._position
         self._next_bytes = min(self._next_bytes * 2, MAX_BYTES) if is_sequential else FIRST_BYTES
         end = min(max(begin + self._next_bytes, self._position + count), self._size)
-        with self._parts.part(begin, end) as stream:
+        with self._file.part(begin, end) as stream:
             pieces = list(iter(lambda: stream.read(end - begin), b""))
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if len(data) != end - begin:

@@ -23,7 +23,6 @@ __all__ = [
     "RawReader",
     "Readable",
     "ResumingStream",
-    "StreamSource",
     "etag_of",
     "fill",
     "is_strong_etag",
@@ -63,17 +62,6 @@ class OpenedSource(NamedTuple):
     stop: int | None = None
 
 
-class StreamSource(Protocol):
-    """A source that opens a remote file as often as needed."""
-
-    def open_at(self, start: int) -> OpenedSource:
-        """Open the file at an offset, or at its beginning.
-
-        Raises:
-            Exception: any error of the store's library.
-        """
-
-
 class ResumingStream(io.RawIOBase):
     """Reads a remote file forward, and reconnects after a transient error. All bytes are those of one version.
 
@@ -81,7 +69,7 @@ class ResumingStream(io.RawIOBase):
     file is read again, and must begin with the same bytes.
 
     Args:
-        source: opens the file.
+        open_at: opens the file at an offset, or at its beginning, as often as needed; it may raise any error.
         name: the file's name in messages, without credentials.
         describe: returns the message of a library's error, without credentials.
         retry: the retry policy.
@@ -91,12 +79,16 @@ class ResumingStream(io.RawIOBase):
     """
 
     def __init__(
-        self, source: StreamSource, name: str, describe: Callable[[Exception], str], retry: RetryPolicy
+        self,
+        open_at: Callable[[int], OpenedSource],
+        name: str,
+        describe: Callable[[Exception], str],
+        retry: RetryPolicy,
     ) -> None:
-        self._source, self._name, self._describe, self._retry = source, name, describe, retry
+        self._open_at, self._name, self._describe, self._retry = open_at, name, describe, retry
         self._position = 0
         self._file: RawReader | None = None  # Python closes a stream that could not be opened, too
-        opened = retry.call(lambda: source.open_at(0), f"{name} cannot be opened")
+        opened = retry.call(lambda: open_at(0), f"{name} cannot be opened")
         self._begin(opened)
 
     @property
@@ -163,7 +155,7 @@ class ResumingStream(io.RawIOBase):
     def _ensure_open(self) -> RawReader:
         """Return the file, opened at the next byte."""
         if self._file is None:
-            opened = self._source.open_at(self._position if self._digest is None else 0)
+            opened = self._open_at(self._position if self._digest is None else 0)
             if not self._position:  # nothing was read yet, so any version will do
                 self._begin(opened)
                 return opened.file

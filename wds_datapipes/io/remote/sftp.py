@@ -8,9 +8,8 @@ import socket
 import weakref
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
-from wds_datapipes.io.remote.fsspec_file import FileExpired
 from wds_datapipes.io.remote.throughput import Attempt, TooSlowError
 from wds_datapipes.io.remote.timeouts import TIMEOUT_S
 
@@ -106,7 +105,7 @@ def _trust(client: Any, path: str) -> None:
 
 
 class SftpFile:
-    """A file on an SFTP server; after an error, it is reopened if it is still the same file.
+    """A file on an SFTP server, with a channel of its own.
 
     Args:
         filesystem: the connection.
@@ -117,64 +116,40 @@ class SftpFile:
     """
 
     def __init__(self, filesystem: Any, path: str) -> None:
-        self._filesystem, self._path = filesystem, path
-        self._position = 0
-        self._error: Exception | None = None
-        self.details: dict[str, Any] = {}
-        self._file, self._channel, self._client = self._open_file()
+        self._filesystem, self._channel = filesystem, cast(Any, None)
+        try:
+            filesystem.reconnect()
+            self._channel = filesystem.open_channel()
+            self._client = filesystem.client  # keeps the connection open
+            self._file = self._channel.open(path, "rb", bufsize=0)
+            facts = self._file.stat()
+        except BaseException:
+            self._fail()
+            raise
+        self.details = {"size": facts.st_size, "mtime": facts.st_mtime}
 
-    def seek(self, offset: int) -> int:
+    def seek(self, offset: int) -> None:
         """Set the offset of the next byte."""
-        self._position = offset
-        return offset
+        self._file.seek(offset)
 
     def read(self, size: int) -> bytes:
         """Return at most ``size`` bytes, and none at the end."""
-        if (error := self._error) is not None:
-            self._error = None
-            raise error
-        count = min(size, BATCH_BYTES, self.details["size"] - self._position)
-        data = bytearray()
+        count, data = min(size, BATCH_BYTES), bytearray()
         try:
-            if self._file is None:
-                self._file, self._channel, self._client = self._open_file()
-            self._file.seek(self._position)
-            while len(data) < count:
-                piece = self._file.read(min(PIECE_BYTES, count - len(data)))
-                if not piece:
-                    raise EOFError("the server sent fewer bytes than the size of the file")
+            while len(data) < count and (piece := self._file.read(min(PIECE_BYTES, count - len(data)))):
                 data += piece
-        except Exception as failure:
-            self._filesystem.is_suspect = True
-            self.close()
+        except Exception:
+            self._fail()
             if not data:
                 raise
-            self._error = failure  # raised by the next call: the received bytes are valid
-        self._position += len(data)
-        return bytes(data)
+        return bytes(data)  # after an error, those that were received; the next call raises
 
     def close(self) -> None:
         """Close the channel without waiting for a response; the server closes the file with it."""
-        self._file = self._client = None
+        self._client = None
         with contextlib.suppress(Exception):
             self._channel.close()
 
-    def _open_file(self) -> tuple[Any, Any, Any]:
-        """Open the file in a new channel; return the file, the channel, and a reference that keeps the client open."""
-        filesystem, channel = self._filesystem, None
-        try:
-            filesystem.reconnect()
-            channel, client = filesystem.open_channel(), filesystem.client
-            file = channel.open(self._path, "rb", bufsize=0)
-            facts = file.stat()
-        except BaseException:
-            filesystem.is_suspect = True
-            if channel is not None:
-                channel.close()
-            raise
-        details = {"size": facts.st_size, "mtime": facts.st_mtime}
-        if self.details not in ({}, details):
-            channel.close()
-            raise FileExpired("the file was replaced while it was read")
-        self.details = details
-        return file, channel, client
+    def _fail(self) -> None:
+        self._filesystem.is_suspect = True
+        self.close()

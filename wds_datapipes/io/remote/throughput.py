@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from wds_datapipes.counters import Counters
-from wds_datapipes.io.remote.resuming_stream import OpenedSource, RawReader, StreamSource
+from wds_datapipes.io.remote.resuming_stream import RawReader
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Attempt", "MonitoredSource", "ThroughputMonitor", "TooSlowError"]
+__all__ = ["Attempt", "MonitoredFile", "ThroughputMonitor", "TooSlowError"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class TooSlowError(TimeoutError):
 
 
 class ThroughputMonitor:
-    """Measures the throughput of one shard.
+    """Measures the throughput of one connection.
 
     Only the time spent waiting for a store counts, not the time between requests.
 
@@ -50,10 +50,6 @@ class ThroughputMonitor:
         self._name, self.timeout_s, self.clock = name, timeout_s, clock
         self.counters = Counters() if counters is None else counters
         self._is_logged = False
-        self.begin()
-
-    def begin(self) -> None:
-        """Restart, after a reconnection."""
         self._bytes, self._waited_s = 0, 0.0
         self._recent_bytes, self._recent_s = 0, 0.0
 
@@ -81,30 +77,12 @@ class ThroughputMonitor:
                 raise TooSlowError(message)
 
     def log_slow(self, count: int, waited_s: float) -> None:
-        """Log that the store is slow, once per shard and not too often."""
+        """Log that the store is slow, once per connection and not too often."""
         now, logged_at = self.clock(), self.counters.slow_logged_at
         if not self._is_logged and (logged_at is None or now - logged_at >= QUIET_S):
             self.counters.slow_logged_at = now
             LOGGER.warning("Reading %s is slow: received %d bytes in %.0f s", self._name, count, waited_s)
         self._is_logged = True
-
-
-class MonitoredSource:
-    """A source whose files have their throughput monitored.
-
-    Args:
-        source: opens the file.
-        monitor: measures the throughput of the shard.
-    """
-
-    def __init__(self, source: StreamSource, monitor: ThroughputMonitor) -> None:
-        self._source, self._monitor = source, monitor
-
-    def open_at(self, start: int) -> OpenedSource:
-        """Open the file at an offset, or at its beginning."""
-        opened = self._source.open_at(start)
-        self._monitor.begin()
-        return opened._replace(file=MonitoredFile(opened.file, self._monitor))
 
 
 class MonitoredFile:

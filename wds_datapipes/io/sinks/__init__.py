@@ -6,10 +6,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from wds_datapipes.errors import ShardOpenError, ShardWriteError
-from wds_datapipes.io.openers import local_path, split_scheme
+from wds_datapipes.io.openers import local_path, redact, split_scheme
+from wds_datapipes.redaction.storage_options import raise_alone
 
 __all__ = ["Sink", "StreamSink", "open_target", "remove_file", "size_of", "standard_output"]
 
@@ -79,23 +81,21 @@ def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> N
     Raises:
         ShardWriteError: it cannot be removed.
     """
-    path = local_path(url)
-    try:
-        if path is not None:
-            os.remove(path)  # noqa: PTH107  a string
-            return
-        from wds_datapipes.io.remote.filesystem import remote_filesystem
+    if (path := local_path(url)) is not None:
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise ShardWriteError(f"{redact(url)} cannot be removed: {error.strerror}") from error
+        return
+    from wds_datapipes.io.remote.filesystem import RemotePath
 
-        filesystem, remote_path = remote_filesystem(url, storage_options)
-        filesystem.rm_file(remote_path)
+    remote = RemotePath(url, storage_options)
+    try:
+        remote.filesystem.rm_file(remote.path)
     except FileNotFoundError:
         return
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        from wds_datapipes.io.remote.filesystem import reason, redactor_of
-        from wds_datapipes.redaction.storage_options import raise_alone
-
-        hide = redactor_of(storage_options or {}, url)
-        raise_alone(ShardWriteError(f"{hide(url)} cannot be removed: {reason(error, split_scheme(url)[0], hide)}"))
+        raise_alone(ShardWriteError(f"{remote.name} cannot be removed: {remote.reason(error)}"))
 
 
 def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
@@ -114,19 +114,15 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
             raise ShardOpenError(f"The file {path!r} cannot be opened: {error.strerror}") from error
     if split_scheme(url)[0] in ("pipe", "-"):
         return None
-    from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
-    from wds_datapipes.redaction.storage_options import raise_alone
+    from wds_datapipes.io.remote.filesystem import RemotePath
 
-    filesystem, remote_path = remote_filesystem(url, storage_options)
+    remote = RemotePath(url, storage_options)
     try:
-        with contextlib.suppress(AttributeError, NotImplementedError):
-            filesystem.invalidate_cache()  # so that it does not return a cached size
-        size: int | None = filesystem.size(remote_path)
+        size: int | None = remote.info().get("size")
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        hide = redactor_of(storage_options or {}, url)
-        raise_alone(ShardOpenError(f"{hide(url)} cannot be opened: {reason(error, split_scheme(url)[0], hide)}"))
+        remote.raise_open_error(error)
     return size
 
 

@@ -10,8 +10,10 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]  # it carries no types
 
 from wds_datapipes.errors import ShardWriteError
-from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
+from wds_datapipes.io.remote.filesystem import RemotePath
+from wds_datapipes.io.remote.http import is_web
 from wds_datapipes.io.urls import split_scheme
+from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone
 
 __all__ = ["RemoteSink"]
@@ -33,23 +35,21 @@ class RemoteSink:
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = url
-        self._hide = redactor_of(storage_options, url)
-        self._scheme, _ = split_scheme(url)
         self._written = 0
-        if self._scheme in ("http", "https"):
+        if is_web(split_scheme(url)[0]):
             raise ShardWriteError(
-                f"{self._hide(url)} cannot be written: web servers differ in how they accept uploads. Use a command "
+                f"{redact(url)} cannot be written: web servers differ in how they accept uploads. Use a command "
                 f"for your server, such as pipe:curl -fsS -T - URL"
             )
-        self._filesystem, self._path = remote_filesystem(url, storage_options)
+        self._remote = remote = RemotePath(url, storage_options)
         self._part = ""
         try:
-            self._part = f"{self._path}.{secrets.token_hex(8)}.part"
-            self._file = self._filesystem.open(self._part, "wb", block_size=PART_BYTES)
+            self._part = f"{remote.path}.{secrets.token_hex(8)}.part"
+            self._file = remote.filesystem.open(self._part, "wb", block_size=PART_BYTES)
             if _can_discard(self._file):
                 _abandon(self._file)  # nothing was sent yet
                 self._part = ""
-                self._file = self._filesystem.open(self._path, "wb", block_size=PART_BYTES)
+                self._file = remote.filesystem.open(remote.path, "wb", block_size=PART_BYTES)
         except Exception as error:  # noqa: BLE001  every file system has errors of its own
             raise_alone(self._failure(error))
 
@@ -67,7 +67,7 @@ class RemoteSink:
         try:
             self._file.close()
             if self._part:
-                self._filesystem.mv(self._part, self._path)
+                self._remote.filesystem.mv(self._part, self._remote.path)
         except Exception as error:  # noqa: BLE001  as above
             raise_alone(self._failure(error))
 
@@ -79,11 +79,11 @@ class RemoteSink:
                 return
             self._file.close()
         with contextlib.suppress(Exception):
-            self._filesystem.rm(self._part)
+            self._remote.filesystem.rm(self._part)
 
     def _failure(self, error: Exception) -> ShardWriteError:
-        message = reason(error, self._scheme, self._hide)
-        return ShardWriteError(f"{self._hide(self.url)} cannot be written: {message}, after {self._written} bytes")
+        message = self._remote.reason(error)
+        return ShardWriteError(f"{self._remote.name} cannot be written: {message}, after {self._written} bytes")
 
 
 def _can_discard(file: Any) -> bool:

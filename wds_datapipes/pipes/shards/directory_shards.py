@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wds_datapipes.errors import SpecError
+from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.shards.directory_queue import After, Select, take_files
-from wds_datapipes.shards.listing import SHARD_SUFFIXES
 from wds_datapipes.shards.patterns import expand_braces
 
 __all__ = ["DirectoryShards"]
