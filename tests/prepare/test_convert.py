@@ -10,7 +10,6 @@ import logging
 import multiprocessing
 import os
 import resource
-import runpy
 import signal
 import subprocess
 import sys
@@ -35,7 +34,6 @@ from wds_datapipes.errors import (
     StateError,
     WorkerDiedError,
 )
-from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.index import check_index, read_index
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.prepare.shard_converter import ShardConverter
@@ -333,76 +331,6 @@ def test_a_journal_of_a_writer_is_not_mistaken_for_one_of_a_conversion(shards: l
         writer.write({"__key__": "a", "cls": 1})
     with pytest.raises(StateError, match="journal"):
         convert_shards(odd, shards, "s-%d.tar")
-
-
-# Fingerprints of functions
-
-
-def scaled(factor: int, offset: int = 1) -> Callable[[int], int]:
-    return lambda number: number * factor + offset
-
-
-class Caller:
-    def __init__(self, factor: int) -> None:
-        self.factor = factor
-
-    def __call__(self, number: int) -> int:
-        return number * self.factor
-
-    def method(self, number: int) -> int:
-        return number + self.factor
-
-
-class Unpicklable(Caller):
-    def __init__(self, factor: int) -> None:
-        super().__init__(factor)
-        self.lock = threading.Lock()
-
-
-def test_different_functions_have_different_fingerprints() -> None:
-    makers: list[Callable[[], Any]] = [
-        lambda: scaled(1),
-        lambda: scaled(2),
-        lambda: scaled(2, 0),
-        lambda: functools.partial(scaled, 1),
-        lambda: functools.partial(scaled, 2),
-        lambda: functools.partial(scaled, factor=2),
-        lambda: Caller(1),
-        lambda: Caller(2),
-        lambda: Caller(1).method,
-        lambda: Caller(2).method,
-        lambda: lambda number, by=2: number * by,
-        lambda: lambda number, by=3: number * by,
-        lambda: len,
-        lambda: Unpicklable(1),
-        lambda: lambda number: number in {1, 2},
-        lambda: lambda number: number in {1, 3},
-        lambda: lambda number: [(lambda n: n + 1)(number)],
-        lambda: lambda number: [(lambda n: n + 2)(number)],
-    ]
-    prints = [fingerprint(make()) for make in makers]
-    assert len(set(prints)) == len(makers)
-    assert [fingerprint(make()) for make in makers] == prints
-
-
-def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    source = str(Path(wds_datapipes.__file__).parent / "fingerprint/values.py")
-    for comment in ("", "# another line above\n"):
-        script.write_text(
-            f"import runpy, sys\n{comment}fingerprint = runpy.run_path({source!r})['fingerprint']\n"
-            "def keep(sample, words={'a', 'b', 'c'}):\n"
-            f"    {comment or 'pass'}\n"
-            "    return sample['txt'] in {'x', 'y', 'z'} | words or 'é' in sample\n"
-            "print(fingerprint(keep, {'words': frozenset(('one', 'two', 'three'))}))\n"
-        )
-    prints = set()
-    for seed in "123":
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        prints.add(subprocess.run([sys.executable, script], env=environment, capture_output=True, check=True).stdout)
-    (only,) = prints
-    assert len(only) == 17
-    assert callable(runpy.run_path(source)["fingerprint"])
 
 
 # Failures

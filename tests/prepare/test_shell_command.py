@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import EncodeError, SampleSourceError
-from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.prepare.sample_folder import read_many, read_one, write_sample
 from wds_datapipes.prepare.shell_command import SampleCommand
 

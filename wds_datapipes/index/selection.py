@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 

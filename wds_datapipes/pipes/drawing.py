@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.fingerprint.value_text import format_value
+from wds_datapipes.fingerprint import format_value
 from wds_datapipes.pipes.graph import count_yielded, functional_name_of, sources_of
 from wds_datapipes.pipes.stage import as_stage
 from wds_datapipes.pipes.state.description import arguments_of

@@ -16,7 +16,7 @@ from wds_datapipes.errors import (
     ConversionError,
     StateError,
 )
-from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.build_many import build_indexes
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.io.openers import redact

@@ -9,7 +9,7 @@ from typing import Any
 
 from wds_datapipes.codecs.decoding import Decoder, DecoderChain, decode_samples
 from wds_datapipes.errors import EncodeError, MissingDependencyError, SampleSourceError, UnsafeInputError
-from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.parallel.error_log import HOST_ERRORS

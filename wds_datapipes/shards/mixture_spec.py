@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from wds_datapipes.errors import MissingSidecarError, SpecError
 from wds_datapipes.extras import require
-from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar
 from wds_datapipes.io.url_safety import check_url

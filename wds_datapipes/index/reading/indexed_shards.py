@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.index.key_table import KeyTable
 from wds_datapipes.index.order.length_order import Lengths, check_lengths

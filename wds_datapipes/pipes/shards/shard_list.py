@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import redact
 from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.shards.shard_shuffle import ListingStage

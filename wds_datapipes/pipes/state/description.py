@@ -7,9 +7,7 @@ import re
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
-from wds_datapipes.fingerprint.code import is_secret, is_users
-from wds_datapipes.fingerprint.value_text import format_value
-from wds_datapipes.fingerprint.values import Fingerprint
+from wds_datapipes.fingerprint import fingerprint, format_value, is_secret, is_users
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.pipes.graph import TORCH_ATTRIBUTES, upstream
 from wds_datapipes.pipes.sharding import splits
@@ -60,9 +58,7 @@ def description(stage: Any) -> str:
     text = ", ".join(f"{name}={format_value(value, _IGNORED_TYPES)}" for name, value in facts.items())
     if not is_users(type(stage).__module__):
         return f"{type(stage).__name__}({text})"
-    code = Fingerprint()
-    code.add(type(stage))
-    return f"{type(stage).__name__}({text}) #{code.hexdigest()[:12]}"
+    return f"{type(stage).__name__}({text}) #{fingerprint(type(stage))[:12]}"
 
 
 def difference(saved: str | None, own: str | None) -> str:

@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 
 from wds_datapipes.datapipes import Batcher, Collator, Filter, IterDataPipe, Mapper
 from wds_datapipes.errors import StateError
-from wds_datapipes.fingerprint.code import is_users as is_users_module
+from wds_datapipes.fingerprint import is_users as is_users_module
 from wds_datapipes.pipes.graph import name_of
 from wds_datapipes.pipes.stage import RecordedStage, Stage, as_stage
 

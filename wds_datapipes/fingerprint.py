@@ -1,0 +1,325 @@
+"""Fingerprints: short digests that identify functions and values by their code and arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import functools
+import inspect
+import marshal
+import re
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from itertools import chain
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from wds_datapipes.redaction import mask_credentials, may_hold_credentials, redact_text
+from wds_datapipes.user_warnings import warn_user
+
+__all__ = ["fingerprint", "format_value", "is_secret", "is_users"]
+
+#: Packages whose functions and classes are identified by name. The code of all others counts.
+LIBRARIES = sys.stdlib_module_names | {"numpy", "torch", "torchdata", "wds_datapipes"}
+
+#: Modules whose objects count by class only: their content changes during use, and determines no items.
+OPAQUE = {
+    *("_random", "_thread", "asyncio", "concurrent", "logging", "multiprocessing", "queue", "random"),
+    *("threading", "weakref", "numpy.random", "torch._C"),
+}
+
+#: Names of arguments with credentials, which are excluded from digests.
+SECRET = re.compile(
+    r"(?i)(?:^|_)(?:auth|authorization|client_kwargs|cookies?|credentials?|headers|passphrase|passwd|password|secret"
+    r"|storage_options|(?:access|account|api|private|secret)_?key)$"
+    r"|^_?(?:(?:access|api|auth|bearer|hf|refresh|sas|security|session)_)?token$"
+)
+
+#: Types whose values are identified by their repr, and all immutable types.
+PLAIN = (type(None), bool, int, float, complex, type(Ellipsis))
+CONSTANTS = (*PLAIN, str, bytes)
+#: Larger collections are digested at the speed of C, if they hold plain values.
+LARGE = 1000
+#: Longer texts of values are replaced by fingerprints.
+SHOWN_CHARACTERS = 160
+#: The code flags that distinguish signatures and generators; others depend on where a function is defined.
+FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR
+
+
+def fingerprint(*values: Any, without: tuple[type, ...] = ()) -> str:
+    """Return a digest of functions and values that is the same in another process and on another host.
+
+    A function is identified by its name, its bytecode, defaults and closure, the constants that it reads by names in
+    capitals, and the functions and classes of its module that it calls by name. An object is identified by its class
+    and the arguments that it was created with; if it does not store these under their names, by its pickled state. A
+    method ``fingerprint()`` that returns a string replaces both. Module names, comments and line numbers are ignored,
+    so a script has the same fingerprint as the same code in a module. So are credentials, random generators, locks,
+    other global variables, and the content of files. Another release of Python may compile the same source to
+    different code.
+
+    Args:
+        values: the values.
+        without: classes whose objects are excluded.
+
+    Warns:
+        UserWarning: an object cannot be pickled, so that only its class counts.
+
+    >>> fingerprint(str.upper, {"size": 224}) == fingerprint(str.upper, {"size": 224})
+    True
+    >>> fingerprint(str.upper, {"size": 224}) == fingerprint(str.upper, {"size": 256})
+    False
+    """
+    return _Digests(without).digest(values).hex()[:16]
+
+
+def format_value(value: Any, without: tuple[type, ...] = ()) -> str:
+    """Return a short text that identifies a value: small and plain values in full, others by name and fingerprint.
+
+    >>> format_value("jpg;png"), format_value(["jpg", 3]), format_value(len)[:5]
+    ("'jpg;png'", "['jpg', 3]", 'len #')
+    """
+    if (own := _own_fingerprint(value)) is not None:
+        return own
+    if isinstance(value, type) and not is_users(value.__module__):
+        return _name(value)
+    if _is_plain(value) and len(text := repr(value)) <= SHOWN_CHARACTERS and redact_text(text) == text:
+        return text
+    name = f"partial of {_name(value.func)}" if isinstance(value, functools.partial) else _name(value)
+    return f"{name} #{fingerprint(value, without=without)[:12]}"
+
+
+def is_users(module: str) -> bool:
+    """Whether a module is not from Python, NumPy, torch or this package, so that its code counts."""
+    return module.partition(".")[0] not in LIBRARIES
+
+
+def is_secret(name: object) -> bool:
+    """Whether an argument of this name holds credentials.
+
+    >>> [is_secret(name) for name in ("token", "storage_options", "api_key", "tokenizer", "key", "max_tokens")]
+    [True, True, True, False, False, False]
+    """
+    return isinstance(name, str) and SECRET.search(name) is not None
+
+
+class _Digests:
+    """The digests of values, and of those that they refer to."""
+
+    def __init__(self, without: tuple[type, ...]) -> None:
+        self._without = without
+        #: The values being digested, to detect cycles.
+        self._open: list[int] = []
+        #: The digests of functions and classes, and the objects themselves, to keep their IDs valid.
+        self._known: dict[int, tuple[bytes, Any]] = {}
+
+    def digest(self, value: Any) -> bytes:
+        """Return the digest of a value."""
+        if type(value) in PLAIN:
+            return _hash("plain", repr(value).encode())
+        if isinstance(value, str):
+            text = mask_credentials(value) if may_hold_credentials(value) else str.__str__(value)
+            return _hash("text", text.encode("utf-8", "surrogatepass"))
+        if isinstance(value, bytes | bytearray):
+            return _hash("bytes", value)
+        identity = id(value)
+        if identity in self._known:
+            return self._known[identity][0]
+        if identity in self._open:
+            return self.digest(("cycle", len(self._open) - self._open.index(identity)))
+        self._open.append(identity)
+        try:
+            found = _hash("parts", b"".join(map(self.digest, self._parts(value))))
+        except RecursionError:
+            if len(self._open) > 2:  # not one of the values given
+                raise
+            found = self.digest(_undetermined(value, "it is nested too deeply"))
+        finally:
+            self._open.pop()
+        if isinstance(value, FunctionType | type):
+            self._known[identity] = found, value
+        return found
+
+    def _parts(self, value: Any) -> Any:
+        """Return what identifies a value: the name of its kind, and other values."""
+        if isinstance(value, self._without):
+            return ("without",)
+        if isinstance(value, FunctionType):
+            return _function_parts(value)
+        if isinstance(value, type):
+            return _class_parts(value)
+        if isinstance(value, CodeType):
+            return _code_parts(value)
+        if isinstance(value, ModuleType):
+            return "module", value.__name__.rpartition(".")[2]
+        if isinstance(value, staticmethod | classmethod):
+            return "method of a class", value.__func__
+        if isinstance(value, property):
+            return "property", value.fget, value.fset, value.fdel
+        if isinstance(value, MethodType):
+            return "method", value.__func__, value.__self__
+        if isinstance(value, set | frozenset):
+            return "set", type(value).__name__, *sorted(map(self.digest, value))
+        if type(value) in (list, tuple, dict):
+            return _collection_parts(value)
+        return _object_parts(value)
+
+
+def _hash(kind: str, data: bytes | bytearray) -> bytes:
+    found = sha256(f"{kind}:".encode())
+    found.update(data)
+    return found.digest()
+
+
+def _function_parts(function: FunctionType) -> Iterator[Any]:
+    module = str(function.__globals__.get("__name__", ""))
+    if module.startswith("torch.utils.data") and hasattr(function, "__wrapped__"):  # its wrapper of a datapipe's method
+        yield function.__wrapped__
+        return
+    if is_users(module):
+        yield from ("function", _name(function))
+        yield from _code_parts(function.__code__, function.__doc__)
+        yield from (function.__defaults__, function.__kwdefaults__)
+        for name in sorted(_names_used(function.__code__)):
+            found = function.__globals__.get(name)
+            if (isinstance(found, FunctionType | type) and is_users(found.__module__ or "")) or (
+                name.isupper() and (_is_constant(found) or isinstance(found, np.ndarray | re.Pattern))
+            ):
+                yield from (name, found)
+    else:
+        yield from ("function", module, function.__qualname__)
+        if "<locals>" not in function.__qualname__:
+            return  # the name identifies it
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield name
+        if not is_secret(name):
+            try:
+                yield cell.cell_contents
+            except ValueError:
+                yield "empty"
+
+
+def _code_parts(code: CodeType, docstring: str | None = None) -> Iterator[Any]:
+    constants = code.co_consts
+    if docstring is not None and constants and constants[0] == docstring:
+        constants = (None, *constants[1:])
+    yield from ("code", code.co_code, getattr(code, "co_exceptiontable", b""), code.co_flags & FLAGS)
+    yield from (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    yield from (code.co_names, code.co_varnames, constants)
+
+
+def _names_used(code: CodeType) -> set[str]:
+    """Return the names of global variables and attributes in code and in the functions defined in it."""
+    return {*code.co_names}.union(*(_names_used(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+def _class_parts(kind: type) -> Iterator[Any]:
+    for base in kind.__mro__:
+        yield from ("class", _name(base))
+        for name, value in sorted(vars(base).items()) if is_users(base.__module__) else ():
+            is_special = name.startswith("__") and name.endswith("__")
+            if isinstance(value, FunctionType | staticmethod | classmethod | property) or (
+                _is_constant(value) and not is_special
+            ):
+                yield from (name, value)
+
+
+def _collection_parts(values: Any) -> Iterator[Any]:
+    """Yield the items of a collection; large ones of plain values in one piece, at the speed of C."""
+    yield from (type(values).__name__, len(values))
+    if type(values) is dict:
+        with contextlib.suppress(TypeError):  # keys of several types stay in their order
+            values = {key: values[key] for key in sorted(values)}
+    if len(values) > LARGE:
+        if all(type(each) is str for each in values) and type(values) is not dict:
+            yield "\0".join(values)  # of which credentials are masked
+            return
+        # Up to version 2, the data does not depend on the identity of objects. Since Python 3.11, sets are marshalled
+        # in an order that does not depend on the process.
+        with contextlib.suppress(ValueError):
+            if sys.version_info >= (3, 11):
+                yield marshal.dumps(values, 2)
+                return
+    for each in values:
+        yield each
+        if type(values) is dict:
+            yield None if is_secret(each) else values[each]
+
+
+def _object_parts(value: Any) -> tuple[Any, ...]:
+    kind = type(value)
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            dense = value.detach().cpu().contiguous().flatten()
+            return "tensor", kind, str(value.dtype), tuple(value.shape), dense.view(torch.uint8).numpy()
+        if isinstance(value, np.memmap):  # by its file, whose content does not count
+            return "file", str(value.filename), value.offset, value.dtype.str, value.shape, value.strides
+        if any(_is_opaque(base.__module__) for base in kind.__mro__):
+            return "object", kind
+        if (found := _own_fingerprint(value) or _arguments_of(value)) is not None:
+            return "object", kind, found
+        reduced = copyreg.dispatch_table[kind](value) if kind in copyreg.dispatch_table else value.__reduce_ex__(4)
+    except Exception as error:  # noqa: BLE001  any error
+        return _undetermined(value, str(error))
+    if isinstance(reduced, str):
+        return "object", kind, reduced
+    return "object", kind, *reduced[:3], *map(list, filter(None, reduced[3:5]))
+
+
+def _is_opaque(module: str) -> bool:
+    return not OPAQUE.isdisjoint((module.partition(".")[0], ".".join(module.split(".")[:2])))
+
+
+def _undetermined(value: Any, reason: str) -> tuple[str, ...]:
+    name = type(value).__qualname__
+    warn_user(
+        f"An object of {name} cannot be told from others of its class ({reason}). So a state, a cache or shards that "
+        "were made with another one are accepted. Give the class a method fingerprint() that returns a text which "
+        "identifies the object"
+    )
+    return "undetermined", name
+
+
+def _own_fingerprint(value: Any) -> str | None:
+    """Return the result of the method ``fingerprint()`` of an object that has one."""
+    own = None if isinstance(value, type) else getattr(value, "fingerprint", None)
+    return str(own()) if callable(own) else None
+
+
+def _arguments_of(value: Any) -> dict[str, Any] | None:
+    """Return the arguments that an object was created with, if it stores them under their names or ``_`` plus the name.
+
+    None if it does not, or has custom pickling.
+    """
+    kind = type(value)
+    custom = ("__getstate__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__")
+    if any(getattr(kind, name, None) is not getattr(object, name, None) for name in custom):
+        return None
+    try:
+        names = list(inspect.signature(kind.__init__).parameters)[1:]
+    except (TypeError, ValueError):
+        return None
+    attributes = getattr(value, "__dict__", {})
+    found = {name: attributes.get(name, attributes.get(f"_{name}", inspect.Parameter.empty)) for name in names}
+    return None if not found or inspect.Parameter.empty in found.values() else found
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a value is plain and immutable."""
+    return type(value) in CONSTANTS or (type(value) in (tuple, frozenset) and all(map(_is_constant, value)))
+
+
+def _name(value: Any) -> str:
+    """Return the name of a function or class, or that of the class of an object, without the enclosing function."""
+    name = getattr(value, "__qualname__", None)
+    return (name if isinstance(name, str) else type(value).__qualname__).rpartition("<locals>.")[2]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value, or everything in a collection, is plain and not named as a credential."""
+    if type(value) is dict:
+        return not any(map(is_secret, value)) and all(map(_is_plain, chain.from_iterable(value.items())))
+    return all(map(_is_plain, value)) if type(value) is list else _is_constant(value)

@@ -1,1 +1,0 @@
-"""Fingerprints: short digests that identify functions and values by their code and arguments."""
