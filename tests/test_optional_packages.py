@@ -18,7 +18,7 @@ import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
 from wds_datapipes.benchmark.measure import ShardBenchmark
 from wds_datapipes.benchmark.plot import plot_results
-from wds_datapipes.codecs import media, msgpack_cbor
+from wds_datapipes.codecs import media, plain_values
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.remote.filesystem import EXTRAS
 from wds_datapipes.parallel.executors import connect_dask
@@ -150,7 +150,7 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
     package: str, extra: str, use: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    for remembered in (media._av, msgpack_cbor._msgpack, msgpack_cbor._cbor, formats._msgpack, formats._cbor):
+    for remembered in (media._av, plain_values._msgpack, plain_values._cbor, formats._msgpack, formats._cbor):
         remembered.cache_clear()  # another test may have imported it
     with pytest.raises(
         MissingDependencyError, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""

@@ -11,9 +11,8 @@ import pytest
 
 from wds_datapipes.codecs import decoding, field_chain
 from wds_datapipes.codecs.decoding import DecoderChain, wds_decode
-from wds_datapipes.codecs.extensions import ByExtension, handle_extension
+from wds_datapipes.codecs.extensions import ByExtension, add_decoder, handle_extension
 from wds_datapipes.codecs.images import ImageDecoder
-from wds_datapipes.codecs.registry import add_decoder
 from wds_datapipes.errors import DecodeError
 
 

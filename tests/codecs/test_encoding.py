@@ -268,10 +268,10 @@ def test_input_samples_are_unchanged() -> None:
 def test_a_missing_package_is_never_skipped(
     extension: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wds_datapipes.codecs import msgpack_cbor
+    from wds_datapipes.codecs import plain_values
 
-    msgpack_cbor._msgpack.cache_clear()
-    msgpack_cbor._cbor.cache_clear()
+    plain_values._msgpack.cache_clear()
+    plain_values._cbor.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependencyError, match=rf"encode.*\[{extra}\]"):
         encode(extension, {}, on_error="skip")

@@ -22,11 +22,10 @@ from harness import Finding, Target, change_bytes, change_json
 from PIL import Image
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS
+from wds_datapipes.codecs.array_files import encode_npy, encode_npz, encode_pth
 from wds_datapipes.codecs.decoding import DecoderChain, decode_samples
 from wds_datapipes.codecs.images import ImageDecoder
-from wds_datapipes.codecs.numpy_arrays import encode_npy, encode_npz
 from wds_datapipes.codecs.tenbin import encode_tenbin
-from wds_datapipes.codecs.torch_tensors import encode_pth
 from wds_datapipes.errors import DecodeError, UnsafeInputError
 from wds_datapipes.prepare.preview import preview_field
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ErrorBudget, ReadLimits, ShardList
-from wds_datapipes.codecs.gzip_fields import gunzip, to_gzip
+from wds_datapipes.codecs.field_chain import gunzip, to_gzip
 from wds_datapipes.errors import CorruptShardError, DecodeError, ErrorBudgetError, ReadLimitError
 from wds_datapipes.io import read_limits
 from wds_datapipes.io.compression.decompress import decompress_stream

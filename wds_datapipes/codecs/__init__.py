@@ -9,61 +9,42 @@ from typing import Any, NamedTuple
 
 __all__ = ["CODECS", "IMAGE_FORMATS", "TRUSTED_CODECS", "UNSAFE", "Codec", "describe_value", "find_codec"]
 
-#: Maps extensions to "module:name" of their `Codec`. A module is imported with its first field. Images, video and audio
-#: are not included: they stay bytes unless a decoder is passed.
-CODECS = {
-    "cbor": "msgpack_cbor:cbor",
-    "class": "integers:integer",
-    "cls": "integers:integer",
-    "cls2": "integers:integer",
-    "count": "integers:integer",
-    "htm": "text:text",
-    "html": "text:text",
-    "id": "integers:integer",
-    "index": "integers:integer",
-    "inx": "integers:integer",
-    "jsn": "json_values:jsons",
-    "json": "json_values:jsons",
-    "mp": "msgpack_cbor:msgpack",
-    "msg": "msgpack_cbor:msgpack",
-    "msgpack": "msgpack_cbor:msgpack",
-    "npy": "numpy_arrays:npy",
-    "npz": "numpy_arrays:npz",
-    "pickle": "pickles:pickled",
-    "pkl": "pickles:pickled",
-    "pth": "torch_tensors:pth",
-    "pyd": "pickles:pickled",
-    "tb": "tenbin:tenbin",
-    "ten": "tenbin:tenbin",
-    "tenbin": "tenbin:tenbin",
-    "text": "text:text",
-    "transcript": "text:text",
-    "txt": "text:text",
+#: The codecs as "module:name", and the extensions of each. A module is imported with its first field. Images, video and
+#: audio are not included: they stay bytes unless a decoder is passed.
+_EXTENSIONS = {
+    "plain_values:integer": "cls cls2 class count index inx id",
+    "plain_values:text": "txt text transcript html htm",
+    "plain_values:jsons": "json jsn",
+    "plain_values:msgpack": "mp msgpack msg",
+    "plain_values:cbor": "cbor",
+    "plain_values:pickled": "pyd pickle pkl",
+    "array_files:npy": "npy",
+    "array_files:npz": "npz",
+    "array_files:pth": "pth",
+    "tenbin:tenbin": "ten tenbin tb",
 }
 
-#: Maps extensions of images to Pillow's formats for encoding; ``image`` and ``img`` come from webdataset.
-IMAGE_FORMATS = {
-    "image": "JPEG",
-    "img": "JPEG",
-    "jpeg": "JPEG",
-    "jpg": "JPEG",
-    "pbm": "PPM",
-    "pgm": "PPM",
-    "png": "PNG",
-    "pnm": "PPM",
-    "ppm": "PPM",
-    "tif": "TIFF",
-    "tiff": "TIFF",
-    "webp": "WEBP",
+#: Pillow's formats for encoding, and the extensions of each; ``image`` and ``img`` come from webdataset.
+_IMAGE_EXTENSIONS = {
+    "JPEG": "jpg jpeg image img",
+    "PNG": "png",
+    "PPM": "ppm pgm pbm pnm",
+    "TIFF": "tif tiff",
+    "WEBP": "webp",
 }
+
+
+def _by_extension(table: dict[str, str]) -> dict[str, str]:
+    return dict(sorted((extension, value) for value, words in table.items() for extension in words.split()))
+
+
+CODECS, IMAGE_FORMATS = _by_extension(_EXTENSIONS), _by_extension(_IMAGE_EXTENSIONS)
 
 #: Extensions whose decoder can run code in the data. They are refused unless the caller trusts the shards.
 UNSAFE = frozenset({"pickle", "pkl", "pyd"})
 
 #: Codecs used instead if the caller trusts the shards, as the safe ones support fewer values.
-TRUSTED_CODECS = {
-    "pth": "torch_tensors:trusted_pth",
-}
+TRUSTED_CODECS = {"pth": "array_files:trusted_pth"}
 
 
 class Codec(NamedTuple):

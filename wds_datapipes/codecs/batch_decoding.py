@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.codecs.decoding import DecoderChain, UnusedDecoders
 from wds_datapipes.codecs.field_chain import name_field
-from wds_datapipes.codecs.pixel_arrays import pack, packed_shape
+from wds_datapipes.codecs.pixels import pack, packed_shape
 from wds_datapipes.errors import DecodeError, SampleError
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError
 from wds_datapipes.samples.fields import not_a_sample_error

@@ -13,12 +13,11 @@ from wds_datapipes.codecs.extensions import (
     ExtensionDecoder,
     FieldName,
     as_continue,
+    find_decoder,
     handle_extension,
     name_of,
 )
-from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, convert_samples, name_field
-from wds_datapipes.codecs.gzip_fields import gunzip
-from wds_datapipes.codecs.registry import find_decoder
+from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, convert_samples, gunzip, name_field
 from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error

@@ -1,7 +1,12 @@
-"""Field chains: select functions that decode or encode fields by name, and apply them to samples."""
+"""Field chains: select functions that decode or encode fields by name, and apply them to samples.
+
+Names that end in ``.gz`` are those of compressed fields; the rest of the name selects the functions.
+"""
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
@@ -9,14 +14,17 @@ from typing import Any, ClassVar, NamedTuple
 from wds_datapipes.codecs import describe_value
 from wds_datapipes.errors import SampleError
 from wds_datapipes.io.openers import redact
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError
 from wds_datapipes.samples.fields import not_a_sample_error
 from wds_datapipes.types import Sample
 
-__all__ = ["FieldChain", "FieldPlan", "FieldStep", "convert_samples", "name_field"]
+__all__ = ["FieldChain", "FieldPlan", "FieldStep", "convert_samples", "gunzip", "is_gzip", "name_field", "to_gzip"]
 
 #: The most field names whose plans a chain caches; far more than samples have, unless keys contain dots.
 MAX_PLANS = 1000
+#: The maximum expansion of deflate: 258 bytes from two bits.
+MAX_DEFLATE_RATIO = 1032
 
 
 class FieldStep(NamedTuple):
@@ -128,3 +136,38 @@ def name_field(sample: Sample, field: str) -> str:
     location = f" in shard {redact(str(sample['__url__']))!r}" if "__url__" in sample else ""
     described = f"sample {sample['__key__']!r}" if "__key__" in sample else "a sample without a key"
     return f"field {field!r} of {described}{location}"
+
+
+def gunzip(data: bytes, *, limits: ReadLimits = DEFAULT_LIMITS) -> bytes:
+    """Decompress all members of gzip data, and verify their checksums.
+
+    Raises:
+        ValueError: the data are empty.
+        OSError, EOFError, zlib.error: the data are not gzip, truncated, or damaged.
+        ReadLimitError: the data expand to more than the limits; decompression stops there.
+    """
+    if not data:
+        raise ValueError("the data are empty, but even an empty file has bytes when compressed")
+    if limits.most_of_field(len(data)) >= len(data) * MAX_DEFLATE_RATIO:
+        return gzip.decompress(data)
+    pieces, size, rest = [], 0, data
+    while rest:
+        member = zlib.decompressobj(wbits=31)  # 16: with gzip's header and checksum; 15: the largest window
+        pieces.append(member.decompress(rest, int(limits.most_of_field(len(data))) - size + 1))
+        size += len(pieces[-1])
+        limits.check_field(len(data), size, "gzip data", is_all=member.eof)
+        if not member.eof:
+            raise EOFError("the gzip data are truncated")
+        rest = member.unused_data.lstrip(b"\0")
+    return b"".join(pieces)
+
+
+def to_gzip(data: bytes) -> bytes:
+    """Compress data without time and name in the header, for reproducible bytes."""
+    compressor = zlib.compressobj(9, zlib.DEFLATED, 31)  # 16: with gzip's header and checksum; 15: the largest window
+    return compressor.compress(data) + compressor.flush()
+
+
+def is_gzip(data: bytes) -> bool:
+    """Whether data start with the gzip magic bytes."""
+    return data[:3] == b"\x1f\x8b\x08"

@@ -17,8 +17,7 @@ from wds_datapipes.codecs import IMAGE_FORMATS
 from wds_datapipes.codecs.crops import Box, Crop, RandomSource
 from wds_datapipes.codecs.extensions import ByExtension, split_extensions
 from wds_datapipes.codecs.jpeg import open_jpeg
-from wds_datapipes.codecs.pixel_arrays import pack, packed_shape, resize_box
-from wds_datapipes.codecs.pixels import deep_gray, on_background, spread, unpack
+from wds_datapipes.codecs.pixels import deep_gray, on_background, pack, packed_shape, resize_box, spread, unpack
 
 __all__ = ["IMAGE_EXTENSIONS", "IMAGE_SPECS", "ImageDecoder", "ImageEncoder", "open_image"]
 

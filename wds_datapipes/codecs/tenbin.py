@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wds_datapipes.codecs import Codec
-from wds_datapipes.codecs.numpy_arrays import as_array
+from wds_datapipes.codecs.array_files import as_array
 
 __all__ = ["decode_tenbin", "encode_tenbin", "tenbin"]
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from wds_datapipes.codecs import describe_value
-from wds_datapipes.codecs.json_values import encode_json
-from wds_datapipes.codecs.msgpack_cbor import encode_cbor, encode_msgpack
+from wds_datapipes.codecs.plain_values import encode_cbor, encode_json, encode_msgpack
 from wds_datapipes.errors import EncodeError, MissingDependencyError
 from wds_datapipes.io.compression.formats import Compress
 from wds_datapipes.io.sinks import Sink

@@ -10,10 +10,10 @@ from wds_datapipes.codecs.decoding import Decoder, DecoderChain, decode_samples
 from wds_datapipes.codecs.extensions import (
     ByExtension,
     ExtensionDecoder,
+    add_decoder,
     handle_extension,
     split_extensions,
 )
-from wds_datapipes.codecs.registry import add_decoder
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler

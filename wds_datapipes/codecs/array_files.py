@@ -1,0 +1,151 @@
+"""Codecs of the file formats of NumPy, ``npy npz``, without objects, and of ``torch.save``, ``pth``, onto the CPU."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wds_datapipes.codecs import Codec
+from wds_datapipes.errors import UnsafeInputError
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+
+__all__ = ["as_array", "encode_npy", "encode_npz", "encode_pth", "npy", "npz", "pth", "trusted_pth"]
+
+#: The magic bytes of archives written by ``torch.save`` since torch 1.6. Their parts have checksums, so a file that is
+#: rejected at its pickle is not damaged, but holds more than tensors.
+ZIP_MAGIC = b"PK\x03\x04"
+ARRAY = "an array of NumPy, or a tensor, without objects in it"
+
+
+def decode_npy(data: bytes) -> NDArray[Any]:
+    """Decode an array with its shape and dtype; it is writable."""
+    array: NDArray[Any] = np.lib.format.read_array(BytesIO(data), allow_pickle=False)
+    return array
+
+
+def encode_npy(value: Any) -> bytes:
+    """Encode an array."""
+    file = BytesIO()
+    _write(file, value)
+    return file.getvalue()
+
+
+def decode_npz(data: bytes, *, limits: ReadLimits = DEFAULT_LIMITS) -> dict[str, NDArray[Any]]:
+    """Decode all arrays of an archive by name, in order.
+
+    Raises:
+        ReadLimitError: the arrays expand to more than the limits.
+    """
+    archive = np.load(BytesIO(data), allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ValueError("it is a single array, as in an npy field, not an archive")
+    with archive:
+        entries = cast(zipfile.ZipFile, archive.zip).infolist()
+        # zipfile returns at most the declared size of an entry.
+        limits.check_field(len(data), sum(entry.file_size for entry in entries), "npz data")
+        return dict(archive)
+
+
+def encode_npz(value: Any) -> bytes:
+    """Encode arrays by name, compressed, and without timestamps for reproducible bytes."""
+    if not isinstance(value, Mapping):
+        raise TypeError("it is not a mapping of names to arrays")
+    file = BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in value.items():
+            if not isinstance(name, str) or "\0" in name or name.endswith(".npy"):
+                raise ValueError(
+                    f"{name!r} is not a valid name of an array, which must be a str that does not end in .npy"
+                )
+            info = zipfile.ZipInfo(f"{name}.npy")
+            info.compress_type = zipfile.ZIP_DEFLATED
+            with archive.open(info, "w", force_zip64=True) as entry:
+                _write(entry, array)
+    return file.getvalue()
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """Convert an array or tensor to an array; other types, including masked arrays and units, raise a TypeError."""
+    if type(value) is np.ndarray or isinstance(value, np.generic | np.memmap):
+        return np.asarray(value)
+    if callable(getattr(value, "detach", None)) and callable(getattr(value, "numpy", None)):
+        array: NDArray[Any] = value.detach().cpu().numpy()
+        return array
+    raise TypeError(f"{type(value).__name__} is not a plain array")
+
+
+def _write(file: Any, value: Any) -> None:
+    array = as_array(value)
+    if array.dtype.hasobject:
+        raise ValueError("it holds objects, which would require pickle")
+    stream: BinaryIO = file
+    np.lib.format.write_array(stream, array, allow_pickle=False)
+
+
+def decode_pth(data: bytes) -> Any:
+    """Load tensors and plain Python containers of them; other objects could run code and are rejected.
+
+    Raises:
+        UnsafeInputError: the file holds other objects.
+    """
+    import torch
+
+    try:
+        return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if not data.startswith(ZIP_MAGIC):
+            raise
+        raise UnsafeInputError(
+            f"it holds more than tensors, and loading it can run arbitrary code ({_reason(error)})"
+        ) from error
+
+
+def decode_trusted_pth(data: bytes) -> Any:
+    """Load tensors safely, and any other objects by unpickling, which can run arbitrary code."""
+    import torch
+
+    try:
+        return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        return torch.load(BytesIO(data), map_location="cpu", weights_only=False)  # only with allow_pickle=True
+
+
+def encode_pth(value: Any) -> bytes:
+    """Save tensors and plain Python containers of them; values that `decode_pth` would reject are rejected.
+
+    Raises:
+        UnsafeInputError: the value holds other objects.
+    """
+    data = encode_trusted_pth(value)
+    decode_pth(data)
+    return data
+
+
+def encode_trusted_pth(value: Any) -> bytes:
+    """Save anything that torch can save. For a view of a larger tensor, only the view is saved."""
+    import torch
+
+    is_dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    if is_dense and value.untyped_storage().nbytes() > value.nbytes:
+        value = value.clone()
+    file = BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _reason(error: pickle.UnpicklingError) -> str:
+    """Extract the reason from torch's long message."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if "WeightsUnpickler error" in line), lines[0] if lines else "no reason given")
+
+
+npy = Codec(decode_npy, encode_npy, ARRAY)
+npz = Codec(decode_npz, encode_npz, "a dict of names and arrays (of NumPy, or tensors, without objects in them)")
+pth = Codec(decode_pth, encode_pth, "a tensor, or plain values, lists and dicts that hold tensors")
+trusted_pth = Codec(decode_trusted_pth, encode_trusted_pth, "any value that torch.save supports")
