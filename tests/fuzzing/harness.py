@@ -116,26 +116,13 @@ def change_bytes(data: bytes, rng: Random, tokens: Sequence[bytes] = ()) -> byte
     return bytes(content)
 
 
-ODD: list[Any] = [
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    1.5,
-    1e308,
-    float("inf"),
-    float("nan"),
-    "",
-    "a",
-    "0",
-    "\0",
-    "\ud800",
-    "..",
-    "/",
-]
-ODD += [*EDGES, 10**30, [], {}, [[]], [0], {"a": 0}, {"": []}, [None] * 20, "x" * 1000]
+def change_after(start: int, tokens: Sequence[bytes] = ()) -> Callable[[bytes, Random], bytes]:
+    """Return a function that changes the bytes from a position on."""
+    return lambda data, rng: data[:start] + change_bytes(data[start:], rng, tokens)
+
+
+ODD: list[Any] = [None, True, False, 0, 1, -1, 1.5, 1e308, float("inf"), float("nan"), "", "a", "0", "\0", "\ud800"]
+ODD += ["..", "/", *EDGES, 10**30, [], {}, [[]], [0], {"a": 0}, {"": []}, [None] * 20, "x" * 1000]
 
 
 def change_json(data: bytes, rng: Random) -> bytes:

@@ -7,13 +7,12 @@ import json
 import os
 import struct
 import warnings
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from random import Random
 from zlib import crc32
 
-from harness import Finding, Target, change_bytes, change_json
+from harness import Finding, Target, change_after, change_bytes, change_json
 from shard_targets import scratch
 
 from wds_datapipes.errors import (
@@ -203,18 +202,14 @@ def energon_seeds() -> list[bytes]:
 def read_spec(data: bytes) -> None:
     """Read the specification of a mixture, as YAML or as JSON."""
     suffix, content = (".json", data[1:]) if data[:1] == b"j" else (".yaml", data[1:])
-    with contextlib.suppress(SpecError):
-        mixture = read_mixture(place(f"spec{suffix}", content), braces)
+    with warnings.catch_warnings(), contextlib.suppress(SpecError):
+        warnings.simplefilter("ignore")
+        mixture = read_mixture(place(f"spec{suffix}", content), expand_braces)
         drawn = mixture.draw(Random(0))
         for _, url in zip(range(LOOKED_AT), drawn, strict=False):
             if not isinstance(url, str):
                 raise Finding(f"{url!r} is no shard")
         len(mixture)
-
-
-def braces(pattern: str) -> list[str]:
-    """Expand only braces: the files that a glob matches on this host are not part of this."""
-    return expand_braces(pattern)
 
 
 def spec_seeds() -> list[bytes]:
@@ -231,42 +226,10 @@ def spec_seeds() -> list[bytes]:
     return [b"j" + json.dumps(facts).encode(), b"y" + yaml, b"y" + laughs, b"y" + merged]
 
 
-SPEC_TOKENS = [
-    b"datasets",
-    b"shards",
-    b"resample",
-    b"choose",
-    b"scaleprob",
-    b"buckets",
-    b"prefix",
-    b"name",
-    b"&a",
-    b"*a",
-    b"<<: ",
-]
-SPEC_TOKENS += [
-    b"!!int ''",
-    b"!!bool x",
-    b"!!timestamp x",
-    b"2001-99-99",
-    b"!!float x",
-    b"!!binary x",
-    b"!!set",
-    b".inf",
-    b"1e999",
-]
-SPEC_TOKENS += [
-    b"!!python/object:x",
-    b"{0..9}",
-    b"{0..999999999}",
-    b"::",
-    b"1_000",
-    b"0b",
-    b"? ",
-    b"- ",
-    b"|\n ",
-    b"[" * 500,
-]
+SPEC_TOKENS = [b"datasets", b"shards", b"resample", b"choose", b"scaleprob", b"buckets", b"prefix", b"name", b"&a"]
+SPEC_TOKENS += [b"*a", b"<<: ", b"!!int ''", b"!!bool x", b"!!timestamp x", b"2001-99-99", b"!!float x", b"!!binary x"]
+SPEC_TOKENS += [b"!!set", b".inf", b"1e999", b"!!python/object:x", b"{0..9}", b"{0..999999999}", b"::", b"1_000", b"0b"]
+SPEC_TOKENS += [b"? ", b"- ", b"|\n ", b"[" * 500]
 
 
 def change_spec(data: bytes, rng: Random) -> bytes:
@@ -346,46 +309,24 @@ def cache_seeds() -> list[bytes]:
     return [path.read_bytes()]
 
 
-def quiet(run: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    def read(data: bytes) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run(data)
-
-    return read
-
-
 JSON_TOKENS = [b'"', b":", b",", b"null", b"true", b"-1", b"1e999", b"NaN", b"[]", b"{}", b"\\ud800", b"[" * 2000]
-NAMES = [
-    b'"shards"',
-    b'"url"',
-    b'"samples"',
-    b'"bytes"',
-    b'"sha256"',
-    b'"datasets"',
-    b'"source_url"',
-    b'"base"',
-    b'"shardlist"',
-]
+NAMES = [b'"shards"', b'"url"', b'"samples"', b'"bytes"', b'"sha256"', b'"datasets"', b'"source_url"', b'"base"']
+NAMES += [b'"shardlist"']
+
+
+def index_seeds() -> list[bytes]:
+    return [b"\0" + own_index(), b"\1" + own_index()]
+
+
+DALI_TOKENS = [b"v1.2 ", b"v1.1 ", b" 512 ", b"\n", b"jpg"]
 
 TARGETS = [
-    Target(
-        "index", read_index_bytes, lambda: [b"\0" + own_index(), b"\1" + own_index()], JSON_TOKENS, change_index, 200
-    ),
+    Target("index", read_index_bytes, index_seeds, JSON_TOKENS, change_index, 200),
     Target("manifest", read_shard_lists, manifest_seeds, JSON_TOKENS + NAMES, change_manifest, 100),
     Target("wids", read_wids, wids_seeds, JSON_TOKENS + NAMES, change_json, 60),
-    Target(
-        "foreign",
-        read_others,
-        other_seeds,
-        [b"v1.2 ", b"v1.1 ", b" 512 ", b"\n", b"jpg"],
-        lambda data, rng: data[:1] + change_bytes(data[1:], rng),
-        100,
-    ),
-    Target(
-        "energon", read_energon, energon_seeds, SPEC_TOKENS, lambda data, rng: change_bytes(data, rng, SPEC_TOKENS), 60
-    ),
-    Target("spec", quiet(read_spec), spec_seeds, SPEC_TOKENS, change_spec, 150),
+    Target("foreign", read_others, other_seeds, DALI_TOKENS, change_after(1), 100),
+    Target("energon", read_energon, energon_seeds, SPEC_TOKENS, change_after(0, SPEC_TOKENS), 60),
+    Target("spec", read_spec, spec_seeds, SPEC_TOKENS, change_spec, 150),
     Target("records", read_records, record_seeds, JSON_TOKENS, change_lines, 150),
-    Target("cache", read_cache, cache_seeds, [b"complete"], lambda data, rng: change_bytes(data, rng), 60),
+    Target("cache", read_cache, cache_seeds, [b"complete"], change_after(0), 60),
 ]

@@ -99,27 +99,8 @@ def change_state(data: bytes, rng: Random) -> bytes:
     return data
 
 
-TOKENS = [
-    b'"stages"',
-    b'"parts"',
-    b'"next"',
-    b"null",
-    b"[]",
-    b"{}",
-    b"-1",
-    b"1e999",
-]
-TOKENS += [
-    b'"waiting"',
-    b'"again"',
-    b'"version"',
-    b'"ranks"',
-    b'"_snapshot"',
-    b'"dataset_state"',
-    b"999999999999",
-    b"NaN",
-    b"true",
-]
+TOKENS = [b'"stages"', b'"parts"', b'"next"', b"null", b"[]", b"{}", b"-1", b"1e999", b'"waiting"', b'"again"']
+TOKENS += [b'"version"', b'"ranks"', b'"_snapshot"', b'"dataset_state"', b"999999999999", b"NaN", b"true"]
 
 TARGETS = [
     Target("states", load, states, TOKENS, change_state, 120),
