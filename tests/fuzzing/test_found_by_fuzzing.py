@@ -243,14 +243,14 @@ def test_an_unchanged_state_resumes() -> None:
         {"parts": [{"stages": 0}]},
         {"parts": [{"stages": '[{"next": 7}, {}]'}]},
         {"parts": [{"stages": "[true, {}]"}]},
-        {"parts": [{"stages": '[{"next": [0, 512]}, {"draws": {}}]'}]},
-        {"parts": [{"stages": '[{"next": [0, 512]}, {"waiting": [[0, 1024, 512]]}]'}]},
-        {"parts": [{"stages": json.dumps([{"next": [0, 0]}, {"waiting": [[0, 0, 1024]] * 2}])}]},
+        {"parts": [{"stages": '[{"next": [0, 512, ""]}, {"draws": {}}]'}]},
+        {"parts": [{"stages": '[{"next": [0, 512, ""]}, {"waiting": [[0, 1024, 512]]}]'}]},
+        {"parts": [{"stages": json.dumps([{"next": [0, 0, ""]}, {"waiting": [[0, 0, 1024]] * 2}])}]},
         {"workers": 2, "parts": [{"stages": '[{"next": 7}, {}]'}]},
         {
             "parts": [
                 {
-                    "stages": '[{"next": [0, 512], "dealt": {"pieces": [], "every": 0, "turn": 0, "since": 0}}, {}]',
+                    "stages": '[{"next": [0, 8, ""], "dealt": {"pieces": [], "every": 0, "turn": 0, "since": 0}}, {}]',
                 }
             ]
         },
@@ -267,11 +267,11 @@ def test_a_state_with_a_value_of_another_kind_is_refused(change: dict[str, Any])
     "state",
     [
         NESTED,
-        {STATE: '{"version":5,"ranks":[]}'},
-        {STATE: '{"version":5}'},
+        {STATE: '{"version":6,"ranks":[]}'},
+        {STATE: '{"version":6}'},
         {STATE: "[" * 100_000},
-        {STATE: '{"version":5,"ranks":"\\u0000"}'},
-        {STATE: {"version": 5, "ranks": []}},
+        {STATE: '{"version":6,"ranks":"\\u0000"}'},
+        {STATE: {"version": 6, "ranks": []}},
         {"dataset_state": json.loads(states()[1])},
         {"_snapshot": {"_worker_snapshots": {}, "_last_yielded_worker_id": 0}, "_steps_since_snapshot": 0},
     ],

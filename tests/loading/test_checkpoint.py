@@ -495,12 +495,12 @@ def test_a_state_between_epochs_resumes_with_any_number_of_workers() -> None:
         (b'{"format": "another"}', "does not contain its version"),
         (
             b'{"version": 99, "ranks": []}',
-            "has version 99, but this release .* reads only version 5",
+            "has version 99, but this release .* reads only version 6",
         ),
         (b'{"format": "wds-datapipes state", "version": 4}', "has version 4, .* or restart the epoch"),
-        (b'{"version": 5, "ranks": [{}]}', "is corrupt"),
-        (b'{"version": 5}', "is corrupt"),
-        (b'{"version": 5, "ranks": []}', "contains no ranks"),
+        (b'{"version": 6, "ranks": [{}]}', "is corrupt"),
+        (b'{"version": 6}', "is corrupt"),
+        (b'{"version": 6, "ranks": []}', "contains no ranks"),
     ],
 )
 def test_invalid_states_are_refused(text: bytes, message: str) -> None:

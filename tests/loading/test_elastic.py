@@ -29,14 +29,12 @@ from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, merge_
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import Manifest, ShardIndex, build_indexes
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
-from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.loading.checkpoint.shard_assignment import assign_shards
+from wds_datapipes.loading.progress import LoopPosition, SnapshotWriter
 from wds_datapipes.loading.seeding import reset_pipeline
 from wds_datapipes.loading.splitting import split_by_worker
-from wds_datapipes.pipes.state.pipeline_state import record_state
-from wds_datapipes.pipes.state.recording import Recorder, pack_records
 from wds_datapipes.testing import build_shard
 from wds_datapipes.writing import RecordWriter
 
@@ -307,13 +305,11 @@ def check_chain(
         for number, part in enumerate(itertools.chain(*found)):
             pipe, items = worker_of(new(), topology, number, part)
             delivered, ahead = cuts[number]
-            trail, recorder = ItemPositions(), Recorder()
-            trail.begin(part)
+            trail, snapshots = LoopPosition(part), SnapshotWriter(pipe)
             made = []
             for item in itertools.islice(items, delivered + ahead):
                 made.append(item)
-                record = record_state(pipe, recorder)
-                trail.add(pack_records([record]), 1)
+                trail.add(snapshots.pack([snapshots.snapshot()]), 1)
             for _ in made[:delivered]:
                 trail.deliver()
             states.append(trail.state())
@@ -334,11 +330,11 @@ def check_chain(
 
 def test_a_state_does_not_grow_with_each_resharding() -> None:
     """A state that held the history of its epoch would grow."""
-    part: list[Any] = [[{"next": [5, 512]}], [{"next": [3, 0]}]]
+    part: list[Any] = [[{"next": [5, 512, ""]}], [{"next": [3, 0, ""]}]]
     sizes = []
     for instances in [3, 2] * 20:
         deals = assign_shards(part, instances)
-        part = [[{"next": [0, 0], "dealt": json.loads(json.dumps(deal.state_dict()))}] for deal in deals]
+        part = [[{"next": [0, 0, ""], "dealt": json.loads(json.dumps(deal.state_dict()))}] for deal in deals]
         sizes.append(len(json.dumps(part)))
     assert sizes[:2] * 20 == sizes
 

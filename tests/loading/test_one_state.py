@@ -489,7 +489,7 @@ def changed(state: dict[str, str], version: int = 5, **changes: Any) -> dict[str
     ("state", "text"),
     [
         (lambda: own_state(first=8), "saved with seed 8, but the seed here is 0"),
-        (lambda: own_state(version=9), "version 9, but this release of wds-datapipes reads only version 5"),
+        (lambda: own_state(version=9), "version 9, but this release of wds-datapipes reads only version 6"),
         (lambda: {"format": "x"}, "not the state of a loader, which has the key 'wds_datapipes'; its keys: 'format'"),
         (lambda: own_state(engines=[[1], [2]]), "after another reading service"),
         (lambda: own_state(stages=["x"]), "different pipeline. Counted from the end, stage 0 was x"),

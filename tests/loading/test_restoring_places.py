@@ -348,7 +348,7 @@ def test_workers_resume_from_s3_and_reread_only_buffered_samples(s3: tuple[Path,
             for number in range(2):
                 size = sizes[2 * number + worker]
                 runs = waiting_runs(stages, number)
-                current, offset = stages[0]["next"]
+                current, offset, _ = stages[0]["next"]
                 if number == current:
                     runs.append((offset, -1))
                 elif number > current:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
+from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.samples.sample_buffer import SampleBuffer
-from wds_datapipes.samples.shuffling import ShuffleMoves, list_waiting
 from wds_datapipes.shards.position import SamplePosition
 
 __all__ = ["check_buffer_resumes"]
@@ -45,12 +45,10 @@ def check_buffer_resumes(run: Run, items: list[Any], *, most: int | None = None)
     results: list[Any] = []
     states: list[tuple[list[int], int, int]] = [([], 0, 0)]
     source, buffer = _Source(items, [], 0), SampleBuffer()
-    buffer.moves = ShuffleMoves()
     for result in run(iter(source), buffer, source.position):
         results.append(result)
         starts = [position.start for position in buffer.waiting]
-        added = buffer.moves.added[1::3]
-        assert [added[number] for number in list_waiting(buffer.moves.slots)] == starts
+        assert [start for _, start, _ in plain_state(buffer.waiting.contents())] == starts
         assert most is None or len(starts) <= most
         states.append((starts, buffer.cut, source.read))
     for done, (starts, cut, read) in enumerate(states):

@@ -18,7 +18,7 @@ from test_random_pipelines import check_case, write_in
 
 from wds_datapipes.index.order.batch_share import BatchShare
 from wds_datapipes.loading.checkpoint import shard_assignment
-from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
+from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.pipes.batches import bucketing
 from wds_datapipes.pipes.samples import grouping
@@ -89,10 +89,10 @@ def repeat_in_place(items: Items) -> Items:
 def shifted(by: int) -> Callable[[Any], Any]:
     """Save the position of the loop after another item."""
 
-    def plant(state: Callable[[ItemPositions], Any]) -> Callable[[ItemPositions], Any]:
-        def shifted_state(self: ItemPositions) -> Any:
+    def plant(state: Callable[[LoopPosition], Any]) -> Callable[[LoopPosition], Any]:
+        def shifted_state(self: LoopPosition) -> Any:
             delivered = self.delivered
-            self.delivered = min(max(delivered + by, 0), self._recorded)
+            self.delivered = min(max(delivered + by, 0), self._received)
             try:
                 return state(self)
             finally:
@@ -164,13 +164,13 @@ FAULTS = {
         4,
     ),
     "a sample lost at a resume": Fault(
-        ItemPositions,
+        LoopPosition,
         "state",
         shifted(1),
         lambda case: resumes(case) and case.loader == "DataLoader2" and case.topology.workers > 0,
         1,
     ),
-    "a sample doubled at a resume": Fault(ItemPositions, "state", shifted(-1), resumes, 14),
+    "a sample doubled at a resume": Fault(LoopPosition, "state", shifted(-1), resumes, 14),
     "a waiting sample lost at a reshard": Fault(
         shard_assignment,
         "_waiting_positions",

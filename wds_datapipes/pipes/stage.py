@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, TypeVar
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import CountedErrors, OnError
 from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.graph import name_of, sources_of, upstream
-from wds_datapipes.pipes.state.recording import Form, PlainRecorder, Recorder
+from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.position import ItemCounter, SamplePosition, pack_positions, unpack_positions
 
 __all__ = [
@@ -19,7 +21,7 @@ __all__ = [
     "Groups",
     "OneToOneStage",
     "OpaqueValue",
-    "RecordedStage",
+    "SnapshotStage",
     "Stage",
     "as_stage",
     "pack_positions",
@@ -168,12 +170,21 @@ class Stage(IterDataPipe[T_co]):
     def reset_state(self) -> None:
         """Discard a loaded state, so that the next iteration starts from the beginning."""
 
-    def record_state(self, recorder: Recorder) -> Form:
-        """Return the form of the result of `state_dict`, for the records that loaders make of each item.
+    def snapshot(self) -> dict[str, Any]:
+        """Return the result of `state_dict`, unaffected by later items; loaders call this after each item.
 
-        The default suits every stage; override it for a large state, to record only changes.
+        Raises:
+            StateError: the state is not JSON-serializable.
         """
-        return recorder.keep(self, self.state_dict())
+        state = self.state_dict()
+        try:
+            frozen: dict[str, Any] = json.loads(json.dumps(state))
+        except (TypeError, ValueError) as error:
+            raise StateError(
+                f"The state of {type(self).__name__} must contain only JSON values, such as numbers, strings, lists, "
+                f"and dicts with string keys: {error}"
+            ) from error
+        return frozen
 
     def position_reader(self) -> Callable[[], SamplePosition] | None:
         """Return a function that returns the position of the item that was yielded last.
@@ -216,28 +227,32 @@ class OneToOneStage(Stage[T_co]):
         return len(self.source)
 
 
-class RecordedStage(Stage[T_co]):
-    """Base class of stages whose state is what `record_state` records."""
+class SnapshotStage(Stage[T_co]):
+    """Base class of stages that define `snapshot` instead of `state_dict`, since their state may be large.
+
+    A snapshot consists of immutable values and of those that no later item changes, and has `BufferContents` in place
+    of the positions in a buffer.
+    """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that `record_state` records."""
-        state: dict[str, Any] = self.record_state(PlainRecorder())
+        """Return the state after the item that was yielded last, as a JSON-serializable dictionary."""
+        state: dict[str, Any] = plain_state(self.snapshot())
         return state
 
-    def record_state(self, recorder: Recorder) -> Form:
-        """Record the state, and return its form."""
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state after the item that was yielded last."""
         raise NotImplementedError
 
 
-class CountingStage(RecordedStage[T_co]):
+class CountingStage(SnapshotStage[T_co]):
     """Base class of stages that buffer nothing, and count the items that they read."""
 
     _count = ItemCounter()
     _loaded: ItemCounter | None = None
 
-    def record_state(self, recorder: Recorder) -> Form:
-        """Record the number of items that were read in this epoch."""
-        return {"passed": recorder.number((self._loaded or self._count).count)}
+    def snapshot(self) -> dict[str, Any]:
+        """Return the number of items that were read in this epoch."""
+        return {"passed": (self._loaded or self._count).count}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Load a state, from which the next iteration resumes.

@@ -12,7 +12,7 @@ from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.redaction import short_repr
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.shards.loading import ShardMembers
-from wds_datapipes.shards.position import Progress, key_checksum
+from wds_datapipes.shards.position import NextPosition, Progress
 from wds_datapipes.types import MemberTuple, Sample, Shard
 from wds_datapipes.user_warnings import warn_user
 
@@ -273,36 +273,31 @@ def _check_member(member: MemberTuple) -> MemberTuple:
 
 
 def check_next_key(
-    shards: Iterable[ShardMembers], position: tuple[int, int], check: int, key_rule: KeyRule
+    shards: Iterable[ShardMembers], following: NextPosition, key_rule: KeyRule
 ) -> Iterator[ShardMembers]:
-    """Yield all shards, and check that the member at a position still has the key recorded in a state.
-
-    Args:
-        shards: the shards with their members.
-        position: the number of the shard, and the offset of the member.
-        check: the `key_checksum` of the key.
-        key_rule: splits a name into key and field.
+    """Yield all shards, and check that the member at a position of a state still has the same key, if it is known.
 
     Raises:
         ChangedShardError: the key differs.
     """
-    number, offset = position
+    number, offset, key = following
     for shard, members in shards:
-        yield shard, _check_key(shard, members, offset, check, key_rule) if shard.number == number else members
+        is_checked = key and shard.number == number
+        yield shard, _check_key(shard, members, offset, key, key_rule) if is_checked else members
 
 
 def _check_key(
-    shard: Shard, members: Iterator[MemberTuple], start: int, check: int, key_rule: KeyRule
+    shard: Shard, members: Iterator[MemberTuple], start: int, key: str, key_rule: KeyRule
 ) -> Iterator[MemberTuple]:
     for member in members:
         _, name, _, offset = member
         if offset == start:
             parts = key_rule(name)
-            if parts is None or key_checksum(parts[0]) != check:
+            if parts is None or parts[0] != key:
                 raise ChangedShardError(
-                    f"{redact(shard.url)} has changed since the state was saved: another sample begins at byte "
-                    f"{offset}, with the name {name!r}. A state can only be loaded with the same shards that it was "
-                    "saved with"
+                    f"{redact(shard.url)} has changed since the state was saved: at byte {offset}, the sample {key!r} "
+                    f"began, and now one with the name {name!r}. A state can only be loaded with the same shards that "
+                    "it was saved with"
                 )
             yield member
             break

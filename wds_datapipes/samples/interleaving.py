@@ -9,7 +9,7 @@ from typing import cast
 from wds_datapipes.samples.grouping import SampleGrouping, check_next_key
 from wds_datapipes.samples.records import RecordGrouping
 from wds_datapipes.shards.open_shards import OpenShards
-from wds_datapipes.shards.position import Progress, Resume
+from wds_datapipes.shards.position import NextPosition, Progress, Resume
 from wds_datapipes.types import Sample
 
 __all__ = ["interleave_samples"]
@@ -32,8 +32,8 @@ def interleave_samples(
         progress: updated with the position of each sample, and of the next ones, before the sample is yielded.
         resume: the part of the shards that remains to be read.
     """
-    progress.open = resume.open_positions()
-    turns = deque(_OpenShard(shards, grouping, *each) for each in progress.open)
+    progress.open = deque(resume.open)
+    turns = deque(_OpenShard(shards, grouping, each) for each in progress.open)
     again = Progress()
     try:
         for sample in grouping.group(shards.reread(), again):
@@ -41,8 +41,8 @@ def interleave_samples(
             yield sample
         while not (shards.has_ended or grouping.has_ended):
             while len(turns) < open_shards and (number := shards.take()) is not None:
-                turns.append(_OpenShard(shards, grouping, number))
                 progress.open.append((number, 0, ""))
+                turns.append(_OpenShard(shards, grouping, progress.open[-1]))
                 progress.next = (number + 1, 0, "")
             if not turns:
                 break
@@ -68,21 +68,12 @@ def interleave_samples(
 
 
 class _OpenShard:
-    """A shard whose samples are read in turn with others, from an offset on; it is opened at its first turn."""
+    """A shard whose samples are read in turn with others, from a position on; it is opened at its first turn."""
 
     __slots__ = ("number", "progress", "samples")
 
-    def __init__(
-        self,
-        shards: OpenShards,
-        grouping: SampleGrouping | RecordGrouping,
-        number: int,
-        offset: int = 0,
-        check: int | str = 0,
-    ) -> None:
-        self.number = number
-        self.progress = Progress((number, offset), int(check))
-        members = shards.read(number)
-        if check:
-            members = check_next_key(members, (number, offset), int(check), grouping.key_rule)
+    def __init__(self, shards: OpenShards, grouping: SampleGrouping | RecordGrouping, following: NextPosition) -> None:
+        self.number = following[0]
+        self.progress = Progress(following)
+        members = check_next_key(shards.read(self.number), following, grouping.key_rule)
         self.samples = cast(Generator[Sample, None, None], grouping.group(members, self.progress))

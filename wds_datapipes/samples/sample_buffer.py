@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from wds_datapipes.samples.shuffling import ShuffleMoves
+from wds_datapipes.samples.position_buffer import PositionBuffer
 from wds_datapipes.shards.position import SamplePosition, missing_samples_error
 
 __all__ = ["SampleBuffer"]
@@ -28,7 +28,6 @@ class SampleBuffer:
 
     Attributes:
         waiting: the positions of the buffered samples.
-        moves: the changes to ``waiting`` since it was recorded; None if they are not recorded.
         at: the position of the last item that the stage has yielded, which is that of its first sample.
         again: how many buffered samples are read again after the current one, which is one of them; -1 if it is new.
         cut: how many tokens of the sample that was buffered last have been yielded, while some have no row yet.
@@ -36,9 +35,8 @@ class SampleBuffer:
     """
 
     def __init__(self, again: Iterable[SamplePosition] = (), cut: int = 0) -> None:
-        self.waiting = [*again]
+        self.waiting = PositionBuffer(again)
         self.cut = cut
-        self.moves: ShuffleMoves | None = None
         self.at = SamplePosition(-1, 0, 0)
         self.again = -1
         self.is_ambiguous = False
@@ -59,10 +57,7 @@ class SampleBuffer:
         """
         items = iter(source)
         self._position = position
-        again, self.waiting = self.waiting[::-1], []
-        if self.moves is not None:  # the samples are added again
-            for _ in again:
-                self.moves.remove_in_order(0)
+        again, self.waiting = self.waiting.positions[::-1], PositionBuffer()  # they are added again
         samples = self._find(items, again)
         while samples:
             self._at, self.again = again.pop(), len(samples) - 1
@@ -74,8 +69,6 @@ class SampleBuffer:
         """Buffer the sample that was read last, and return its number, counted from 0."""
         if self._at is not None:
             self.waiting.append(self._at)
-            if self.moves is not None:
-                self.moves.add(self._at)
         self._numbers.append(self._next)
         self._next += 1
         return self._numbers[-1]
@@ -83,14 +76,12 @@ class SampleBuffer:
     def remove(self, numbers: Sequence[int]) -> None:
         """Remove the samples of the next item by their numbers."""
         if self._at is not None:
-            self.at = self.waiting[bisect_left(self._numbers, numbers[0])]
+            self.at = self.waiting.positions[bisect_left(self._numbers, numbers[0])]
         for number in numbers:
             slot = bisect_left(self._numbers, number)
             del self._numbers[slot]
             if self._at is not None:
-                del self.waiting[slot]
-                if self.moves is not None:
-                    self.moves.remove_in_order(slot)
+                self.waiting.remove(slot)
 
     def cut_part(self, start: int, end: int) -> None:
         """Record that the next item consists of some of the tokens of the sample that was buffered last.

@@ -3,55 +3,18 @@
 from __future__ import annotations
 
 import sys
-from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any, TypeVar
 
+from wds_datapipes.samples.position_buffer import PositionBuffer
 from wds_datapipes.shards.position import SamplePosition, missing_samples_error
 
-__all__ = ["ADDED", "ShuffleMoves", "ShuffleState", "list_waiting", "nbytes", "shuffle_samples"]
+__all__ = ["ShuffleState", "nbytes", "shuffle_samples"]
 
 T = TypeVar("T")
 
 _END = object()
-
-#: Marks an item that was added in the last slot, among the items that were removed.
-ADDED = -1
-
-
-class ShuffleMoves:
-    """The changes to an initially empty buffer of samples, as plain numbers to save memory.
-
-    Args:
-        waiting: the positions of the first items added.
-
-    Attributes:
-        slots: the changes in order: `ADDED`; the slot of an item that was removed, and replaced by the last item; or
-            ``-2 - slot`` if the items after it moved up instead.
-        added: the shard, start and end of each item that was added, flattened.
-        routes: the index among the added items, and the route, of each item that has one.
-    """
-
-    __slots__ = ("added", "routes", "slots")
-
-    def __init__(self, waiting: Iterable[SamplePosition] = ()) -> None:
-        self.slots = array("q")
-        self.added = array("q")
-        self.routes: list[tuple[int, tuple[int, ...]]] = []
-        for position in waiting:
-            self.add(position)
-
-    def add(self, position: SamplePosition) -> None:
-        """Record that an item was added."""
-        if position[3]:
-            self.routes.append((len(self.added) // 3, position[3]))
-        self.added.extend(position[:3])
-        self.slots.append(ADDED)
-
-    def remove_in_order(self, slot: int) -> None:
-        """Record that an item was removed, and the items after it moved up."""
-        self.slots.append(-2 - slot)
 
 
 class ShuffleState:
@@ -63,17 +26,15 @@ class ShuffleState:
         again: the positions of items that later stages have buffered; they bypass the buffer when they are read again.
         draws: the number of random numbers drawn.
         room: the capacity of the buffer, in items.
-        moves: the changes to ``waiting`` since it was recorded; None if they are not recorded.
         is_ambiguous: whether two successive items have the same position, so that a position does not identify an item.
     """
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, waiting: Iterable[SamplePosition] = ()) -> None:
         self.at = SamplePosition(-1, 0, 0)
-        self.waiting: list[SamplePosition] = []
+        self.waiting = PositionBuffer(waiting)
         self.again: set[SamplePosition] = set()
         self.draws = 0
         self.room = room
-        self.moves: ShuffleMoves | None = None
         self.is_ambiguous = False
 
 
@@ -117,9 +78,7 @@ def shuffle_samples(
             state.draws += 1
             held -= _take(sizes, index)
             if position is not None:
-                state.at = _take(waiting, index)
-                if state.moves is not None:
-                    state.moves.slots.append(index)
+                state.at = waiting.take(index)
             yield _take(buffer, index)
         item: Any = next(items, _END)
         if item is _END:
@@ -132,42 +91,13 @@ def shuffle_samples(
             before, at = at, position()
             state.is_ambiguous |= at == before
             waiting.append(at)
-            if state.moves is not None:
-                state.moves.add(at)
         del item  # do not keep the item alive once it is yielded
     while buffer:
         index = int(rng.random() * len(buffer))
         state.draws += 1
         if position is not None:
-            state.at = _take(waiting, index)
-            if state.moves is not None:
-                state.moves.slots.append(index)
+            state.at = waiting.take(index)
         yield _take(buffer, index)
-
-
-def list_waiting(moves: Iterable[int]) -> list[int]:
-    """Return the numbers of the items that are buffered after some moves of an empty buffer.
-
-    Args:
-        moves: the changes, as in `ShuffleMoves`.
-
-    Examples:
-        >>> list_waiting([ADDED, ADDED, ADDED, 0, ADDED]), list_waiting([ADDED, ADDED, ADDED, -2, ADDED])
-        ([2, 1, 3], [1, 2, 3])
-    """
-    waiting: list[int] = []
-    number = 0
-    for slot in moves:
-        if slot == ADDED:
-            waiting.append(number)
-            number += 1
-        elif slot < 0:
-            del waiting[-2 - slot]
-        else:
-            last = waiting.pop()
-            if slot < len(waiting):
-                waiting[slot] = last
-    return waiting
 
 
 def _refill_buffer(

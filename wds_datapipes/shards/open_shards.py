@@ -47,7 +47,7 @@ class OpenShards:
         """Read buffered samples again, in the order of the shards."""
         for shard in islice(self._shards, self._resume.next[0]):
             yield from read_spans(self._reader, shard, merge_spans(self._resume.again.get(shard.number, ())))
-            if shard.number in self._resume.open:
+            if any(shard.number == number for number, _, _ in self._resume.open):
                 self._taken[shard.number] = shard
 
     def take(self) -> int | None:

@@ -6,28 +6,32 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-from zlib import crc32
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import ChangedShardError
 
 __all__ = [
     "END_OF_SHARDS",
     "ItemCounter",
+    "NextPosition",
     "Progress",
     "Resume",
     "SamplePosition",
     "ShardShare",
-    "key_checksum",
     "merge_spans",
     "missing_samples_error",
+    "next_position",
+    "open_positions",
     "pack_positions",
-    "unpack_open_shards",
     "unpack_positions",
 ]
 
+NextPosition: TypeAlias = tuple[int, int, str]
+"""The position of the next sample: the number of its shard, its offset, and its key, or "" if that is unknown."""
+
 #: The position after all shards.
-END_OF_SHARDS = (sys.maxsize, 0)
+END_OF_SHARDS: NextPosition = (sys.maxsize, 0, "")
 
 
 class SamplePosition(NamedTuple):
@@ -75,17 +79,27 @@ def unpack_positions(values: Iterable[Sequence[int]]) -> list[SamplePosition]:
     return positions
 
 
-def unpack_open_shards(values: Iterable[Sequence[int]]) -> dict[int, tuple[int, int]]:
-    """Return the offset and the checksum for each open shard in a state, by its number, in the order of their turns.
+def next_position(value: Sequence[Any]) -> NextPosition:
+    """Return the position of the next sample from a state, after a check.
 
-    >>> unpack_open_shards([[4, 512, 2478529769], [3, 0, 0]])
-    {4: (512, 2478529769), 3: (0, 0)}
+    >>> next_position([4, 512, "a"])
+    (4, 512, 'a')
     """
-    found = dict[int, tuple[int, int]]()
-    for shard, offset, check in values:
-        if {int} != {*map(type, (shard, offset, check))} or min(shard, offset, check) < 0 or shard in found:
-            raise ValueError(f"an open shard has the values {(shard, offset, check)!r:.200}")
-        found[shard] = offset, check
+    shard, offset, key = value
+    if [type(each) for each in value] != [int, int, str] or shard < 0 or offset < 0:
+        raise ValueError(f"the position of the next sample is {value!r:.200}")
+    return shard, offset, key
+
+
+def open_positions(values: Iterable[Sequence[Any]]) -> tuple[NextPosition, ...]:
+    """Return the positions in open shards from a state, in the order of their turns, after a check.
+
+    >>> open_positions([[4, 512, "a"], [3, 0, ""]])
+    ((4, 512, 'a'), (3, 0, ''))
+    """
+    found = tuple(map(next_position, values))
+    if len({shard for shard, _, _ in found}) < len(found):
+        raise ValueError(f"a shard is open twice: {found!r:.200}")
     return found
 
 
@@ -93,39 +107,33 @@ class Progress:
     """The position of a reader: its last sample, and the next one.
 
     Args:
-        floor: a shard and an offset in it; everything before is read only to restore samples.
-        check: the `key_checksum` of the key there.
+        floor: a position; everything before is read only to restore samples.
 
     Attributes:
         last: the shard of the sample yielded last, its offset, and the offset of the next one, or -1.
-        next: the shard and the offset of the next sample, and its key, or "" if unknown. If several shards are open,
-            the next one that was not opened.
-        open: if several shards are open, the position of the next sample of each, like ``next``, in the order of their
-            turns; a key may be its `key_checksum`.
+        next: the position of the next sample; if several shards are open, of the next one that was not opened.
+        open: if several shards are open, the position of the next sample of each, in the order of their turns.
         floor: a bound just after the given ``floor``; later positions are greater.
     """
 
-    __slots__ = ("_check", "floor", "last", "next", "open")
+    __slots__ = ("_given", "floor", "last", "next", "open")
 
-    def __init__(self, floor: tuple[int, int] = (0, 0), check: int = 0) -> None:
-        shard, offset = floor
+    def __init__(self, floor: NextPosition = (0, 0, "")) -> None:
+        shard, offset, _ = floor
         self.last = (-1, 0, 0)
-        self.next = (shard, offset, "")
-        self.open: deque[tuple[int, int, int | str]] = deque()
+        self.next: NextPosition = (shard, offset, "")
+        self.open: deque[NextPosition] = deque()
         self.floor = (shard, offset + 1)
-        self._check = check
+        self._given = floor
 
     @property
     def at(self) -> SamplePosition:
         """The position of the sample yielded last."""
         return SamplePosition(*self.last)
 
-    def resume_position(self) -> tuple[int, int, int | str]:
-        """Return the position at which to resume, and the key there or its `key_checksum`."""
-        if self.floor < self.next:
-            return self.next
-        shard, offset = self.floor
-        return shard, offset - 1, self._check
+    def resume_position(self) -> NextPosition:
+        """Return the position at which to resume."""
+        return self.next if self.floor < self.next else self._given
 
 
 class ItemCounter:
@@ -199,21 +207,13 @@ class ShardShare:
         yield from self.pieces
         yield from range(self.since + (self.turn - self.since) % self.every, end, self.every)
 
-    def state_dict(self, after: tuple[int, int] = (0, 0), opened: Mapping[int, int] | None = None) -> dict[str, Any]:
-        """Return the share as plain values, without most of the pieces that were read.
+    def state_dict(self) -> dict[str, Any]:
+        """Return the share as plain values, the same ones at each call."""
+        return self._plain
 
-        Args:
-            after: the shard and the offset before which the pieces were read.
-            opened: for each earlier shard that is open, the offset before which its pieces were read.
-        """
-        shard, offset = after
-        reached = {shard: offset, **(opened or {})}
-        pieces = [
-            [number, start, end]
-            for number, spans in self.pieces.items()
-            for start, end in spans
-            if (number > shard or number in reached) and (end < 0 or end > reached.get(number, 0))
-        ]
+    @cached_property
+    def _plain(self) -> dict[str, Any]:
+        pieces = [(number, start, end) for number, spans in self.pieces.items() for start, end in spans]
         return {"every": self.every, "turn": self.turn, "since": self.since, "pieces": pieces}
 
     @classmethod
@@ -239,19 +239,17 @@ class Resume:
     """The part of a list of shards that remains to be read.
 
     Attributes:
-        next: the shard and the offset from which nothing was read yet, except from the shards of ``open``.
+        next: the position from which nothing was read yet, except from the shards of ``open``.
         again: the spans of earlier samples to read again first, by the number of their shard.
         share: the share of this instance in the list before it is split; None if the list is its own.
-        check: the `key_checksum` of the key of the sample at ``next``.
-        open: earlier shards that were open, in the order of their turns: for each, the offset from which nothing was
-            read yet, and the `key_checksum` of the key there.
+        open: the positions from which nothing was read yet in earlier shards that were open, in the order of their
+            turns.
     """
 
-    next: tuple[int, int] = (0, 0)
+    next: NextPosition = (0, 0, "")
     again: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     share: ShardShare | None = None
-    check: int = 0
-    open: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    open: Sequence[NextPosition] = ()
 
     @property
     def last(self) -> int:
@@ -262,19 +260,14 @@ class Resume:
         """Return the spans of a shard to read, in order, as pairs of offsets; -1 is its end."""
         return merge_spans(self.again.get(shard, ())) + self.unread(shard)
 
-    def open_positions(self) -> deque[tuple[int, int, int | str]]:
-        """Return the shards of ``open`` as in `Progress`."""
-        return deque((shard, offset, check) for shard, (offset, check) in self.open.items())
-
     def unread(self, shard: int) -> list[tuple[int, int]]:
         """Return the unread spans of a shard, in order."""
-        first, offset = self.next
-        if shard in self.open:
-            reached, _ = self.open[shard]
-        elif shard >= first:
+        first, offset, _ = self.next
+        reached = next((reached for number, reached, _ in self.open if number == shard), None)
+        if reached is None:
+            if shard < first:
+                return []
             reached = offset if shard == first else 0
-        else:
-            return []
         own = (self.share or ALL).spans(shard)
         return [(max(start, reached), end) for start, end in own if end < 0 or end > reached]
 
@@ -285,15 +278,6 @@ def missing_samples_error(count: int) -> ChangedShardError:
         f"{count} samples that a stage had buffered are not found at their saved positions. A state can only be loaded "
         "with the same shards that it was saved with"
     )
-
-
-def key_checksum(key: str) -> int:
-    """Return a checksum of a key; 0 for an unknown key.
-
-    >>> key_checksum("000123"), key_checksum("")
-    (2478529769, 0)
-    """
-    return crc32(key.encode("utf-8", "surrogateescape")) if key else 0
 
 
 def merge_spans(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

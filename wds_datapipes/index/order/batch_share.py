@@ -38,7 +38,7 @@ class RestOfEpoch:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rest as plain values."""
-        return {"start": self.start, "missing": list(self.missing), "end": self.end}
+        return {"start": self.start, "missing": self.missing, "end": self.end}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any] | None) -> RestOfEpoch:

@@ -20,7 +20,7 @@ __all__ = ["STATE", "checkpoints_in", "has_begun", "state_of", "state_of_stream"
 #: The only key of a state.
 STATE = "wds_datapipes"
 #: The version of the format.
-VERSION = 5
+VERSION = 6
 #: Replaces the state of a worker that does not know which part of its stream the loop will receive.
 STREAM = "stream"
 #: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.

@@ -10,7 +10,14 @@ from typing import Any
 from wds_datapipes.pipes.samples.indexed import IndexedSamples
 from wds_datapipes.pipes.state.pipeline_state import stateful
 from wds_datapipes.pipes.state.shard_order import merge_seen
-from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare, unpack_open_shards, unpack_positions
+from wds_datapipes.shards.position import (
+    Resume,
+    SamplePosition,
+    ShardShare,
+    next_position,
+    open_positions,
+    unpack_positions,
+)
 
 __all__ = ["assign_shards", "reshard_states"]
 
@@ -39,7 +46,7 @@ def reshard_states(
         shares = assign_shards(parts, instances, held_later)
         seen = merge_seen([_first(part).get("listed", ()) for part in parts])
         listed = {"listed": seen} if seen else {}
-        firsts = [{"next": [0, 0], **listed, "dealt": share.state_dict()} for share in shares]
+        firsts = [{"next": [0, 0, ""], **listed, "dealt": share.state_dict()} for share in shares]
     else:
         waiting = [[*own, *_waiting_positions(part)] for own, part in zip(held_later, parts, strict=True)]
         resharded = []
@@ -110,7 +117,7 @@ def _remaining(
 ) -> tuple[ShardShare, Resume]:
     """Return the share of an instance, and the rest of it that is unread."""
     first = _first(stages)
-    shard, start = first.get("next", (0, 0))
+    shard, start, key = next_position(first.get("next", (0, 0, "")))
     again = defaultdict[int, list[tuple[int, int]]](list)
     if "dealt" in first:
         share, every, turn = ShardShare.from_state(first["dealt"]), 1, 0
@@ -118,7 +125,5 @@ def _remaining(
         share, every, turn = ShardShare(instances, number), instances, number
     for address in (*_waiting_positions(stages), *held_later):
         again[address.shard * every + turn].append((address.start, address.end))
-    was_open = {
-        number * every + turn: position for number, position in unpack_open_shards(first.get("open", ())).items()
-    }
-    return share, Resume((shard * every + turn, start), again, share, open=was_open)
+    was_open = [(number * every + turn, at, key) for number, at, key in open_positions(first.get("open", ()))]
+    return share, Resume((shard * every + turn, start, key), again, share, open=was_open)

@@ -12,6 +12,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.loading.data_parallel import DataParallelGroup
+from wds_datapipes.loading.progress import SnapshotWriter
 from wds_datapipes.loading.seeding import EpochSeeds, guard_lists, reset_pipeline, seed_of, seed_stages
 from wds_datapipes.loading.splitting import (
     RankIdentity,
@@ -23,8 +24,7 @@ from wds_datapipes.loading.splitting import (
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
 from wds_datapipes.pipes.samples.declared_length import DeclaredLength
 from wds_datapipes.pipes.samples.epochs import compare_length
-from wds_datapipes.pipes.state.pipeline_state import load_state, record_state, save_state, spans_epochs
-from wds_datapipes.pipes.state.recording import Recorder, pack_records
+from wds_datapipes.pipes.state.pipeline_state import load_state, save_state, spans_epochs
 from wds_datapipes.pipes.state.shard_order import remove_listings
 from wds_datapipes.seeds import SeedGenerator
 
@@ -73,7 +73,7 @@ class Epochs:
         self._records = False
         self._has_recorded_end = False
         self._has_begun_any = False  # any epoch, as a worker
-        self._recorder = Recorder()
+        self._snapshots: SnapshotWriter | None = None
 
     @property
     def part(self) -> WorkerState:
@@ -100,28 +100,23 @@ class Epochs:
             return self.loaded[0]
         return state_of_rank(self.loaded, self._pipe, self.identity(workers))
 
-    def recorded(self, batch: Any, *, is_first: bool = False) -> Any:
-        """Return a batch; in a worker of a tracked loop, with the record of the worker after it.
-
-        Args:
-            batch: the batch.
-            is_first: whether the record must be the first of a run.
-        """
+    def recorded(self, batch: Any) -> Any:
+        """Return a batch; in a worker of a tracked loop, with a snapshot of the worker after it."""
         if not self._records:
             return batch
-        record = record_state(self._pipe, self._recorder, is_first=is_first)
-        return RecordedBatch(batch, own_worker().worker_id, self.number, pack_records([record]))
+        writer = self._snapshots = self._snapshots or SnapshotWriter(self._pipe)
+        return RecordedBatch(batch, own_worker().worker_id, self.number, writer.pack([writer.snapshot()]))
 
     def record_end(self, *batch: Any) -> RecordedBatch:
         """Return the position at which the epoch of this worker ended, with its last batch if there is one."""
         self._has_recorded_end = True
-        recorded: RecordedBatch = self.recorded(batch[0] if batch else None, is_first=True)
+        recorded: RecordedBatch = self.recorded(batch[0] if batch else None)
         return recorded._replace(is_empty=not batch)
 
     def __iter__(self) -> Iterator[Any]:
         self._has_begun, self.is_over, self._base, self._has_items = False, True, WorkerState(None), False
         self.is_drained = False
-        self._recorder = Recorder()
+        self._snapshots = None
         refusal = None
         if get_worker_info() is not None:
             # Not with the first item: a loop that stops immediately has started its epoch in all workers.

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
+from wds_datapipes.loading.progress import LoopPosition
 
 __all__ = ["END", "BatchRecorder", "RecordedBatch", "SharedEpochs", "TrackedEpoch", "WorkerRow", "begin_recording"]
 
@@ -25,14 +25,14 @@ class RecordedBatch(NamedTuple):
         batch: the batch, as the loader would return it to the loop.
         process: the number of the worker's process.
         worker: its number in the round of the epoch.
-        record: the position of its pipeline after this batch, for `ItemPositions.add`.
+        snapshot: a snapshot of its pipeline after this batch, for `LoopPosition.add`.
         is_empty: whether there is only the position at which the worker's epoch ended, and no batch.
     """
 
     batch: Any
     process: int
     worker: int
-    record: bytes
+    snapshot: bytes
     is_empty: bool = False
 
 
@@ -90,16 +90,14 @@ class TrackedEpoch:
         #: The shared row of a worker that has begun this epoch.
         self.row: WorkerRow | None = None
         self.process = 0
-        self._positions = [ItemPositions() for _ in bases]
-        for positions, base in zip(self._positions, bases, strict=True):
-            positions.begin(base)
+        self._positions = [LoopPosition(base) for base in bases]
 
     def note(self, recorded: RecordedBatch, row: WorkerRow) -> None:
         """Record a batch that the loop receives, or the end of a worker's epoch."""
         if self.row is None:
             self.row, self.process = row, recorded.process
         positions = self._positions[recorded.worker]
-        positions.add(recorded.record, 0 if recorded.is_empty else 1)
+        positions.add(recorded.snapshot, 0 if recorded.is_empty else 1)
         if not recorded.is_empty:
             self.turn = recorded.worker + 1
             positions.deliver()

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from wds_datapipes.counters import Counters
@@ -16,7 +16,6 @@ from wds_datapipes.loading.transport.bundle import Bundle
 from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
 from wds_datapipes.loading.transport.serialization import SerializedItem, Serializer, describe, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentPool, StatusPage
-from wds_datapipes.pipes.state.recording import Record, pack_records
 
 __all__ = ["ReceiverGone", "Sender"]
 
@@ -60,6 +59,7 @@ class Sender:
         epoch: the epoch that is being sent.
         requests: the requests that were received but not handled yet.
         producer: the name of the stage that makes the items, in messages.
+        pack_records: returns the records of some items as bytes; None if items have none.
     """
 
     def __init__(self, channel: socket.socket, *, window: int, together: int) -> None:
@@ -77,6 +77,7 @@ class Sender:
         self._making_s = self._waiting_s = self._began = 0.0
         self.requests: deque[ItemRequest] = deque()
         self.producer = "The pipeline"
+        self.pack_records: Callable[[Sequence[Any]], bytes] | None = None
         self.page = StatusPage()
         self.counters = Counters()
         self.counters.on_shard = self.page.note
@@ -97,17 +98,17 @@ class Sender:
         """Discard unsent items, and begin another epoch."""
         with self._lock:
             self._bundle.clear()
-            self._records: list[Record] = []
+            self._records: list[Any] = []
             self._sent = self._taken = self._sent_bytes = self._taken_bytes = 0
             self.epoch = epoch
         self._ready = time.perf_counter()
 
-    def put(self, item: object, record: Record | None = None) -> bool:
+    def put(self, item: object, record: object = None) -> bool:
         """Send an item, now or together with the next ones; return whether it was sent now.
 
         Args:
             item: the item.
-            record: the position of the pipeline after it, if recorded. It arrives before the item.
+            record: what to send along with it, if ``pack_records`` is set. It arrives before the item.
 
         Raises:
             ReceiverGone: the other side has closed.
@@ -126,14 +127,13 @@ class Sender:
         with self._lock:
             self._items += 1
             self._making_s += took
-            bundle, records = self._bundle, self._records
-            # The first record of a run comes first in its message.
-            if not bundle.has_room(packed) or (record is not None and records and records[0][1] is not record[1]):
+            bundle = self._bundle
+            if not bundle.has_room(packed):
                 self._flush()
             if not len(bundle):
                 self._began = now
             bundle.add(packed)
-            if record is not None:
+            if self.pack_records is not None:
                 self._records.append(record)
             if (
                 took > SLOW_S
@@ -226,8 +226,8 @@ class Sender:
         if not len(self._bundle):
             return
         records = b""
-        if self._records:
-            records = pack_records(self._records)
+        if self.pack_records is not None:
+            records = self.pack_records(self._records)
             if len(records) > INLINE:
                 self._send_body(Kind.STATE, records, number=len(self._records))
                 records = b""

@@ -15,7 +15,7 @@ from typing import Any
 from wds_datapipes.counters import Skipped
 from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
+from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import WorkerReport
 from wds_datapipes.loading.torchdata_patches.worker_processes import SendableError
 from wds_datapipes.loading.transport.protocol import Command, Kind
@@ -47,7 +47,7 @@ class WorkerConnection:
         waited_s: the time spent waiting for it, in seconds.
         skipped: the items it has skipped.
         dispatcher: the connection to the dispatching process that feeds this one, if there is one.
-        positions: the positions of its pipeline after the items of this epoch.
+        position: which items of this epoch the loop has received, and the state after them.
     """
 
     def __init__(self, name: str, receiver: Receiver, timeout_s: float | None = None) -> None:
@@ -56,7 +56,7 @@ class WorkerConnection:
         self.waited_s = 0.0
         self.skipped = Skipped()
         self.dispatcher: WorkerConnection | None = None
-        self.positions = ItemPositions()
+        self.position = LoopPosition()
         self._receiver = receiver
         self._timeout_s = timeout_s
         self._backlog: deque[Message] = deque()
@@ -96,7 +96,7 @@ class WorkerConnection:
         with self._lock:
             self.epoch = epoch
             self._reader = threading.current_thread()
-            self.positions.begin(base)
+            self.position.begin(base)
             self.split_lists = []
             self._receiver.begin(epoch)
             message = self._receiver.pack_command(Command.RESET, payload)
@@ -177,11 +177,11 @@ class WorkerConnection:
             with self._lock:
                 self._check()
                 message = (
-                    None if self.positions.has_records else self._next_item(self.epoch, checks_processes=has_event)
+                    None if self.position.has_snapshots else self._next_item(self.epoch, checks_processes=has_event)
                 )
                 if message is not None:
                     self._backlog.appendleft(message)
-                if self.positions.has_records or message is not None:
+                if self.position.has_snapshots or message is not None:
                     return
                 self._receiver.credit()
             has_event = self._wait(begin)
@@ -269,12 +269,12 @@ class WorkerConnection:
             elif message.header.epoch < epoch:
                 self._receiver.drop(message)
             elif message.header.kind == Kind.STATE and message.header.epoch == epoch:
-                self.positions.add(self._receiver.data(message), message.header.number)
+                self.position.add(self._receiver.data(message), message.header.number)
             else:
                 if message.header.epoch > epoch:
                     self._backlog.appendleft(message)
                 elif message.records:
-                    self.positions.add(message.records, message.header.number)
+                    self.position.add(message.records, message.header.number)
                     return message._replace(records=b"")
                 return message
         return None

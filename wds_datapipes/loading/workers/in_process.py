@@ -12,7 +12,7 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
+from wds_datapipes.loading.progress import LoopPosition, SnapshotWriter
 from wds_datapipes.loading.report import WorkerReport, log_skipped
 from wds_datapipes.loading.seeding import call_with_pipeline
 from wds_datapipes.loading.torchdata_api import WorkerInfo
@@ -20,11 +20,9 @@ from wds_datapipes.pipes.stage import Stage, share_counters
 from wds_datapipes.pipes.state.pipeline_state import (
     load_state,
     next_epoch_state,
-    record_state,
     save_state,
     spans_epochs,
 )
-from wds_datapipes.pipes.state.recording import Recorder, pack_records
 from wds_datapipes.pipes.state.replay import ReplayedItems
 
 __all__ = ["DeliveredCount", "LocalItems", "users_part"]
@@ -51,8 +49,7 @@ class LocalItems(Stage[Any]):
         self._has_begun = False  # whether this epoch has yielded an item
         #: One entry for each item that was taken but not delivered yet, if a later stage prefetches.
         self.ahead: deque[None] | None = None
-        self._positions = ItemPositions()
-        self._recorder = Recorder()
+        self._position = LoopPosition()
         self.is_over = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -62,13 +59,13 @@ class LocalItems(Stage[Any]):
         load_state(self.source, None)
         if resumed is not None:
             resumed.load(self.source)
+        snapshots = None if self.ahead is None else SnapshotWriter(self.source)
         for item in self.source:
             self._making_s += perf_counter() - begin
             self._items += 1
             self._has_begun = True
-            if self.ahead is not None:
-                record = record_state(self.source, self._recorder)
-                self._positions.add(pack_records([record]), 1)
+            if self.ahead is not None and snapshots is not None:
+                self._position.add(snapshots.pack([snapshots.snapshot()]), 1)
                 self.ahead.append(None)
             yield item
             begin = perf_counter()
@@ -78,11 +75,11 @@ class LocalItems(Stage[Any]):
     def resume_from(self, resumed: WorkerState) -> None:
         """Resume mid-epoch at the next iteration."""
         self._resumed = resumed
-        self._positions.begin(resumed)
+        self._position.begin(resumed)
 
     def deliver(self, mark: None) -> None:  # noqa: ARG002 - there is one worker
         """Count the next item as delivered to the loop."""
-        self._positions.deliver()
+        self._position.deliver()
 
     def states(self) -> list[WorkerState]:
         """Return the positions from which to resume after the items that the loop has received.
@@ -92,7 +89,7 @@ class LocalItems(Stage[Any]):
         """
         if (self.ahead is None and self._has_begun) or (self.is_over and spans_epochs(self.source)):
             return [WorkerState(save_state(self.source))]
-        return [self._positions.state()]
+        return [self._position.state()]
 
     def reset_with(
         self,
@@ -104,8 +101,7 @@ class LocalItems(Stage[Any]):
         self._epoch += 1
         base = self._beginning()
         self._resumed = None if self._resumed is None else base
-        self._positions.begin(base)
-        self._recorder = Recorder()
+        self._position.begin(base)
         self._has_begun = False
         self.is_over = False
         if self.ahead is not None:

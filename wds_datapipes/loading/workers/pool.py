@@ -181,7 +181,7 @@ class WorkerPool:
 
     def deliver(self, number: int) -> None:
         """Count the next item of a worker as delivered to the loop."""
-        self.workers[number].positions.deliver()
+        self.workers[number].position.deliver()
         self.turn = number + 1
 
     def states(self) -> list[WorkerState]:
@@ -191,9 +191,9 @@ class WorkerPool:
             StateError: the pipeline of a worker has no state.
         """
         for connection in self.workers:
-            if self._awaits_beginning and not connection.positions.has_records:
+            if self._awaits_beginning and not connection.position.has_snapshots:
                 connection.await_state()
-        return [connection.positions.state() for connection in self.workers]
+        return [connection.position.state() for connection in self.workers]
 
     def run_command(self, command: Command, payloads: Sequence[Any], dispatching: Any) -> None:
         """Run a command in all processes, and wait for them: first the workers, then the dispatching process."""

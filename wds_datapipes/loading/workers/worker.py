@@ -17,6 +17,7 @@ import torch
 from wds_datapipes.datapipes import traverse_dps
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.loading.checkpoint.format import WorkerState
+from wds_datapipes.loading.progress import SnapshotWriter, beginning_of_next_epoch
 from wds_datapipes.loading.seeding import call_with_pipeline, reset_pipeline
 from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, split_by_worker
 from wds_datapipes.loading.torchdata_api import (
@@ -35,8 +36,7 @@ from wds_datapipes.loading.transport.serialization import serialize
 from wds_datapipes.loading.transport.shared_memory import new_memory
 from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.pipes.stage import Stage, share_counters
-from wds_datapipes.pipes.state.pipeline_state import load_state, record_beginning, record_state, spans_epochs
-from wds_datapipes.pipes.state.recording import Recorder, pack_records
+from wds_datapipes.pipes.state.pipeline_state import load_state, spans_epochs
 from wds_datapipes.pipes.state.shard_order import listings_before
 
 __all__ = ["DISPATCH_WINDOW", "Payload", "Worker", "WorkerJob", "pack_error", "report_errors_of_worker", "run_worker"]
@@ -156,7 +156,7 @@ class Worker:
         self.reported = 0
         self.resumed = job.resumed
         self.is_resumed = False  # whether this epoch was started in an earlier run
-        self.recorder: Recorder | None = None
+        self.snapshots: SnapshotWriter | None = None
         self.spans_epochs = False  # whether the next epoch continues where this one ends
         self.who = f"worker process {job.info.worker_id}"
 
@@ -208,12 +208,12 @@ class Worker:
             except StopIteration:
                 self.iterator = None
                 self.send_skipped()
-                if self.spans_epochs and self.recorder is not None:
-                    sender.send(Kind.STATE, pack_records([record_state(self.pipe, self.recorder, is_first=True)]))
+                if self.spans_epochs and self.snapshots is not None:
+                    sender.send(Kind.STATE, self.snapshots.pack([self.snapshots.snapshot()]))
                 sender.send(Kind.END, serialize(self.split_lists()))
                 return
-            record = None if self.recorder is None else record_state(self.pipe, self.recorder)
-            sent = sender.put(item, record)
+            snapshot = None if self.snapshots is None else self.snapshots.snapshot()
+            sent = sender.put(item, snapshot)
             del item  # frees its memory before the next one is made
             if sent:
                 sender.receive_requests()
@@ -271,12 +271,13 @@ class Worker:
         self.name_producer()
         resumed, self.resumed = self.resumed, None
         self.is_resumed = resumed is not None
-        self.recorder = Recorder() if self.job.records_state else None
         share_counters(self.pipe, self.sender.counters)
         load_state(self.pipe, None)
         self.spans_epochs = self.job.records_state and spans_epochs(self.pipe)
-        if self.spans_epochs and resumed is None:
-            self.sender.send(Kind.STATE, pack_records([record_beginning(self.pipe)]))
+        self.snapshots = SnapshotWriter(self.pipe) if self.job.records_state else None
+        self.sender.pack_records = None if self.snapshots is None else self.snapshots.pack
+        if self.spans_epochs and self.snapshots is not None and resumed is None:
+            self.sender.send(Kind.STATE, self.snapshots.pack([beginning_of_next_epoch(self.pipe)]))
         if resumed is not None:
             resumed.load(self.pipe)
         self.iterator = iter(self.pipe)

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import name_of
-from wds_datapipes.pipes.stage import RecordedStage, unpack_positions
-from wds_datapipes.pipes.state.recording import Form, Recorder
+from wds_datapipes.pipes.stage import SnapshotStage, unpack_positions
 from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 
@@ -17,7 +16,7 @@ __all__ = ["BufferingStage"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class BufferingStage(RecordedStage[T_co]):
+class BufferingStage(SnapshotStage[T_co]):
     """Base class of stages whose items consist of several samples, which they hold in a `SampleBuffer`."""
 
     rereads_samples = True
@@ -29,8 +28,8 @@ class BufferingStage(RecordedStage[T_co]):
         self._buffer = SampleBuffer()
         self._loaded: SampleBuffer | None = None
 
-    def record_state(self, recorder: Recorder) -> Form:
-        """Record the positions of the buffered samples.
+    def snapshot(self) -> dict[str, Any]:
+        """Return the positions of the buffered samples.
 
         Raises:
             StateError: an earlier stage is declared stateless, but yields several items for one sample.
@@ -41,7 +40,7 @@ class BufferingStage(RecordedStage[T_co]):
                 f"{name_of(self)} records its buffered items by their positions, but an earlier stage that is declared "
                 "stateless yields several items for one sample. Do not declare that stage stateless"
             )
-        return {"waiting": recorder.waiting(self, buffer)}
+        return {"waiting": buffer.waiting.contents()}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:  # noqa: ARG002 - no later stage buffers samples
         """Load a state, from which the next iteration resumes.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.batches.buffering import BufferingStage
 from wds_datapipes.pipes.stage import position_reader_of, register_stage
-from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.samples.packing import Layout, LongSamples, RowFormat, pack_samples
 from wds_datapipes.types import Sample
 
@@ -101,9 +100,9 @@ class SamplePacker(BufferingStage[Sample]):
         """Whether the rest of an epoch can be assigned to another number of workers."""
         return self.long_samples != "split"
 
-    def record_state(self, recorder: Recorder) -> Form:
-        """Record the positions of the buffered samples, and how much of the last one was yielded."""
-        return {**super().record_state(recorder), "cut": recorder.number((self._loaded or self._buffer).cut)}
+    def snapshot(self) -> dict[str, Any]:
+        """Return the positions of the buffered samples, and how much of the last one was yielded."""
+        return {**super().snapshot(), "cut": (self._loaded or self._buffer).cut}
 
     def _row_format(self) -> RowFormat:
         pad = self.pad

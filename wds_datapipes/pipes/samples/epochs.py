@@ -17,9 +17,8 @@ from wds_datapipes.pipes.sharding import (
     rotation_period,
     share,
 )
-from wds_datapipes.pipes.stage import RecordedStage, Stage, position_reader_of, register_stage
+from wds_datapipes.pipes.stage import SnapshotStage, Stage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.nested_sources import NestedPasses
-from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.shards.position import SamplePosition
 
@@ -27,7 +26,7 @@ __all__ = ["EpochSetter", "LengthSetter", "compare_length", "length_setters"]
 
 
 @register_stage("with_epoch")
-class EpochSetter(RecordedStage[Any]):
+class EpochSetter(SnapshotStage[Any]):
     """End an epoch after ``n`` items, and continue from there in the next (functional name: ``with_epoch``).
 
     The next epoch starts with the next item, also after an abandoned epoch, and the source restarts whenever it is
@@ -93,8 +92,8 @@ class EpochSetter(RecordedStage[Any]):
         """Return the source, which restarts after each pass."""
         return (self.source,)
 
-    def record_state(self, recorder: Recorder) -> Form:
-        """Record the number of items yielded in this epoch, and the position in the stream, which spans epochs.
+    def snapshot(self) -> dict[str, Any]:
+        """Return the number of items yielded in this epoch, and the position in the stream, which spans epochs.
 
         Raises:
             StateError: a stage before this one buffers samples, and has no state.
@@ -106,9 +105,9 @@ class EpochSetter(RecordedStage[Any]):
             return {"given": 0, "lasting": None}
         position = {"pass": stream.passes, "state": None}
         if stream.is_open:
-            position = passes.record_state(self.source, recorder)
+            position = passes.snapshot(self.source)
         lasting = {"seed": passes.seed, "first": passes.first, "is_open": stream.is_open, **position}
-        return {"given": recorder.number(stream.given), "lasting": lasting}
+        return {"given": stream.given, "lasting": lasting}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Load a state, from which the next iteration resumes.

@@ -11,8 +11,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
 from wds_datapipes.pipes.shards.loading import ShardLoader, ShardReadingStage
-from wds_datapipes.pipes.stage import RecordedStage, position_reader_of, register_stage
-from wds_datapipes.pipes.state.recording import Form, Recorder
+from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, SampleGrouping, split_by_shard
 from wds_datapipes.samples.keys import KeyRule, first_dot
@@ -113,7 +112,7 @@ class SampleGrouper(PositionedSamples):
 
 
 @register_stage("shuffle_samples")
-class SampleShuffler(SeededStage, RecordedStage[Sample]):
+class SampleShuffler(SeededStage, SnapshotStage[Sample]):
     """Shuffle samples through a buffer of bounded size (functional name: ``shuffle_samples``).
 
     Each sample is yielded exactly once. Put it before decoding, while samples are small. The seed comes from the
@@ -163,42 +162,25 @@ class SampleShuffler(SeededStage, RecordedStage[Sample]):
         self._rng = Random()
         self._state = ShuffleState(self.initial)
         self._loaded: ShuffleState | None = None
-        self._form: tuple[object, int, Form] = None, -1, None  # the run, its first column, and its form
 
     def position_reader(self) -> Callable[[], SamplePosition]:
         """Return a function that returns the position of the sample that was yielded last."""
         before = None if self._enabled else position_reader_of(self.source)
         return before or (lambda: self._state.at)
 
-    def record_state(self, recorder: Recorder) -> Form:
-        """Record the positions of the buffered samples, the number of draws, and the current size of the buffer.
+    def snapshot(self) -> dict[str, Any]:
+        """Return the positions of the buffered samples, the number of draws, and the current size of the buffer.
 
         Raises:
             StateError: an earlier stage is declared stateless, but yields several items for one sample.
         """
-        state = self._checked_state()
-        row = recorder.row
-        token, column, form = self._form
-        if token is recorder.token and state.moves is not None and len(row) == column:
-            row += (state.draws, state.room, len(state.moves.slots))
-            return form
-        column = len(row)
-        form = {
-            "draws": recorder.number(state.draws),
-            "room": recorder.number(state.room),
-            "waiting": recorder.waiting(self, state),
-        }
-        self._form = recorder.token, column, form
-        return form
-
-    def _checked_state(self) -> ShuffleState:
         state = self._loaded or self._state
         if state.is_ambiguous:
             raise StateError(
                 "shuffle_samples records its buffered items by their positions, but an earlier stage that is declared "
                 "stateless yields several items for one sample. Do not declare that stage stateless"
             )
-        return state
+        return {"draws": state.draws, "room": state.room, "waiting": state.waiting.contents()}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Load a state, from which the next iteration resumes.
@@ -207,9 +189,9 @@ class SampleShuffler(SeededStage, RecordedStage[Sample]):
             state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
             again: the positions of samples that later stages have buffered; they are yielded first.
         """
-        loaded = ShuffleState(state.get("room", self.initial))
-        loaded.waiting = unpack_positions(state.get("waiting", ()))
-        if len({position.identity for position in loaded.waiting}) < len(loaded.waiting):
+        waiting = unpack_positions(state.get("waiting", ()))
+        loaded = ShuffleState(state.get("room", self.initial), waiting)
+        if len({position.identity for position in waiting}) < len(waiting):
             raise StateError("The state of shuffle_samples is corrupt: it lists a buffered sample twice")
         loaded.draws = state.get("draws", 0)
         loaded.again = set(again)

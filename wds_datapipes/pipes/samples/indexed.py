@@ -23,8 +23,7 @@ from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
 from wds_datapipes.pipes.sharding import SplittingStage, instance_of, rank_and_worker_of, warn_if_hidden
-from wds_datapipes.pipes.stage import Groups, RecordedStage
-from wds_datapipes.pipes.state.recording import Form, Recorder
+from wds_datapipes.pipes.stage import Groups, SnapshotStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.samples.select import Lacking
@@ -38,7 +37,7 @@ Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathL
 
 
 @explain_arguments
-class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample]):
+class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample]):
     """Read samples by their indexes, in one global order, with equal batches on every rank and an exact length.
 
     The order of an epoch depends only on the epoch's seed, which the loader gives to all ranks and workers, and on the
@@ -319,13 +318,13 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample])
         """Return a function that returns the position of the sample that was yielded last."""
         return lambda: SamplePosition(0, self._position, self._position + 1)
 
-    def record_state(self, recorder: Recorder) -> Form:
-        """Record how many samples this instance has yielded in the epoch, and the number of ranks that share it."""
+    def snapshot(self) -> dict[str, Any]:
+        """Return how many samples this instance has yielded in the epoch, and the number of ranks that share it."""
         done, rest, _ = self._loaded or (self._done, self._rest, ())
-        form: dict[str, Form] = {"passed": recorder.number(done), "ranks": recorder.number(self._instance()[0])}
+        state: dict[str, Any] = {"passed": done, "ranks": self._instance()[0]}
         if rest != WHOLE_EPOCH:
-            form["rest"] = recorder.keep(self, rest.state_dict(), "rest")
-        return form
+            state["rest"] = rest.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Load a state, from which the next iteration resumes.

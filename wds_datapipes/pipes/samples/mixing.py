@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.sharding import find_rank_and_worker, has_no_shards, refuse_remote, rotation_period
-from wds_datapipes.pipes.stage import RecordedStage, position_reader_of, register_stage
+from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds
-from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.mixing import MixState, Stop, mix_samples
 from wds_datapipes.seeds import derived_seed
@@ -22,7 +21,7 @@ __all__ = ["SampleMixer"]
 
 
 @register_stage("mix_samples")
-class SampleMixer(SeededStage, RecordedStage[Any]):
+class SampleMixer(SeededStage, SnapshotStage[Any]):
     """Mix this source with others (functional name: ``mix_samples``).
 
     The sources must be separate pipelines, up to their lists of shards: torch allows only one reader of a stage. If two
@@ -122,8 +121,8 @@ class SampleMixer(SeededStage, RecordedStage[Any]):
         """Return the sources, which are restarted independently."""
         return (self.source, *self.others)
 
-    def record_state(self, recorder: Recorder) -> Form:
-        """Record the remaining sources, the next turn, the number of draws, and the states of the sources.
+    def snapshot(self) -> dict[str, Any]:
+        """Return the remaining sources, the next turn, the number of draws, and the states of the sources.
 
         Raises:
             StateError: a stage of a source buffers samples, and has no state.
@@ -135,9 +134,9 @@ class SampleMixer(SeededStage, RecordedStage[Any]):
         state, passes = self._state, zip(self._passes, self.nested_sources(), strict=True)
         return {
             "left": [*state.left],
-            "turn": recorder.number(state.turn),
-            "draws": recorder.number(state.draws),
-            "sources": [each.record_state(source, recorder) for each, source in passes],
+            "turn": state.turn,
+            "draws": state.draws,
+            "sources": [each.snapshot(source) for each, source in passes],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:

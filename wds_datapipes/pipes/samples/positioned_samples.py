@@ -9,9 +9,8 @@ from typing import Any
 
 from wds_datapipes.pipes.sharding import rotation_period
 from wds_datapipes.pipes.shards.loading import ShardReadingStage
-from wds_datapipes.pipes.stage import OpaqueValue, RecordedStage
+from wds_datapipes.pipes.stage import OpaqueValue, SnapshotStage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
-from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, check_seen, listings_before
 from wds_datapipes.samples.grouping import SampleGrouping, check_next_key
 from wds_datapipes.samples.interleaving import interleave_samples
@@ -23,14 +22,15 @@ from wds_datapipes.shards.position import (
     Resume,
     SamplePosition,
     ShardShare,
-    unpack_open_shards,
+    next_position,
+    open_positions,
 )
 from wds_datapipes.types import Sample
 
 __all__ = ["PositionedSamples"]
 
 
-class PositionedSamples(RecordedStage[Sample]):
+class PositionedSamples(SnapshotStage[Sample]):
     """Base class of stages that yield the samples of shards, one for each group of members or for each record."""
 
     has_position = True
@@ -47,7 +47,6 @@ class PositionedSamples(RecordedStage[Sample]):
         self._listings: OpaqueValue[list[ShardOrder]] = OpaqueValue([])  # hidden: torch would treat them as sources
         self._listed: list[Seen] = []
         self._listed_at = -1  # the value of ShardOrder.changes at which _listed was read
-        self._form: tuple[object, int, Form] = None, -1, None  # the run, its first column, and its form
 
     @property
     def shard_reader(self) -> ShardReadingStage[Any] | None:
@@ -66,55 +65,27 @@ class PositionedSamples(RecordedStage[Sample]):
         """Return a function that returns the position of the sample that was yielded last."""
         return lambda: SamplePosition(*self._progress.last)
 
-    def record_state(self, recorder: Recorder) -> Form:
-        """Record the position of the next sample: the index of its shard in this instance, and the byte offset.
+    def snapshot(self) -> dict[str, Any]:
+        """Return the position of the next sample: the index of its shard in this instance, its offset, and its key.
 
-        ``"check"`` is a checksum of that sample's key; 0 if it is unknown. If the rest of the epoch was resharded,
-        shards are counted across all instances, and ``"dealt"`` is the share of this one. If several shards are open,
-        ``"open"`` lists the index, the offset and the checksum for each, in the order of their turns, and ``"next"`` is
-        the next shard that was not opened. ``"listed"`` identifies the list of shards, if a loader has inserted a
-        `ShardOrder`.
+        The key is "" if it is unknown. If the rest of the epoch was resharded, shards are counted across all instances,
+        and ``"dealt"`` is the share of this one. If several shards are open, ``"open"`` lists the next position in
+        each, in the order of their turns, and ``"next"`` is the next shard that was not opened. ``"listed"`` identifies
+        the list of shards, if a loader has inserted a `ShardOrder`.
         """
-        row, progress = recorder.row, self._progress
-        token, column, form = self._form
-        if (
-            token is recorder.token
-            and len(row) == column
-            and self._listed_at == ShardOrder.changes
-            and progress.floor < progress.next
-            and self._resume is None
-            and len(progress.open) == len(form.get("open", ()))
-        ):
-            row += progress.next  # nothing else has changed
-            for position in progress.open:
-                row += position
-            return form
-        column = len(row)
-        (shard, offset, key), share = self._position()
-        form = {"next": [recorder.number(shard), recorder.number(offset)], "check": recorder.checked(key)}
-        positions = self._progress.open if self._resume is None else self._resume.open_positions()
-        if self._open_shards > 1:
-            number, checked = recorder.number, recorder.checked
-            form["open"] = [[number(shard), number(offset), checked(key)] for shard, offset, key in positions]
+        resume, progress = self._resume, self._progress
+        if resume is None:
+            following, share = progress.resume_position(), self._share
+        else:  # loaded, and not started
+            following, share = resume.next, resume.share
+        state: dict[str, Any] = {"next": following}
+        if positions := progress.open if resume is None else resume.open:
+            state["open"] = tuple(positions)
         if seen := self._seen():
-            form["listed"] = recorder.keep(self, seen, "listed")
+            state["listed"] = seen
         if share is not None:
-            opened = {number: offset for number, offset, _ in positions}
-            form["dealt"] = recorder.keep(self, share.state_dict((shard, offset), opened), "dealt")
-        self._form = recorder.token, column, form
-        return form
-
-    def _position(self) -> tuple[tuple[int, int, int | str], ShardShare | None]:
-        """Return the position of the next sample with its key or `key_checksum`, and the share of a resharded epoch."""
-        if self._resume is not None:  # loaded, and not started
-            return (*self._resume.next, self._resume.check), self._resume.share
-        return self._progress.resume_position(), self._share
-
-    @property
-    def _open_shards(self) -> int:
-        """The number of shards to keep open."""
-        reader = self.shard_reader
-        return 1 if reader is None else reader.open_shards
+            state["dealt"] = share.state_dict()
+        return state
 
     def _seen(self) -> list[Seen]:
         """Return the identifiers of the lists of shards; the same object until they change."""
@@ -132,13 +103,12 @@ class PositionedSamples(RecordedStage[Sample]):
             state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
             again: the positions of earlier samples, which are yielded first.
         """
-        shard, offset = state.get("next", END_OF_SHARDS)
         spans = defaultdict[int, list[tuple[int, int]]](list)
         for position in again:
             spans[position.shard].append((position.start, position.end))
         share = ShardShare.from_state(state["dealt"]) if "dealt" in state else None
-        was_open = unpack_open_shards(state.get("open", ()))
-        self._resume = Resume((shard, offset), spans, share, state.get("check", 0), was_open)
+        following = next_position(state["next"]) if "next" in state else END_OF_SHARDS
+        self._resume = Resume(following, spans, share, open_positions(state.get("open", ())))
         self._listed_at = -1
         self._listed = [check_seen(seen) for seen in state.get("listed", ())]
 
@@ -151,7 +121,7 @@ class PositionedSamples(RecordedStage[Sample]):
         resume, self._resume = self._resume, None
         self.skipped_shards = 0 if resume is None else resume.next[0]
         self._share = None if resume is None else resume.share
-        progress = self._progress = Progress() if resume is None else Progress(resume.next, resume.check)
+        progress = self._progress = Progress() if resume is None else Progress(resume.next)
         self._listed_at = -1
         self._listings.value = listings_before(self.source)
         if resume is not None:
@@ -165,7 +135,7 @@ class PositionedSamples(RecordedStage[Sample]):
             yield from interleave_samples(shards, grouping, reader.open_shards, progress=progress, resume=resume)
             return
         members = self._read_shards(resume)
-        if resume is not None and resume.check:
-            members = check_next_key(members, resume.next, resume.check, grouping.key_rule)
+        if resume is not None:
+            members = check_next_key(members, resume.next, grouping.key_rule)
         yield from grouping.group(members, progress)
         grouping.finish()

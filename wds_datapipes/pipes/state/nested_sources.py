@@ -7,10 +7,9 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.graph import takes_seed, upstream
+from wds_datapipes.pipes.graph import count_yielded, takes_seed, upstream
 from wds_datapipes.pipes.sharding import Instance, rotate_assignments, splitters
-from wds_datapipes.pipes.state.pipeline_state import load_state, save_state, stateful
-from wds_datapipes.pipes.state.recording import Recorder
+from wds_datapipes.pipes.state.pipeline_state import load_state, stateful
 from wds_datapipes.pipes.state.seeding import later_seed, pending_seed
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition, missing_samples_error
@@ -60,6 +59,8 @@ class NestedPasses:
         self._instance = instance
         self._state: Any = None  # the state to resume the current pass from, if it has not started
         self._has_started = False
+        self._stages: list[Any] = []
+        self._yielded, self._snapshot = -1, dict[str, Any]()  # of the item that the source has yielded last
         self._loaded = loaded
 
     def begin(
@@ -73,13 +74,14 @@ class NestedPasses:
             state: the state to resume from, or None at the beginning.
             again: samples to yield first.
         """
-        self.number, self._state, self._has_started = number, state, False
+        self.number, self._state, self._has_started, self._stages = number, state, False, []
+        self._yielded = -1
         return self._items(source, again)
 
     def resume_from(self, source: Pipe, again: Iterable[SamplePosition]) -> Generator[Any, None, Iterator[Any]]:
         """Yield the samples that later stages wait for, and return an iterator over the rest of the current pass.
 
-        The pass resumes from ``loaded``: a state from `record_state`, or ``{}`` if only these samples remain.
+        The pass resumes from ``loaded``: a state from `snapshot`, or ``{}`` if only these samples remain.
 
         Args:
             source: the source.
@@ -103,12 +105,17 @@ class NestedPasses:
         yield from _exactly(len(of_pass[number]), items)
         return items
 
-    def record_state(self, source: Pipe, recorder: Recorder) -> dict[str, Any]:
-        """Record the number of the current pass, and its position; None is its beginning."""
+    def snapshot(self, source: Pipe) -> dict[str, Any]:
+        """Return the number of the current pass, and its position; None is its beginning."""
         if self._loaded is not None:
             return {"pass": self._loaded["pass"], "state": self._loaded["state"]}
-        state = save_state(source, recorder) if self._has_started else self._state
-        return {"pass": recorder.number(self.number), "state": state}
+        if not self._has_started:
+            return {"pass": self.number, "state": self._state}
+        self._stages = self._stages or stateful(source)  # finding the stages takes longer than saving their states
+        if (yielded := count_yielded(source)) != self._yielded:
+            snapshots = [stage.snapshot() for stage in self._stages]
+            self._yielded, self._snapshot = yielded, {"pass": self.number, "state": snapshots}
+        return self._snapshot
 
     def _items(self, source: Pipe, again: Iterable[SamplePosition]) -> Iterator[Any]:
         self._set_seeds(source)

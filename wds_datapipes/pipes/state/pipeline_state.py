@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from wds_datapipes.datapipes import Batcher
@@ -12,9 +11,9 @@ from wds_datapipes.pipes.graph import name_of, sources_of, takes_seed, upstream
 from wds_datapipes.pipes.samples.grouping import SampleGrouper
 from wds_datapipes.pipes.shards.loading import ShardLoader, ShardReadingStage
 from wds_datapipes.pipes.stage import as_stage
-from wds_datapipes.pipes.state.recording import PlainRecorder, Record, Recorder
 from wds_datapipes.pipes.state.replay import ReplayedItems, obstacle_to_replay
 from wds_datapipes.pipes.state.stateless import check_declaration, has_state, is_users
+from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.position import SamplePosition, unpack_positions
 
 __all__ = [
@@ -22,8 +21,6 @@ __all__ = [
     "check_state",
     "load_state",
     "next_epoch_state",
-    "record_beginning",
-    "record_state",
     "replay_reason",
     "save_state",
     "spans_epochs",
@@ -41,48 +38,17 @@ includes their states (see `Stage.nested_sources`). A pipeline that resumes by r
 NOT_RESTARTED_EACH_EPOCH = ("Cycler", "InMemoryCacheHolder", "SampleCacher")
 
 #: The numbers in the states of this package's stages, and their upper bounds.
-COUNTS, LIMIT = ("check", "cut", "draws", "given", "passed", "room", "turn"), 1 << 63
+COUNTS, LIMIT = ("cut", "draws", "given", "passed", "room", "turn"), 1 << 63
 
 
-def save_state(pipe: Any, recorder: Recorder | None = None) -> State:
-    """Return the state of a pipeline between two items.
-
-    Args:
-        pipe: the pipeline.
-        recorder: the recorder of a record. If it is given, this function returns the form of the state.
+def save_state(pipe: Any) -> State:
+    """Return the state of a pipeline between two items, as JSON-compatible values.
 
     Raises:
         StateError: a stage holds samples back and has no state.
     """
-    recorder = PlainRecorder() if recorder is None else recorder
-    savers = recorder.chains.get(id(pipe))
-    if savers is None:  # finding the stages takes longer than saving their states
-        savers = recorder.chains[id(pipe)] = [partial(stage.record_state, recorder) for stage in stateful(pipe)]
-    return [save() for save in savers]
-
-
-def record_state(pipe: Any, recorder: Recorder, is_first: bool = False) -> Record:
-    """Return a record of a pipeline's position between two items.
-
-    Args:
-        pipe: the pipeline.
-        recorder: the recorder of the previous records.
-        is_first: whether it must be the first of a run.
-    """
-    try:
-        return recorder.refused() if recorder.refusal else recorder.record(save_state, pipe, is_first)
-    except StateError as error:
-        return recorder.refuse(str(error))
-
-
-def record_beginning(pipe: Any) -> Record:
-    """Return a record of the beginning of an epoch that continues the previous one."""
-    recorder = Recorder()
-    try:
-        beginning = next_epoch_state(save_state(pipe))
-    except StateError as error:
-        return recorder.refuse(str(error))
-    return recorder.record(lambda _, recorder: recorder.keep(pipe, beginning), pipe, True)
+    state: State = plain_state([stage.snapshot() for stage in stateful(pipe)])
+    return state
 
 
 def check_state(pipe: Any) -> None:
@@ -163,8 +129,7 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
     Raises:
         ValueError: they are not.
     """
-    shard, offset = state.get("next", (0, 0))
-    counts = [shard, offset, *(state.get(name, 0) for name in COUNTS)]
+    counts = [state.get(name, 0) for name in COUNTS]
     if not all(type(count) is int and 0 <= count < LIMIT for count in counts):
         raise ValueError(f"its counters are invalid: {counts!r:.200}")
 

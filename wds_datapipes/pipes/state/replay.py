@@ -16,8 +16,7 @@ import torch
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import name_of, takes_seed, upstream
-from wds_datapipes.pipes.stage import RecordedStage, as_stage
-from wds_datapipes.pipes.state.recording import Form, Recorder
+from wds_datapipes.pipes.stage import SnapshotStage, as_stage
 from wds_datapipes.shards.position import SamplePosition
 
 __all__ = ["ReplayedItems", "digest_item", "is_replayed", "obstacle_to_replay"]
@@ -42,7 +41,7 @@ _NEVER_REPLAYED = {
 }
 
 
-class ReplayedItems(RecordedStage[Any]):
+class ReplayedItems(SnapshotStage[Any]):
     """Counts the items of a pipeline without a position, and resumes by replaying that many.
 
     Replay is exact if the pipeline yields the same items for the same seeds; a digest of the last item checks this.
@@ -73,10 +72,10 @@ class ReplayedItems(RecordedStage[Any]):
         self._last: list[Any] = []  # a summary of the last item
         self._loaded: tuple[int, int] | None = None
 
-    def record_state(self, recorder: Recorder) -> Form:
-        """Record the number of items yielded in the epoch, and a digest of the last one."""
+    def snapshot(self) -> dict[str, Any]:
+        """Return the number of items yielded in the epoch, and a digest of the last one."""
         made, digest = self._loaded or (self._made, _digest(self._last) if self._made else 0)
-        return {"replayed": recorder.number(made), "digest": recorder.number(digest)}
+        return {"replayed": made, "digest": digest}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:  # noqa: ARG002 - no stage is after it
         """Load a state; the next iteration resumes from it.

@@ -12,7 +12,7 @@ from wds_datapipes.datapipes import Batcher, Collator, Filter, IterDataPipe, Map
 from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint import is_users as is_users_module
 from wds_datapipes.pipes.graph import name_of
-from wds_datapipes.pipes.stage import RecordedStage, Stage, as_stage
+from wds_datapipes.pipes.stage import SnapshotStage, Stage, as_stage
 
 __all__ = ["check_declaration", "has_state", "is_stateless", "is_users"]
 
@@ -42,8 +42,8 @@ ALTERNATIVES = {
 
 def has_state(stage: Any) -> bool:
     """Whether a stage has a state."""
-    if isinstance(stage, RecordedStage):
-        return type(stage).state_dict is RecordedStage.state_dict and _is_declared(stage, "record_state")
+    if isinstance(stage, SnapshotStage):
+        return type(stage).state_dict is SnapshotStage.state_dict and _is_declared(stage, "snapshot")
     is_own = isinstance(stage, Stage) and type(stage).state_dict is not Stage.state_dict
     return is_own and _is_declared(stage, "state_dict")
 

@@ -1,0 +1,182 @@
+"""The states of a pipeline after each of its items, and which of the items the loop has received.
+
+A state holds the positions of all samples in a shuffle buffer, and few states are ever needed. So a worker takes a
+snapshot after each item, and sends the snapshots of the items of a message in one pickle, with the changes to buffers
+since the message before. The main process unpickles a snapshot on request. Every item has an exact state, also if
+functions of the pipeline draw random numbers or fail now and then.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.format import WorkerState
+from wds_datapipes.pipes.state.pipeline_state import next_epoch_state, save_state, stateful
+from wds_datapipes.samples.position_buffer import BufferHistory, plain_state
+
+__all__ = ["LoopPosition", "Snapshot", "SnapshotWriter", "beginning_of_next_epoch"]
+
+Snapshot = list[Any] | str | None
+"""The snapshots of the stages with a state, None at the beginning of an epoch; or why the pipeline has no state."""
+
+
+class SnapshotWriter:
+    """Takes snapshots of a pipeline, and packs them for a `LoopPosition`.
+
+    Args:
+        pipe: the pipeline, when an epoch begins.
+    """
+
+    def __init__(self, pipe: Any) -> None:
+        self._refusal = ""
+        self._sent: dict[int, tuple[int, int]] = {}  # how much of each history: changes, appended
+        try:
+            self._stages = stateful(pipe)
+        except StateError as error:
+            self._refusal = str(error)
+
+    def snapshot(self) -> Snapshot:
+        """Return a snapshot after the item that was yielded last; after an error, always its text."""
+        if not self._refusal:
+            try:
+                return [stage.snapshot() for stage in self._stages]
+            except StateError as error:
+                self._refusal = str(error)
+        return self._refusal
+
+    def pack(self, snapshots: Sequence[Snapshot]) -> bytes:
+        """Return snapshots as bytes. Another thread may continue the iteration meanwhile."""
+        file = io.BytesIO()
+        pickler = _SnapshotPickler(file)
+        pickler.dump(snapshots)
+        parts = [self._part(history) for history in pickler.histories.values()]
+        self._sent = {number: self._sent[number] for number in pickler.histories}
+        return pickle.dumps((file.getvalue(), [tuple(part) for part in parts]), pickle.HIGHEST_PROTOCOL)
+
+    def _part(self, history: BufferHistory) -> _Part:
+        """Return what was added to a history since the last message."""
+        changes, appended = self._sent.get(history.number, (0, 0))
+        part = _Part(history.number, history.changes[changes:], history.appended[appended:])
+        self._sent[history.number] = changes + len(part.changes), appended + len(part.appended)
+        return part
+
+
+class _Part(NamedTuple):
+    """What was added to a `BufferHistory`, as in its attributes."""
+
+    number: int
+    changes: array[int]
+    appended: Sequence[Sequence[int]]
+
+
+class _SnapshotPickler(pickle.Pickler):
+    """Pickles snapshots with empty histories, and collects the histories."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.histories: dict[int, BufferHistory] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not BufferHistory:
+            return NotImplemented
+        self.histories[value.number] = value
+        return BufferHistory, (value.number,)
+
+
+def beginning_of_next_epoch(pipe: Any) -> Snapshot:
+    """Return the snapshot at the beginning of an epoch that continues the previous one."""
+    try:
+        return next_epoch_state(save_state(pipe))
+    except StateError as error:
+        return str(error)
+
+
+class _Message(NamedTuple):
+    """The snapshots of consecutive items.
+
+    Attributes:
+        first: the number of items of the epoch up to the first of them.
+        snapshots: their pickle.
+        histories: the histories that they refer to.
+    """
+
+    first: int
+    snapshots: bytes
+    histories: frozenset[int]
+
+
+class LoopPosition:
+    """The items of one worker's epoch that the loop has received, and the state after the last of them.
+
+    Args:
+        base: the state at which the pipeline starts.
+
+    Attributes:
+        delivered: the number of items that the loop has received.
+    """
+
+    def __init__(self, base: WorkerState | None = None) -> None:
+        self.begin(base or WorkerState(None))
+
+    def begin(self, base: WorkerState) -> None:
+        """Begin an epoch.
+
+        Args:
+            base: the state at which the pipeline starts.
+        """
+        self.delivered = 0
+        self._base = base
+        self._received = 0
+        self._messages: deque[_Message] = deque()
+        self._histories: dict[int, BufferHistory] = {}
+
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether any snapshot has arrived."""
+        return bool(self._messages)
+
+    def add(self, data: bytes, count: int) -> None:
+        """Add the snapshots of the next items.
+
+        Args:
+            data: the result of `SnapshotWriter.pack`.
+            count: the number of items; if 0, the one snapshot replaces that of the item before.
+        """
+        snapshots, parts = pickle.loads(data)  # noqa: S301 - written by this program
+        for part in map(_Part._make, parts):
+            history = self._histories.setdefault(part.number, BufferHistory(part.number))
+            history.appended += part.appended
+            history.changes += part.changes
+        self._messages.append(_Message(self._received + min(count, 1), snapshots, frozenset(p[0] for p in parts)))
+        self._received += count
+
+    def deliver(self) -> None:
+        """Record that the loop has received the next item."""
+        self.delivered += 1
+        messages = self._messages
+        if len(messages) > 1 and messages[1].first <= self.delivered:
+            dropped = messages.popleft()
+            if dropped.histories - messages[0].histories:
+                known = frozenset().union(*(message.histories for message in messages))
+                self._histories = {number: self._histories[number] for number in known}
+
+    def state(self) -> WorkerState:
+        """Return the state of the pipeline after the last item that the loop has received.
+
+        Raises:
+            StateError: the pipeline has no state.
+        """
+        found = [message for message in [*self._messages] if message.first <= self.delivered]  # threads may add some
+        if not found:
+            return self._base
+        snapshots = pickle.loads(found[-1].snapshots)  # noqa: S301 - written by this program
+        snapshot = snapshots[self.delivered - found[-1].first]
+        if isinstance(snapshot, str):
+            raise StateError(snapshot)
+        return WorkerState(plain_state(snapshot, self._histories))
