@@ -16,8 +16,8 @@ ratio of this time to that of the reference. Figures are medians, and ratios are
 Batches of images, 64 x 3 x 224 x 224 decoded from JPEG files of 15 KB, are measured without a reference, to show the
 cost relative to such a batch.
 
-Workers record the changes of their position with each batch. The main process combines these records into a state on
-request.
+Workers take a snapshot after each batch, and send it with the changes to their buffers. The main process makes a state
+of a snapshot on request.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ from rich.progress import track
 from rich.table import Table
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.loading.workers import worker
-from wds_datapipes.pipes.state.pipeline_state import record_state
+from wds_datapipes.loading.progress import SnapshotWriter
 
 # Silenced by the import above.
 from torchdata.dataloader2 import DataLoader2  # isort: skip
@@ -141,16 +140,20 @@ def measure(make: Callable[[], Any], stop: int) -> Cost:
     spent = [0.0]  # by a worker, since its last report
     records = itertools.count(1)
 
-    def timed(pipe: Any, recorder: Any, is_first: bool = False) -> Any:
-        begin = time.thread_time()
-        record = record_state(pipe, recorder, is_first)
-        spent[0] += time.thread_time() - begin
-        if next(records) % RECORDS == 0:
-            os.write(writing, REPORT.pack(os.getpid(), time.perf_counter(), spent[0]))
-            spent[0] = 0.0
-        return record
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed_method(*arguments: Any) -> Any:
+            begin = time.thread_time()
+            result = method(*arguments)
+            spent[0] += time.thread_time() - begin
+            if next(records) % RECORDS == 0:
+                os.write(writing, REPORT.pack(os.getpid(), time.perf_counter(), spent[0]))
+                spent[0] = 0.0
+            return result
 
-    vars(worker)["record_state"] = timed  # inherited by forked workers
+        return timed_method
+
+    for name in ("snapshot", "pack"):  # inherited by forked workers
+        setattr(SnapshotWriter, name, timed(vars(SnapshotWriter)[name]))
     first = make()
     iterator: Iterator[Any] = iter(first)
     next(iterator)

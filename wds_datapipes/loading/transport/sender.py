@@ -160,6 +160,17 @@ class Sender:
             self._flush()
             self._send_body(kind, payload)
 
+    def send_record(self, record: object) -> None:
+        """Send the waiting items, and then a record in place of that of the last of them, if ``pack_records`` is set.
+
+        Raises:
+            ReceiverGone: the other side has closed.
+        """
+        with self._lock:
+            self._flush()
+            if self.pack_records is not None:  # after the flush: records are packed in the order in which they arrive
+                self._send_body(Kind.STATE, self.pack_records([record]))
+
     def flush(self) -> None:
         """Send the waiting items.
 

@@ -209,7 +209,7 @@ class Worker:
                 self.iterator = None
                 self.send_skipped()
                 if self.spans_epochs and self.snapshots is not None:
-                    sender.send(Kind.STATE, self.snapshots.pack([self.snapshots.snapshot()]))
+                    sender.send_record(self.snapshots.snapshot())
                 sender.send(Kind.END, serialize(self.split_lists()))
                 return
             snapshot = None if self.snapshots is None else self.snapshots.snapshot()
@@ -276,8 +276,8 @@ class Worker:
         self.spans_epochs = self.job.records_state and spans_epochs(self.pipe)
         self.snapshots = SnapshotWriter(self.pipe) if self.job.records_state else None
         self.sender.pack_records = None if self.snapshots is None else self.snapshots.pack
-        if self.spans_epochs and self.snapshots is not None and resumed is None:
-            self.sender.send(Kind.STATE, self.snapshots.pack([beginning_of_next_epoch(self.pipe)]))
+        if self.spans_epochs and resumed is None:
+            self.sender.send_record(beginning_of_next_epoch(self.pipe))
         if resumed is not None:
             resumed.load(self.pipe)
         self.iterator = iter(self.pipe)
