@@ -261,7 +261,7 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
     ("ShardWriteError", lambda folder: TarWriter(folder / "no/x.tar"), r"no folder '.*/no'\. Create it first"),
     (
         "ConversionError",
-        lambda folder: convert_shards(cast(Any, len), [shard(folder)], f"{folder}/out/", retries=0, max_workers=0),
+        lambda folder: convert_shards(cast(Any, len), [shard(folder)], f"{folder}/out/", retries=0, num_workers=0),
         r"1 of 1 shards .*\n.*x\.tar: TypeError: the function must return a sample, samples or None",
     ),
     (

@@ -40,6 +40,9 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
     from wds_datapipes.pipes.samples.indexed import IndexedSamples
     from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
+    from wds_datapipes.prepare.create import create_shards
+    from wds_datapipes.prepare.stats import dataset_stats
+    from wds_datapipes.prepare.verify import verify_shards
     from wds_datapipes.writing import ShardWriter, TarWriter
 
     __version__: str
@@ -68,6 +71,8 @@ __all__ = [
     "WorkerReport",
     "collate_samples",
     "convert_shards",
+    "create_shards",
+    "dataset_stats",
     "first_dot",
     "handle_extension",
     "last_dot",
@@ -76,6 +81,7 @@ __all__ = [
     "read_quarantine",
     "register_decoder",
     "register_opener",
+    "verify_shards",
 ]
 
 _apply_patches()
@@ -94,7 +100,10 @@ _LATER = {
     "TarWriter": "wds_datapipes.writing",
     "WorkerReport": "wds_datapipes.loading.report",
     "convert_shards": "wds_datapipes.prepare.convert",
+    "create_shards": "wds_datapipes.prepare.create",
+    "dataset_stats": "wds_datapipes.prepare.stats",
     "merge_states": "wds_datapipes.loading.checkpoint.resharding",
+    "verify_shards": "wds_datapipes.prepare.verify",
 }
 
 

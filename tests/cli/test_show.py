@@ -26,7 +26,7 @@ from wds_datapipes import TarWriter
 from wds_datapipes.cli.show import half_blocks
 from wds_datapipes.cli.show_sheet import make_sheet, size_bars
 from wds_datapipes.cli.show_sheet_html import sheet_as_html
-from wds_datapipes.prepare.random_samples import RandomSamples
+from wds_datapipes.prepare.dataset_contents import RandomSamples
 from wds_datapipes.testing import build_shard
 
 

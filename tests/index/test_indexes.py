@@ -384,8 +384,8 @@ def test_a_broken_shard_is_reported_and_the_others_are_indexed(shards: list[str]
 
 
 def test_invalid_arguments_are_refused(shards: list[str]) -> None:
-    with pytest.raises(ValueError, match="max_workers must be a positive integer, not 0"):
-        build_indexes(shards, max_workers=0)
+    with pytest.raises(ValueError, match="num_workers must be at least 0, not -1"):
+        build_indexes(shards, max_workers=-1)
     with pytest.raises(
         SpecError, match=r"Only ShardList substitutes variables\. Pass ShardList\('\$\{DATA\}/a\.tar'\)"
     ):

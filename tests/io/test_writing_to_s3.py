@@ -268,7 +268,7 @@ def turned(sample: dict[str, Any]) -> dict[str, Any]:
 
 def wanted() -> dict[str, bytes]:
     """The output of an undisturbed conversion to local files."""
-    infos = [result.info for result in convert_shards(turned, inputs(), "wanted/", max_workers=0)]
+    infos = [result.info for result in convert_shards(turned, inputs(), "wanted/", num_workers=0)]
     found = {}
     for info in infos:
         with open(info.url, "rb") as file:
@@ -278,7 +278,7 @@ def wanted() -> dict[str, bytes]:
 
 def convert(options: dict[str, Any], **more: Any) -> list[ConvertedShard]:
     return convert_shards(
-        turned, ["a.tar", "b.tar"], "s3://bucket/w/", journal="s.journal", output_options=options, **more
+        turned, ["a.tar", "b.tar"], "s3://bucket/w/", journal="s.journal", storage_options=options, **more
     )
 
 
@@ -372,11 +372,11 @@ def test_a_conversion_killed_at_any_request_resumes(bucket: Any, gate: Gate, opt
         with suppress(FileNotFoundError):
             bucket.rm("bucket/w", recursive=True)
         Path("s.journal").unlink(missing_ok=True)
-        ends.append(run_interrupted(gate, number, moment, signal.SIGKILL, partial(convert, options, max_workers=1)))
+        ends.append(run_interrupted(gate, number, moment, signal.SIGKILL, partial(convert, options, num_workers=1)))
         there = shards(bucket)
         assert there == {name: expected[name] for name in there}  # each of them is complete
         gate.act = lambda kind, moment: None
-        assert len(convert(options, max_workers=0)) == 2
+        assert len(convert(options, num_workers=0)) == 2
         assert shards(bucket) == expected
         if ends[-1] == 0:
             break
@@ -395,7 +395,7 @@ def test_a_converting_process_aborts_its_upload_when_its_parent_is_killed(
         assert gate.aborted.wait(600)
 
     assert (
-        run_interrupted(gate, 2, "after", signal.SIGKILL, partial(convert, options, max_workers=1), kill_and_hold) < 0
+        run_interrupted(gate, 2, "after", signal.SIGKILL, partial(convert, options, num_workers=1), kill_and_hold) < 0
     )
     assert gate.aborted.wait(600)
     assert gate.done == ["create", "part", "abort"]
@@ -420,9 +420,7 @@ def test_a_forked_process_closes_no_connection_of_its_parent(bucket: Any, gate: 
 
 
 def write_many(options: dict[str, Any]) -> None:
-    with ShardWriter(
-        "s3://bucket/w/%d.tar", maxsize=6.5e6, resume=True, journal="w.journal", storage_options=options
-    ) as writer:
+    with ShardWriter("s3://bucket/w/%d.tar", maxsize=6.5e6, resume="w.journal", storage_options=options) as writer:
         for sample in samples(7):
             writer.write(sample)
 

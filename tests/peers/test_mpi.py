@@ -26,7 +26,7 @@ def test_the_processes_of_mpi_convert_shards(tmp_path: Path) -> None:
         for number in range(6)
     ]
     (tmp_path / "pids").mkdir()
-    wanted = convert_shards(but_the_first, shards, f"{tmp_path}/wanted/", max_workers=0)
+    wanted = convert_shards(but_the_first, shards, f"{tmp_path}/wanted/", num_workers=0)
     script = Path(__file__).with_name("mpi_conversion.py")
     # As many as requested, on however few cores; and a container has no user but root.
     job = [str(Path(sys.executable).with_name("mpiexec")), "--oversubscribe", "-n", "3"]

@@ -61,7 +61,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
             "write_wds_shards",
             ("a-%d.tar",),
             {"count": 5},
-            "arguments of ShardWriter except step, but got .'count'",
+            "keyword argument 'count'",
         ),
         ("wds_encode", (), {"jpg": 95}, r"function of a value, or a dict of options.*not 95"),
         ("wds_encode", (), {"on_error": "stop"}, r"on_error must be \"raise\""),

@@ -36,9 +36,11 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.index import check_index, read_index
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
-from wds_datapipes.prepare.shard_converter import ShardConverter
+from wds_datapipes.prepare.convert import ShardSamples
+from wds_datapipes.prepare.shard_producer import ShardProducer
 from wds_datapipes.samples.keys import first_dot
 from wds_datapipes.testing import build_shard
+from wds_datapipes.writing import WriteOptions
 
 Samples = dict[str, list[dict[str, Any]]]
 
@@ -203,17 +205,17 @@ def test_unusable_names_are_refused(inputs: list[str], output: str, text: str) -
 def test_a_folder_that_cannot_be_created_is_named(shards: list[str], output: str) -> None:
     Path("file").touch()
     with pytest.raises(ShardWriteError, match=rf"folder '{output.rpartition('/')[0]}' cannot be created: .*Choose an"):
-        convert_shards(odd, shards, output, max_workers=0)
+        convert_shards(odd, shards, output, num_workers=0)
     with pytest.raises(ShardWriteError, match="folder '/proc/none' cannot be created: No such file or directory"):
-        convert_shards(odd, shards, "out/", journal="/proc/none/journal", max_workers=0)
+        convert_shards(odd, shards, "out/", journal="/proc/none/journal", num_workers=0)
 
 
 def test_shards_go_to_a_store_with_a_journal_here(shards: list[str]) -> None:
     # The memory of a process, so this process must do the work.
-    results = convert_shards(odd, shards, "memory://converted/", journal="here.journal", max_workers=0)
+    results = convert_shards(odd, shards, "memory://converted/", journal="here.journal", num_workers=0)
     assert fsspec.filesystem("memory").size("/converted/3.tar") == results[3].info.bytes
     fsspec.filesystem("memory").rm("/converted/3.tar")
-    again = convert_shards(odd, shards, "memory://converted/", journal="here.journal", max_workers=0)
+    again = convert_shards(odd, shards, "memory://converted/", journal="here.journal", num_workers=0)
     assert new(again) == ["3.tar"]
     fsspec.filesystem("memory").rm("/converted", recursive=True)
 
@@ -222,8 +224,8 @@ def test_shards_come_from_a_store_too(shards: list[str]) -> None:
     from_memory = [f"memory://given/{name}" for name in shards]
     for name in shards:
         fsspec.filesystem("memory").pipe_file(f"/given/{name}", Path(name).read_bytes())
-    assert [result.read for result in convert_shards(odd, from_memory, "out/", max_workers=0)] == [5] * 6
-    assert new(convert_shards(odd, from_memory, "out/", max_workers=0)) == []
+    assert [result.read for result in convert_shards(odd, from_memory, "out/", num_workers=0)] == [5] * 6
+    assert new(convert_shards(odd, from_memory, "out/", num_workers=0)) == []
     fsspec.filesystem("memory").rm("/given", recursive=True)
 
 
@@ -252,12 +254,12 @@ def test_a_second_call_writes_only_missing_shards(shards: list[str]) -> None:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shards_finished_without_an_index_get_one(shards: list[str], workers: int) -> None:
-    convert_shards(odd, shards[:3], "out/", max_workers=workers)
+    convert_shards(odd, shards[:3], "out/", num_workers=workers)
     before = written()
-    convert_shards(odd, shards[:4], "out/", max_workers=workers, index=True)
+    convert_shards(odd, shards[:4], "out/", num_workers=workers, index=True)
     os.unlink("out/1.tar.wdsidx")
     times = {name: os.stat(f"out/{name}").st_mtime_ns for name in before}
-    assert new(convert_shards(odd, shards[:4], "out/", max_workers=workers, index=True)) == []
+    assert new(convert_shards(odd, shards[:4], "out/", num_workers=workers, index=True)) == []
     assert {name: os.stat(f"out/{name}").st_mtime_ns for name in before} == times
     for url in shards[:4]:
         check_index(read_index(f"out/{url}.wdsidx"), f"out/{url}", depth="bytes")
@@ -383,7 +385,7 @@ def test_an_unpicklable_error_is_reported(shards: list[str], workers: int) -> No
         raise Odd(1, 2)
 
     with pytest.raises(ConversionError, match=r"6 of 6 .*\n\d\.tar: RuntimeError: Odd: 1 and 2\n\d\.tar: "):
-        convert_shards(fail, shards, "out/", retries=0, max_workers=workers)
+        convert_shards(fail, shards, "out/", retries=0, num_workers=workers)
     assert written() == {}
 
 
@@ -435,7 +437,7 @@ def test_a_killed_process_is_replaced_and_its_shard_tried_again(shards: list[str
         return sample
 
     convert_shards(same, shards, "wanted/")
-    assert len(convert_shards(die_once, shards, "out/", retries=1, max_workers=2)) == 6
+    assert len(convert_shards(die_once, shards, "out/", retries=1, num_workers=2)) == 6
     assert written() == written("wanted")
 
 
@@ -448,7 +450,7 @@ def test_only_the_shard_that_kills_its_process_is_reported(shards: list[str]) ->
         return sample
 
     with pytest.raises(ConversionError, match=r"(?s)2 of 6 .*killed") as caught:
-        convert_shards(die, shards, "out/", retries=2, max_workers=3)
+        convert_shards(die, shards, "out/", retries=2, num_workers=3)
     assert {url: type(error) for url, error in caught.value.failures.items()} == {
         "1.tar": WorkerDiedError,
         "4.tar": WorkerDiedError,
@@ -507,7 +509,7 @@ def convert_until_killed(shards: list[str], samples: int) -> None:
     """Convert shards, killed once this number of further samples have begun."""
     Path("new").write_text(f"{os.getpid()} {os.path.getsize('begun') + samples}")
     os.rename("new", "main")
-    convert_shards(working, shards, "out/", max_workers=2)
+    convert_shards(working, shards, "out/", num_workers=2)
 
 
 def wait_until_ended(pids: Iterable[str]) -> None:
@@ -562,7 +564,7 @@ def interrupted(seconds: float | None) -> None:
 
     with contextlib.suppress(KeyboardInterrupt):
         threading.Thread(target=interrupt).start()
-        convert_shards(slow, [f"{number}.tar" for number in range(6)], "out/", max_workers=2)
+        convert_shards(slow, [f"{number}.tar" for number in range(6)], "out/", num_workers=2)
         os._exit(1)
     if multiprocessing.active_children() or any(os.path.exists(f"/proc/{pid}") for pid in os.listdir("pids")):
         os._exit(2)
@@ -591,7 +593,7 @@ def test_an_error_of_the_caller_ends_all_processes(shards: list[str]) -> None:
         raise LookupError(result.source)
 
     with pytest.raises(LookupError, match=r"0\.tar") as caught:
-        convert_shards(stuck, shards, "out/", on_result=refuse, max_workers=3)
+        convert_shards(stuck, shards, "out/", on_result=refuse, num_workers=3)
     assert multiprocessing.active_children() == []
     assert sorted(written()) == ["0.tar"]
     assert caught.traceback  # which would hold what is not ended
@@ -623,7 +625,7 @@ def test_an_exception_of_the_end_that_python_has_dropped_is_raised_again(shards:
         raise LookupError(result.source)
 
     with pytest.raises(LookupError, match=r"0\.tar"):
-        convert_shards(stuck, shards, "out/", on_result=refuse, max_workers=3)
+        convert_shards(stuck, shards, "out/", on_result=refuse, num_workers=3)
     assert multiprocessing.active_children() == []
     assert sorted(written()) == ["0.tar"]
     assert [path.name for path in Path("out").iterdir() if path.name.endswith(".part")] == []
@@ -663,7 +665,7 @@ def test_an_executor_is_given_a_bounded_number_of_tasks_in_order(shards: list[st
     many = [shards[number % 6] for number in range(40)]
     with Watched() as executor:
         results = convert_shards(
-            odd, many, "out/%d.tar", executor=executor, max_workers=4, storage_options=secret, output_options=secret
+            odd, many, "out/%d.tar", executor=executor, num_workers=4, storage_options=secret, input_options=secret
         )
         assert executor.submit(len, "ab").result() == 2  # it is still open
     assert [result.source for result in results] == many
@@ -673,7 +675,7 @@ def test_an_executor_is_given_a_bounded_number_of_tasks_in_order(shards: list[st
 
 
 def test_an_executor_of_new_processes_does_the_same(shards: list[str]) -> None:
-    convert_shards(first_dot_samples, shards, "wanted/", max_workers=0)
+    convert_shards(first_dot_samples, shards, "wanted/", num_workers=0)
     with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as executor:
         convert_shards(first_dot_samples, shards, "out/", executor=executor)
     assert written() == written("wanted")
@@ -690,7 +692,7 @@ def test_a_broken_executor_is_reported_for_each_remaining_shard(shards: list[str
             executor.shutdown()
 
         with pytest.raises(ConversionError, match=r"4 of 6 .*\n2\.tar: RuntimeError: cannot schedule") as caught:
-            convert_shards(same, shards, "out/", executor=executor, max_workers=2, on_result=close)
+            convert_shards(same, shards, "out/", executor=executor, num_workers=2, on_result=close)
     assert list(caught.value.failures) == ["2.tar", "3.tar", "4.tar", "5.tar"]
     assert new(convert_shards(same, shards, "out/")) == ["2.tar", "3.tar", "4.tar", "5.tar"]
 
@@ -753,11 +755,11 @@ def test_a_dask_cluster_survives_a_killed_worker(shards: list[str], folder: Path
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"compres": "gz"}, TypeError, "no argument 'compres', nor does TarWriter"),
-        ({"target": "a.tar"}, TypeError, "no argument 'target'"),
+        ({"compres": "gz"}, TypeError, "argument 'compres'"),
+        ({"format": "jsonl"}, ValueError, "format must be tar, since .* not 'jsonl'"),
         ({"compress": "rar"}, ValueError, "rar"),
-        ({"retries": -1}, ValueError, "retries and max_workers must be at least 0, not -1 and None"),
-        ({"max_workers": -1}, ValueError, "not 2 and -1"),
+        ({"retries": -1}, ValueError, "retries must be at least 0, not -1"),
+        ({"num_workers": -1}, ValueError, "with an executor, not -1"),
         ({"if_changed": "ask"}, ValueError, '"raise", "redo" or "keep", not \'ask\''),
         ({"on_error": "ignore"}, ValueError, "on_error must be"),
         ({"function": "odd"}, TypeError, "takes a function of a sample, not 'odd'"),
@@ -772,10 +774,9 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
 
 
 def test_the_repr_of_tasks_hides_their_arguments() -> None:
-    options: dict[str, Any] = {"whole_shards": False, "decode": None, "key_rule": first_dot, "on_error": "raise"}
-    options["limits"] = DEFAULT_LIMITS
-    converter = ShardConverter(odd, **options, storage_options={"key": "secret"}, writing={"key": "secret"})
-    assert repr(converter) == "ShardConverter(odd)"
+    inputs = ShardSamples(first_dot, None, {"key": "secret"}, DEFAULT_LIMITS)
+    producer = ShardProducer(inputs, odd, False, True, WriteOptions(storage_options={"key": "secret"}))
+    assert repr(producer) == "ShardProducer(odd)"
 
 
 def misspelt(sample: Any) -> Any:
@@ -804,6 +805,6 @@ def test_errors_of_the_function_are_not_retried(
     function: Callable[[Any], Any], error: type[Exception], shards: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConversionError, match=r"1 of 1 shards could not be converted\. The others") as caught:
-        convert_shards(function, shards[:1], "out/", retries=3, max_workers=0)
+        convert_shards(function, shards[:1], "out/", retries=3, num_workers=0)
     assert isinstance(next(iter(caught.value.failures.values())), error)
     assert not caplog.records

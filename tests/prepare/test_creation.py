@@ -9,7 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -33,42 +33,40 @@ from wds_datapipes.errors import (
     WorkerDiedError,
 )
 from wds_datapipes.parallel import executors
-from wds_datapipes.prepare.create import CreatedShard, create_shards
+from wds_datapipes.prepare import create as creation
+from wds_datapipes.prepare.create import create_shards
+from wds_datapipes.prepare.plan import make_plan
+from wds_datapipes.prepare.shard_run import ConvertedShard
 from wds_datapipes.prepare.sources.image_folder import find_images
 from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.prepare.sources.tarp_recipe import Recipe
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import read_shards
+from wds_datapipes.writing.journal import ShardJournal
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-class Noting:
-    """Records the reported progress, and calls a function when writing begins."""
+@pytest.fixture
+def when_planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Call a function between planning and writing, when files may change, which nothing else can time."""
 
-    def __init__(self, when_planned: Callable[[], object] = lambda: None) -> None:
-        self.when_planned = when_planned
-        self.samples_looked = self.bytes_looked = 0
-        self.plan = (0, 0)
-        self.written = [0, 0, 0]
+    def register(function: Callable[[], object]) -> None:
+        def planned(*arguments: Any, **options: Any) -> Any:
+            plan = make_plan(*arguments, **options)
+            function()
+            return plan
 
-    def on_measured(self, samples: int, size: int) -> None:
-        self.samples_looked += samples
-        self.bytes_looked += size
+        monkeypatch.setattr(creation, "make_plan", planned)
 
-    def on_planned(self, shards: int, samples: int) -> None:
-        self.plan = (shards, samples)
-        self.when_planned()
-
-    def on_written(self, *counts: int) -> None:
-        self.written = [a + b for a, b in zip(self.written, counts, strict=True)]
+    return register
 
 
-def create(folder: Path, lines: str, output: str = "a-%02d.tar", **options: Any) -> list[CreatedShard]:
+def create(folder: Path, lines: str, output: str = "a-%02d.tar", **options: Any) -> list[ConvertedShard]:
     """Create shards of a recipe, whose files are in the folder."""
     (folder / "recipe").write_text(lines)
-    options = {"max_workers": 0, **options}
+    options = {"num_workers": 0, **options}
     recipe = Recipe(folder / "recipe", root=folder)
     try:
         return create_shards(recipe, folder / output, **options)
@@ -130,14 +128,10 @@ def test_shards_equal_those_of_a_shard_writer(
 def test_any_number_of_processes_writes_the_same(files: Path, workers: int) -> None:
     options = {"maxcount": 3, "seed": 5, "index": True, "compress": "gz", "digest": True}
     here = create(files, NUMBERS, "a/%d.tar", **options)
-    noting = Noting()
-    there = create(files, NUMBERS, "b/%d.tar", max_workers=workers, progress=noting, **options)
+    there = create(files, NUMBERS, "b/%d.tar", num_workers=workers, **options)
     assert contents(files / "a", "*") == contents(files / "b", "*")
     assert len(contents(files / "a", "*")) == 8
     assert [shard.info[1:] for shard in here] == [shard.info[1:] for shard in there]
-    size = sum(300 * number + len(str(number)) for number in range(10))
-    assert (noting.samples_looked, noting.bytes_looked) == (10, size)
-    assert (noting.plan, noting.written) == ((4, 10), [4, 10, sum(shard.info.bytes for shard in there)])
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -149,7 +143,7 @@ def test_processes_read_one_table_without_interference(tmp_path: Path, kind: str
     else:
         pyarrow.parquet.write_table(pyarrow.table({"txt": texts}), path)
     source = Table(path)
-    made = create_shards(source, tmp_path / "%d.tar", maxcount=1000, seed=0, max_workers=3)
+    made = create_shards(source, tmp_path / "%d.tar", maxcount=1000, seed=0, num_workers=3)
     source.close()
     read = group_samples(read_shards([shard.info.url for shard in made]))
     assert {int(sample["__key__"]): sample["txt"].decode() for sample in read} == dict(enumerate(texts))
@@ -175,11 +169,11 @@ def test_webdataset_reads_created_shards(files: Path, closed_garbage: None) -> N
 
 
 def test_one_archive_contains_everything_and_may_go_to_a_command(files: Path) -> None:
-    [made] = create(files, NUMBERS, "one.tar", maxcount=1, maxsize=1, max_workers=None)
+    [made] = create(files, NUMBERS, "one.tar", maxcount=1, maxsize=1, num_workers=None)
     assert made.info.samples == 10
     recipe = Recipe(files / "recipe", root=files)
-    create_shards(recipe, f"pipe:cat > {files}/two.tar", max_workers=2)
-    create_shards(recipe, f"pipe:cat > {files}/part-%d.tar", maxcount=5, max_workers=2)
+    create_shards(recipe, f"pipe:cat > {files}/two.tar", num_workers=2)
+    create_shards(recipe, f"pipe:cat > {files}/part-%d.tar", maxcount=5, num_workers=2)
     recipe.close()
     assert (files / "two.tar").read_bytes() == (files / "one.tar").read_bytes()
     assert keys(files / "part-0.tar", files / "part-1.tar") == keys(files / "one.tar")
@@ -192,7 +186,9 @@ def test_new_keys_count_in_the_source_also_in_another_order(files: Path) -> None
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("change", ["longer", "gone", "folder"])
-def test_a_file_that_changes_before_it_is_read_leaves_no_partial_shard(files: Path, change: str, workers: int) -> None:
+def test_a_file_that_changes_before_it_is_read_leaves_no_partial_shard(
+    files: Path, when_planned: Callable[..., None], change: str, workers: int
+) -> None:
     def do() -> None:
         if change == "longer":
             with (files / "7.jpg").open("ab") as stream:
@@ -207,8 +203,10 @@ def test_a_file_that_changes_before_it_is_read_leaves_no_partial_shard(files: Pa
         "gone": r"7\.jpg', for the field 'jpg' of the sample '07' of .* cannot be read: No such file",
         "folder": r"7\.jpg'.* cannot be read: Is a directory",
     }[change]
+    when_planned(do)
     with pytest.raises(SampleSourceError, match=told):
-        create(files, NUMBERS, maxcount=3, progress=Noting(do), max_workers=workers)
+        create(files, NUMBERS, maxcount=3, num_workers=workers)
+    when_planned(lambda: None)
     left = contents(files)
     assert set(left) <= {"a-00.tar", "a-01.tar", "a-03.tar"}
     assert workers or set(left) == {"a-00.tar", "a-01.tar"}
@@ -220,7 +218,9 @@ def test_a_file_that_changes_before_it_is_read_leaves_no_partial_shard(files: Pa
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_skipped_bad_file_changes_no_other_shard(files: Path, workers: int) -> None:
+def test_a_skipped_bad_file_changes_no_other_shard(
+    files: Path, when_planned: Callable[..., None], workers: int
+) -> None:
     create(files, NUMBERS, maxcount=3)
     whole = contents(files)
     faults: list[Exception] = []
@@ -229,13 +229,14 @@ def test_a_skipped_bad_file_changes_no_other_shard(files: Path, workers: int) ->
         faults.append(error)
         return True
 
-    progress = Noting(lambda: (files / "7.jpg").unlink())
-    create(files, NUMBERS, maxcount=3, progress=progress, on_error=skip, max_workers=workers)
+    when_planned((files / "7.jpg").unlink)
+    create(files, NUMBERS, maxcount=3, on_error=skip, num_workers=workers)
+    when_planned(lambda: None)
     assert [type(fault) for fault in faults] == [SampleSourceError]
     assert keys(files / "a-02.tar") == ["06", "08"]
     assert {name for name, data in contents(files).items() if data != whole[name]} == {"a-02.tar"}
     # One that is missed before all is planned leaves no gap.
-    made = create(files, NUMBERS, maxcount=3, on_error="skip", max_workers=workers, remove_old=True)
+    made = create(files, NUMBERS, maxcount=3, on_error="skip", num_workers=workers, remove_old=True)
     assert [shard.info.samples for shard in made] == [3, 3, 3]
     assert keys(files / "a-02.tar") == ["06", "08", "09"]
 
@@ -300,14 +301,14 @@ def test_without_a_sample_nothing_is_written(tmp_path: Path) -> None:
 def test_an_unwritable_shard_is_reported(files: Path) -> None:
     (files / "a-01.tar").mkdir()
     with pytest.raises(ShardWriteError, match=r"a-01\.tar' cannot be written: it is a folder"):
-        create(files, NUMBERS, maxcount=3, max_workers=2)
+        create(files, NUMBERS, maxcount=3, num_workers=2)
 
 
 def test_a_killed_worker_is_reported_with_its_shard(files: Path) -> None:
     # $PPID is the process that ends the shell along with the worker; its own parent is the worker.
     lines = NUMBERS.replace("03.cls text:3", "03.cls pipe:kill -9 $(awk '/^PPid/ {print $2}' /proc/$PPID/status)")
     with pytest.raises(WorkerDiedError, match=r"may have been killed.*while writing .*a-01\.tar"):
-        create(files, lines, maxcount=3, max_workers=1)
+        create(files, lines, maxcount=3, num_workers=1)
     assert set(contents(files, "a-*.tar")) == {"a-00.tar"}
     create(files, NUMBERS, maxcount=3)
     assert not contents(files, "*.part")  # which a killed process cannot remove
@@ -344,7 +345,7 @@ def test_a_killed_main_process_leaves_whole_shards_and_a_second_call_resumes(
     lines = "".join(f"{n:02d}.txt pipe:{command.format(n)}\n{n:02d}.jpg {n % 10}.jpg\n" for n in range(24))
     monkeypatch.chdir(files)
     monkeypatch.setattr(executors, "SHUTDOWN_S", 600.0)  # which a busy machine may need
-    options: dict[str, Any] = {"maxcount": 3, "max_workers": 2, "resume": True}
+    options: dict[str, Any] = {"maxcount": 3, "num_workers": 2, "resume": True}
     create(files, lines, "b-%02d.tar", **options)
     wanted = {name.replace("b", "a", 1): data for name, data in contents(files, "b-*.tar").items()}
     rng = Random(os.getpid())
@@ -374,7 +375,7 @@ def test_a_killed_main_process_leaves_whole_shards_and_a_second_call_resumes(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_second_call_writes_only_missing_or_changed_shards(files: Path, workers: int) -> None:
-    options: dict[str, Any] = {"maxcount": 3, "resume": True, "max_workers": workers, "digest": True}
+    options: dict[str, Any] = {"maxcount": 3, "resume": True, "num_workers": workers, "digest": True}
     options["remove_old"] = True
 
     def new(lines: str = NUMBERS, **others: Any) -> list[int]:
@@ -404,11 +405,11 @@ def test_a_second_call_writes_only_missing_or_changed_shards(files: Path, worker
 
 
 def test_two_calls_do_not_share_a_journal(files: Path) -> None:
-    def again() -> None:
+    with (
+        closing(ShardJournal(f"{files}/a-shards.tar.journal", {"of": "shards of a conversion"})),
+        pytest.raises(StateError, match="in use"),
+    ):
         create(files, NUMBERS, resume=True)
-
-    with pytest.raises(StateError, match="in use"):
-        create(files, NUMBERS, resume=True, progress=Noting(again))
 
 
 @pytest.mark.parametrize(
@@ -418,7 +419,7 @@ def test_two_calls_do_not_share_a_journal(files: Path) -> None:
         ({"maxcount": 0}, "maxcount must be at least 1 sample"),
         ({"rekey": "{shard}-{number}"}, "do not come from shards"),
         ({"rekey": "same"}, "makes the same key for all samples"),
-        ({"max_workers": -1}, "max_workers must be at least 0"),
+        ({"num_workers": -1}, "num_workers must be at least 0"),
         ({"on_error": "ignore"}, "on_error must be"),
     ],
 )

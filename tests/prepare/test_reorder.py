@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import DecodeError, MissingFieldError, ShardError
-from wds_datapipes.prepare.reorder import FieldSortKey, SampleEntries
+from wds_datapipes.prepare.reorder import SampleEntries
+from wds_datapipes.prepare.sort_key import FieldSortKey
 from wds_datapipes.testing import build_shard
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wds_datapipes.errors import ShardError, UnknownSchemeError
-from wds_datapipes.prepare.shard_contents import read_contents
+from wds_datapipes.prepare.shard_contents import ScanOptions, read_contents
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import read_shards
@@ -74,7 +74,7 @@ def yielded(url: str) -> tuple[list[str], ShardError]:
 def test_the_end_marker_may_be_optional(tmp_path: Path) -> None:
     url = write_members(tmp_path / "a.tar", ["a.x", "b.x"], end=False)
     assert [fault.kind for fault in read_contents(url).faults] == ["TruncatedShardError"]
-    contents = read_contents(url, end_marker="optional")
+    contents = read_contents(url, ScanOptions(end_marker="optional"))
     assert contents.faults == []
     assert len(contents.samples) == 2
 
@@ -95,7 +95,7 @@ def test_all_duplicates_and_repeated_keys_are_reported(tmp_path: Path) -> None:
 
 def test_the_key_rule_and_the_digest_can_be_chosen(tmp_path: Path) -> None:
     url = write_members(tmp_path / "a.tar", ["v1.5.jpg"])
-    contents = read_contents(url, key_rule=last_dot, digest=True)
+    contents = read_contents(url, ScanOptions(key_rule=last_dot), digest=True)
     assert contents.samples[0].key == "v1.5"
     assert len(contents.index.facts.sha256 or "") == 64
     assert read_contents(url).index.facts.sha256 is None

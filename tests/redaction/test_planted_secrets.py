@@ -155,12 +155,12 @@ def write(url: str, folder: Path) -> Iterator[object]:
     for pattern in (f"{url}%06d", f"{url}%06d%06d", f"{url}%06d.tar".replace("name.tar", "name-%06d.tar.7z")):
         yield lambda pattern=pattern: fill(ShardWriter(pattern, verbose=True))
         yield lambda pattern=pattern: fill(ShardWriter(pattern, resume=True))
-        yield lambda pattern=pattern: fill(ShardWriter(pattern, resume=True, journal=folder / "journal"))
-        yield lambda pattern=pattern: fill(ShardWriter(pattern, resume=True, journal=folder / "journal", maxcount=3))
+        yield lambda pattern=pattern: fill(ShardWriter(pattern, resume=folder / "journal"))
+        yield lambda pattern=pattern: fill(ShardWriter(pattern, resume=folder / "journal", maxcount=3))
         yield lambda pattern=pattern: ShardWriter(pattern, format="jsonl", index=True)
     good = f"pipe:cat > /dev/null; : {url}%06d" if url.startswith("pipe:") else f"{url}%06d"
     for _ in range(2):
-        yield lambda: fill(ShardWriter(good, resume=True, journal=folder / "good", verbose=True))
+        yield lambda: fill(ShardWriter(good, resume=folder / "good", verbose=True))
     shard = build_shard("a.tar", [sample])
     pipe = ShardList(shard).load_wds_shards().group_samples().write_wds_shards(f"{url.replace('%', '%%')}%06d")
     yield lambda: list(pipe)
@@ -169,7 +169,7 @@ def write(url: str, folder: Path) -> Iterator[object]:
 
 def convert(url: str, folder: Path) -> Iterator[object]:
     good = build_shard("a.tar", [{"__key__": "a", "txt": "x"}])
-    quick: dict[str, Any] = {"max_workers": 0, "retries": 1}
+    quick: dict[str, Any] = {"num_workers": 0, "retries": 1}
     yield lambda: convert_shards(same, [url, good], "out/", **quick)
     yield lambda: convert_shards(same, [url, good], "out/", **quick, if_changed="redo", on_error="skip")
     yield lambda: convert_shards(same, [url, url], "out/", **quick)

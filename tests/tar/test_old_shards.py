@@ -102,7 +102,7 @@ def test_the_stage_accepts_the_option_and_checks_nothing_when_it_is_built(folder
 
 def create(count: int, **options: Any) -> None:
     Path("table.csv").write_text("txt\n" + "word\n" * count)
-    create_shards(Table("table.csv"), PATTERN, maxcount=1, max_workers=0, **options)
+    create_shards(Table("table.csv"), PATTERN, maxcount=1, num_workers=0, **options)
 
 
 def unchanged(sample: Any) -> Any:
@@ -112,7 +112,7 @@ def unchanged(sample: Any) -> Any:
 def convert(count: int, **options: Any) -> None:
     inputs = [build_shard(f"in-{number}.tar", [{"__key__": "a", "txt": b"x"}]) for number in range(count)]
     Path("out-shards.tar.journal").unlink(missing_ok=True)
-    convert_shards(unchanged, inputs, PATTERN, max_workers=0, **options)
+    convert_shards(unchanged, inputs, PATTERN, num_workers=0, **options)
 
 
 @pytest.mark.parametrize("make", [create, convert])

@@ -153,7 +153,7 @@ def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -
         assert fault.kind == "TruncatedShardError"
         assert not read_contents(url, limits=NO_LIMIT).faults
     with pytest.raises(ConversionError, match="bytes of zeros"):
-        convert_shards(unchanged, "a.tar", "b-%d.tar", retries=0, max_workers=0)
+        convert_shards(unchanged, "a.tar", "b-%d.tar", retries=0, num_workers=0)
     assert not Path("b-0.tar").exists()
     done = program("verify", "a.tar", "--workers", "1")
     assert done.code == 1

@@ -11,16 +11,22 @@ import typer
 from wds_datapipes.cli._app import on_one_line, printable
 from wds_datapipes.cli._copy import print_skipped
 from wds_datapipes.cli._meter import plural
+from wds_datapipes.errors import WdsError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.parallel.error_log import LoggedError, message_of
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.convert import ConvertedShard
 
-__all__ = ["facts_of", "report"]
+__all__ = ["facts_of", "message_of", "report"]
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an error, with its notes if it is not an error of this package."""
+    notes = () if isinstance(error, WdsError) else [str(note) for note in getattr(error, "__notes__", ())]
+    return f"{error} ({'; '.join(notes)})" if notes else str(error)
 
 
 def facts_of(
-    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], skipped: Sequence[LoggedError]
+    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], skipped: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Return the facts for JSON."""
     return {
@@ -41,12 +47,12 @@ def facts_of(
             {"source": redact(url), "kind": type(error).__name__, "message": message_of(error)}
             for url, error in failures.items()
         ],
-        "skipped": [error._asdict() for error in skipped],
+        "skipped": [{"kind": kind, "message": message} for kind, message in skipped],
     }
 
 
 def report(
-    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], skipped: Sequence[LoggedError]
+    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], skipped: Sequence[tuple[str, str]]
 ) -> None:
     """Print the shards written, and the skipped and failed ones to standard error."""
     for shard in done:
@@ -55,7 +61,7 @@ def report(
             f"{human_bytes(shard.info.bytes)}{'' if shard.is_new else ', already finished'}\n"
         )
     sys.stdout.flush()
-    print_skipped([(error.kind, error.message) for error in skipped])
+    print_skipped(skipped)
     for url, failure in failures.items():
         described = f"{type(failure).__name__}: {message_of(failure)}"
         typer.echo(f"Error: {printable(redact(url))}: {on_one_line(described)}", err=True)

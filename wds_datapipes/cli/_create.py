@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -20,16 +20,12 @@ from wds_datapipes.index.manifest import Manifest, write_manifest
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import write_sidecar
-from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.sample_spec import Source
 from wds_datapipes.prepare.sources.image_folder import Faults, ImageFiles
 from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.writing.shard_names import NUMBER
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["CreateOptions", "OpenSource", "create_from"]
 
@@ -121,10 +117,7 @@ def create_from(
         return True
 
     try:
-        with (
-            closing(open_source(skip, rule, options.store)) as source,
-            ProgressBars(len(source), is_shown=output != "-") as bars,
-        ):
+        with closing(open_source(skip, rule, options.store)) as source:
             class_list = locate_class_list(output, source, class_list)
             made = create_shards(
                 source,
@@ -137,11 +130,10 @@ def create_from(
                 key_rule=rule,
                 on_error=skip if options.skip_bad else "raise",
                 remove_old=options.remove_old,
-                max_workers=0 if options.workers == 1 else options.workers,
-                resume=options.resume,
-                journal=options.journal,
-                progress=bars,
-                compress=options.compress,
+                num_workers=0 if options.workers == 1 else options.workers,
+                resume=options.journal or options.resume,
+                progress=output != "-",
+                compress=options.compress,  # type: ignore[arg-type]  # the writer checks it
                 index=options.index,
                 digest=bool(options.manifest),
                 storage_options=options.store,
@@ -198,32 +190,3 @@ def write_class_list(source: Source, url: str, storage_options: dict[str, Any] |
     words = source.words if isinstance(source, ImageFiles) else []
     facts = {"classes": source.classes, **({"words": words} if words else {})}
     write_sidecar(url, (json.dumps(facts, indent=1) + "\n").encode(), storage_options)
-
-
-class ProgressBars:
-    """Shows a progress bar for measuring the files, and one for writing the shards."""
-
-    def __init__(self, samples: int, *, is_shown: bool) -> None:
-        self._bars = ExitStack()
-        self._is_shown = is_shown
-        self._meter = ProgressMeter("Measuring", samples, shown=is_shown, unit="samples")
-
-    def on_measured(self, samples: int, size: int) -> None:
-        """Count measured samples."""
-        self._meter.add(samples=samples, size=size)
-
-    def on_planned(self, shards: int, samples: int) -> None:  # noqa: ARG002  the bar counts shards
-        """Start counting shards."""
-        self._bars.close()
-        self._meter = self._bars.enter_context(ProgressMeter("Writing", shards, shown=self._is_shown))
-
-    def on_written(self, shards: int, samples: int, size: int) -> None:
-        """Count a written shard."""
-        self._meter.add(shards=shards, samples=samples, size=size)
-
-    def __enter__(self) -> Self:
-        self._bars.enter_context(self._meter)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.close()

@@ -189,7 +189,7 @@ def foreign_indexes(
     """Write an index for each shard; return their paths, and the number of samples."""
     paths: dict[int, str] = {}
     samples = 0
-    for number, task in map_shards(work, urls, arguments, executor=None, max_workers=workers):
+    for number, task in map_shards(work, urls, arguments, executor=None, num_workers=workers):
         paths[number], count = task.result()
         samples += count
         meter.add(shards=1, samples=count)

@@ -14,7 +14,7 @@ from wds_datapipes.cli._meter import plural
 from wds_datapipes.cli._options import ReadingOptions, Shards
 from wds_datapipes.index.shard_index import IndexedSample
 from wds_datapipes.io.openers import redact
-from wds_datapipes.prepare.shard_contents import ShardContents, read_contents
+from wds_datapipes.prepare.shard_contents import ScanOptions, ShardContents, read_contents
 
 __all__ = ["ls"]
 
@@ -35,7 +35,7 @@ def ls(
     """
     urls, worst, samples = options.list_shards(shards), 0, 0
     for number, url in enumerate(urls):
-        contents = read_contents(url, **options.reading)
+        contents = read_contents(url, ScanOptions(**options.reading))
         samples += len(contents.samples)
         if options.as_json:
             print_facts(contents, by_shard, count)

@@ -14,14 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line
-from wds_datapipes.cli._conversion_report import facts_of, report
+from wds_datapipes.cli._conversion_report import facts_of, message_of, report
 from wds_datapipes.cli._copy import Compression, RemoveOld
 from wds_datapipes.cli._functions import Decode, Function, load_function, parse_decoders
 from wds_datapipes.cli._options import Limits, SampleOptions, Shards, parse_limits
 from wds_datapipes.errors import ConversionError, StateError
-from wds_datapipes.parallel.error_log import DaskErrorLog, ErrorLog
 from wds_datapipes.parallel.executors import connect_dask, send_module
-from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
 from wds_datapipes.prepare.shell_command import SampleCommand
 
@@ -157,17 +155,20 @@ def map(  # noqa: A001  the name of the command
         raise WrongUse("Standard input cannot be read again when a shard is retried. Write it to a file first")
     results: dict[str, ConvertedShard] = {}
     failures: dict[str, BaseException] = {}
+    skipped: dict[tuple[str, str], None] = {}
     with ExitStack() as opened:
-        meter = opened.enter_context(ProgressMeter("Mapping", len(urls)))
 
         def take(shard: ConvertedShard) -> None:
             results[shard.source] = shard
-            meter.add(shards=1, samples=shard.read * shard.is_new, size=shard.info.bytes * shard.is_new)
+
+        def skip(error: Exception) -> bool:
+            skipped[type(error).__name__, message_of(error)] = None
+            return True
 
         opened.enter_context(log_to_stderr())
         if isinstance(work, SampleCommand):
             opened.callback(work.remove_leftovers)
-        error_log, dask = opened.enter_context(workplace(address, work))
+        dask = opened.enter_context(workplace(address, work))
         try:
             convert_shards(
                 work,
@@ -176,17 +177,17 @@ def map(  # noqa: A001  the name of the command
                 whole_shards=whole_shards,
                 decode=words,
                 key_rule=options.rule,
-                on_error=error_log if skip_bad else "raise",
+                on_error=skip if skip_bad else "raise",
                 retries=shard_retries,
                 if_changed=if_changed.value,
                 executor=dask,
-                max_workers=(workers or None) if dask is not None else workers,
+                num_workers=(workers or None) if dask is not None else workers,
                 on_result=take,
                 journal=journal,
                 remove_old=remove_old,
                 storage_options=options.store,
                 limits=bounds,
-                compress=compress,
+                compress=compress,  # type: ignore[arg-type]  # the writer checks it
                 index=index,
             )
         except ConversionError as error:
@@ -195,12 +196,11 @@ def map(  # noqa: A001  the name of the command
             raise WrongUse(option_hint(str(error))) from None
         except ValueError as error:
             raise WrongUse(str(error)) from None
-        skipped = error_log.read()
     done = [results[url] for url in urls if url in results]
     if options.as_json:
-        sys.stdout.write(json.dumps(facts_of(done, failures, skipped), indent=1) + "\n")
+        sys.stdout.write(json.dumps(facts_of(done, failures, list(skipped)), indent=1) + "\n")
     else:
-        report(done, failures, skipped)
+        report(done, failures, list(skipped))
     if failures:
         raise typer.Exit(FAULT_FOUND)
 
@@ -230,11 +230,10 @@ def parse_mapping(
 
 
 @contextmanager
-def workplace(address: str, work: Callable[..., Any]) -> Iterator[tuple[ErrorLog, Any]]:
-    """Yield an error log, and an executor if there is a cluster."""
+def workplace(address: str, work: Callable[..., Any]) -> Iterator[Any]:
+    """Yield an executor if there is a cluster."""
     if not address:
-        with ErrorLog() as error_log:
-            yield error_log, None
+        yield None
         return
     with ExitStack() as opened:
         try:
@@ -244,7 +243,7 @@ def workplace(address: str, work: Callable[..., Any]) -> Iterator[tuple[ErrorLog
         if not isinstance(work, SampleCommand):
             send_module(client, work, Path.cwd())
         with client.get_executor() as executor:
-            yield DaskErrorLog(client), executor
+            yield executor
 
 
 @contextmanager

@@ -23,10 +23,9 @@ from wds_datapipes.cli.show_sheet import LABELS, make_sheet
 from wds_datapipes.cli.show_sheet_html import sheet_as_html
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
-from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
+from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.dataset_contents import DatasetContents
 from wds_datapipes.prepare.preview import Preview, preview_field
-from wds_datapipes.prepare.random_samples import draw_samples
 from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import ReadOptions, read_shards
@@ -113,15 +112,8 @@ def show(
             raise WrongUse("--serve shows a page, and --html writes one: use one of them")
         serve_samples(urls, title, options, label_fields, label[0].lower() if label else "", limit, port, workers)
         return
-    with ProgressMeter("Drawing", len(urls)) as meter:
-        random = draw_samples(
-            urls,
-            limit,
-            seed=seed,
-            max_workers=workers,
-            on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
-            **options.reading,
-        )
+    table = DatasetContents(urls, title="Drawing", num_workers=workers, **options.reading)
+    random = table.draw(limit, seed=seed)
     sheet = make_sheet(random, title, label_fields=label_fields)
     assert html is not None  # noqa: S101  as it is not served
     page = sheet_as_html(sheet).encode("utf-8", "replace")
@@ -140,14 +132,7 @@ def serve_samples(
     workers: int | None,
 ) -> None:
     """Serve a page of all samples until Ctrl-C."""
-    with ProgressMeter("Reading headers", len(urls)) as meter:
-        table = DatasetContents(
-            urls,
-            label=label,
-            max_workers=workers,
-            on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
-            **options.reading,
-        )
+    table = DatasetContents(urls, label=label, num_workers=workers, **options.reading)
     with SampleServer(table, title, label_fields=label_fields, count=count, port=port) as server:
         sys.stdout.write(f"{plural(len(table), 'sample')} at {server.url} (Ctrl-C to stop)\n")
         sys.stdout.flush()

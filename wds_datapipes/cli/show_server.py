@@ -22,9 +22,8 @@ from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.cli._options import parse_bytes
 from wds_datapipes.cli.show_sheet import make_sheet
 from wds_datapipes.cli.show_sheet_html import POLICY, sheet_as_html
-from wds_datapipes.prepare.dataset_contents import DatasetContents
+from wds_datapipes.prepare.dataset_contents import DatasetContents, RandomSamples
 from wds_datapipes.prepare.preview_html import escape_text
-from wds_datapipes.prepare.random_samples import RandomSamples
 
 __all__ = ["Filters", "SampleServer"]
 

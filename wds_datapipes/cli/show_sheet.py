@@ -14,8 +14,8 @@ from PIL import Image
 from wds_datapipes.cli._meter import size_of_shards
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import human_bytes
+from wds_datapipes.prepare.dataset_contents import RandomSamples
 from wds_datapipes.prepare.preview import Preview, preview_field
-from wds_datapipes.prepare.random_samples import RandomSamples
 from wds_datapipes.types import Sample
 
 __all__ = ["Bar", "Card", "Sheet", "make_sheet", "size_bars"]

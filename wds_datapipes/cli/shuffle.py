@@ -57,19 +57,18 @@ def reorder(
     faults: list[Exception] = []
     shown = target != "-"
     with Output(target, urls, options) as output:
-        with ProgressMeter("Indexing, 1 of 2", len(urls), shown=shown) as meter:
-            try:
-                entries = SampleEntries(
-                    urls,
-                    rekey=rekey,
-                    on_fault=faults.append if options.skip_bad else None,
-                    on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
-                    **options.reading,
-                )
-            except EncodeError as error:
-                raise with_option_hint(error) from None
-            order(entries)
-        with closing(entries), ProgressMeter("Copying, 2 of 2", len(entries), shown=shown, unit="samples") as meter:
+        try:
+            entries = SampleEntries(
+                urls,
+                rekey=rekey,
+                on_fault=faults.append if options.skip_bad else None,
+                progress=shown,
+                **options.reading,
+            )
+        except EncodeError as error:
+            raise with_option_hint(error) from None
+        order(entries)
+        with closing(entries), ProgressMeter("Copying", len(entries), shown=shown, unit="samples") as meter:
             for sample in entries.read():
                 output.write(sample)
                 meter.add(samples=1, size=sum(len(value) for value in sample.values() if type(value) is bytes))

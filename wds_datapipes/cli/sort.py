@@ -11,7 +11,7 @@ from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.cli._copy import CopyOptions, Rekey
 from wds_datapipes.cli._options import Shards
 from wds_datapipes.cli.shuffle import reorder
-from wds_datapipes.prepare.reorder import FieldSortKey
+from wds_datapipes.prepare.sort_key import FieldSortKey
 
 __all__ = ["sort"]
 

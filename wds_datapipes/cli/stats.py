@@ -14,7 +14,7 @@ from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line
 from wds_datapipes.cli._meter import plural, size_of_shards
 from wds_datapipes.cli._options import ReadingOptions, Shards, Workers
 from wds_datapipes.io.openers import local_path
-from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
+from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
 
 __all__ = ["stats"]
@@ -44,14 +44,7 @@ def stats(
     urls = options.list_shards(shards)
     if label is not None and (streams := [url for url in urls if is_stream(url)]):
         raise WrongUse(f"--label reads shards twice, so {printable(streams[0])!r} must be a file. Copy it to one first")
-    with ProgressMeter("Counting", len(urls)) as meter:
-        found = dataset_stats(
-            urls,
-            max_workers=workers,
-            on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
-            label=label,
-            **options.reading,
-        )
+    found = dataset_stats(urls, label=label, num_workers=workers, **options.reading)
     if options.as_json:
         sys.stdout.write(json.dumps(facts_of(found), indent=1) + "\n")
     else:

@@ -14,9 +14,8 @@ from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
 from wds_datapipes.cli._meter import plural, size_of_shards
 from wds_datapipes.cli._options import LimitedOptions, Shards, Workers
 from wds_datapipes.index.manifest import read_manifest
-from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.shard_contents import ShardFault
-from wds_datapipes.prepare.verify import Checks, VerifiedShard, find_common_keys, verify_shards
+from wds_datapipes.prepare.verify import VerifiedShard, verify_shards
 
 __all__ = ["verify"]
 
@@ -52,33 +51,24 @@ def verify(
     Checks headers and their checksums, the end marker, split samples, repeated fields, keys that occur in several
     shards, and stale indexes. Only headers are read, except for compressed shards and with --decode or --digest.
     """
-    entries = None if manifest is None else read_manifest(manifest, storage_options=options.store).entries
-    checks = Checks(
-        decode=decode,
-        digest=digest,
-        fields=fields or (),
-        index=index,
-        manifest=None if entries is None else {entry.url: entry for entry in entries},
-        **options.reading,
-    )
     urls = options.list_shards(shards)
     if decode and "-" in urls:
         raise WrongUse(
             "--decode reads each shard twice, which is not possible with standard input. Write it to a file first"
         )
-    with ProgressMeter("Verifying", len(urls)) as meter:
-        found = verify_shards(
-            urls,
-            checks,
-            max_workers=workers,
-            on_result=lambda shard: meter.add(shards=1, samples=shard.samples, size=shard.bytes or 0),
-        )
+    found = verify_shards(
+        urls,
+        decode=decode,
+        digest=digest,
+        fields=fields or (),
+        index=index,
+        manifest=None if manifest is None else read_manifest(manifest, storage_options=options.store),
+        shared_keys=shared_keys,
+        num_workers=workers,
+        **options.reading,
+    )
     counts = sum((shard.counts for shard in found), Counter[str]())
     faults = [fault for shard in found for fault in shard.faults]
-    if not shared_keys:
-        common = list(find_common_keys(found))
-        faults += common
-        counts += Counter(fault.kind for fault in common)
     if options.as_json:
         sys.stdout.write(json.dumps(facts_of(found, faults, counts), indent=1) + "\n")
     else:

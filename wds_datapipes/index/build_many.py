@@ -159,7 +159,7 @@ def build_indexes(
         left = []
         urls = [shards[number] for number in numbers]
         arguments = (folder, rules, storage_options)
-        for place, task in map_shards(work, urls, arguments, executor=executor, max_workers=max_workers):
+        for place, task in map_shards(work, urls, arguments, executor=executor, num_workers=max_workers):
             error, number = task.exception(), numbers[place]
             if isinstance(error, Exception):
                 policy.tried += 1

@@ -250,7 +250,7 @@ def check_manifest(
     threads = ThreadPoolExecutor(min(max_workers or THREADS, max(len(urls), 1))) if depth == "size" else None
     try:
         work = (expected, depth, storage_options)
-        for number, task in map_shards(_compare, urls, work, executor=executor or threads, max_workers=max_workers):
+        for number, task in map_shards(_compare, urls, work, executor=executor or threads, num_workers=max_workers):
             if found := task.result():
                 differences[number] = found
     finally:

@@ -29,6 +29,7 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False) -> Iter
     Raises:
         OSError: the file cannot be created, or its file system does not support locks.
     """
+    owner = os.getpid()
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -42,10 +43,11 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False) -> Iter
             try:
                 yield descriptor
             finally:
-                if not keep_file:
-                    path.unlink(missing_ok=True)
-                # A process forked meanwhile has the descriptor too, and would keep the lock.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                if os.getpid() == owner:  # a process forked meanwhile has a copy of the context
+                    if not keep_file:
+                        path.unlink(missing_ok=True)
+                    # Such a process has the descriptor too, and would keep the lock.
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
             return
         finally:
             os.close(descriptor)

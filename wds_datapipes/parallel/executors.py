@@ -29,6 +29,7 @@ __all__ = [
     "defer_exit",
     "failure_of",
     "send_module",
+    "start_workers",
 ]
 
 #: How long processes may take to clean up unfinished files when they are terminated, in seconds.
@@ -206,6 +207,30 @@ class ForkedPool:
             if not task.done():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, number)
+
+
+def start_workers(
+    work: Callable[..., Any],
+    tasks: int,
+    *,
+    executor: Executor | None = None,
+    num_workers: int | None = None,
+    private: Collection[int] = (),
+) -> ShardExecutor:
+    """Return workers for a number of tasks: a user's executor, processes, or this process.
+
+    Args:
+        work: the function.
+        tasks: the number of tasks, which limits that of processes.
+        executor: any executor of ``concurrent.futures``.
+        num_workers: the number of processes, by default one per processor, or that of concurrent tasks on an executor;
+            0 works in this process.
+        private: descriptors to close in processes.
+    """
+    if executor is not None:
+        return BorrowedExecutor(work, executor, num_workers)
+    count = len(os.sched_getaffinity(0)) if num_workers is None else num_workers
+    return ForkedPool(work, min(count, tasks), private) if count and tasks else InProcessExecutor(work)
 
 
 def failure_of(task: Future[Any]) -> BaseException | None:

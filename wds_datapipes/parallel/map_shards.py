@@ -11,10 +11,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from wds_datapipes.errors import SpecError, WorkerDiedError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, InProcessExecutor, ShardExecutor
+from wds_datapipes.parallel.executors import ShardExecutor, start_workers
+from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.shards.patterns import expand_urls
 
-__all__ = ["Shards", "map_shards", "resolve_shards", "run_tasks"]
+__all__ = ["Shards", "collect_shards", "map_shards", "resolve_shards", "run_tasks"]
 
 #: How often a process that waits for others looks for signals, in seconds.
 SIGNAL_CHECK_S = 1.0
@@ -41,7 +42,7 @@ def map_shards(
     arguments: Sequence[Any],
     *,
     executor: Executor | None,
-    max_workers: int | None,
+    num_workers: int | None,
 ) -> Generator[tuple[int, Future[T]], None, None]:
     """Call ``work(url, *arguments)`` for each shard, and yield its number and its future when it is done.
 
@@ -52,21 +53,19 @@ def map_shards(
         urls: the shards.
         arguments: further arguments, which must be picklable.
         executor: the executor; by default, forked processes that end with the iteration.
-        max_workers: the number of processes; by default, one per processor. With 1, with a single shard, or with
+        num_workers: the number of processes; by default, one per processor. With 0 or 1, with a single shard, or with
             standard input among the shards, the calls are made in this process.
 
     Raises:
-        ValueError: ``max_workers`` is invalid.
+        ValueError: ``num_workers`` is invalid.
         WorkerDiedError: a worker process died without a result.
     """
-    if max_workers is not None and max_workers < 1:
-        raise ValueError(f"max_workers must be a positive integer, not {max_workers!r}")
-    workers = 1 if "-" in urls else min(max_workers or len(os.sched_getaffinity(0)), len(urls))
-    pool: ShardExecutor
-    if executor is not None:
-        pool = BorrowedExecutor(work, executor, None)
-    else:
-        pool = InProcessExecutor(work) if workers <= 1 else ForkedPool(work, workers)
+    if num_workers is not None and num_workers < 0:
+        raise ValueError(f"num_workers must be at least 0, not {num_workers!r}")
+    count = len(os.sched_getaffinity(0)) if num_workers is None else num_workers
+    if "-" in urls or min(count, len(urls)) == 1:
+        num_workers = 0 if executor is None else None
+    pool = start_workers(work, len(urls), executor=executor, num_workers=num_workers)
     waiting = deque((number, (url, *arguments)) for number, url in enumerate(urls))
     with closing(run_tasks(pool, waiting)) as tasks:
         for number, task in tasks:
@@ -77,6 +76,37 @@ def map_shards(
                     f"for example when out of memory ({error})"
                 ) from None
             yield number, task
+
+
+def collect_shards(
+    work: Callable[[str], T],
+    urls: Sequence[str],
+    *,
+    label: str,
+    measure: Callable[[T], tuple[int, int | None]],
+    num_workers: int | None = None,
+    progress: bool = True,
+) -> list[T]:
+    """Call a function for each shard in forked processes, show the progress, and return the results in order.
+
+    Args:
+        work: the function, which need not be picklable.
+        urls: the shards.
+        label: the label of the progress bar.
+        measure: returns the number of samples and the size of a shard, given its result.
+        num_workers: as for `map_shards`.
+        progress: show a progress bar if standard error is a terminal and rich is installed.
+
+    Raises:
+        WorkerDiedError: a worker process died without a result.
+    """
+    results: dict[int, T] = {}
+    with ProgressMeter(label, len(urls), shown=progress) as meter:
+        for number, task in map_shards(work, urls, (), executor=None, num_workers=num_workers):
+            results[number] = task.result()
+            samples, size = measure(results[number])
+            meter.add(shards=1, samples=samples, size=size or 0)
+    return [results[number] for number in range(len(urls))]
 
 
 def run_tasks(
@@ -91,7 +121,7 @@ def run_tasks(
         while waiting or running:
             while waiting and len(running) < pool.max_tasks:
                 key, arguments = waiting.popleft()
-                running[_submit(pool, arguments)] = key
+                running[submit_task(pool, arguments)] = key
             # Python misses Ctrl-C if it comes just before an unlimited wait.
             while not (done := wait(running, SIGNAL_CHECK_S, FIRST_COMPLETED).done):
                 pass
@@ -101,7 +131,8 @@ def run_tasks(
         pool.shutdown()
 
 
-def _submit(pool: ShardExecutor, arguments: tuple[Any, ...]) -> Future[Any]:
+def submit_task(pool: ShardExecutor | Executor, arguments: tuple[Any, ...]) -> Future[Any]:
+    """Submit a call; if the executor refuses it, the future has that error, so that it is raised in turn."""
     try:
         return pool.submit(*arguments)
     except Exception as error:  # noqa: BLE001  executors raise different errors

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.io.openers import redact
+from wds_datapipes.parallel.map_shards import submit_task
 
 __all__ = ["ExecutorHandle", "run_tasks"]
 
@@ -67,7 +68,7 @@ def run_tasks(
     try:
         while True:
             while len(tasks) <= prefetch and (url := next(remaining, None)) is not None:
-                tasks.append((url, _submit(executor, function, url)))
+                tasks.append((url, submit_task(executor, (function, url))))
             if not tasks:
                 return
             url, task = tasks.popleft()
@@ -82,13 +83,3 @@ def run_tasks(
     finally:
         for _, task in tasks:
             task.cancel()
-
-
-def _submit(executor: Executor, function: Callable[[str], T], url: str) -> Future[T]:
-    """Submit a task; if the executor has lost a process, the task fails when it is due, after those before it."""
-    try:
-        return executor.submit(function, url)
-    except BrokenExecutor as error:
-        refused: Future[T] = Future()
-        refused.set_exception(error)
-        return refused

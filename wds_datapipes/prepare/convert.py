@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
-import io
-import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import closing
-from typing import Any, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from wds_datapipes.codecs.decoding import Decoder
-from wds_datapipes.errors import (
-    ConversionError,
-    StateError,
-)
-from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.index.build_many import build_indexes
-from wds_datapipes.index.file_format import index_url
-from wds_datapipes.io.openers import redact
+from wds_datapipes.codecs.decoding import Decoder, wds_decode
+from wds_datapipes.errors import ConversionError, ShardOpenError, StateError
+from wds_datapipes.io.compression.formats import strip_shard_suffix
+from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.io.sinks import size_of
-from wds_datapipes.on_error.policy import OnError, check_on_error
+from wds_datapipes.io.remote.range_reader import file_facts
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, resolve_shards
-from wds_datapipes.prepare.shard_converter import ShardConverter, get_input_version, make_output_names
-from wds_datapipes.prepare.shard_run import DETERMINISTIC_ERRORS, MAX_CONCURRENT_REQUESTS, ShardRun
+from wds_datapipes.prepare.shard_producer import ShardProducer
+from wds_datapipes.prepare.shard_run import DETERMINISTIC_ERRORS, ConvertedShard, RunKeywords, RunOptions, ShardRun
+from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
-from wds_datapipes.types import Sample, ShardInfo
-from wds_datapipes.writing.shard_names import journal_path
-from wds_datapipes.writing.tar_writer import TarWriter
+from wds_datapipes.shards.loading import ReadOptions, read_shards
+from wds_datapipes.types import Sample
+from wds_datapipes.writing.shard_names import check_pattern, journal_path
 
-__all__ = ["ConvertedShard", "convert_shards"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-LOG = logging.getLogger("wds_datapipes")
+__all__ = ["ConvertedShard", "convert_shards", "make_output_names"]
 
 Function: TypeAlias = Callable[[Sample], "Sample | Iterable[Sample] | None"]
 WholeShards: TypeAlias = "Callable[[Iterator[Sample]], Iterable[Sample]]"
@@ -41,24 +38,61 @@ IfChanged: TypeAlias = Literal["raise", "redo", "keep"]
 
 #: The most failures that a message lists.
 MAX_LISTED = 10
+#: The placeholder for the name of the input in a pattern.
+NAME = "{name}"
 
 
-class ConvertedShard(NamedTuple):
-    """A shard converted by this call or an earlier one.
+class ConvertKeywords(RunKeywords, total=False):
+    """The keyword arguments of `ConvertOptions`."""
 
-    Attributes:
-        source: the shard that was read.
-        info: the shard that was written.
-        read: the number of samples read.
-        is_new: whether this call converted the shard.
-        skipped: the number of faults that ``on_error`` skipped: bad samples and the rest of truncated shards.
-    """
+    retries: int
+    input_options: Mapping[str, Any] | None
+    limits: ReadLimits
 
-    source: str
-    info: ShardInfo
-    read: int
-    is_new: bool
-    skipped: int = 0
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(RunOptions):
+    """The options of `convert_shards`, which describes them."""
+
+    digest: bool = True
+    retries: int = 2
+    input_options: Mapping[str, Any] | None = None
+    limits: ReadLimits = DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.retries < 0:
+            raise ValueError(f"retries must be at least 0, not {self.retries}")
+
+
+@dataclass(frozen=True)
+class ShardSamples:
+    """The samples of existing shards; `Inputs` of `ShardProducer`."""
+
+    key_rule: KeyRule
+    decode: Sequence[Decoder] | None
+    storage_options: Mapping[str, Any] | None
+    limits: ReadLimits
+
+    def version(self, item: str) -> str:
+        """Return name, size and ETag or modification time of a shard, or an empty string if it cannot be opened."""
+        try:
+            facts = file_facts(item, storage_options=self.storage_options)
+        except ShardOpenError:
+            return ""
+        path = local_path(item)
+        name = redact(item) if path is None else os.path.basename(path)  # noqa: PTH119  of a string
+        return f"{name}:{facts.bytes}:{facts.etag or facts.mtime_ns}"
+
+    def read(self, item: str, on_error: OnError) -> Iterator[Sample]:
+        """Yield the samples of a shard."""
+        options = ReadOptions(
+            storage_options=self.storage_options, on_error=on_error, read_ahead=READ_AHEAD_BYTES, limits=self.limits
+        )
+        samples = group_samples(read_shards([item], options), key_rule=self.key_rule, on_error=on_error)
+        if self.decode is None:
+            return samples
+        return wds_decode(samples, *self.decode, on_error=on_error, limits=self.limits)
 
 
 def convert_shards(
@@ -68,19 +102,13 @@ def convert_shards(
     *,
     whole_shards: bool = False,
     decode: Sequence[Decoder] | None = None,
-    key_rule: KeyRule = first_dot,
     on_error: OnError = "raise",
-    retries: int = 2,
     if_changed: IfChanged = "raise",
     executor: Executor | None = None,
-    max_workers: int | None = None,
+    num_workers: int | None = None,
     on_result: Callable[[ConvertedShard], object] | None = None,
     journal: str | os.PathLike[str] | None = None,
-    remove_old: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-    output_options: Mapping[str, Any] | None = None,
-    limits: ReadLimits = DEFAULT_LIMITS,
-    **options: Any,
+    **options: Unpack[ConvertKeywords],
 ) -> list[ConvertedShard]:
     """Map all samples of many shards in parallel, and write one shard for each.
 
@@ -101,27 +129,26 @@ def convert_shards(
         whole_shards: the function gets an iterator of all samples of a shard, and yields samples.
         decode: decode the fields first, with these decoders as in ``wds_decode``; ``[]`` uses the basic decoders alone.
             By default, all fields are bytes.
-        key_rule: splits member names into keys and fields, for reading and writing.
         on_error: how to handle samples that cannot be read, mapped or written, and truncated shards, as in all stages.
-            Skipped samples are missing for good, as their shards count as finished.
-        retries: how often a shard is retried, unless the error is deterministic, such as a TypeError of the function.
+            Skipped samples are missing for good, as their shards count as finished. A handler is called in this
+            process when the shard is written, and cannot end it.
         if_changed: how to handle finished shards made with a different function, options or input: ``"raise"``,
             ``"redo"`` or ``"keep"`` them. Functions are compared by their code, defaults and closures, but not the
             functions that they call; inputs by name, size and modification time, or the ETag of their store.
         executor: any executor of ``concurrent.futures``, such as Dask's ``client.get_executor()``, or ``mpi4py``'s. The
             function is pickled for it. By default, processes are forked.
-        max_workers: the number of worker processes, by default one per CPU; 0 converts in this process. With an
+        num_workers: the number of worker processes, by default one per CPU; 0 converts in this process. With an
             executor, the number of shards submitted at once.
         on_result: called in this process for each finished shard, in any order, and first for those finished by an
             earlier call.
         journal: the local path of the journal; for local shards, it is next to them by default.
-        remove_old: remove surplus numbered shards of an earlier, larger run after all are converted. By default, they
-            raise an error before anything is written.
-        storage_options: passed to remote file systems.
-        output_options: passed to the file system of the output instead, if it differs.
-        limits: the limits on memory and header sizes for reading, see `ReadLimits`.
-        options: the other arguments of `TarWriter`: ``compress``, ``encoder``, ``index`` and so on. ``digest`` is true
-            by default. With ``index=True``, shards finished earlier without an index get one, too.
+        options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``key_rule`` (for reading, too),
+            ``storage_options`` and so on. ``digest`` is true by default. With ``index=True``, shards finished earlier
+            without an index get one, too. And these: ``retries=2``, how often a shard is retried, unless the error is
+            deterministic, such as a TypeError of the function; ``remove_old=True`` removes surplus numbered shards of
+            an earlier, larger run after all are converted, which by default raise an error before anything is written;
+            ``input_options``, the storage options of the input, if they differ; ``limits``, the limits on memory and
+            header sizes for reading, see `ReadLimits`; ``progress=False`` shows no progress bar.
 
     Returns:
         All shards, in the order of the input.
@@ -150,104 +177,49 @@ def convert_shards(
         raise ValueError(f'if_changed must be "raise", "redo" or "keep", not {if_changed!r}')
     if not callable(function):
         raise TypeError(f"convert_shards takes a function of a sample, not {function!r}")
-    if retries < 0 or (max_workers is not None and max_workers < (executor is not None)):
-        raise ValueError(f"retries and max_workers must be at least 0, not {retries} and {max_workers}")
+    if num_workers is not None and num_workers < (executor is not None):
+        raise ValueError(f"num_workers must be at least 0, and at least 1 with an executor, not {num_workers}")
     urls = resolve_shards(shards)
     pattern, outputs = make_output_names(urls, output)
-    made_by = fingerprint(function, whole_shards, decode, key_rule)
-    written_by = fingerprint({name: value for name, value in sorted(options.items()) if name != "index"})
-    output_options = storage_options if output_options is None else output_options
-    converter = ShardConverter(
-        function,
-        whole_shards=whole_shards,
-        decode=decode,
-        key_rule=key_rule,
-        on_error=on_error,
-        storage_options=storage_options,
-        limits=limits,
-        writing=_check_options({"digest": True, **options, "key_rule": key_rule, "storage_options": output_options}),
-    )
+    found = ConvertOptions(**options)
+    input_options = found.storage_options if found.input_options is None else found.input_options
+    policy = ErrorPolicy(on_error, "convert_shards")
+    inputs = ShardSamples(found.key_rule or first_dot, decode, input_options, found.limits)
+    producer = ShardProducer(inputs, function, whole_shards, policy.always_raises, found)
     path = journal_path(pattern.replace("{name}", "shards"), journal, 0, 1)
     results: dict[int, ConvertedShard] = {}
     failures: dict[str, BaseException] = {}
-
-    def add_result(number: int, info: ShardInfo, read: int, skipped: int, is_new: bool) -> None:
-        results[number] = ConvertedShard(urls[number], info, read, is_new, skipped)
-        if on_result is not None:
-            on_result(results[number])
-
-    identity = f"{made_by} {written_by}"
-    with ShardRun(
-        outputs, pattern, journal=path, kind="convert_shards", remove_old=remove_old, storage_options=output_options
-    ) as run:
-        finished, changed = run.find_finished(
-            lambda number: (
-                None if if_changed == "keep" else f"{identity} {get_input_version(urls[number], storage_options)}"
-            )
-        )
+    made_by = (function, whole_shards, decode)
+    with ShardRun(urls, outputs, pattern, producer, journal=path, options=found, made_by=made_by) as run:
+        finished, changed = run.find_finished(keep_changed=if_changed == "keep")
         if changed and if_changed == "raise":
-            raise _changed_error(path, {urls[number]: identities for number, identities in changed.items()})
-        for number, shard in finished.items():
-            add_result(number, shard.info, shard.given, shard.skipped, False)
-        if options.get("index"):
-            _index([outputs[number] for number in finished], key_rule, executor, max_workers, output_options)
-        tasks = {number: (urls[number], outputs[number]) for number in range(len(urls)) if number not in finished}
-        names = [redact(url) for url in urls]
-        with closing(
-            run.write(converter, tasks, executor=executor, max_workers=max_workers, retries=retries, names=names)
-        ) as outcomes:
-            for number, outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    failures[urls[number]] = outcome
+            raise _changed_error(path, {urls[number]: difference for number, difference in changed.items()})
+        produced = run.produce(
+            finished, policy, label="Converting", executor=executor, num_workers=num_workers, retries=found.retries
+        )
+        with closing(produced):
+            for number, result in produced:
+                if not isinstance(result, ConvertedShard):
+                    failures[urls[number]] = result
                     continue
-                run.record(number, outcome, f"{identity} {outcome.version}")
-                add_result(number, outcome.info, outcome.read, outcome.skipped, True)
+                results[number] = result
+                if on_result is not None:
+                    on_result(result)
         if failures:
-            raise _conversion_error(failures, len(urls), retries)
+            raise _conversion_error(failures, len(urls), found.retries)
         run.remove_old()
+    policy.finish()
     return [results[number] for number in sorted(results)]
 
 
-def _check_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Reject unknown or invalid options of the writer before the first shard."""
-    unknown = sorted(set(options) - set(inspect.signature(TarWriter).parameters) | {"target"} & set(options))
-    if unknown:
-        raise TypeError(f"convert_shards has no argument {unknown[0]!r}, nor does TarWriter")
-    TarWriter(io.BytesIO(), **{**options, "index": False}).discard()
-    return options
-
-
-def _changed_error(path: str, others: Mapping[str, tuple[str, str]]) -> StateError:
-    shown = [f"{redact(url)} ({_difference(then, now)})" for url, (then, now) in list(others.items())[:MAX_LISTED]]
+def _changed_error(path: str, others: Mapping[str, str]) -> StateError:
+    shown = [f"{redact(url)} ({difference})" for url, difference in list(others.items())[:MAX_LISTED]]
     more = f", and {len(others) - MAX_LISTED} more" if len(others) > MAX_LISTED else ""
     return StateError(
         f"The journal {path!r} has shards with other inputs or options: {', '.join(shown)}{more}. Pass "
         f'if_changed="redo" to convert them again, if_changed="keep" to keep them, or choose another '
         f"output"
     )
-
-
-def _index(
-    outputs: Sequence[str],
-    key_rule: KeyRule,
-    executor: Executor | None,
-    max_workers: int | None,
-    storage_options: Mapping[str, Any] | None,
-) -> None:
-    """Write indexes for finished shards that have none."""
-    with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
-        sizes = pool.map(lambda output: size_of(index_url(output), storage_options), outputs)
-        missing = [output for output, size in zip(outputs, sizes, strict=True) if size is None]
-    settings: dict[str, Any] = {"key_rule": key_rule, "storage_options": storage_options}
-    build_indexes(
-        missing, executor=executor, max_workers=1 if max_workers == 0 else max_workers, digest=True, **settings
-    )
-
-
-def _difference(then: str, now: str) -> str:
-    names = ("another function", "other options", "the input has changed")
-    parts = zip(names, then.split(" ", 2), now.split(" ", 2), strict=False)
-    return ", ".join(name for name, before, after in parts if before != after)
 
 
 def _conversion_error(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionError:
@@ -264,3 +236,48 @@ def _conversion_error(failures: Mapping[str, BaseException], shards: int, retrie
         error.failures[name if name not in error.failures else f"{name} ({len(error.failures)})"] = failure
     error.__cause__ = next(iter(failures.values()))
     return error
+
+
+def make_output_names(urls: Sequence[str], output: str | os.PathLike[str]) -> tuple[str, list[str]]:
+    """Return the pattern of the output shards, and the name of each.
+
+    >>> make_output_names(["data/a.tar", "data/b.tar.gz"], "out/")
+    ('out/{name}', ['out/a.tar', 'out/b.tar.gz'])
+    >>> make_output_names(["data/a.tar", "data/b.tar.gz"], "out/{name}.tar.zst")[1]
+    ['out/a.tar.zst', 'out/b.tar.zst']
+    >>> make_output_names(["data/a.tar", "data/b.tar.gz"], "out/train-%04d.tar")[1]
+    ['out/train-0000.tar', 'out/train-0001.tar']
+    """
+    pattern = os.fspath(output)
+    path = local_path(pattern)
+    if pattern.endswith("/") or (path is not None and os.path.isdir(path)):  # noqa: PTH112  of a string
+        pattern = f"{pattern.rstrip('/')}/{NAME}" if pattern.strip("/") else f"/{NAME}"
+        names = [pattern.replace(NAME, _base_name(url)) for url in urls]
+    elif NAME in pattern:
+        names = [pattern.replace(NAME, strip_shard_suffix(_base_name(url))) for url in urls]
+    else:
+        check_pattern(pattern, maxcount=1, maxsize=1)
+        names = [pattern % number for number in range(len(urls))]
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise ValueError(
+            f"Several shards would be written to {redact(twice)!r}. Number them, as in output='out/train-%06d.tar'"
+        )
+    outputs = {_real(url): url for url in urls}
+    if hit := next((name for name in names if _real(name) in outputs), None):
+        raise ValueError(f"The shard {outputs[_real(hit)]!r} would be overwritten. Choose another output folder")
+    return pattern, names
+
+
+def _base_name(url: str) -> str:
+    name = redact(url).partition("?")[0].rpartition("/")[2] if local_path(url) is None else url.rpartition("/")[2]
+    if url.startswith("pipe:") or url == "-" or not name:
+        raise ValueError(
+            f"{redact(url)!r} has no file name to use for its output. Number them, as in output='out/train-%06d.tar'"
+        )
+    return name
+
+
+def _real(url: str) -> str:
+    path = local_path(url)
+    return url if path is None else os.path.realpath(path)

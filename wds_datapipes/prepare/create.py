@@ -2,45 +2,70 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from wds_datapipes.codecs.decoding import Decoder
-from wds_datapipes.errors import EmptySourceError, WorkerDiedError
-from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
-from wds_datapipes.prepare.plan import check_new_key, make_plan
-from wds_datapipes.prepare.sample_spec import Source
-from wds_datapipes.prepare.shard_maker import SampleMaker, ShardMaker
-from wds_datapipes.prepare.shard_run import ShardRun
-from wds_datapipes.samples.keys import KeyRule, first_dot
-from wds_datapipes.types import Sample, ShardInfo
+from wds_datapipes.codecs.decoding import Decoder, wds_decode
+from wds_datapipes.errors import EmptySourceError, SampleSourceError, WorkerDiedError
+from wds_datapipes.io.openers import redact
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error, concerns_all
+from wds_datapipes.parallel.progress import ProgressMeter
+from wds_datapipes.prepare.plan import Plan, check_new_key, get_rekeyed_spec, make_plan
+from wds_datapipes.prepare.sample_spec import Source, read_sample
+from wds_datapipes.prepare.shard_producer import ShardProducer, check_results
+from wds_datapipes.prepare.shard_run import ConvertedShard, RunKeywords, RunOptions, ShardRun
+from wds_datapipes.types import Sample
 from wds_datapipes.writing.shard_names import NUMBER, check_pattern, journal_path
-from wds_datapipes.writing.tar_writer import TarWriter
 
-__all__ = ["CreateProgress", "CreatedShard", "create_shards"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-
-class CreatedShard(NamedTuple):
-    """A shard written by this call or an earlier one."""
-
-    info: ShardInfo
-    is_new: bool
+__all__ = ["create_shards"]
 
 
-class CreateProgress(Protocol):
-    """Receives progress reports."""
+@dataclass(frozen=True)
+class PlannedSamples:
+    """The samples of planned shards; `Inputs` of `ShardProducer`."""
 
-    def on_measured(self, samples: int, size: int, /) -> object:
-        """More samples were measured, with files of ``size`` bytes in total."""
+    source: Source
+    plan: Plan
+    rekey: str
+    decode: Sequence[Decoder] | None
 
-    def on_planned(self, shards: int, samples: int, /) -> object:
-        """The plan is complete: all samples were assigned to shards."""
+    def version(self, item: int) -> str:
+        """Return a digest of the positions of the samples of a shard, and of their files."""
+        members = self.plan.shard(item)
+        stamps = array("Q", (self.plan.stamps[at] for at in members))
+        return hashlib.sha256(members.tobytes() + stamps.tobytes()).hexdigest()
 
-    def on_written(self, shards: int, samples: int, size: int, /) -> object:
-        """More shards, samples and bytes were written."""
+    def read(self, item: int, on_error: OnError) -> Iterator[Sample]:
+        """Yield the samples of a shard."""
+        samples = self._read(item, ErrorPolicy(on_error, "create_shards"))
+        return samples if self.decode is None else wds_decode(samples, *self.decode, on_error=on_error)
+
+    def _read(self, item: int, policy: ErrorPolicy) -> Iterator[Sample]:
+        for at in self.plan.shard(item):
+            try:
+                yield self._read_sample(at)
+            except SampleSourceError as error:  # noqa: PERF203  each sample may fail
+                policy.handle(error)
+
+    def _read_sample(self, at: int) -> Sample:
+        spec = get_rekeyed_spec(self.source, at, self.rekey)
+        sample = read_sample(spec)
+        size = sum(len(sample[field]) for field in spec.parts)
+        planned = self.plan.payloads[at]
+        if planned not in (-1, size):
+            raise SampleSourceError(
+                f"{spec.location} has changed since it was measured: its fields had {planned} bytes, and now have "
+                f"{size}. Wait until nothing writes to these files, and try again"
+            )
+        return {**sample, "__url__": spec.location}
 
 
 def create_shards(
@@ -53,15 +78,11 @@ def create_shards(
     decode: Sequence[Decoder] | None = None,
     rekey: str = "",
     seed: int | None = None,
-    key_rule: KeyRule = first_dot,
     on_error: OnError = "raise",
-    remove_old: bool = False,
-    max_workers: int | None = None,
-    resume: bool = False,
-    journal: str | os.PathLike[str] | None = None,
-    progress: CreateProgress | None = None,
-    **options: Any,
-) -> list[CreatedShard]:
+    num_workers: int | None = None,
+    resume: bool | str | os.PathLike[str] = False,
+    **options: Unpack[RunKeywords],
+) -> list[ConvertedShard]:
     """Write the samples of a source to shards in parallel.
 
     All samples are measured and assigned to shards first, so each shard has the same bytes regardless of the number of
@@ -82,16 +103,15 @@ def create_shards(
         rekey: a pattern for new keys with ``{number}``, the position in the source, ``{key}``, and ``{name}``, the last
             part of the key.
         seed: shuffle the samples with this seed.
-        key_rule: splits member names into keys and fields when the shards are read.
         on_error: how to handle samples that cannot be written, as in all stages. A sample skipped during writing is
-            missing from its shard; other shards are not affected.
-        remove_old: remove surplus shards of an earlier, larger run after the new ones are written. By default, they
-            raise an error before anything is written.
-        max_workers: the number of worker processes, by default one per CPU; 0 writes in this process.
-        resume: record finished shards in a journal next to them, and write only those that are missing or outdated.
-        journal: the local path of the journal, required for remote shards.
-        progress: receives progress reports.
-        options: options of `TarWriter`: ``compress``, ``encoder``, ``index``, ``digest`` and ``storage_options``.
+            missing from its shard; other shards are not affected. A handler is called in this process, and cannot end
+            a shard.
+        num_workers: the number of worker processes, by default one per CPU; 0 writes in this process.
+        resume: record finished shards in a journal, and write only those that are missing or outdated: ``True`` for a
+            file next to local shards, or the path of a local file.
+        options: ``remove_old``, ``progress`` and the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``
+            and so on. By default, surplus shards of an earlier, larger run raise an error before anything is written;
+            ``remove_old=True`` removes them at the end. ``progress=False`` shows no progress bar.
 
     Returns:
         All shards, in order.
@@ -120,66 +140,68 @@ def create_shards(
         check_new_key(rekey)
     text = os.fspath(output)
     is_one = not NUMBER.search(text)
-    if not is_one:
+    if is_one:
+        maxcount, maxsize = 2**62, float("inf")
+    else:
         check_pattern(text, maxcount=maxcount, maxsize=maxsize)
-    workers = len(os.sched_getaffinity(0)) if max_workers is None else max_workers
-    if is_one or (max_workers is None and workers == 1):
-        workers = 0  # a single archive may be standard output
-    if workers < 0:
-        raise ValueError(f"max_workers must be at least 0, not {workers}")
+    if num_workers is not None and num_workers < 0:
+        raise ValueError(f"num_workers must be at least 0, not {num_workers}")
     if decode is not None and function is None:
         raise ValueError(
             "decode requires a function, which gets the decoded values. Without one, files are written unchanged"
         )
-    make = None if function is None else SampleMaker(function, decode)
-    writing = {"encoder": make is not None, "key_rule": key_rule, **options}
-    TarWriter(io.BytesIO(), **{**writing, "index": False}).discard()  # rejects invalid options early
+    writing = RunOptions(**{"encoder": function is not None, **options})  # type: ignore[arg-type]  # mypy mixes them
     policy = ErrorPolicy(on_error, "create_shards")
-    on_measured = None if progress is None else progress.on_measured
-    plan = make_plan(
-        source,
-        maxcount=2**62 if is_one else maxcount,
-        maxsize=float("inf") if is_one else maxsize,
-        rekey=rekey,
-        seed=seed,
-        key_rule=key_rule,
-        policy=policy,
-        on_measured=on_measured,
-    )
+    with ProgressMeter("Measuring", len(source), shown=writing.progress, unit="samples") as meter:
+        plan = make_plan(
+            source,
+            maxcount=maxcount,
+            maxsize=maxsize,
+            rekey=rekey,
+            seed=seed,
+            key_rule=writing.key_rule,
+            policy=policy,
+            on_measured=lambda samples, size: meter.add(samples=samples, size=size),
+        )
     if not plan.order:
         raise EmptySourceError(f"There are no samples to write to {text!r}: the source has none that can be written")
     outputs = [text if is_one else text % number for number in range(len(plan.ends))]
-    storage_options = options.get("storage_options")
-    path = journal_path(text, journal, 0, 1) if resume or journal else None
-    work = ShardMaker(source, plan, outputs, rekey, make, writing, on_error)
-    run_options: dict[str, Any] = {
-        "kind": "create_shards",
-        "remove_old": remove_old,
-        "storage_options": storage_options,
-    }
-    with ShardRun(outputs, text, journal=path, **run_options) as run:
-        identities = {number: work.compute_identity(number) for number in range(len(outputs)) if path is not None}
-        finished, _ = run.find_finished(identities.__getitem__)
-        results = {number: CreatedShard(shard.info, False) for number, shard in finished.items()}
-        if progress is not None:
-            progress.on_planned(len(outputs), len(plan.order))
-            for shard in results.values():
-                progress.on_written(1, shard.info.samples, shard.info.bytes)
-        tasks = {number: (number,) for number in range(len(outputs)) if number not in results}
-        with closing(run.write(work, tasks, max_workers=workers)) as outcomes:
-            for number, outcome in outcomes:
-                if isinstance(outcome, WorkerDiedError):
-                    raise WorkerDiedError(
-                        f"{outcome}, while writing {work.describe_output(number)}. Finished shards remain"
-                    )
-                if isinstance(outcome, BaseException):
-                    raise outcome
-                if progress is not None:
-                    progress.on_written(1, outcome.info.samples, outcome.info.bytes)
-                for error in outcome.errors:
-                    policy.handle(error)
-                run.record(number, outcome, identities.get(number, ""))
-                results[number] = CreatedShard(outcome.info, True)
+    described = None if function is None else DescribedFunction(function)
+    producer = ShardProducer(
+        PlannedSamples(source, plan, rekey, decode), described, False, policy.always_raises, writing
+    )
+    made_by = (function, decode, rekey)
+    path = None if resume is False else journal_path(text, None if resume is True else resume, 0, 1)
+    items = range(len(outputs))
+    with ShardRun(items, outputs, text, producer, journal=path, options=writing, made_by=made_by) as run:
+        finished, _ = run.find_finished(keep_changed=False)
+        results = dict[int, ConvertedShard]()
+        # A single archive may be standard output.
+        workers = 0 if is_one or (num_workers is None and len(os.sched_getaffinity(0)) == 1) else num_workers
+        with closing(run.produce(finished, policy, label="Writing", num_workers=workers)) as produced:
+            for number, result in produced:
+                if isinstance(result, WorkerDiedError):
+                    raise WorkerDiedError(f"{result}, while writing {redact(outputs[number])}. Finished shards remain")
+                if not isinstance(result, ConvertedShard):
+                    raise result
+                results[number] = result
         run.remove_old()
     policy.finish()
     return [results[number] for number in sorted(results)]
+
+
+@dataclass(frozen=True)
+class DescribedFunction:
+    """Calls the function of a user, and says in its errors which sample it got."""
+
+    function: Callable[[Sample], Sample | Iterable[Sample] | None]
+
+    def __call__(self, sample: Sample) -> list[Sample]:
+        """Return the results for a sample."""
+        try:
+            return check_results(self.function(sample), "it must return a sample, samples or None, not")
+        except Exception as error:
+            if concerns_all(error):
+                raise
+            name = getattr(self.function, "__name__", type(self.function).__name__)
+            raise SampleSourceError(f"{name} failed on {sample['__url__']}: {type(error).__name__}: {error}") from error

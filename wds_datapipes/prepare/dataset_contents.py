@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, islice
-from typing import Any
+from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,36 +17,52 @@ import numpy.typing as npt
 from wds_datapipes.errors import ShardError
 from wds_datapipes.index.reading.sample_reader import SampleReader, has_random_access
 from wds_datapipes.io.openers import redact
-from wds_datapipes.parallel.map_shards import map_shards
-from wds_datapipes.prepare.shard_contents import ShardContents, ShardFault, read_contents
-from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.keys import KeyRule, first_dot
-from wds_datapipes.shards.loading import ReadOptions, read_shards
-from wds_datapipes.tar.headers import EndMarker
+from wds_datapipes.parallel.map_shards import collect_shards
+from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardContents, ShardFault, read_contents
 from wds_datapipes.types import Sample
 
-__all__ = ["DatasetContents", "read_classes"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["DatasetContents", "RandomSamples", "read_classes"]
 
 #: The most bytes of a field that are read as the name of a class.
 CLASS_BYTES = 100
-#: A shard, and the class of each of its samples, if requested.
-_Part = tuple[ShardContents, list[str]]
+
+
+@dataclass
+class RandomSamples:
+    """Random samples, and facts about their dataset.
+
+    Attributes:
+        samples: the samples drawn, in the order of the dataset.
+        sizes: the sizes of all samples, in bytes.
+        shards: the number of shards.
+        bytes: the total size of the shards that could be read to the end.
+        faults: the faults of shards.
+        unread_shards: the number of shards that could not be read to the end.
+    """
+
+    samples: list[Sample]
+    sizes: npt.NDArray[np.int64]
+    shards: int
+    bytes: int
+    faults: list[ShardFault]
+    unread_shards: int = 0
 
 
 class DatasetContents:
     """The samples of a dataset, in order, known by the headers of its shards.
 
-    A truncated shard takes part with its complete samples.
+    Reads all headers, but only the data of requested samples if shards support range requests. A truncated shard takes
+    part with its complete samples.
 
     Args:
         urls: the shards.
         label: a field with the class, which is read from each sample; without it, only headers are read.
-        executor: runs the tasks; by default local processes.
-        max_workers: the number of parallel tasks.
-        on_shard: called with the number of samples and the size of each finished shard.
-        key_rule: splits member names into keys and fields.
-        end_marker: ``"optional"`` accepts shards without an end marker.
-        storage_options: passed to remote file systems.
+        title: the label of the progress bar.
+        num_workers: the number of worker processes, by default one per CPU.
+        scan: the arguments of `ScanOptions`: ``key_rule``, ``end_marker``, ``storage_options`` and ``limits``.
 
     Attributes:
         sizes: the sizes of all samples, in bytes.
@@ -73,24 +90,21 @@ class DatasetContents:
         urls: Sequence[str],
         *,
         label: str = "",
-        executor: Executor | None = None,
-        max_workers: int | None = None,
-        on_shard: Callable[[int, int], object] | None = None,
-        key_rule: KeyRule = first_dot,
-        end_marker: EndMarker = "required",
-        storage_options: Mapping[str, Any] | None = None,
+        title: str = "Reading headers",
+        num_workers: int | None = None,
+        **scan: Unpack[ScanKeywords],
     ) -> None:
-        self._key_rule, self._storage_options = key_rule, storage_options
-        reading: dict[str, Any] = {"key_rule": key_rule, "end_marker": end_marker, "storage_options": storage_options}
-        work = partial(_read_shard, label=label, reading=reading)
-        parts: dict[int, _Part] = {}
-        for number, task in map_shards(work, urls, (), executor=executor, max_workers=max_workers):
-            shard, _ = parts[number] = task.result()
-            if on_shard is not None:
-                on_shard(len(shard.index), shard.bytes or 0)
-        self._contents = [parts[number][0] for number in range(len(urls))]
+        self._options = ScanOptions(**scan)
+        parts = collect_shards(
+            partial(_read_shard, options=self._options, label=label),
+            urls,
+            label=title,
+            measure=lambda part: (len(part[0].index), part[0].bytes),
+            num_workers=num_workers,
+        )
+        self._contents = [shard for shard, _ in parts]
         self._ends = list(accumulate(len(shard.index) for shard in self._contents))
-        self.classes = [name for number in range(len(urls)) for name in parts[number][1]]
+        self.classes = [name for _, classes in parts for name in classes]
         self.sizes = np.concatenate([np.empty(0, np.int64), *(shard.index.sample_sizes for shard in self._contents)])
         sizes = [shard.bytes for shard in self._contents if shard.bytes is not None]
         self.shards, self.bytes, self.unread_shards = len(urls), sum(sizes), len(urls) - len(sizes)
@@ -119,6 +133,18 @@ class DatasetContents:
             found &= np.fromiter((key in each for each in keys), bool, len(self))
         return np.flatnonzero(found)
 
+    def draw(self, count: int, *, seed: int = 0) -> RandomSamples:
+        """Draw samples uniformly, without replacement; all of them if there are fewer.
+
+        >>> from wds_datapipes.testing import build_shard
+        >>> url = build_shard("a.tar", [{"__key__": f"{n}", "cls": f"{n}"} for n in range(100)])
+        >>> [sample["__key__"] for sample in DatasetContents([url]).draw(3).samples]
+        ['49', '53', '97']
+        """
+        samples, faults = self.read(Random(seed).sample(range(len(self)), min(count, len(self))))
+        faults = [*self.faults, *faults]
+        return RandomSamples(samples, self.sizes, self.shards, self.bytes, faults, self.unread_shards)
+
     def read(self, positions: Iterable[int]) -> tuple[list[Sample], list[ShardFault]]:
         """Read the samples at some positions, in ascending order, and return also the faults of shards now."""
         by_shard: dict[int, list[int]] = {}
@@ -138,28 +164,30 @@ class DatasetContents:
 
     def _read_samples(self, shard: ShardContents, places: Sequence[int]) -> Iterator[Sample]:
         """Read samples of a shard by their offsets, or sequentially if that is not possible."""
-        options: dict[str, Any] = {"key_rule": self._key_rule, "storage_options": self._storage_options}
-        if has_random_access(shard.url, storage_options=self._storage_options):
-            with closing(SampleReader(shard.url, shard.index, **options)) as reader:
+        storage_options, key_rule = self._options.storage_options, self._options.key_rule
+        if has_random_access(shard.url, storage_options=storage_options):
+            reader = SampleReader(shard.url, shard.index, key_rule=key_rule, storage_options=storage_options)
+            with closing(reader):
                 yield from map(reader.read, places)
             return
-        members = read_shards([shard.url], ReadOptions(end_marker="optional", storage_options=self._storage_options))
-        samples = group_samples(members, key_rule=self._key_rule, on_duplicate="first", on_repeated_key="ignore")
-        with closing(members), closing(samples):  # type: ignore[type-var]  # generators, as they are now
-            for number, sample in enumerate(islice(samples, places[-1] + 1)):
-                if number in places:
-                    yield sample
+        for number, sample in enumerate(islice(_read_leniently(shard, self._options), places[-1] + 1)):
+            if number in places:
+                yield sample
 
 
-def read_classes(
-    shard: ShardContents, label: str, *, key_rule: KeyRule, storage_options: Mapping[str, Any] | None
-) -> list[str]:
+def _read_leniently(
+    shard: ShardContents, options: ScanOptions, fields: Sequence[str] | None = None
+) -> Iterator[Sample]:
+    """Yield the samples of a shard as they were found by its headers."""
+    lenient = replace(options, end_marker="optional")
+    return lenient.read_samples([shard.url], fields=fields, on_duplicate="first", on_repeated_key="ignore")
+
+
+def read_classes(shard: ShardContents, label: str, options: ScanOptions) -> list[str]:
     """Return the class of each sample of a shard, or "" for those without the field ``label``."""
-    members = read_shards([shard.url], ReadOptions(end_marker="optional", storage_options=storage_options))
-    samples = group_samples(members, key_rule=key_rule, fields=[label], on_duplicate="first", on_repeated_key="ignore")
     classes = [""] * len(shard.index)
     try:
-        for number, sample in enumerate(islice(samples, len(classes))):
+        for number, sample in enumerate(islice(_read_leniently(shard, options, [label]), len(classes))):
             classes[number] = bytes(sample.get(label, b"")[:CLASS_BYTES]).decode(errors="replace").strip()
     except ShardError:
         if not shard.faults:
@@ -167,8 +195,7 @@ def read_classes(
     return classes
 
 
-def _read_shard(url: str, *, label: str, reading: dict[str, Any]) -> _Part:
-    """Read the headers of a shard, and the class of each sample."""
-    shard = read_contents(url, **reading)
-    options = {name: reading[name] for name in ("key_rule", "storage_options")}
-    return shard, read_classes(shard, label, **options) if label else []
+def _read_shard(url: str, options: ScanOptions, label: str) -> tuple[ShardContents, list[str]]:
+    """Read the headers of a shard, and the class of each sample, if requested."""
+    shard = read_contents(url, options)
+    return shard, read_classes(shard, label, options) if label else []

@@ -17,7 +17,8 @@ from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source
 from wds_datapipes.prepare.subset import check_rekey
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
-from wds_datapipes.writing.sample_packer import TarSamplePacker
+from wds_datapipes.writing.options import WriteOptions
+from wds_datapipes.writing.shard_file import Packer
 
 __all__ = ["Plan", "check_new_key", "get_rekeyed_spec", "make_plan"]
 
@@ -77,7 +78,7 @@ def make_plan(
     maxsize: float,
     rekey: str,
     seed: int | None,
-    key_rule: KeyRule,
+    key_rule: KeyRule | None,
     policy: ErrorPolicy,
     on_measured: Callable[[int, int], object] | None = None,
 ) -> Plan:
@@ -97,8 +98,8 @@ def make_plan(
         SampleSourceError: a file does not exist, two samples have the same key, or a key has invalid characters.
         EncodeError: a sample would not be read back unchanged, or a value cannot be encoded.
     """
-    headers = HeaderWriter(user="", group="", mode=0o644, mtime=0)
-    packer = TarSamplePacker(headers, False, allow_pickle=False, keep_meta=False, key_rule=key_rule)
+    headers = HeaderWriter(**WriteOptions().tar_settings)
+    packer = WriteOptions(encoder=False, key_rule=key_rule).packer()
     count = len(source)
     payloads, sizes = array("q", bytes(8 * count)), array("q", bytes(8 * count))
     stamps, hashes = array("Q", bytes(8 * count)), np.zeros(count, np.int64)
@@ -161,7 +162,7 @@ def _measure_spec(spec: SampleSpec) -> MeasuredSample | Exception:
         return error
 
 
-def _size(spec: SampleSpec, found: MeasuredSample, packer: TarSamplePacker, headers: HeaderWriter) -> int:
+def _size(spec: SampleSpec, found: MeasuredSample, packer: Packer, headers: HeaderWriter) -> int:
     """Return the size of a sample in an archive, and reject one that would not be read back unchanged."""
     key = spec.key
     if not key.isalnum():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from wds_datapipes import errors
 from wds_datapipes.errors import MissingDependencyError, ShardError, StaleSidecarError, UnknownSchemeError, WdsError
@@ -13,11 +13,55 @@ from wds_datapipes.index.builder import IndexBuilder
 from wds_datapipes.index.shard_index import IndexedSample, ShardFacts, ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
+from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.scanner import Scan, scan_shard
+from wds_datapipes.types import Sample
 
-__all__ = ["ShardContents", "ShardFault", "read_contents"]
+__all__ = ["ScanKeywords", "ScanOptions", "ShardContents", "ShardFault", "read_contents"]
+
+
+class ScanKeywords(TypedDict, total=False):
+    """The keyword arguments of `ScanOptions`, for functions that pass them on."""
+
+    key_rule: KeyRule
+    end_marker: EndMarker
+    storage_options: Mapping[str, Any] | None
+    limits: ReadLimits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanOptions:
+    """How existing shards are read by functions that look at a whole dataset.
+
+    Attributes:
+        key_rule: splits member names into keys and fields.
+        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at their end.
+        storage_options: passed to remote file systems.
+        limits: the limits on memory and header sizes, see `ReadLimits`.
+    """
+
+    key_rule: KeyRule = first_dot
+    end_marker: EndMarker = "required"
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    limits: ReadLimits = DEFAULT_LIMITS
+
+    def read_samples(self, urls: Iterable[str], *, on_error: OnError = "raise", **grouping: Any) -> Iterator[Sample]:
+        """Yield the samples of shards, with their fields as bytes; ``grouping`` is for `group_samples`."""
+        options = ReadOptions(
+            end_marker=self.end_marker,
+            on_error=on_error,
+            storage_options=self.storage_options,
+            limits=self.limits,
+        )
+        return group_samples(read_shards(urls, options), key_rule=self.key_rule, on_error=on_error, **grouping)
+
+
+#: Reading without any option.
+DEFAULT_SCAN = ScanOptions()
 
 
 class ShardFault(NamedTuple):
@@ -74,26 +118,15 @@ class ShardContents:
         return self.index.facts.bytes
 
 
-def read_contents(
-    url: str,
-    *,
-    key_rule: KeyRule = first_dot,
-    end_marker: EndMarker = "required",
-    digest: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-    limits: ReadLimits = DEFAULT_LIMITS,
-) -> ShardContents:
+def read_contents(url: str, options: ScanOptions = DEFAULT_SCAN, *, digest: bool = False) -> ShardContents:
     """Read the headers of a shard as far as possible, and record its faults.
 
     The data are skipped if the shard supports range requests.
 
     Args:
         url: the shard, a path or a URL.
-        key_rule: splits member names into keys and fields.
-        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        options: how it is read.
         digest: compute the SHA-256 of the file, which reads all of it.
-        storage_options: passed to a remote file system.
-        limits: the limits on memory and header sizes.
 
     Raises:
         UnknownSchemeError, MissingDependencyError: shards of this kind are not supported.
@@ -111,11 +144,16 @@ def read_contents(
     def note(error: Exception, key: str, field: str) -> None:
         faults.append(ShardFault(archive, type(error).__name__, key, field, str(error)))
 
-    builder = IndexBuilder(key_rule=key_rule, on_repeated_key="raise", on_fault=note, archive=archive)
+    builder = IndexBuilder(key_rule=options.key_rule, on_repeated_key="raise", on_fault=note, archive=archive)
     scan: Scan | None = None
     try:
         scan = scan_shard(
-            url, builder.add, digest=digest, end_marker=end_marker, storage_options=storage_options, limits=limits
+            url,
+            builder.add,
+            digest=digest,
+            end_marker=options.end_marker,
+            storage_options=options.storage_options,
+            limits=options.limits,
         )
     except (MissingDependencyError, UnknownSchemeError):
         raise

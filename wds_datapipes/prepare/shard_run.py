@@ -1,14 +1,14 @@
-"""Run a function that writes many shards: keep finished ones in a journal, and retry failures."""
+"""Produce many shards in parallel: keep finished ones in a journal, and retry failures."""
 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,18 +18,25 @@ from wds_datapipes.errors import (
     ShardWriteError,
     UnsafeInputError,
 )
+from wds_datapipes.fingerprint import fingerprint
+from wds_datapipes.index.build_many import build_indexes
+from wds_datapipes.index.file_format import index_url
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import size_of
-from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, InProcessExecutor, ShardExecutor, failure_of
+from wds_datapipes.on_error.policy import ErrorPolicy
+from wds_datapipes.parallel.executors import failure_of, start_workers
 from wds_datapipes.parallel.map_shards import run_tasks
+from wds_datapipes.parallel.progress import ProgressMeter
+from wds_datapipes.prepare.shard_producer import ShardProducer, WrittenShard
 from wds_datapipes.types import ShardInfo
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
+from wds_datapipes.writing.options import WriteKeywords, WriteOptions
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_old_shards, remove_old_shards
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DETERMINISTIC_ERRORS", "MAX_CONCURRENT_REQUESTS", "ShardRun", "WrittenShard"]
+__all__ = ["ConvertedShard", "RunKeywords", "RunOptions", "ShardRun"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 
@@ -51,36 +58,65 @@ DETERMINISTIC_ERRORS = (
 )
 #: The number of concurrent requests for the sizes of existing shards.
 MAX_CONCURRENT_REQUESTS = 16
+#: The options that determine the content of a shard.
+IN_SHARDS = sorted(WriteKeywords.__annotations__.keys() - {"index", "storage_options"})
 
 
-class WrittenShard(NamedTuple):
-    """A shard written by a worker.
+class RunKeywords(WriteKeywords, total=False):
+    """The keyword arguments of `RunOptions`."""
+
+    remove_old: bool
+    progress: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(WriteOptions):
+    """The options of `create_shards` and `convert_shards`: those of `WriteOptions`, and two more.
 
     Attributes:
-        info: the shard.
-        read: the number of samples read.
-        skipped: the number of faults skipped.
-        version: distinguishes the input from a later one of the same name.
-        errors: the skipped errors, if the function reports them.
+        remove_old: remove surplus shards of an earlier, larger run after the new ones are written. By default, they
+            raise an error before anything is written.
+        progress: show a progress bar if standard error is a terminal and rich is installed.
     """
 
+    remove_old: bool = False
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format not in (None, "tar"):
+            raise ValueError(f"format must be tar, since records are written by a ShardWriter, not {self.format!r}")
+
+
+class ConvertedShard(NamedTuple):
+    """A shard that this call or an earlier one has written.
+
+    Attributes:
+        source: the shard that was read; "" for `create_shards`.
+        info: the shard that was written.
+        read: the number of samples read.
+        is_new: whether this call wrote the shard.
+        skipped: the number of errors that ``on_error`` skipped: bad samples and the rest of truncated shards.
+    """
+
+    source: str
     info: ShardInfo
     read: int
-    skipped: int
-    version: str = ""
-    errors: tuple[Exception, ...] = ()
+    is_new: bool
+    skipped: int = 0
 
 
 class ShardRun:
     """The shards that one call writes, with its journal and workers.
 
     Args:
+        items: the input of each shard.
         outputs: the path or URL of each shard.
         pattern: the pattern of the paths or URLs.
+        producer: writes a shard.
         journal: the path of the journal, if there is one.
-        kind: the kind of the run, recorded in the journal.
-        remove_old: remove surplus shards of an earlier, larger run at the end.
-        storage_options: passed to the file system of the output.
+        options: the options of the call.
+        made_by: what determines the content of each shard, besides its input and the options.
 
     Raises:
         ValueError: there are surplus shards, and ``remove_old`` is false.
@@ -90,110 +126,154 @@ class ShardRun:
 
     def __init__(
         self,
+        items: Sequence[Any],
         outputs: Sequence[str],
         pattern: str,
+        producer: ShardProducer,
         *,
         journal: str | None,
-        kind: str,
-        remove_old: bool,
-        storage_options: Mapping[str, Any] | None,
+        options: RunOptions,
+        made_by: object,
     ) -> None:
-        self._outputs, self._storage_options = outputs, storage_options
+        self._items, self._outputs, self._producer, self._options = items, outputs, producer, options
         is_numbered = NUMBER.search(pattern) is not None
-        self._old = find_old_shards(pattern, len(outputs), storage_options=storage_options) if is_numbered else []
-        if self._old and not remove_old:
+        self._old = find_old_shards(pattern, len(outputs), 1, options.storage_options) if is_numbered else []
+        if self._old and not options.remove_old:
             raise ValueError(
                 f"{describe_old_shards(self._old)}. Nothing was written. Remove them, or pass remove_old=True"
             )
+        written = {name: getattr(options, name) for name in IN_SHARDS}
+        self._made_by = {"another function": fingerprint(made_by), "other options": fingerprint(written)}
         files = [*outputs] if journal is None else [*outputs, journal]
         for folder in {Path(local).parent for file in files if (local := local_path(file)) is not None}:
             _create_folder(folder)
-        self._journal = None if journal is None else ShardJournal(journal, {"of": kind})
+        self._journal = None if journal is None else ShardJournal(journal, {"of": "shards of a conversion"})
 
-    def find_finished(
-        self, identify: Callable[[int], str | None]
-    ) -> tuple[dict[int, FinishedShard], dict[int, tuple[str, str]]]:
-        """Return the finished shards that exist unchanged, and the old and new identities of the changed ones.
+    def find_finished(self, *, keep_changed: bool) -> tuple[dict[int, ConvertedShard], dict[int, str]]:
+        """Return the finished shards that exist unchanged, and what has changed for each of the others.
 
         Args:
-            identify: returns the current identity of a shard; ``None`` accepts the shard as it is.
+            keep_changed: accept shards whose function, options or input have changed.
         """
         finished = () if self._journal is None else self._journal.finished
         lines = {_name(shard.info.url): shard for shard in finished}  # the last record of a name counts
         recorded = [number for number, output in enumerate(self._outputs) if _name(output) in lines]
 
-        def identify_existing(number: int) -> tuple[int, FinishedShard, str | None] | None:
+        def compare(number: int) -> list[str] | None:
             shard = lines[_name(self._outputs[number])]
-            exists = size_of(self._outputs[number], self._storage_options) == shard.info.bytes
-            return (number, shard, identify(number)) if exists else None
+            if size_of(self._outputs[number], self._options.storage_options) != shard.info.bytes:
+                return None
+            now = {} if keep_changed else self._identity(self._producer.inputs.version(self._items[number]))
+            return [difference for difference, value in now.items() if shard.facts["made_by"].get(difference) != value]
 
-        same: dict[int, FinishedShard] = {}
-        others: dict[int, tuple[str, str]] = {}
+        same: dict[int, ConvertedShard] = {}
+        changed: dict[int, str] = {}
         with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
-            for number, shard, now in filter(None, pool.map(identify_existing, recorded)):
-                if now is None or shard.keys == now:
-                    same[number] = shard._replace(info=shard.info._replace(url=self._outputs[number]))
-                else:
-                    others[number] = shard.keys, now
-        return same, others
+            for number, differences in zip(recorded, pool.map(compare, recorded), strict=True):
+                if differences:
+                    changed[number] = ", ".join(differences)
+                elif differences is not None:
+                    shard = lines[_name(self._outputs[number])]
+                    info = shard.info._replace(url=self._outputs[number])
+                    same[number] = self._converted(number, info, shard.facts, is_new=False)
+        return same, changed
 
-    def write(
+    def produce(
         self,
-        work: Callable[..., WrittenShard],
-        tasks: Mapping[int, tuple[Any, ...]],
+        finished: Mapping[int, ConvertedShard],
+        policy: ErrorPolicy,
         *,
+        label: str,
         executor: Executor | None = None,
-        max_workers: int | None = None,
+        num_workers: int | None = None,
         retries: int = 0,
-        names: Sequence[str] = (),
-    ) -> Generator[tuple[int, WrittenShard | BaseException], None, None]:
-        """Call a function for each shard, and yield the written shard, or the error if it fails for good.
+    ) -> Generator[tuple[int, ConvertedShard | BaseException], None, None]:
+        """Yield the finished shards, write the others, and yield each of them, or the error if it fails for good.
 
         Args:
-            work: writes a shard. Its last argument identifies the attempt, so that no executor returns a cached result.
-            tasks: its other arguments, by the number of the shard.
+            finished: the finished shards, which get an index if they have none and it is requested.
+            policy: handles the errors of samples that workers have skipped.
+            label: the label of the progress bar.
             executor: any executor of ``concurrent.futures``; by default, processes are forked.
-            max_workers: the number of workers, by default one per CPU; 0 works in this process.
+            num_workers: the number of workers, by default one per CPU; 0 works in this process.
             retries: how often a shard is retried.
-            names: the names of the shards for the log.
         """
         call = secrets.token_hex(8)
 
         def make_task(number: int, attempt: int) -> tuple[tuple[int, int], tuple[Any, ...]]:
-            return (number, attempt), (*tasks[number], f"{call}-{attempt}")
+            return (number, attempt), (self._items[number], self._outputs[number], f"{call}-{attempt}")
 
-        waiting = deque(make_task(number, 1) for number in tasks)
-        with closing(run_tasks(self._start_workers(work, executor, max_workers, len(tasks)), waiting)) as done:
-            for (number, attempt), task in done:
-                failure = failure_of(task)
-                if failure is None:
-                    yield number, task.result()
-                elif attempt > retries or isinstance(failure, DETERMINISTIC_ERRORS):
-                    yield number, failure
-                else:
-                    error = f"{type(failure).__name__}: {failure}"
-                    LOGGER.warning("%s could not be converted, and will be retried: %s", names[number], error)
-                    waiting.append(make_task(number, attempt + 1))
-
-    def record(self, number: int, written: WrittenShard, identity: str) -> None:
-        """Record a finished shard in the journal, if there is one."""
-        if self._journal is not None:
-            self._journal.add(FinishedShard(number, written.info, written.read, identity, written.skipped))
+        with ProgressMeter(label, len(self._outputs), shown=self._options.progress) as meter:
+            for number, shard in finished.items():
+                meter.add(shards=1)
+                yield number, shard
+            self._index([self._outputs[number] for number in finished], executor, num_workers)
+            waiting = deque(make_task(number, 1) for number in range(len(self._outputs)) if number not in finished)
+            # A worker that inherits the journal would keep it locked until it ends.
+            private = [] if self._journal is None else [self._journal.fileno()]
+            workers = start_workers(
+                self._producer, len(waiting), executor=executor, num_workers=num_workers, private=private
+            )
+            with closing(run_tasks(workers, waiting)) as done:
+                for (number, attempt), task in done:
+                    failure = failure_of(task)
+                    if failure is None:
+                        result = self._finish(number, task.result(), policy)
+                        if isinstance(result, ConvertedShard):
+                            meter.add(shards=1, samples=result.read, size=result.info.bytes)
+                        yield number, result
+                    elif attempt > retries or isinstance(failure, DETERMINISTIC_ERRORS):
+                        yield number, failure
+                    else:
+                        name, kind = redact(str(self._items[number])), type(failure).__name__
+                        LOGGER.warning("%s could not be converted, and will be retried: %s: %s", name, kind, failure)
+                        waiting.append(make_task(number, attempt + 1))
 
     def remove_old(self) -> None:
         """Remove surplus shards of an earlier run; call this after all new ones are written."""
-        remove_old_shards(self._old, self._storage_options)
+        remove_old_shards(self._old, self._options.storage_options)
 
-    def _start_workers(
-        self, work: Callable[..., Any], executor: Executor | None, max_workers: int | None, shards: int
-    ) -> ShardExecutor:
-        if executor is not None:
-            return BorrowedExecutor(work, executor, max_workers)
-        if max_workers == 0:
-            return InProcessExecutor(work)
-        count = max(1, min(max_workers or len(os.sched_getaffinity(0)), shards))
-        # A worker that inherits the journal would keep it locked until it ends.
-        return ForkedPool(work, count, [] if self._journal is None else [self._journal.fileno()])
+    def _finish(self, number: int, written: WrittenShard, policy: ErrorPolicy) -> ConvertedShard | Exception:
+        """Handle the skipped errors of a shard, and record it in the journal."""
+        policy.tried += written.read
+        try:
+            for error in written.errors:
+                policy.handle(error)
+        except Exception as error:  # noqa: BLE001  the policy may raise anything
+            return error
+        facts = {
+            "read": written.read,
+            "skipped": len(written.errors),
+            "made_by": self._identity(written.version),
+        }
+        if self._journal is not None:
+            self._journal.add(FinishedShard(number, written.info, facts))
+        return self._converted(number, written.info, facts, is_new=True)
+
+    def _identity(self, version: str) -> dict[str, str]:
+        """Return the digests of all that determines a shard, by what is said if one differs."""
+        return {**self._made_by, "the input has changed": version}
+
+    def _converted(self, number: int, info: ShardInfo, facts: Mapping[str, Any], *, is_new: bool) -> ConvertedShard:
+        item = self._items[number]
+        return ConvertedShard(item if isinstance(item, str) else "", info, facts["read"], is_new, facts["skipped"])
+
+    def _index(self, outputs: Sequence[str], executor: Executor | None, num_workers: int | None) -> None:
+        """Write indexes for finished shards that have none, if they are requested."""
+        options = self._options
+        if not options.index or options.key_rule is None:
+            return
+        with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
+            sizes = pool.map(lambda output: size_of(index_url(output), options.storage_options), outputs)
+            missing = [output for output, size in zip(outputs, sizes, strict=True) if size is None]
+        build_indexes(
+            missing,
+            executor=executor,
+            max_workers=1 if num_workers == 0 else num_workers,
+            digest=options.digest,
+            key_rule=options.key_rule,
+            storage_options=options.storage_options,
+        )
 
     def __enter__(self) -> Self:
         return self

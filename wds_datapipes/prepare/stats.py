@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.parallel.map_shards import map_shards
+from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
 from wds_datapipes.prepare.dataset_contents import read_classes
-from wds_datapipes.prepare.shard_contents import ShardFault, read_contents
-from wds_datapipes.samples.keys import first_dot
+from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardFault, read_contents
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DatasetStats", "Sizes", "dataset_stats"]
 
@@ -94,23 +96,22 @@ class _ShardStats(NamedTuple):
 
 
 def dataset_stats(
-    urls: Sequence[str],
+    shards: Shards,
     *,
-    executor: Executor | None = None,
-    max_workers: int | None = None,
-    on_shard: Callable[[int, int], object] | None = None,
     label: str | None = None,
-    **options: Any,
+    num_workers: int | None = None,
+    progress: bool = True,
+    **scan: Unpack[ScanKeywords],
 ) -> DatasetStats:
     """Read the headers of shards in parallel, and summarize sizes.
 
     Args:
-        urls: the shards.
-        executor: runs the tasks; by default local processes.
-        max_workers: the number of parallel tasks.
-        on_shard: called with the number of samples and the size of each finished shard.
+        shards: a pattern as in `ShardList`, but without variables, or an iterable of URLs, such as a `ShardList`.
         label: the field with the class, which is read from each sample; only headers are read without it.
-        **options: for `read_contents`.
+        num_workers: the number of worker processes, by default one per CPU; 0 works in this process.
+        progress: show a progress bar if standard error is a terminal and rich is installed.
+        scan: ``key_rule`` splits member names into keys and fields; ``end_marker="optional"`` accepts shards without an
+            end marker; ``storage_options`` are passed to remote file systems; ``limits`` is a `ReadLimits`.
 
     Raises:
         UnknownSchemeError, MissingDependencyError: shards of this kind are not supported.
@@ -125,12 +126,14 @@ def dataset_stats(
         >>> dataset_stats([url], label="cls").classes
         {'1': 1}
     """
-    parts: dict[int, _ShardStats] = {}
-    for number, task in map_shards(_part, urls, (label, options), executor=executor, max_workers=max_workers):
-        part = parts[number] = task.result()
-        if on_shard is not None:
-            on_shard(len(part.samples), part.size or 0)
-    ordered = [parts[number] for number in range(len(urls))]
+    ordered = collect_shards(
+        partial(_read_stats, label=label, options=ScanOptions(**scan)),
+        resolve_shards(shards),
+        label="Counting",
+        measure=lambda part: (len(part.samples), part.size),
+        num_workers=num_workers,
+        progress=progress,
+    )
     samples = _concatenate([part.samples for part in ordered])
     names = dict.fromkeys(name for part in ordered for name in part.fields)
     fields = {name: Sizes.of(_concatenate([p.fields[name] for p in ordered if name in p.fields])) for name in names}
@@ -146,16 +149,13 @@ def dataset_stats(
     )
 
 
-def _part(url: str, label: str | None, options: dict[str, Any]) -> _ShardStats:
-    contents = read_contents(url, **options)
+def _read_stats(url: str, label: str | None, options: ScanOptions) -> _ShardStats:
+    contents = read_contents(url, options)
     fields: dict[str, array[int]] = {}
     for sample in contents.samples:
         for name, size in sample.fields.items():
             fields.setdefault(name, array("q")).append(size)
-    classes = Counter[str]()
-    if label is not None:
-        reading = {"key_rule": options.get("key_rule", first_dot), "storage_options": options.get("storage_options")}
-        classes.update(filter(None, read_classes(contents, label, **reading)))
+    classes = Counter[str]() if label is None else Counter(filter(None, read_classes(contents, label, options)))
     sizes = array("q", [sample.bytes for sample in contents.samples])
     return _ShardStats(contents.bytes, sizes, fields, contents.faults, classes)
 

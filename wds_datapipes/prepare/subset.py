@@ -6,18 +6,13 @@ import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.prepare.shard_contents import ScanOptions
 from wds_datapipes.samples.fields import rename
-from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.sampling import parse_slice, rsample, slice_samples
 from wds_datapipes.samples.select import Lacking, parse_patterns, select_fields
-from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.shards.position import ItemCounter
-from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
 
 __all__ = ["Subset", "check_rekey", "make_key"]
@@ -27,7 +22,7 @@ KEY_PARTS = ("number", "key", "name", "shard")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subset:
+class Subset(ScanOptions):
     """Selects samples and fields of shards; applied in the order of the attributes.
 
     Attributes:
@@ -39,11 +34,7 @@ class Subset:
         rename: maps new field names to old ones, as in ``rename``.
         rekey: a pattern for new keys, such as ``"{number:06d}"`` or ``"{shard}/{name}"``: ``number`` counts the
             selected samples, ``key`` is the old key and ``name`` its last part, ``shard`` is the name of the shard.
-        key_rule: splits member names into keys and fields.
-        end_marker: ``"optional"`` accepts shards without an end marker.
         on_error: how to handle bad shards and samples, as in all stages.
-        storage_options: passed to remote file systems.
-        limits: the limits on memory and header sizes.
 
     Raises:
         ValueError, TypeError: an attribute is invalid.
@@ -63,11 +54,7 @@ class Subset:
     missing: Lacking = "raise"
     rename: Mapping[str, str] = field(default_factory=dict)
     rekey: str = ""
-    key_rule: KeyRule = first_dot
-    end_marker: EndMarker = "required"
     on_error: OnError = "raise"
-    storage_options: Mapping[str, Any] | None = None
-    limits: ReadLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
@@ -92,16 +79,7 @@ class Subset:
             ShardError: a shard cannot be read.
             SampleError: a sample has a repeated field, is split into parts, or lacks a requested field.
         """
-        shards = read_shards(
-            urls,
-            ReadOptions(
-                end_marker=self.end_marker,
-                on_error=self.on_error,
-                storage_options=self.storage_options,
-                limits=self.limits,
-            ),
-        )
-        samples = group_samples(shards, key_rule=self.key_rule, on_repeated_key="raise", on_error=self.on_error)
+        samples = self.read_samples(urls, on_error=self.on_error, on_repeated_key="raise")
         if on_read is not None:
             samples = _observe_samples(samples, on_read)
         if self.positions:

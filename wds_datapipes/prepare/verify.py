@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +17,15 @@ from wds_datapipes.codecs.decoding import DecoderChain, decode_samples
 from wds_datapipes.errors import MissingSidecarError, ShardError, SidecarError, UnsafeInputError
 from wds_datapipes.index.build import check_index
 from wds_datapipes.index.file_format import index_url, read_index
-from wds_datapipes.index.manifest import ManifestEntry
+from wds_datapipes.index.manifest import Manifest, ManifestEntry
 from wds_datapipes.io.openers import redact, split_scheme
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.parallel.map_shards import map_shards
-from wds_datapipes.prepare.shard_contents import ShardContents, ShardFault, read_contents
-from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.keys import KeyRule, first_dot
-from wds_datapipes.shards.loading import ReadOptions, read_shards
-from wds_datapipes.tar.headers import EndMarker
+from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
+from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardFault, read_contents
 
-__all__ = ["Checks", "VerifiedShard", "find_common_keys", "verify_shards"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["VerifiedShard", "verify_shards"]
 
 PackedKeys: TypeAlias = bytes
 
@@ -38,30 +36,14 @@ KEY_SEPARATOR = "\0"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checks:
-    """Checks in addition to those of headers, end marker, groups and keys.
-
-    Attributes:
-        decode: decode every field, except with codecs that can run code.
-        digest: compute the SHA-256 of each shard, and compare it with the index and the ``manifest``.
-        fields: fields that every sample must have; ``"jpg;png"`` means either of them.
-        index: compare each shard with the index next to it, if there is one.
-        manifest: the expected facts of each shard, by URL.
-        key_rule: splits member names into keys and fields.
-        end_marker: ``"optional"`` accepts shards without an end marker.
-        storage_options: passed to remote file systems.
-        limits: the limits on memory and sizes; exceeding one is a fault.
-    """
+class Checks(ScanOptions):
+    """The arguments of `verify_shards` that concern one shard."""
 
     decode: bool = False
     digest: bool = False
     fields: Sequence[str] = ()
     index: bool = True
-    manifest: Mapping[str, ManifestEntry] | None = None
-    key_rule: KeyRule = first_dot
-    end_marker: EndMarker = "required"
-    storage_options: Mapping[str, Any] | None = None
-    limits: ReadLimits = DEFAULT_LIMITS
+    entries: Mapping[str, ManifestEntry] | None = None
 
 
 @dataclass
@@ -77,7 +59,7 @@ class VerifiedShard:
         counts: the number of faults of each kind.
         notes: remarks that are not faults.
         has_index: whether there is an index to check.
-        packed_keys: the compressed keys, for `find_common_keys`.
+        packed_keys: the compressed keys, to find those that occur in several shards.
     """
 
     url: str
@@ -90,30 +72,45 @@ class VerifiedShard:
     has_index: bool = False
     packed_keys: PackedKeys = b""
 
-    def add_faults(self, faults: Iterable[ShardFault]) -> None:
-        """Record faults."""
-        for fault in faults:
-            self.counts[fault.kind] += 1
-            if self.counts[fault.kind] <= MAX_FAULTS:
-                self.faults.append(fault)
+    def add_fault(self, kind: str, message: str, key: str = "", field: str = "") -> None:
+        """Record a fault."""
+        self.counts[kind] += 1
+        if self.counts[kind] <= MAX_FAULTS:
+            self.faults.append(ShardFault(redact(self.url), kind, key, field, message))
+
+    def add_error(self, error: Exception) -> None:
+        """Record an error that concerns the whole shard."""
+        self.add_fault(type(error).__name__, str(error))
 
 
 def verify_shards(
-    urls: Sequence[str],
-    checks: Checks,
+    shards: Shards,
     *,
-    executor: Executor | None = None,
-    max_workers: int | None = None,
-    on_result: Callable[[VerifiedShard], object] | None = None,
+    decode: bool = False,
+    digest: bool = False,
+    fields: Sequence[str] = (),
+    index: bool = True,
+    manifest: Manifest | None = None,
+    shared_keys: bool = False,
+    num_workers: int | None = None,
+    progress: bool = True,
+    **scan: Unpack[ScanKeywords],
 ) -> list[VerifiedShard]:
-    """Verify shards in parallel, one process per shard.
+    """Check headers, end markers, samples and keys of shards in parallel, one process per shard.
 
     Args:
-        urls: the shards.
-        checks: the checks to run.
-        executor: runs the tasks; by default local processes.
-        max_workers: the number of parallel tasks.
-        on_result: called with each result as it arrives, in any order.
+        shards: a pattern as in `ShardList`, but without variables, or an iterable of URLs, such as a `ShardList`.
+        decode: decode every field, except with codecs that can run code.
+        digest: compute the SHA-256 of each shard, and compare it with the index and the ``manifest``.
+        fields: fields that every sample must have; ``"jpg;png"`` means either of them.
+        index: compare each shard with the index next to it, if there is one.
+        manifest: the expected facts of each shard.
+        shared_keys: allow the same key in several shards.
+        num_workers: the number of worker processes, by default one per CPU; 0 works in this process.
+        progress: show a progress bar if standard error is a terminal and rich is installed.
+        scan: ``key_rule`` splits member names into keys and fields; ``end_marker="optional"`` accepts shards without an
+            end marker; ``storage_options`` are passed to remote file systems; ``limits`` is a `ReadLimits`, and
+            exceeding one is a fault.
 
     Returns:
         The result for each shard, in order.
@@ -125,55 +122,57 @@ def verify_shards(
     Examples:
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": "x", "cls": "1"}, {"__key__": "y", "cls": "one"}])
-        >>> (shard,) = verify_shards([url], Checks(decode=True))
+        >>> (shard,) = verify_shards(url, decode=True)
         >>> shard.samples, [(fault.kind, fault.key, fault.field) for fault in shard.faults]
         (2, [('DecodeError', 'y', 'cls')])
     """
-    results: dict[int, VerifiedShard] = {}
-    for number, task in map_shards(_verify_shard, urls, (checks,), executor=executor, max_workers=max_workers):
-        results[number] = task.result()
-        if on_result is not None:
-            on_result(results[number])
-    return [results[number] for number in range(len(urls))]
+    entries = None if manifest is None else {entry.url: entry for entry in manifest.entries}
+    checks = Checks(decode=decode, digest=digest, fields=fields, index=index, entries=entries, **scan)
+    found = collect_shards(
+        partial(_verify_shard, checks=checks),
+        resolve_shards(shards),
+        label="Verifying",
+        measure=lambda shard: (shard.samples, shard.bytes),
+        num_workers=num_workers,
+        progress=progress,
+    )
+    if not shared_keys:
+        _add_common_keys(found)
+    return found
 
 
-def find_common_keys(shards: Sequence[VerifiedShard]) -> Iterator[ShardFault]:
-    """Yield a fault for each further shard that contains the key of an earlier one."""
+def _add_common_keys(shards: Sequence[VerifiedShard]) -> None:
+    """Add a fault to each shard for each key that an earlier shard has."""
     digests = [_digests(_unpack_keys(shard.packed_keys)) for shard in shards]
     values = np.sort(np.concatenate([*digests, np.empty(0, np.uint64)]))
     suspects = np.unique(values[1:][values[1:] == values[:-1]])
-    if not len(suspects):
-        return
     suspect_set = set(suspects.tolist())
     first: dict[str, str] = {}
     for shard, found in zip(shards, digests, strict=True):
         if not np.isin(found, suspects).any():
             continue
         for key in dict.fromkeys(_unpack_keys(shard.packed_keys)):
-            if _digest(key) not in suspect_set:
-                continue
-            if first.setdefault(key, shard.url) != shard.url:
+            if _digest(key) in suspect_set and first.setdefault(key, shard.url) != shard.url:
                 text = f"{redact(shard.url)} contains the sample {key!r}, as does {redact(first[key])}"
-                yield ShardFault(redact(shard.url), "DuplicateKey", key, "", text)
+                shard.add_fault("DuplicateKey", text, key)
 
 
 def _verify_shard(url: str, checks: Checks) -> VerifiedShard:
     """Verify one shard."""
-    contents = read_contents(
-        url,
-        key_rule=checks.key_rule,
-        end_marker=checks.end_marker,
-        digest=checks.digest,
-        storage_options=checks.storage_options,
-        limits=checks.limits,
-    )
+    contents = read_contents(url, checks, digest=checks.digest)
     found = VerifiedShard(url, len(contents.samples), sum(len(sample.fields) for sample in contents.samples))
     found.bytes = contents.bytes
-    found.add_faults(contents.faults)
+    for fault in contents.faults:
+        found.add_fault(fault.kind, fault.message, fault.key, fault.field)
     found.packed_keys = zlib.compress(
         KEY_SEPARATOR.join(sample.key for sample in contents.samples).encode("utf-8", "surrogateescape"), 1
     )
-    found.add_faults(_missing_fields(contents, checks.fields))
+    for alternatives in checks.fields:
+        names = [name.strip().lower() for name in alternatives.split(";")]
+        for sample in contents.samples:
+            if not any(name in sample.fields for name in names):
+                text = f"{redact(url)} has no field {alternatives!r} in the sample {sample.key!r}"
+                found.add_fault("MissingFieldError", text, sample.key, alternatives)
     if contents.strays:
         found.notes.append(
             f"{redact(url)}: {contents.strays:,} files belong to no sample, such as {contents.stray_names[0]!r}"
@@ -181,7 +180,8 @@ def _verify_shard(url: str, checks: Checks) -> VerifiedShard:
     if contents.bytes is not None:
         if not contents.samples:
             found.notes.append(f"{redact(url)}: the shard has no samples")
-        found.add_faults(_compare_manifest(contents, checks.manifest))
+        if checks.entries is not None:
+            _compare_manifest(found, contents.index.facts.sha256, checks.entries.get(url))
         if checks.index and split_scheme(url)[0] not in ("-", "pipe"):
             _check_index(found, checks)
     if checks.decode:
@@ -189,49 +189,31 @@ def _verify_shard(url: str, checks: Checks) -> VerifiedShard:
     return found
 
 
-def _missing_fields(contents: ShardContents, fields: Sequence[str]) -> Iterator[ShardFault]:
-    for alternatives in fields:
-        names = [name.strip().lower() for name in alternatives.split(";")]
-        for sample in contents.samples:
-            if not any(name in sample.fields for name in names):
-                text = f"{redact(contents.url)} has no field {alternatives!r} in the sample {sample.key!r}"
-                yield ShardFault(redact(contents.url), "MissingFieldError", sample.key, alternatives, text)
-
-
-def _compare_manifest(contents: ShardContents, manifest: Mapping[str, ManifestEntry] | None) -> Iterator[ShardFault]:
-    """Compare a shard with the manifest."""
-    if manifest is None:
-        return
-    archive, entry = redact(contents.url), manifest.get(contents.url)
+def _compare_manifest(found: VerifiedShard, sha256: str | None, entry: ManifestEntry | None) -> None:
+    """Compare a shard with its entry in the manifest."""
     if entry is None:
-        yield ShardFault(archive, "StaleSidecarError", "", "", f"{archive} is not in the manifest")
+        found.add_fault("StaleSidecarError", f"{redact(found.url)} is not in the manifest")
         return
-    facts = [
-        ("the size in bytes", contents.bytes, entry.bytes),
-        ("the number of samples", len(contents.samples), entry.samples),
+    facts: list[tuple[str, object, object]] = [
+        ("the size in bytes", found.bytes, entry.bytes),
+        ("the number of samples", found.samples, entry.samples),
     ]
-    if contents.index.facts.sha256 is not None and entry.sha256 is not None:
-        facts.append(("the SHA-256", contents.index.facts.sha256, entry.sha256))  # type: ignore[arg-type]
+    if sha256 is not None and entry.sha256 is not None:
+        facts.append(("the SHA-256", sha256, entry.sha256))
     for name, now, then in facts:
         if now != then:
-            text = f"{archive}: {name} is {now}, but {then} in the manifest"
-            yield ShardFault(archive, "StaleSidecarError", "", "", text)
+            found.add_fault("StaleSidecarError", f"{redact(found.url)}: {name} is {now}, but {then} in the manifest")
 
 
 def _check_index(found: VerifiedShard, checks: Checks) -> None:
     location = index_url(found.url)
     try:
         index = read_index(location, storage_options=checks.storage_options)
-    except MissingSidecarError:
-        return
-    except SidecarError as error:
-        found.add_faults([ShardFault(redact(found.url), type(error).__name__, "", "", str(error))])
-        return
-    found.has_index = True
-    if index.key_rule is None:
-        found.notes.append(f"{redact(location)}: not checked, as it was built with the key rule {index.facts.key_rule}")
-        return
-    try:
+        found.has_index = True
+        if index.key_rule is None:
+            rule = index.facts.key_rule
+            found.notes.append(f"{redact(location)}: not checked, as it was built with the key rule {rule}")
+            return
         check_index(
             index,
             found.url,
@@ -239,39 +221,29 @@ def _check_index(found: VerifiedShard, checks: Checks) -> None:
             storage_options=checks.storage_options,
             limits=checks.limits,
         )
+    except MissingSidecarError:
+        return
     except (SidecarError, ShardError) as error:
-        found.add_faults([ShardFault(redact(found.url), type(error).__name__, "", "", str(error))])
+        found.add_error(error)
 
 
 def _decode(found: VerifiedShard, checks: Checks) -> None:
     """Decode every field of every sample separately."""
     chain = DecoderChain(["rgb8"], {}, limits=checks.limits)
-    archive, unsafe, undecoded = redact(found.url), Counter[str](), Counter[str]()
-    faults: list[ShardFault] = []
+    unsafe, undecoded = Counter[str](), Counter[str]()
 
     def record(error: Exception) -> bool:
-        faults.append(ShardFault(archive, type(error).__name__, key, name, str(error)))
+        found.add_fault(type(error).__name__, str(error), key, name)
         return True
 
     def record_once(error: Exception) -> bool:
-        kind = type(error).__name__
-        if kind not in found.counts:  # otherwise the headers have reported it
-            found.add_faults([ShardFault(archive, kind, "", "", str(error))])
+        if type(error).__name__ not in found.counts:  # otherwise the headers have reported it
+            found.add_error(error)
         return True
 
-    shards = read_shards(
-        [found.url],
-        ReadOptions(
-            end_marker=checks.end_marker,
-            on_error=record_once,
-            storage_options=checks.storage_options,
-            limits=checks.limits,
-        ),
-    )
-    samples = group_samples(
-        shards, key_rule=checks.key_rule, on_duplicate="first", on_repeated_key="ignore", on_error=record_once
-    )
-    for sample in samples:
+    for sample in checks.read_samples(
+        [found.url], on_error=record_once, on_duplicate="first", on_repeated_key="ignore"
+    ):
         key = sample["__key__"]
         for name in [name for name in sample if name[:2] != "__"]:
             single = {"__key__": key, "__url__": sample["__url__"], name: sample[name]}
@@ -281,8 +253,7 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
                 )
             except UnsafeInputError:
                 unsafe[name] += 1
-        found.add_faults(faults)
-        faults.clear()
+    archive = redact(found.url)
     for name, count in unsafe.items():
         found.notes.append(f"{archive}: {count:,} fields {name!r} were not decoded, as decoding them can run code")
     for name, count in undecoded.items():

@@ -1,4 +1,4 @@
-"""Journal of a conversion: records the finished shards, so that it can be resumed."""
+"""Journals: record the finished shards of a conversion or a writer, so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from wds_datapipes.errors import ShardWriteError, StateError
-from wds_datapipes.io.file_lock import is_same_file
+from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.redaction import redact
 from wds_datapipes.types import ShardInfo
 
-__all__ = ["FinishedShard", "KeyLog", "ShardJournal", "compare_journals"]
+__all__ = ["FinishedShard", "SampleJournal", "ShardJournal", "claim_shards", "compare_journals"]
 
 
 #: The first value of a journal, and how its first line starts.
@@ -30,35 +31,13 @@ START = json.dumps(KIND).encode()[:-1]
 LINE = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}\n', re.DOTALL)
 
 
-class KeyLog:
-    """The number of samples passed to a writer, and a digest of their keys in order."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._hash = hashlib.sha256()
-
-    def add(self, sample: Any) -> None:
-        """Add a sample, with or without a key."""
-        key = sample.get("__key__") if isinstance(sample, Mapping) else None
-        self._hash.update(repr(key).encode("utf-8", "surrogatepass") + b"\0")
-        self.count += 1
-
-    def digest(self) -> str:
-        """Return the digest so far, in hexadecimal digits."""
-        return self._hash.hexdigest()
-
-
 class FinishedShard(NamedTuple):
     """A line of a journal."""
 
     number: int
     info: ShardInfo
-    #: The number of samples passed since the previous shard, including refused ones.
-    given: int
-    #: A digest of their keys.
-    keys: str
-    #: The number of skipped errors, recorded for conversions only.
-    skipped: int = 0
+    #: What the shard was made of: further values of the line.
+    facts: Mapping[str, Any]
 
 
 def compare_journals(paths: Iterable[str], settings: Mapping[str, Any]) -> None:
@@ -69,13 +48,9 @@ def compare_journals(paths: Iterable[str], settings: Mapping[str, Any]) -> None:
         ShardWriteError: a journal cannot be read.
     """
     for path in paths:
-        try:
-            with Path(path).open("rb") as file:
-                lines = list(islice(file, 2))
-        except FileNotFoundError:  # removed meanwhile
-            continue
-        except OSError as error:
-            raise ShardWriteError(f"The journal {path!r} cannot be read: {error.strerror}") from error
+        lines: list[bytes] = []
+        with _reported(path, "read"), contextlib.suppress(FileNotFoundError), Path(path).open("rb") as file:
+            lines = list(islice(file, 2))
         if len(lines) == 2 and lines[1].endswith(b"\n"):
             _compare_head(path, lines[0], settings)
 
@@ -101,38 +76,27 @@ class ShardJournal:
 
     def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
         self._path = path
-        head = {**KIND, "version": 2, **settings}
-        try:
+        #: The end of each line, and the checksum up to it.
+        self._lines: list[tuple[int, int]] = []
+        self.finished: list[FinishedShard] = []
+        with _reported(path, "opened"):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise ShardWriteError(f"The journal {path!r} cannot be opened: {error.strerror}") from error
         try:
-            self.finished = self._read(head)
+            self._read({**KIND, "version": 3, **settings})
         except BaseException:
             self.close()
             raise
 
     def add(self, shard: FinishedShard) -> None:
         """Write a line and sync the file."""
-        row = {
-            "number": shard.number,
-            **shard.info._asdict(),
-            "url": redact(shard.info.url),
-            "given": shard.given,
-            "keys": shard.keys,
-        }
-        if shard.skipped:
-            row["skipped"] = shard.skipped
-        self._write(row)
+        info = shard.info._replace(url=redact(shard.info.url))
+        self._write({"number": shard.number, **info._asdict(), **shard.facts})
         self.finished.append(shard)
 
     def truncate(self, count: int) -> None:
         """Keep the lines of the first ``count`` shards only, if the following ones no longer exist."""
-        if count < len(self.finished):
-            remaining = self.finished[:count]
-            del self._lines[count + 1 :]
-            self._cut()
-            self.finished = remaining
+        del self.finished[count:], self._lines[count + 1 :]
+        self._cut()
 
     def fileno(self) -> int:
         """Return the file descriptor, which holds the lock in every process that inherits it."""
@@ -147,37 +111,29 @@ class ShardJournal:
     def __del__(self) -> None:
         self.close()
 
-    def _read(self, head: dict[str, Any]) -> list[FinishedShard]:
+    def _read(self, head: dict[str, Any]) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StateError(f"The journal {self._path!r} is in use: another process is writing these shards") from None
         except OSError:
             pass  # a file system without locks
-        try:
-            with open(self._file, "rb", closefd=False) as file:
-                data = file.read()
-        except OSError as error:
-            raise ShardWriteError(f"The journal {self._path!r} cannot be read: {error.strerror}") from error
+        with _reported(self._path, "read"), open(self._file, "rb", closefd=False) as file:
+            data = file.read()
         lines = BytesIO(data[: data.rfind(b"\n") + 1]).readlines()
-        #: The offset of the end of each line, and the checksum up to it.
-        self._lines: list[tuple[int, int]] = []
         if not lines:
             if not data.startswith(START) and not START.startswith(data):
                 raise _not_a_journal(self._path)
             self._cut()
             self._write(head)
-            return []
-        checksum = _compare_head(self._path, lines[0], head)
-        self._lines = [(len(lines[0]), checksum)]
-        finished = []
+            return
+        self._lines.append((len(lines[0]), _compare_head(self._path, lines[0], head)))
         for number, line in enumerate(lines[1:], 2):
+            end, checksum = self._lines[-1]
             row, checksum = _parse_line(self._path, number, line, checksum)
-            info = ShardInfo(*(row[name] for name in ShardInfo._fields))
-            finished.append(FinishedShard(row["number"], info, row["given"], row["keys"], row.get("skipped", 0)))
-            self._lines.append((self._lines[-1][0] + len(line), checksum))
+            self._lines.append((end + len(line), checksum))
+            self.finished.append(FinishedShard(row.pop("number"), ShardInfo(*map(row.pop, ShardInfo._fields)), row))
         self._cut()
-        return finished
 
     def _write(self, row: Mapping[str, Any]) -> None:
         end, checksum = self._lines[-1] if self._lines else (0, 0)
@@ -185,74 +141,144 @@ class ShardJournal:
         checksum = crc32(text, checksum)
         line = b'%b, "crc32": "%08x"}\n' % (text, checksum)
         try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._file, line[written:])
-            os.fsync(self._file)
-        except OSError as error:
+            with _reported(self._path, "written"):
+                written = 0
+                while written < len(line):
+                    written += os.write(self._file, line[written:])
+                os.fsync(self._file)
+        except ShardWriteError:
             with contextlib.suppress(ShardWriteError):
                 self._cut()
-            raise ShardWriteError(f"The journal {self._path!r} cannot be written: {error.strerror}") from error
+            raise
         self._lines.append((end + len(line), checksum))
 
     def _cut(self) -> None:
         """Remove what follows the last whole line."""
         end = self._lines[-1][0] if self._lines else 0
-        try:
+        with _reported(self._path, "written"):
             os.ftruncate(self._file, end)
             os.lseek(self._file, end, os.SEEK_SET)
-        except OSError as error:
-            raise ShardWriteError(f"The journal {self._path!r} cannot be written: {error.strerror}") from error
 
 
-class WriterClaim:
-    """A lock file next to local shards that excludes other writers while a writer is active.
+class SampleJournal:
+    """The journal of a `ShardWriter`: the samples in its finished shards, which are skipped if they are passed again.
+
+    Refused samples count, too.
 
     Args:
-        path: the path of the shards' journal, whether or not it exists; the name of the lock file derives from it.
+        path: the path of the file.
+        settings: the settings that determine the content of the shards.
+        pattern: the pattern of the shards, for messages.
+    """
+
+    def __init__(self, path: str, settings: Mapping[str, Any], pattern: str) -> None:
+        self._file, self._pattern = ShardJournal(path, settings), pattern
+        self._waiting: deque[FinishedShard] = deque()
+        self._restart()
+
+    def resume(self, find: Callable[[FinishedShard], ShardInfo | None]) -> list[ShardInfo]:
+        """Return the first shards that still exist; the lines of the others are dropped.
+
+        Args:
+            find: returns a shard if it is the next one, and exists as recorded.
+        """
+        found: list[ShardInfo] = []
+        for count, recorded in enumerate(self._file.finished):
+            info = find(recorded)
+            if info is None:
+                self._file.truncate(count)
+                break
+            self._waiting.append(recorded._replace(info=info))
+            found.append(info)
+        return found
+
+    def skip(self, sample: object) -> bool:
+        """Return whether a sample is in a finished shard, after comparing the keys of that shard if it is the last one.
+
+        Raises:
+            StateError: the shard had other samples.
+        """
+        if not self._waiting:
+            return False
+        self.add(sample)
+        shard = self._waiting[0]
+        if self._count == shard.facts["given"]:
+            if self._keys.hexdigest() != shard.facts["keys"]:
+                raise StateError(
+                    f"The conversion to {self._pattern!r} was resumed with other samples: those of {shard.info.url!r} "
+                    f"had other keys or another order. Pass the same samples in the same order, or start again"
+                )
+            self._waiting.popleft()
+            self._restart()
+        return True
+
+    def skip_all(self) -> int:
+        """Return the number of samples in all finished shards, and expect the next one."""
+        count: int = sum(shard.facts["given"] for shard in self._waiting)
+        self._waiting.clear()
+        return count
+
+    def add(self, sample: object) -> None:
+        """Add a sample, with or without a key, to those of the next shard."""
+        key = sample.get("__key__") if isinstance(sample, Mapping) else None
+        self._keys.update(repr(key).encode("utf-8", "surrogatepass") + b"\0")
+        self._count += 1
+
+    def finish(self, number: int, info: ShardInfo) -> None:
+        """Record a finished shard with the samples added since the one before it."""
+        self._file.add(FinishedShard(number, info, {"given": self._count, "keys": self._keys.hexdigest()}))
+        self._restart()
+
+    def check_end(self) -> None:
+        """Check that all samples of the finished shards were passed.
+
+        Raises:
+            StateError: there were fewer samples than before.
+        """
+        if self._waiting:
+            raise StateError(
+                f"The conversion to {self._pattern!r} was resumed with fewer samples than before: those of "
+                f"{self._waiting[0].info.url!r} are missing. Pass the same samples, or call skip_finished()"
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _restart(self) -> None:
+        self._count, self._keys = 0, hashlib.sha256()
+
+
+@contextlib.contextmanager
+def claim_shards(journal: str, pattern: str) -> Iterator[None]:
+    """Exclude other writers of the same local shards within the context.
+
+    Args:
+        journal: the path of the shards' journal, whether or not it exists; the name of the lock file derives from it.
         pattern: the pattern of the shards.
 
     Raises:
-        StateError: another writer holds the lock.
+        StateError: another writer is active.
     """
+    with contextlib.ExitStack() as opened:
+        descriptor: int | None = -1
+        with contextlib.suppress(OSError):  # no locks, or no folder, of which opening the first shard says more
+            descriptor = opened.enter_context(lock_file(Path(f"{journal}.lock"), wait=False))
+        if descriptor is None:
+            raise StateError(
+                f"Another writer is writing the shards {pattern!r}, and the shards of both would be mixed. Wait for "
+                f"it, or choose another pattern"
+            )
+        yield
 
-    def __init__(self, path: str, pattern: str) -> None:
-        self._path = f"{path}.lock"
-        self._owner = os.getpid()
-        self._file = -1
-        while self._file < 0:
-            try:
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-            except OSError:
-                return  # opening the first shard raises a more specific error
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._release()
-                raise StateError(
-                    f"Another writer is writing the shards {pattern!r}, and the shards of both would be mixed. Wait "
-                    f"for it, or choose another pattern"
-                ) from None
-            except OSError:
-                return  # a file system without locks
-            if not is_same_file(Path(self._path), self._file):  # its last owner removed it before it was locked
-                self._release()
 
-    def close(self) -> None:
-        """Remove the lock file, unless this is a forked process."""
-        if self._file >= 0 and os.getpid() == self._owner:
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)  # noqa: PTH108  a string
-            with contextlib.suppress(OSError):  # a forked process may still have the file
-                fcntl.flock(self._file, fcntl.LOCK_UN)
-            self._release()
-
-    def __del__(self) -> None:
-        self.close()
-
-    def _release(self) -> None:
-        os.close(self._file)
-        self._file = -1
+@contextlib.contextmanager
+def _reported(path: str, what: str) -> Iterator[None]:
+    """Raise errors of a journal as `ShardWriteError`."""
+    try:
+        yield
+    except OSError as error:
+        raise ShardWriteError(f"The journal {path!r} cannot be {what}: {error.strerror}") from error
 
 
 def _parse_line(path: str, number: int, line: bytes, checksum: int) -> tuple[dict[str, Any], int]:
@@ -298,6 +324,6 @@ def _compare_head(path: str, line: bytes, settings: Mapping[str, Any]) -> int:
 
 def _not_a_journal(path: str) -> StateError:
     return StateError(
-        f"The file {path!r} is not a journal of shards, or its first line is damaged. Choose another one with "
-        f"journal=, or delete it"
+        f"The file {path!r} is not a journal of shards, or its first line is damaged. Choose another "
+        f"file for the journal, or delete it"
     )

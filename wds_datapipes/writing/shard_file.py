@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from wds_datapipes.errors import EncodeError
-from wds_datapipes.io.compression.formats import Compress, find_compression
+from wds_datapipes.index.build import index_from_layout
+from wds_datapipes.index.file_format import index_url, write_index
+from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.sinks import Sink, open_target
+from wds_datapipes.records.formats import RecordFormat
 from wds_datapipes.redaction import redact
+from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import PlacedField, PlacedSample, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
+from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.sample_packer import PackedSample
 
 if TYPE_CHECKING:
@@ -42,12 +46,9 @@ class ShardFile:
 
     Args:
         target: a path, a URL, ``pipe:COMMAND``, ``-`` or an open binary stream.
-        packer: turns samples into the bytes of the format.
-        end: the bytes that end a shard.
-        checks_keys: refuse a key that was already written.
-        compress: the compression; ``None`` selects by the name.
-        storage_options: passed to the file system of a URL.
-        digest: compute the SHA-256 of the shard.
+        options: how it is written.
+        records: the format of a shard of records; ``None`` is tar.
+        packer: turns samples into the bytes of the format, if several shards share it.
     """
 
     #: True until there is something to close: ``__del__`` also runs if ``__init__`` fails.
@@ -56,28 +57,28 @@ class ShardFile:
     def __init__(
         self,
         target: str | os.PathLike[str] | BinaryIO | Sink,
-        packer: Packer,
-        end: bytes,
-        *,
-        checks_keys: bool,
-        compress: Compress,
-        storage_options: Mapping[str, Any] | None,
-        digest: bool,
+        options: WriteOptions,
+        records: RecordFormat | None = None,
+        packer: Packer | None = None,
     ) -> None:
-        self._packer = packer
-        self._end = end
-        self._checks_keys = checks_keys
-        self._compression = find_compression(compress, name_of_target(target))
+        name = name_of_target(target)
+        if options.index and not name:
+            raise ValueError("index=True needs a file name, to write the index next to it")
+        self._index_url = index_url(name) if options.index else ""
+        self._options = options
+        self._packer = options.packer(records) if packer is None else packer
+        self._end = END if records is None else b""
+        self._compression = find_compression(options.compress, name)
         self._compressor = None if self._compression is None else self._compression.compressor()
         self._keys: set[str] = set()
         self._buffer: list[bytes] = []
         self._buffered_bytes = self._written = 0
         self._has_large = False
-        self._digest = HashingWriter() if digest else None
+        self._digest = HashingWriter() if options.digest else None
         self.samples = self.size = 0
         self._layout: list[tuple[str, int, list[tuple[str, int, int]]]] = []
         self.info: ShardInfo | None = None
-        self._target = open_target(target, storage_options)
+        self._target = open_target(target, options.storage_options)
         self._owner = os.getpid()
         self._closed = False
 
@@ -107,7 +108,7 @@ class ShardFile:
         if self._closed:
             raise ValueError(f"the shard {redact(self._target.url)!r} is closed")
         key, parts, size, payload, fields = packed
-        if self._checks_keys:
+        if self._options.key_rule is not None:
             if key in self._keys:
                 raise EncodeError(
                     f"The key {key!r} was already written to {self._target.url!r}, and samples with the same key are "
@@ -129,10 +130,11 @@ class ShardFile:
         return payload
 
     def close(self) -> None:
-        """Finish the shard, give it its name, and set ``info``.
+        """Finish the shard, give it its name, set ``info``, and write the index.
 
         Raises:
             ShardWriteError: the shard cannot be finished and was removed, or the command has failed.
+            MissingSidecarError: the shard is finished, but its index cannot be written.
         """
         if self._closed:
             return
@@ -151,6 +153,15 @@ class ShardFile:
             digest = self._digest.hexdigest()
             self._digest.close()
         self.info = ShardInfo(self._target.url, self.samples, self._written, digest)
+        if self._index_url and self._options.key_rule is not None:
+            index = index_from_layout(
+                self.layout,
+                self.info,
+                end=self.size,
+                compression=self._compression and self._compression.name,
+                key_rule=self._options.key_rule,
+            )
+            write_index(index, self._index_url, storage_options=self._options.storage_options)
 
     def discard(self) -> None:
         """Remove the shard, unless it is finished."""

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from glob import escape, glob
-from typing import Any
+from typing import Any, NamedTuple
 
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.io.openers import local_path, redact
@@ -14,7 +14,7 @@ from wds_datapipes.io.sinks import remove_file, size_of
 
 __all__ = [
     "NUMBER",
-    "assign_numbers",
+    "WriterShare",
     "check_pattern",
     "describe_old_shards",
     "find_journals",
@@ -53,24 +53,40 @@ def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: fl
     return text
 
 
-def assign_numbers(
-    pattern: str, start: int, *, rank: int, ranks: int, worker: int, workers: int
-) -> tuple[str, int, int]:
-    """Return the pattern, the first number and the step of one of several writers.
+class WriterShare(NamedTuple):
+    """The share of one of several writers in numbered shards, such as those of the workers of each rank.
 
-    ``{rank}`` and ``{worker}`` in the pattern become numbers. Writers that share a pattern then use every n-th number.
+    ``{rank}`` and ``{worker}`` in a pattern become numbers. Writers that share a pattern then use every n-th number.
 
-    >>> assign_numbers("train-%06d.tar", 0, rank=0, ranks=1, worker=1, workers=4)
-    ('train-%06d.tar', 1, 4)
-    >>> assign_numbers("train-{worker}-%06d.tar", 0, rank=2, ranks=8, worker=1, workers=4)
-    ('train-1-%06d.tar', 2, 8)
+    Attributes:
+        rank: the number of the rank.
+        ranks: the number of all ranks.
+        worker: the number of the worker in its rank.
+        workers: the number of workers of each rank.
     """
-    first, step = 0, 1
-    if "{worker}" not in pattern:
-        first, step = worker, workers
-    if "{rank}" not in pattern:
-        first, step = first + step * rank, step * ranks
-    return pattern.replace("{rank}", str(rank)).replace("{worker}", str(worker)), start + first, step
+
+    rank: int = 0
+    ranks: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.workers} workers on each of {self.ranks} ranks"
+
+    def fill(self, pattern: str) -> str:
+        """Return a pattern with the numbers of the rank and the worker."""
+        return pattern.replace("{rank}", str(self.rank)).replace("{worker}", str(self.worker))
+
+    def numbers(self, pattern: str) -> tuple[int, int]:
+        """Return the first number of this writer, and the step to the next.
+
+        >>> WriterShare(worker=1, workers=4).numbers("train-%06d.tar")
+        (1, 4)
+        >>> WriterShare(rank=2, ranks=8, worker=1, workers=4).numbers("train-{worker}-%06d.tar")
+        (2, 8)
+        """
+        first, step = (0, 1) if "{worker}" in pattern else (self.worker, self.workers)
+        return (first, step) if "{rank}" in pattern else (first + step * self.rank, step * self.ranks)
 
 
 def find_old_shards(

@@ -180,7 +180,7 @@ def write_energon_dataset(
     work = (end_marker, storage_options)
     with contextlib.ExitStack() as opened:
         table = opened.enter_context(energon_keys(meta)) if keys and meta is not None else None
-        for number, task in map_shards(_index, urls, work, executor=executor, max_workers=max_workers):
+        for number, task in map_shards(_index, urls, work, executor=executor, num_workers=max_workers):
             index = task.result()
             counts[number] = len(index)
             if table is not None:

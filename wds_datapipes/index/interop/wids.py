@@ -71,7 +71,7 @@ def write_wids_index(
     shards = resolve_shards(urls)
     found: dict[int, _ListedShard] = {}
     for number, task in map_shards(
-        _describe_shard, shards, (digest, storage_options), executor=executor, max_workers=max_workers
+        _describe_shard, shards, (digest, storage_options), executor=executor, num_workers=max_workers
     ):
         found[number] = task.result()
     folder = folder_of(os.fspath(path))
@@ -119,7 +119,7 @@ def read_wids_index(
     entries: dict[int, ManifestEntry] = {}
     urls = [each.url for each in listed]
     work = ({each.url: each for each in listed}, depth, name, storage_options)
-    for number, task in map_shards(_verify_shard, urls, work, executor=executor, max_workers=max_workers):
+    for number, task in map_shards(_verify_shard, urls, work, executor=executor, num_workers=max_workers):
         entries[number] = task.result()
     return Manifest(entries[number] for number in sorted(entries))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -29,8 +28,8 @@ class SampleWriter(Stage[ShardInfo]):
     Several workers and ranks that share the data by ``sharding_filter`` write separate shards. ``{worker}`` and
     ``{rank}`` in the pattern become numbers, and each writer counts from ``start_shard``. Writers with the same name
     pattern interleave their numbers: the second of four workers writes the numbers 1, 5, 9 and so on. Then numbers may
-    be missing at the end; a directory or ``*`` lists the existing shards. ``journal`` may contain the same fields. Each
-    writer has its own journal, so ``resume=True`` needs the same number of workers and ranks as before.
+    be missing at the end; a directory or ``*`` lists the existing shards. Each writer has its own journal, whose path
+    (``resume="PATH"``) may contain the same fields, so ``resume`` needs the same number of workers and ranks as before.
 
     Yields:
         ShardInfo: the name of each finished shard, its number of samples and bytes, and its digest if ``digest=True``.
@@ -44,7 +43,8 @@ class SampleWriter(Stage[ShardInfo]):
         start_shard: the first number.
         on_error: ``"raise"``; or, to skip samples that cannot be encoded or would be read back differently,
             ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
-        options: the other arguments of `ShardWriter`: ``format``, ``resume``, ``compress``, ``encoder`` and so on.
+        options: the other arguments of `ShardWriter` except ``share``: ``format``, ``resume``, ``compress``,
+            ``encoder`` and so on.
 
     Raises:
         EncodeError: a value does not fit the field's name; or a sample would be read back differently.
@@ -71,56 +71,35 @@ class SampleWriter(Stage[ShardInfo]):
         on_error: OnError = "raise",
         **options: Any,
     ) -> None:
-        from wds_datapipes.writing.shard_names import check_pattern
-        from wds_datapipes.writing.shard_writer import ShardWriter
+        from wds_datapipes.writing.shard_writer import ALONE, ShardWriter
 
         super().__init__()
         check_on_error(on_error)
         self.source = source
-        self._pattern = check_pattern(pattern, maxcount=maxcount, maxsize=maxsize)
+        self._pattern = os.fspath(pattern)
         self.maxcount = maxcount
         self.maxsize = maxsize
         self.start_shard = start_shard
         self.on_error = on_error
-        unknown = sorted(set(options) - set(inspect.signature(ShardWriter).parameters))
-        if unknown or "step" in options:
-            raise TypeError(
-                f"write_wds_shards takes the arguments of ShardWriter except step, but got {unknown or 'step'}"
-            )
         # Hidden from torch: the options may contain credentials, and functions that cannot be pickled.
         self._options = OpaqueValue(options)
         # Checks all arguments; no file is opened before the first sample.
-        limits = {"maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard}
-        ShardWriter(pattern, **limits, **{**options, "resume": False}).close()  # type: ignore[arg-type]  # mypy mixes the types
+        unresumed = {**options, "resume": False}
+        ShardWriter(pattern, maxcount, maxsize, start_shard=start_shard, share=ALONE, **unresumed).close()
 
     def __iter__(self) -> Iterator[ShardInfo]:
-        from wds_datapipes.writing.journal import compare_journals
-        from wds_datapipes.writing.shard_names import assign_numbers, find_journals
+        from wds_datapipes.writing.shard_names import WriterShare
         from wds_datapipes.writing.shard_writer import write_wds_shards
 
-        writer = _find_writer(self.source)
-        pattern, start_shard, step = assign_numbers(self._pattern, self.start_shard, **writer)
-        options = dict(self._options.value)
-        if options.get("resume"):
-            # With another number of writers, each would get other samples, even with the same pattern and step.
-            writers = f"{writer['workers']} workers on each of {writer['ranks']} ranks"
-            tag = options.get("version_tag")
-            options["version_tag"] = f"{tag}; {writers}" if tag else writers
-            compare_journals(
-                find_journals(self._pattern, options.get("journal")),
-                {"step": step, "version_tag": options["version_tag"]},
-            )
-        if (journal := options.get("journal")) is not None:
-            options["journal"], _, _ = assign_numbers(os.fspath(journal), 0, **writer)
         yield from write_wds_shards(
             self.source,
-            pattern,
+            self._pattern,
             maxcount=self.maxcount,
             maxsize=self.maxsize,
-            start_shard=start_shard,
-            step=step,
+            start_shard=self.start_shard,
+            share=WriterShare(**_find_writer(self.source)),
             on_error=self.counted_errors,
-            **options,
+            **self._options.value,
         )
 
 

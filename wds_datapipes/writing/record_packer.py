@@ -1,23 +1,18 @@
-"""Record writer: writes samples to the records of one shard."""
+"""Record packer: encodes and checks samples as records."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 from wds_datapipes.codecs import describe_value
 from wds_datapipes.codecs.plain_values import encode_cbor, encode_json, encode_msgpack
 from wds_datapipes.errors import EncodeError, MissingDependencyError
-from wds_datapipes.io.compression.formats import Compress
-from wds_datapipes.io.sinks import Sink
-from wds_datapipes.records.formats import FORMATS, FormatName, RecordFormat, find_format
-from wds_datapipes.samples.keys import KeyRule, first_dot
+from wds_datapipes.records.formats import RecordFormat
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.sample_packer import Encoder, PackedSample, refuse_padding
-from wds_datapipes.writing.shard_file import ShardFile, name_of_target
 
-__all__ = ["RecordPacker", "RecordWriter"]
+__all__ = ["RecordPacker"]
 
 
 def _encode_json_line(record: Sample) -> bytes:
@@ -104,63 +99,3 @@ class RecordPacker:
                     f"{self._format.title} cannot hold: {type(error).__name__}: {error}. {advice}"
                 )
         return None
-
-
-class RecordWriter(ShardFile):
-    """Writes samples to one record shard, which appears under its name when it is complete.
-
-    It behaves as `TarWriter` does. ``load_wds_records`` reads the samples back as they were, except that tuples become
-    lists, and, in JSON lines, the keys of nested maps become text.
-
-    Args:
-        target: a path, a URL of a file system that fsspec supports, ``pipe:COMMAND``, ``-`` (standard output) or an
-            open binary stream, which stays open.
-        format: ``"jsonl"``, ``"msgpack"`` or ``"cbor"``; by default, the name tells, as for ``load_wds_records``.
-        compress: as for `TarWriter`.
-        encoder: a function from a sample to one with values that the format supports: None, bool, int, float, str,
-            lists and dicts of these, and bytes, except in JSON lines. Otherwise values are written as they are.
-        keep_meta: also write the values of keys that begin with ``__``; ``__key__`` is always written.
-        key_rule: ``None`` allows repeated keys.
-        storage_options: passed to the file system of a URL.
-        digest: compute the SHA-256 of the shard for ``info``.
-
-    Attributes:
-        samples: the number of samples written.
-        size: the size of the shard so far, in bytes before compression.
-        info: the `ShardInfo` of the finished shard, ``None`` before that.
-
-    Raises:
-        SpecError: the name does not tell the format, and ``format`` is not given.
-        ShardWriteError: the shard cannot be written, or the command has failed.
-
-    Examples:
-        >>> with RecordWriter("a.jsonl") as shard:
-        ...     _ = shard.write({"__key__": "000", "text": "a cat", "tokens": [4, 9]})
-        >>> [(sample["__key__"], sample["tokens"]) for sample in ShardList("a.jsonl").load_wds_records()]
-        [('000', [4, 9])]
-    """
-
-    def __init__(
-        self,
-        target: str | os.PathLike[str] | BinaryIO | Sink,
-        *,
-        format: FormatName | None = None,  # noqa: A002  as for load_wds_records
-        compress: Compress = None,
-        encoder: Encoder = None,
-        keep_meta: bool = False,
-        key_rule: KeyRule | None = first_dot,
-        storage_options: Mapping[str, Any] | None = None,
-        digest: bool = False,
-    ) -> None:
-        if format is not None and format not in FORMATS:
-            raise ValueError(f"format must be None or one of {', '.join(map(repr, FORMATS))}, not {format!r}")
-        record_format = find_format(name_of_target(target), format)
-        super().__init__(
-            target,
-            RecordPacker(record_format, encoder, keep_meta=keep_meta),
-            b"",
-            checks_keys=key_rule is not None,
-            compress=compress,
-            storage_options=storage_options,
-            digest=digest,
-        )

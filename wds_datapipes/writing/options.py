@@ -1,0 +1,118 @@
+"""Options of the writers: how samples become the bytes of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+
+from wds_datapipes.io.compression.formats import Compress, find_compression
+from wds_datapipes.records.formats import FORMATS, RecordFormat
+from wds_datapipes.samples.keys import KeyRule, first_dot
+from wds_datapipes.tar.header_writer import HeaderWriter
+from wds_datapipes.writing.record_packer import RecordPacker
+from wds_datapipes.writing.sample_packer import Encoder, TarSamplePacker
+
+if TYPE_CHECKING:
+    from wds_datapipes.writing.shard_file import Packer
+
+__all__ = ["ShardFormat", "WriteKeywords", "WriteOptions"]
+
+ShardFormat: TypeAlias = Literal["tar", "jsonl", "msgpack", "cbor"]
+
+
+class WriteKeywords(TypedDict, total=False):
+    """The keyword arguments of `WriteOptions`, for functions that pass them on."""
+
+    user: str
+    group: str
+    mode: int
+    mtime: float
+    format: ShardFormat | None
+    compress: Compress
+    encoder: Encoder
+    keep_meta: bool
+    allow_pickle: bool
+    key_rule: KeyRule | None
+    storage_options: Mapping[str, Any] | None
+    digest: bool
+    index: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """How shards are written: the keyword arguments that all functions and classes that write shards accept.
+
+    Attributes:
+        user: the name of the files' owner, whose ID is 0.
+        group: the name of the files' group, whose ID is 0.
+        mode: the permissions of the files.
+        mtime: the modification time of the files, in whole seconds since 1970.
+        format: ``"tar"``, ``"jsonl"``, ``"msgpack"`` or ``"cbor"``; by default, the name tells: records for those that
+            ``load_wds_records`` reads, such as ``.jsonl.zst``, and tar for all others. Records have no ``index``,
+            ``user``, ``group``, ``mode`` and ``mtime``.
+        compress: ``"gz"``, ``"bz2"``, ``"xz"`` or ``"zst"``; ``True`` is ``"gz"``, ``False`` is none, and ``None``
+            selects by the name: ``.tar.gz``, ``.tgz`` and so on.
+        encoder: ``True`` encodes values as ``wds_encode`` does; a dict gives its keyword arguments, such as
+            ``{"jpg": {"quality": 90}}``; a function takes a sample and returns one with bytes; with ``False`` or
+            ``None``, all values must be bytes. In records, values keep their types, unless a function changes them.
+        keep_meta: also write the values of keys that begin with ``__``, except ``__key__``; in tar shards, they must be
+            str or bytes.
+        allow_pickle: allow codecs whose data can run code when it is decoded, as for ``wds_encode``.
+        key_rule: the rule that the shard will be read with. Names that it would split differently are refused, and so
+            are repeated keys. ``None`` disables both checks.
+        storage_options: passed to the file system of a URL.
+        digest: compute the SHA-256 of each shard, in a thread, which takes about as long as writing large fields.
+        index: write the `ShardIndex` of each shard next to it when it is finished. With ``digest``, the index includes
+            the digest.
+
+    Raises:
+        ValueError, TypeError: an option is invalid.
+    """
+
+    user: str = ""
+    group: str = ""
+    mode: int = 0o644
+    mtime: float = 0
+    format: ShardFormat | None = None
+    compress: Compress = None
+    encoder: Encoder = True
+    keep_meta: bool = False
+    allow_pickle: bool = False
+    key_rule: KeyRule | None = first_dot
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    digest: bool = False
+    index: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in (None, "tar", *FORMATS):
+            raise ValueError(
+                f"format must be None, 'tar' or one of {', '.join(map(repr, FORMATS))}, not {self.format!r}"
+            )
+        if self.index and self.key_rule is None:
+            raise ValueError("index=True needs a key_rule, which is recorded in the index")
+        find_compression(self.compress, "")
+        self.packer()
+
+    @property
+    def tar_settings(self) -> dict[str, Any]:
+        """The options that are stored in each header of a tar shard."""
+        return {"user": self.user, "group": self.group, "mode": self.mode, "mtime": int(self.mtime)}
+
+    def packer(self, records: RecordFormat | None = None) -> Packer:
+        """Return what turns samples into the bytes of a format, which is tar by default.
+
+        Raises:
+            ValueError: the format does not support an option.
+        """
+        if records is None:
+            headers = HeaderWriter(**self.tar_settings)
+            return TarSamplePacker(
+                headers, self.encoder, allow_pickle=self.allow_pickle, keep_meta=self.keep_meta, key_rule=self.key_rule
+            )
+        if self.index or self.tar_settings != WriteOptions().tar_settings:
+            raise ValueError(
+                f"index, user, group, mode and mtime belong to tar shards, not to {records.title}. Leave them out, or "
+                f'pass format="tar"'
+            )
+        return RecordPacker(records, self.encoder, keep_meta=self.keep_meta)
