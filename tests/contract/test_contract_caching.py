@@ -1,6 +1,6 @@
 """What webdataset's tests pin of local copies of shards.
 
-The numbers in the names are explained in `test_contract_table`.
+The numbers in the names are explained in `contract.md`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes import ShardList
 from wds_datapipes.testing import build_shard
 
-# webdataset leaves files and pipes to the garbage collection.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("closed_garbage"),
-]
-
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def shard(here: None) -> None:
     for folder in "ab":
         Path(folder).mkdir()
         build_shard(f"{folder}/0.tar", [{"__key__": f"{n}", "cls": b"1", "png": b"p" * 500} for n in range(3)])

@@ -1,6 +1,6 @@
 """What webdataset's tests pin of decoding.
 
-The numbers in the names are explained in `test_contract_table`.
+The numbers in the names are explained in `contract.md`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,13 @@ from wds_datapipes import ShardList, handle_extension
 from wds_datapipes.errors import DecodeError, UnsafeInputError
 from wds_datapipes.testing import build_shard
 
-# webdataset leaves files and pipes to the garbage collection.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("closed_garbage"),
-]
-
 COUNT = 47
 HEIGHT, WIDTH = 6, 5
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in a folder with a small version of the shard that most of webdataset's tests read."""
-    monkeypatch.chdir(tmp_path)
+def shard(here: None) -> None:
+    """A small version of the shard that most of webdataset's tests read."""
     rng = np.random.default_rng(0)
     samples: list[dict[str, str | bytes]] = []
     for n in range(COUNT):

@@ -1,6 +1,6 @@
 """What webdataset's tests pin of orders, epochs, ranks, workers and mixtures.
 
-The numbers in the names are explained in `test_contract_table`.
+The numbers in the names are explained in `contract.md`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,7 @@ from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes import ShardResampler
 from wds_datapipes.testing import build_shard
 
-pytestmark = [
-    # webdataset leaves files and pipes to the garbage collection.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("closed_garbage"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
-]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 
 COUNT = 47
 TEN = "{0..9}"
@@ -46,9 +40,8 @@ Pipe = IterDataPipe[Any]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in a folder with a small version of the shard that most of webdataset's tests read."""
-    monkeypatch.chdir(tmp_path)
+def shard(here: None) -> None:
+    """A small version of the shard that most of webdataset's tests read."""
     build_shard("digits.tar", [{"__key__": f"{n:03}", "cls": f"{n}"} for n in range(COUNT)])
 
 

@@ -1,6 +1,6 @@
 """What webdataset's tests pin of lists of shards, tar archives and grouping, and measurements of them.
 
-The numbers in the names are explained in `test_contract_table`.
+The numbers in the names are explained in `contract.md`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,14 @@ from wds_datapipes import ShardList, first_dot
 from wds_datapipes.errors import CorruptShardError, DuplicateKeyError, ShardOpenError, TruncatedShardError
 from wds_datapipes.testing import build_shard
 
-# webdataset leaves files and pipes to the garbage collection.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("closed_garbage"),
-]
-
 COUNT = 47
 
 Samples = list[dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in a folder with a small version of the shard that most of webdataset's tests read."""
-    monkeypatch.chdir(tmp_path)
+def shard(here: None) -> None:
+    """A small version of the shard that most of webdataset's tests read."""
     build_shard(
         "digits.tgz",
         [

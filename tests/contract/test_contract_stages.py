@@ -1,6 +1,6 @@
 """What webdataset's tests pin of the stages that select, change, shuffle and batch samples.
 
-The numbers in the names are explained in `test_contract_table`.
+The numbers in the names are explained in `contract.md`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,13 @@ from wds_datapipes import MockSamples, ShardList
 from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, MissingFieldError
 from wds_datapipes.testing import build_shard
 
-# webdataset leaves files and pipes to the garbage collection.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("closed_garbage"),
-]
-
 COUNT = 47
 SKIP = webdataset.ignore_and_continue
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in a folder with a small version of the shard that most of webdataset's tests read."""
-    monkeypatch.chdir(tmp_path)
+def shard(here: None) -> None:
+    """A small version of the shard that most of webdataset's tests read."""
     build_shard(
         "digits.tar",
         [

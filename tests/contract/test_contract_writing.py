@@ -1,6 +1,6 @@
 """What webdataset's tests pin of writing, with its writer and with ours.
 
-The numbers in the names are explained in `test_contract_table`.
+The numbers in the names are explained in `contract.md`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,7 @@ from wds_datapipes import ShardList, ShardWriter, TarWriter
 from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError
 from wds_datapipes.io.openers import open_url
 
-# webdataset leaves files and pipes to the garbage collection.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("closed_garbage"),
-]
-
 IMAGE = np.random.default_rng(0).random((8, 6, 3)).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def theirs(url: str, sample: dict[str, Any], **options: Any) -> None:
