@@ -45,25 +45,6 @@ class Counted(Stage[Any]):
             yield number, item["__key__"]
 
 
-class Forgetful(Counted):
-    """Has a state whose keys change once it has begun."""
-
-    def __init__(self, source: Pipe) -> None:
-        super().__init__(source)
-        self.names = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.source:
-            self.names += 1
-            yield item["__key__"]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {f"name {self.names}": 0}
-
-    def load_state_dict(self, state: Any, again: Any = ()) -> None:
-        pass
-
-
 class Ending(Counted):
     """Ends the process that resumes, or fails in it."""
 

@@ -14,7 +14,7 @@ from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_
 from wds_datapipes.pipes.sharding import splitters
 from wds_datapipes.seeds import SeedGenerator
 
-__all__ = ["MISSING", "describe_item", "simulate_ranks"]
+__all__ = ["MISSING", "check_coverage", "describe_item"]
 
 Pipe = IterDataPipe[Any]
 
@@ -22,15 +22,46 @@ Pipe = IterDataPipe[Any]
 MISSING = object()
 
 
-def simulate_ranks(
-    make_pipeline: Callable[[], Pipe],
+def check_coverage(
+    make_pipeline: Callable[[], IterDataPipe[Any]],
     *,
-    ranks: int,
-    workers: int,
-    seed: int,
-    key: Callable[[Any], Hashable] | None,
+    ranks: int = 2,
+    workers: int = 2,
+    seed: int = 0,
+    key: Callable[[Any], Hashable] | None = None,
 ) -> None:
-    """Iterate the share of each worker of each rank, and compare their union; see `testing.check_coverage`."""
+    """Check that ranks and workers together yield all samples exactly once, in two epochs.
+
+    The workers of all ranks are simulated in this process, one after the other, with the shares and seeds that a loader
+    would assign. The items before the split, that is, the order of the shards, must be the same for all of them.
+
+    Args:
+        make_pipeline: builds a new pipeline. Without a split, it must yield each sample as often as expected. Leave out
+            batching, since the last batch of each share is smaller.
+        ranks: the number of ranks.
+        workers: the number of workers per rank; 0 counts as one.
+        seed: the seed of the loader.
+        key: returns an identifier of an item. By default, ``__url__`` and ``__key__`` of a sample, and any other item
+            as a whole.
+
+    Raises:
+        AssertionError: a sample occurs too often or not often enough, or an order differs; the message names the
+            sample, the ranks and the workers. Or the pipeline yields nothing.
+        ValueError: an argument is invalid.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> for name in "abc":
+        ...     _ = build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "cls": f"{n}"} for n in range(2)])
+        >>> def pipeline(shards):
+        ...     return shards.load_wds_shards().group_samples()
+        >>> check_coverage(lambda: pipeline(ShardList("{a..c}.tar").shuffle().sharding_filter()))
+        >>> check_coverage(lambda: pipeline(ShardList("{a..c}.tar")), workers=0)
+        Traceback (most recent call last):
+        AssertionError: Epoch 0: ('a.tar', 'a0') should occur once, but occurs 2 times (rank 0, worker 0, rank 1, ...
+    """
+    if ranks < 1 or workers < 0:
+        raise ValueError(f"check_coverage needs at least 1 rank and 0 workers, not {ranks} and {workers}")
     key_of = _item_key if key is None else key
     whole = _seed_pipeline(make_pipeline(), WorkerIdentity(1, 0), SeedGenerator(seed))
     expected = Counter(map(key_of, whole))
