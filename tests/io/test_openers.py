@@ -9,6 +9,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -33,6 +34,7 @@ from wds_datapipes.io import urls
 from wds_datapipes.io.openers import (
     known_schemes,
     local_path,
+    open_parts,
     open_url,
     register_opener,
     split_scheme,
@@ -255,6 +257,23 @@ def test_a_file_system_of_fsspec(memory: Any) -> None:
     assert read("memory://d/a b#?.tar") == read("MEMORY://d/a b#?.tar", storage_options={}) == BODY
     with pytest.raises(ShardOpenError, match=r"memory://d/no.tar cannot be opened: there is no such file"):
         open_url("memory://d/no.tar")
+
+
+def test_threads_read_ranges_of_one_file_at_the_same_time(memory: Any) -> None:
+    memory.pipe("/d/x.tar", BODY)  # each opening returns the same object of this file system
+    file = open_parts("memory://d/x.tar")
+    assert file is not None
+
+    def read_part(start: int) -> bytes:
+        with file.part(start, start + 1000) as stream:
+            return stream.read(300) + stream.read()
+
+    starts = range(0, len(BODY) - 1000, 4001)
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(read_part, starts)) == [BODY[start : start + 1000] for start in starts]
+    with file.part(7, -1) as one, file.part(0, 9) as other:
+        assert [one.read(3), other.read(4), one.read(), other.read()] == [BODY[7:10], BODY[:4], BODY[10:], BODY[4:9]]
+    file.close()
 
 
 def test_an_error_while_reading_names_the_shard_and_no_secret(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, etag_of, is_strong_etag, version_of
@@ -46,12 +47,17 @@ class FsspecStore:
     """
 
     def __init__(self, remote: RemotePath, *, keep_open: bool) -> None:
-        self._remote, self._keeps_open = remote, keep_open
+        self._remote, self._keeps_open, self._is_seekable = remote, keep_open, False
         self._idle: list[Any] = []
+        #: By the identity of a file: some file systems, such as that in memory, open the same one each time.
+        self._locks: dict[int, threading.Lock] = {}
 
     def open_at(self, start: int, end: int | None = None) -> OpenedSource:
         """Open the file at an offset, or at its beginning if it cannot seek."""
-        file, start = self._reopen(start) or self._open(start)
+        try:
+            file = self._idle.pop()  # each read of it seeks
+        except IndexError:
+            file, start = self._open(start)
         details = getattr(file, "details", None)
         details = details if isinstance(details, Mapping) else {}
         version = version_of(*(details.get(name) for name in VERSION_FACTS))
@@ -61,7 +67,9 @@ class FsspecStore:
             ThroughputMonitor(self._remote.name, self._remote.timeout_s, self._remote.counters),
             (lambda: self._version() == version) if needs_check else None,
             self._keep_or_close,
-            None if end is None else end - start,
+            self._locks.setdefault(id(file), threading.Lock()) if self._is_seekable else None,
+            start,
+            end,
         )
         etag = etag_of(details)
         is_strong = is_strong_etag(etag) or any(details.get(name) is not None for name in NUMBERS_OF_VERSIONS)
@@ -74,6 +82,7 @@ class FsspecStore:
         except (AttributeError, OSError, ValueError):  # includes io.UnsupportedOperation
             self.close()
             return False
+        self._is_seekable = True
         return True
 
     def close(self) -> None:
@@ -81,15 +90,6 @@ class FsspecStore:
         self._keeps_open = False
         while self._idle:
             self._idle.pop().close()
-
-    def _reopen(self, start: int) -> tuple[Any, int] | None:
-        """Return a file that is open, at an offset, or None if there is none."""
-        try:
-            file = self._idle.pop()
-        except IndexError:
-            return None
-        file.seek(start)
-        return file, start
 
     def _open(self, start: int) -> tuple[Any, int]:
         """Open the file; return it and its offset, which is 0 if it cannot seek."""
@@ -134,7 +134,9 @@ class BlockFile:
         monitor: measures the throughput of the file.
         is_same: returns whether the file is still the one that was opened; None if the store checks this itself.
         release: called with the file at the end, unless reading it has failed.
-        size: the most bytes to read; None for all.
+        lock: held while the file seeks and reads, if others may have the same one; None for a file of this reader.
+        start: the offset of the next byte.
+        end: where to end; None for the end of the file.
     """
 
     def __init__(
@@ -143,9 +145,12 @@ class BlockFile:
         monitor: ThroughputMonitor,
         is_same: Callable[[], bool] | None,
         release: Callable[[Any], object],
-        size: int | None,
+        lock: threading.Lock | None,
+        start: int,
+        end: int | None,
     ) -> None:
-        self._file, self._monitor, self._is_same, self._release, self._left = file, monitor, is_same, release, size
+        self._file, self._monitor, self._is_same, self._release = file, monitor, is_same, release
+        self._file_lock, self._position, self._end = lock, start, end
         self._block, self._block_count = memoryview(b""), 0
         self._attempt: Attempt[bytes] | None = None
         self._is_closed = self._has_failed = False
@@ -195,10 +200,13 @@ class BlockFile:
     def _next(self) -> bytes:
         """Return the next block; runs in another thread."""
         try:
-            data: bytes = self._file.read(BLOCK_BYTES if self._left is None else min(self._left, BLOCK_BYTES))
+            count = BLOCK_BYTES if self._end is None else min(self._end - self._position, BLOCK_BYTES)
+            with self._file_lock or nullcontext():
+                if self._file_lock is not None:
+                    self._file.seek(self._position)
+                data: bytes = self._file.read(count)
+            self._position += len(data)
             self._block_count += 1
-            if self._left is not None:
-                self._left -= len(data)
             if data and self._block_count > 1 and self._is_same is not None and not self._is_same():
                 raise FileExpired("the file was replaced while it was read")
             return data

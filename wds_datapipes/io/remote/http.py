@@ -75,7 +75,7 @@ class HttpFile:
     Args:
         response: the response.
         requested: the requested range; None for the whole file.
-        name: the file's name in errors.
+        url: the file.
 
     Attributes:
         part: the range; None for the whole file.
@@ -88,7 +88,7 @@ class HttpFile:
         UnexpectedResponseError: the response is neither the file nor the requested range.
     """
 
-    def __init__(self, response: Response, requested: str | None, name: str) -> None:
+    def __init__(self, response: Response, requested: str | None, url: str) -> None:
         self._response, self.headers = response, response.headers
         self._body: RawReader = response
         self.etag = self.headers.get("ETag")
@@ -102,7 +102,7 @@ class HttpFile:
         elif encoding in GZIP_CODINGS:  # some servers apply it although the client accepts none
             # The size of the compressed body may differ with each response.
             self.size, self.version, self.etag = None, (), None
-            self._body = Decompressor(buffer_stream(response), GZIP, name, DEFAULT_LIMITS)
+            self._body = Decompressor(buffer_stream(response), GZIP, url, DEFAULT_LIMITS)
         elif encoding != "identity":
             raise UnexpectedResponseError(
                 f"the server sends the file with the content encoding {encoding[:SHOWN]!r}, which was not requested"
@@ -182,7 +182,7 @@ class HttpClient:
         headers = {} if part is None else {"Range": f"bytes={part}"}
         response = self._request(url, headers if if_range is None else {**headers, "If-Range": if_range})
         try:
-            return HttpFile(response, part, redact(url))
+            return HttpFile(response, part, url)
         except BaseException:
             response.close()
             raise
