@@ -26,7 +26,7 @@ from pathlib import Path
 from contest import Contender, plot_contests, write_report
 from datasets import run_on_sets
 
-from wds_datapipes.index import build_index
+from wds_datapipes.index import IndexOptions, build_index
 
 #: The name of a member, the offset of its data, and its size.
 MemberLocation = tuple[str, int, int]
@@ -35,7 +35,7 @@ REFERENCE = "tarfile"
 
 def ours(urls: list[str], *, digest: bool = False) -> Iterator[MemberLocation]:
     for url in urls:
-        index = build_index(url, digest=digest)
+        index = build_index(url, options=IndexOptions(digest=digest))
         columns = index.columns
         offsets, sizes = columns["member_offsets"].tolist(), columns["member_sizes"].tolist()
         yield from zip(map(index.fields.__getitem__, columns["member_fields"].tolist()), offsets, sizes, strict=True)

@@ -39,7 +39,7 @@ from store import store
 from webdataset.tariterators import tarfile_to_samples
 
 from wds_datapipes import IndexedSamples, ShardList
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import AccessOptions, Manifest, build_indexes
 from wds_datapipes.index.order.epoch_order import Order
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.tar.reader import read_members
@@ -99,11 +99,11 @@ def webdataset_pipeline(urls: list[str], decode: str) -> Iterable[Sample]:
 
 def indexed_contenders(urls: list[str], paths: list[str], folder: str) -> list[Contender]:
     """Return contenders that read samples by their indexes, which are built in a folder."""
-    manifest = Manifest(build_indexes(urls, folder=f"{folder}/indexes"))
-    local = Manifest(build_indexes(paths, folder=f"{folder}/indexes-of-files"))
+    manifest = Manifest(build_indexes(urls, index_dir=f"{folder}/indexes"))
+    local = Manifest(build_indexes(paths, index_dir=f"{folder}/indexes-of-files"))
 
     def samples(order: Order = "sequential", **options: Any) -> Iterable[Sample]:
-        return IndexedSamples(manifest, order=order, index_folder=f"{folder}/indexes", **options)
+        return IndexedSamples(manifest, order=order, access=AccessOptions(index_dir=f"{folder}/indexes"), **options)
 
     return [
         Contender("stream", partial(ours, urls, "", None), payload),
@@ -111,7 +111,9 @@ def indexed_contenders(urls: list[str], paths: list[str], folder: str) -> list[C
         Contender("sequential, from copies", partial(samples, cache_dir=f"{folder}/copies"), payload),
         Contender(
             "sequential, from the disk",
-            lambda: IndexedSamples(local, order="sequential", index_folder=f"{folder}/indexes-of-files"),
+            lambda: IndexedSamples(
+                local, order="sequential", access=AccessOptions(index_dir=f"{folder}/indexes-of-files")
+            ),
             payload,
         ),
         Contender("one field", partial(samples, fields=["cls"]), is_limit=True),

@@ -39,7 +39,7 @@ from rich.table import Table
 from torch.utils.data.graph_settings import apply_random_seed
 
 from wds_datapipes import IndexedSamples, ShardList
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
 from wds_datapipes.index.order.epoch_order import Order
 
 SHARDS, SAMPLES, BATCH = 64, 500, 64
@@ -98,7 +98,12 @@ def stream(
 
 def indexed(urls: list[str], _meter: Meter, seed: int, *, order: Order, open_shards: int) -> Iterable[dict[str, Any]]:
     manifest = Manifest(build_indexes(urls))
-    return _seeded(IndexedSamples(manifest, order=order, window_shards=16, open_shards=open_shards), seed)
+    return _seeded(
+        IndexedSamples(
+            manifest, order=order, epoch=EpochOptions(window_shards=16), access=AccessOptions(open_shards=open_shards)
+        ),
+        seed,
+    )
 
 
 def _seeded(pipe: Any, seed: int) -> Iterable[dict[str, Any]]:

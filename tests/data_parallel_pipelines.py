@@ -33,7 +33,7 @@ def stream(folder: Path, ranks: int) -> Any:
 
 
 def indexed(folder: Path, ranks: int) -> Any:
-    samples: Any = IndexedSamples(str(folder / "*.tar"), batch_size=BATCH)
+    samples: Any = IndexedSamples(str(folder / "*.tar"), global_batch_size=BATCH)
     return samples.map(key_of).batch(BATCH // ranks)
 
 

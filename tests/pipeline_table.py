@@ -14,7 +14,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from users_stages import Buckets, OwnShuffler
 
 from wds_datapipes import ImageDecoder, IndexedSamples, RandomResizedCrop, ShardList, Stage
-from wds_datapipes.index import ShardIndex
+from wds_datapipes.index import EpochOptions, ShardIndex
 from wds_datapipes.testing import build_shard
 from wds_datapipes.writing import RecordWriter
 
@@ -254,19 +254,26 @@ EXACT: dict[str, Build] = {
     ),
     "random parts": lambda: packed(long_samples="split").map_samples_with_rng(draw_beside),
     "buckets of indexed samples": lambda: (
-        IndexedSamples("{0..5}.tar", batch_size=2).shuffle_samples(3).bucket_samples(length, batch_size=2)
+        IndexedSamples("{0..5}.tar", global_batch_size=2).shuffle_samples(3).bucket_samples(length, batch_size=2)
     ),
     "indexed samples": lambda: IndexedSamples("{0..5}.tar", remainder="keep"),
-    "indexed samples by windows": lambda: IndexedSamples("{0..5}.tar", order="window", window_shards=2, batch_size=4),
-    "indexed samples in padded batches": lambda: IndexedSamples("{0..5}.tar", batch_size=4, remainder="pad").batch(2),
+    "indexed samples by windows": lambda: IndexedSamples(
+        "{0..5}.tar", order="window", epoch=EpochOptions(window_shards=2), global_batch_size=4
+    ),
+    "indexed samples in padded batches": lambda: IndexedSamples(
+        "{0..5}.tar", global_batch_size=4, remainder="pad"
+    ).batch(2),
     "indexed samples by length": lambda: IndexedSamples(
-        "{0..5}.tar", batch_size=4, bucket_by=sizes_in, bucket_window=3, remainder="keep"
+        "{0..5}.tar", global_batch_size=4, epoch=EpochOptions(bucket_by=sizes_in, bucket_window=3), remainder="keep"
     ),
     "an indexed mixture": lambda: IndexedSamples(
-        {"a": "a{0..3}.tar", "b": "b{0..1}.tar"}, weights={"a": 1, "b": 2}, epoch_samples=25
+        {"a": "a{0..3}.tar", "b": "b{0..1}.tar"}, weights={"a": 1, "b": 2}, epoch=EpochOptions(samples=25)
     ),
     "an indexed mixture by windows": lambda: IndexedSamples(
-        {"a": "a{0..3}.tar", "b": "b{0..1}.tar"}, weights={"a": 3, "b": 1}, order="window", window_shards=2
+        {"a": "a{0..3}.tar", "b": "b{0..1}.tar"},
+        weights={"a": 3, "b": 1},
+        order="window",
+        epoch=EpochOptions(window_shards=2),
     ).shuffle_samples(4),
     "selected indexed samples": lambda: IndexedSamples("{0..5}.tar", select=slice(1, None, 2)).shuffle_samples(3),
     "joined indexed samples": lambda: IndexedSamples(
@@ -276,7 +283,7 @@ EXACT: dict[str, Build] = {
         "{0..5}.tar", join="more-{5,2,0}.tar", missing="skip", select=slice(1, None), remainder="keep"
     ),
     "packed indexed samples": lambda: (
-        IndexedSamples("{0..5}.tar", batch_size=4, remainder="keep").map(tokens_of).pack_samples(9, "tokens")
+        IndexedSamples("{0..5}.tar", global_batch_size=4, remainder="keep").map(tokens_of).pack_samples(9, "tokens")
     ),
     "a stage that keeps nothing": lambda: Declared(split().shuffle_samples(7)),
     "a mapper": lambda: OwnMapper(split().shuffle_samples(5), key_of),

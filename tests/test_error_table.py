@@ -297,7 +297,7 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "StaleSidecarError",
         misled,
-        r"Line 2 of \S*x\.idx says that data of \S*x\.tar begins at byte 512, but no member does",
+        r"Line 2 of \S*x\.idx is 'cls 512 1 .*', and that of \S*x\.tar is 'cls 1536 1 .*'",
     ),
     (
         "UnsupportedSidecarError",

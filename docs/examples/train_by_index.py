@@ -26,7 +26,7 @@ from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above 
 
 def make_loader(urls: str, batch_size: int, workers: int) -> DataLoader2[Any]:
     """Return the loader of this rank, which has its part of every global batch."""
-    samples = IndexedSamples(urls, batch_size=batch_size, remainder="pad")
+    samples = IndexedSamples(urls, global_batch_size=batch_size, remainder="pad")
     pipe = samples.wds_decode("torchl").to_tuple("__key__", "png", "cls", "__padding__")
     pipe = pipe.batch(batch_size // dist.get_world_size()).collate()
     service = ShardReadingService(num_workers=workers, distributed=True, timeout_s=60)

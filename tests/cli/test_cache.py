@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wds_datapipes import ShardList
-from wds_datapipes.index import Manifest, build_indexes, write_manifest
+from wds_datapipes.index import IndexOptions, Manifest, build_indexes, write_manifest
 
 Run = Callable[..., Any]
 
@@ -60,7 +60,7 @@ def test_a_too_small_limit_is_reported(program: Run, shards: list[str]) -> None:
 
 
 def test_copies_are_verified_by_a_manifest(program: Run, shards: list[str]) -> None:
-    write_manifest(Manifest(build_indexes(shards, digest=True)), "manifest.json")
+    write_manifest(Manifest(build_indexes(shards, options=IndexOptions(digest=True))), "manifest.json")
     assert warm(program, *shards, "--manifest", "manifest.json").code == 0
     data = bytearray(Path(shards[0]).read_bytes())
     data[-1] ^= 1

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from wds_datapipes.index import IndexOptions
 from wds_datapipes.index.build_many import build_indexes
 from wds_datapipes.index.manifest import Manifest, write_manifest
 from wds_datapipes.prepare.verify import MAX_FAULTS, verify_shards
@@ -150,7 +151,7 @@ def test_an_index_that_disagrees_is_a_fault(program: Any, shards: list[str]) -> 
 
 
 def test_digests_notice_changes_that_headers_do_not(program: Any, shards: list[str]) -> None:
-    write_manifest(Manifest(build_indexes("a-{0..2}.tar", digest=True)), "m.json")
+    write_manifest(Manifest(build_indexes("a-{0..2}.tar", options=IndexOptions(digest=True))), "m.json")
     data = bytearray(Path("a-2.tar").read_bytes())
     data[4096 - 512 + 5] ^= 1  # in a field
     Path("a-2.tar").write_bytes(data)

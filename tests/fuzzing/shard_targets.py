@@ -21,6 +21,7 @@ import zstandard
 from harness import Finding, Target, change_bytes, change_tar, with_checksums
 
 from wds_datapipes.errors import DuplicateKeyError, ShardError
+from wds_datapipes.index import IndexOptions
 from wds_datapipes.index.build import build_index
 from wds_datapipes.io.compression.decompress import decompress_stream
 from wds_datapipes.samples.grouping import group_samples
@@ -165,7 +166,7 @@ def same(where: str, expected: object, found: object) -> None:
 def indexed(url: str, samples: Outcome, rules: dict[str, Any], content: bytes, compressed: bool) -> None:
     """Compare the index of a shard with its samples."""
     try:
-        index = build_index(url, on_duplicate="first", on_repeated_key="ignore", **rules)
+        index = build_index(url, options=IndexOptions(on_duplicate="first"), on_repeated_key="ignore", **rules)
     except ShardError as error:
         if not samples.is_too_large:
             same("the error of the index", samples.kind, type(error).__name__)

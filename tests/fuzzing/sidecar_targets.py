@@ -25,6 +25,7 @@ from wds_datapipes.errors import (
     StaleSidecarError,
     StateError,
 )
+from wds_datapipes.index import IndexOptions
 from wds_datapipes.index.build import build_index, check_index
 from wds_datapipes.index.file_format import HEAD, MAGIC, index_bytes, parse_index
 from wds_datapipes.index.interop.dali import dali_text, read_dali_index
@@ -172,7 +173,7 @@ def read_others(data: bytes) -> None:
     path = place("other.idx", data[1:])
     with contextlib.suppress(CorruptSidecarError, StaleSidecarError):
         if data[:1] == b"d":
-            index: ShardIndex = read_dali_index(path, shard(), on_duplicate="first")
+            index: ShardIndex = read_dali_index(path, shard(), options=IndexOptions(on_duplicate="first"))
         else:
             index = read_energon_index(path, shard())
         if not 0 < len(index) <= 4:

@@ -69,7 +69,7 @@ OTHERS: dict[str, Build] = {
     "torch's mux": lambda: split().mux(split("a")),
     "prefetched": lambda: split().shuffle_samples(4).prefetch(3).map(key_of).batch(4),
     "global draws": lambda: split().shuffle_samples(4).map(with_global_draws),
-    "indexed samples in order": lambda: IndexedSamples("{0..5}.tar", order="sequential", batch_size=4),
+    "indexed samples in order": lambda: IndexedSamples("{0..5}.tar", order="sequential", global_batch_size=4),
     "more epochs": lambda: drawn("a").rsample(0.5).with_epoch(5),
 }
 #: These run in this process only: a directory is shared by time, and not by number.

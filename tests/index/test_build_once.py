@@ -22,8 +22,8 @@ import pytest
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import ChangedShardError, MissingSidecarError
-from wds_datapipes.index import Manifest, build_indexes, index_url, read_index
-from wds_datapipes.index.build_lock import FOLDER_LOCK, lock_folder, lock_index
+from wds_datapipes.index import AccessOptions, Manifest, build_indexes, index_url, read_index
+from wds_datapipes.index.build_lock import FOLDER_LOCK, lock_index
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import Sample
@@ -109,7 +109,7 @@ def test_many_processes_read_each_shard_once(pattern: str, tmp_path: Path, worke
 
     def build() -> list[bool]:
         barrier.wait()
-        return [result.is_new for result in build_indexes(pattern, columns=columns, max_workers=workers)]
+        return [result.is_new for result in build_indexes(pattern, columns=columns, num_workers=workers)]
 
     results = [each.result() for each in [Running(build) for _ in range(6)]]
     assert [sum(is_new) for is_new in zip(*results, strict=True)] == [1] * len(COUNTS)
@@ -146,7 +146,7 @@ def test_when_the_builder_is_killed_another_process_continues(pattern: str, tmp_
         return {"size": len(sample["txt"])}
 
     def build() -> list[bool]:
-        return [result.is_new for result in build_indexes(pattern, columns=columns, max_workers=1)]
+        return [result.is_new for result in build_indexes(pattern, columns=columns, num_workers=1)]
 
     with closing(Running(build)) as first:
         wait_until((tmp_path / "1.tar.wdsidx").exists)
@@ -174,7 +174,7 @@ def test_when_a_parallel_builder_is_killed_its_workers_end_and_another_process_c
         return {}
 
     def build() -> list[bool]:
-        return [result.is_new for result in build_indexes(pattern, columns=columns, max_workers=2)]
+        return [result.is_new for result in build_indexes(pattern, columns=columns, num_workers=2)]
 
     with closing(Running(build)) as first:
         wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
@@ -196,13 +196,16 @@ def test_a_single_index_is_waited_for_too(pattern: str, tmp_path: Path) -> None:
 
 def test_threads_wait_for_each_other_too(pattern: str) -> None:
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: build_indexes(pattern, max_workers=1), range(4)))
+        found = list(threads.map(lambda _: build_indexes(pattern, num_workers=1), range(4)))
     assert [sum(result.is_new for result in results) for results in zip(*found, strict=True)] == [1] * len(COUNTS)
 
 
-def test_valid_indexes_need_no_lock(pattern: str, tmp_path: Path) -> None:
+def test_valid_indexes_need_neither_a_lock_nor_a_process(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build_indexes(pattern)
-    with lock_folder(index_url(f"{tmp_path}/0.tar")) as has_waited:
+    monkeypatch.delattr(os, "fork")
+    with lock_index(index_url(f"{tmp_path}/0.tar"), folder=True) as has_waited:
         assert not has_waited
         assert not any(result.is_new for result in build_indexes(pattern))
         assert len(IndexedSamples(pattern)) == sum(COUNTS)
@@ -236,21 +239,21 @@ def test_a_directory_that_cannot_be_written_is_named_with_the_way_out(read_only:
     assert isinstance(error, MissingSidecarError)
     assert str(error) == (
         f"The directory {read_only} cannot be written, so indexes cannot be built there: Permission denied. Pass "
-        "another directory for indexes, index_folder= of IndexedSamples or folder= of build_indexes"
+        "another directory for indexes, index_dir="
     )
     with tempfile.TemporaryDirectory() as other:
         Path(other).chmod(0o777)
-        assert unprivileged(lambda: len(IndexedSamples(url, index_folder=f"{other}/of/it"))) == 2
+        assert unprivileged(lambda: len(IndexedSamples(url, access=AccessOptions(index_dir=f"{other}/of/it")))) == 2
     (tmp_path / "file").touch()
-    with pytest.raises(MissingSidecarError, match=r"/file cannot be written,.*: File exists.* index_folder="):
-        IndexedSamples(url, index_folder=tmp_path / "file")
+    with pytest.raises(MissingSidecarError, match=r"/file cannot be written,.*: File exists.* index_dir="):
+        IndexedSamples(url, access=AccessOptions(index_dir=tmp_path / "file"))
 
 
 def test_an_index_that_cannot_be_written_is_kept_in_memory(read_only: Path) -> None:
     url = f"{read_only}/a.tar"
     [result] = build_indexes([url])
     Path(result.index_url).unlink()
-    samples = IndexedSamples(Manifest([result]), order="sequential", open_shards=1)
+    samples = IndexedSamples(Manifest([result]), order="sequential", access=AccessOptions(open_shards=1))
 
     def read() -> list[str]:
         return [sample["__key__"] for sample in samples]
@@ -263,7 +266,7 @@ def test_an_index_that_cannot_be_written_is_kept_in_memory(read_only: Path) -> N
 
     [line] = unprivileged(lines)
     assert line.startswith(f"{url}.wdsidx cannot be written: ")
-    assert "index_folder=" in line
+    assert "index_dir=" in line
 
 
 @pytest.fixture
@@ -293,14 +296,14 @@ def test_a_damaged_index_is_built_again(manifest: Manifest, tmp_path: Path) -> N
 
 
 def test_with_indexes_required_a_missing_one_is_an_error(manifest: Manifest, tmp_path: Path) -> None:
-    samples = IndexedSamples(manifest, indexes="require")
+    samples = IndexedSamples(manifest, access=AccessOptions(indexes="require"))
     with pytest.raises(MissingSidecarError, match=r"0\.tar\.wdsidx cannot be read"):
         samples[0]
     assert files(tmp_path) == []
 
 
 def test_indexes_of_a_manifest_are_built_in_their_folder(manifest: Manifest, tmp_path: Path) -> None:
-    assert len(list(IndexedSamples(manifest, index_folder=tmp_path / "in/it"))) == sum(COUNTS)
+    assert len(list(IndexedSamples(manifest, access=AccessOptions(index_dir=tmp_path / "in/it")))) == sum(COUNTS)
     assert files(tmp_path / "in/it") == [f"{number}.tar.wdsidx" for number in range(len(COUNTS))]
 
 
@@ -353,7 +356,7 @@ def test_a_terminal_has_a_bar_if_rich_is_installed(pattern: str, progress: bool,
             os.environ.update(TERM="xterm", COLUMNS="150")
             if not has_rich:
                 sys.modules["rich.console"] = None  # type: ignore[assignment]  # importing it raises then
-            build_indexes(pattern, columns=slow, max_workers=1, progress=progress)
+            build_indexes(pattern, columns=slow, num_workers=1, progress=progress)
             code = 0
         finally:
             sys.stderr.flush()

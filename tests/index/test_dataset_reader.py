@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from nginx_server import Nginx
 
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, MissingSidecarError, UnsupportedSidecarError
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import AccessOptions, IndexOptions, Manifest, build_indexes
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.testing import build_shard
 
@@ -43,6 +44,15 @@ def write(folder: Path) -> list[str]:
     return urls
 
 
+def read(reader: DatasetReader, shards: list[int], numbers: list[int]) -> list[Any]:
+    """Read samples, or raise the first error."""
+    found: list[Any] = list(reader.stream([(np.array(shards, np.int64), np.array(numbers, np.int64))]))
+    for item in found:
+        if isinstance(item, Exception):
+            raise item
+    return found
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[list[dict[str, Any]]]]:
     urls = write(tmp_path_factory.mktemp("dataset"))
@@ -62,8 +72,8 @@ def test_samples_are_those_of_a_stream(
 ) -> None:
     urls, streamed = dataset
     names = None if fields is None else {field.lower() for field in fields}
-    with DatasetReader(urls, SIZES, fields=fields, open_shards=open_shards) as reader:
-        found = reader.read([shard for shard, _ in wanted], [number for _, number in wanted])
+    with DatasetReader(urls, SIZES, fields=fields, access=AccessOptions(open_shards=open_shards)) as reader:
+        found = read(reader, [shard for shard, _ in wanted], [number for _, number in wanted])
     expected = [
         {
             name: value
@@ -78,9 +88,9 @@ def test_samples_are_those_of_a_stream(
 
 def test_few_files_are_open_at_a_time_and_none_at_the_end(dataset: Any, nothing_left: None) -> None:
     urls, _ = dataset
-    with DatasetReader(urls, SIZES, open_shards=2) as reader:
+    with DatasetReader(urls, SIZES, access=AccessOptions(open_shards=2)) as reader:
         for shard in (0, 1, 2, 3, 0, 2):
-            reader.read([shard], [0])
+            read(reader, [shard], [0])
             shards = [file.path for file in psutil.Process().open_files() if file.path.endswith(".tar")]
             assert len(shards) <= 2
             assert urls[shard] in shards
@@ -94,9 +104,9 @@ def test_a_changed_shard_is_an_error(tmp_path: Path) -> None:
     urls = write(tmp_path)
     whole = Path(urls[2]).read_bytes()
     with DatasetReader(urls, SIZES) as reader:
-        reader.read([2], [3])
+        read(reader, [2], [3])
         replace_with(urls[2], whole[:-10240])
-        reader.read([2], [3])  # the shard was opened before
+        read(reader, [2], [3])  # the shard was opened before
     for content, message in (
         (whole[:-10240], rf"2\.tar has changed since it was indexed: it has {len(whole) - 10240} bytes instead of"),
         (whole[512:] + bytes(512), r"2\.tar has changed since it was indexed: "),
@@ -107,7 +117,7 @@ def test_a_changed_shard_is_an_error(tmp_path: Path) -> None:
     ):
         replace_with(urls[2], content)
         with DatasetReader(urls, SIZES) as reader, pytest.raises(ChangedShardError, match=message):
-            reader.read([2], [3])
+            read(reader, [2], [3])
 
 
 def test_an_index_that_does_not_match_is_an_error(tmp_path: Path) -> None:
@@ -116,13 +126,13 @@ def test_an_index_that_does_not_match_is_an_error(tmp_path: Path) -> None:
         DatasetReader(urls, [6, 1, 30, 12]) as reader,
         pytest.raises(ChangedShardError, match=r"0\.tar\.wdsidx has 7 samples, and the dataset was opened with 6"),
     ):
-        reader.read([0], [0])
+        read(reader, [0], [0])
     os.remove(f"{urls[0]}.wdsidx")
     with (
-        DatasetReader(urls, SIZES) as reader,
+        DatasetReader(urls, SIZES, AccessOptions(indexes="require")) as reader,
         pytest.raises(MissingSidecarError, match=r"0\.tar\.wdsidx cannot be read"),
     ):
-        reader.read([0], [0])
+        read(reader, [0], [0])
 
 
 def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
@@ -132,7 +142,7 @@ def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
         DatasetReader([url], [result.samples]) as reader,
         pytest.raises(UnsupportedSidecarError, match="compressed with gzip, so its samples can only be read in order"),
     ):
-        reader.read([0], [0])
+        read(reader, [0], [0])
 
 
 def test_long_names_and_pax_headers_are_read(tmp_path: Path) -> None:
@@ -146,7 +156,7 @@ def test_long_names_and_pax_headers_are_read(tmp_path: Path) -> None:
         urls.append(url)
     sizes = [result.samples for result in build_indexes(urls)]
     with DatasetReader(urls, sizes) as reader:
-        assert [sample["cls"] for sample in reader.read([0, 1, 1], [2, 0, 2])] == [b"2", b"0", b"2"]
+        assert [sample["cls"] for sample in read(reader, [0, 1, 1], [2, 0, 2])] == [b"2", b"0", b"2"]
 
 
 def test_only_the_wanted_fields_are_fetched_from_a_server(nginx: Nginx, tmp_path: Path) -> None:
@@ -158,10 +168,12 @@ def test_only_the_wanted_fields_are_fetched_from_a_server(nginx: Nginx, tmp_path
     for name in "ab":
         build_shard(folder / f"{name}.tar", samples)
     base = f"http://127.0.0.1:{nginx.http}/{tmp_path.name}"
-    manifest = Manifest(build_indexes([f"{base}/{name}.tar" for name in "ab"], folder=tmp_path / "indexes"))
+    manifest = Manifest(build_indexes([f"{base}/{name}.tar" for name in "ab"], index_dir=tmp_path / "indexes"))
     nginx.asked()
-    with DatasetReader(manifest.urls, [20, 20], folder=tmp_path / "indexes", fields=["json"]) as reader:
-        found = reader.read([0, 1, 0, 1], [3, 5, 19, 0])
+    with DatasetReader(
+        manifest.urls, [20, 20], access=AccessOptions(index_dir=tmp_path / "indexes"), fields=["json"]
+    ) as reader:
+        found = read(reader, [0, 1, 0, 1], [3, 5, 19, 0])
     assert [sample["json"] for sample in found] == [b"[3]", b"[5]", b"[19]", b"[0]"]
     ranges = [re.search(r"\[bytes=(\d+)-(\d+)\]", line) for line in nginx.asked()]
     assert ranges
@@ -171,7 +183,7 @@ def test_only_the_wanted_fields_are_fetched_from_a_server(nginx: Nginx, tmp_path
 
 def test_fields_of_an_index_that_keeps_capital_letters_are_matched_exactly(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "a.tar", [{"__key__": "a", "TXT": "one", "txt": "two"}])
-    build_indexes([url], lowercase=False)
+    build_indexes([url], options=IndexOptions(lowercase=False))
     with DatasetReader([url], [1], fields=["TXT"]) as reader:
-        (sample,) = reader.read([0], [0])
+        (sample,) = read(reader, [0], [0])
     assert {name: value for name, value in sample.items() if name[:2] != "__"} == {"TXT": b"one"}

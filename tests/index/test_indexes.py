@@ -37,6 +37,8 @@ from wds_datapipes.errors import (
     WorkerDiedError,
 )
 from wds_datapipes.index import (
+    AccessOptions,
+    IndexOptions,
     Manifest,
     ShardIndex,
     build_index,
@@ -71,7 +73,7 @@ def shard(path: Path, count: int = 3, size: int = 5, **options: Any) -> str:
 
 def test_an_index_contains_the_offsets_of_samples(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
-    index = build_index(url, digest=True)
+    index = build_index(url, options=IndexOptions(digest=True))
     content = Path(url).read_bytes()
     assert repr(index) == f"<ShardIndex of 3 samples, 6 members, {len(content)} bytes>"
     assert (len(index), index.members, index.fields, index.end) == (3, 6, ["bin", "cls"], 6144)
@@ -95,7 +97,7 @@ def test_a_compressed_shard_cannot_be_read_in_any_order(tmp_path: Path) -> None:
 
 def test_a_custom_rule(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "x.tar", [{"__key__": "a-b", "txt": "1"}, {"__key__": "a-c", "txt": "2"}])
-    index = build_index(url, key_rule=dash)
+    index = build_index(url, options=IndexOptions(key_rule=dash))
     assert [sample.key for sample in index] == ["a"]
     assert index.fields == ["b.txt", "c.txt"]
     assert index.facts.key_rule.endswith(":dash")
@@ -103,7 +105,7 @@ def test_a_custom_rule(tmp_path: Path) -> None:
     check_index(index, url, depth="headers", key_rule=dash)
     with pytest.raises(ValueError, match=r"built with the rule .*:dash\. Pass it as key_rule"):
         check_index(index, url, depth="headers")
-    assert build_index(url, key_rule=last_dot).facts.key_rule == "last_dot"
+    assert build_index(url, options=IndexOptions(key_rule=last_dot)).facts.key_rule == "last_dot"
 
 
 def dash(name: str) -> tuple[str, str]:
@@ -127,15 +129,15 @@ def test_concatenated_archives(tmp_path: Path) -> None:
     with pytest.raises(CorruptShardError, match="ignore_zeros=True"):
         build_index(both)
     with pytest.warns(UserWarning, match="in parts"):
-        index = build_index(both, ignore_zeros=True)
+        index = build_index(both, options=IndexOptions(ignore_zeros=True))
     assert index.keys == ["0", "1", "0"]
     check_index(index, both, depth="headers")
 
 
 def test_an_index_of_a_stream_that_can_only_be_read_once(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
-    piped = build_index(f"pipe:cat {url}", digest=True)
-    plain = build_index(url, digest=True)
+    piped = build_index(f"pipe:cat {url}", options=IndexOptions(digest=True))
+    plain = build_index(url, options=IndexOptions(digest=True))
     assert piped.has_same_layout(plain)
     assert (piped.facts.bytes, piped.facts.sha256) == (plain.facts.bytes, plain.facts.sha256)
     assert (piped.facts.mtime_ns, piped.facts.etag) == (None, None)
@@ -161,7 +163,7 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     os.truncate(url, 3000)
     for digest in (False, True):
         with pytest.raises(TruncatedShardError):
-            build_index(url, digest=digest)
+            build_index(url, options=IndexOptions(digest=digest))
     with pytest.raises(ShardOpenError, match=r"There is no file"):
         build_index(tmp_path / "none.tar")
 
@@ -176,11 +178,11 @@ def test_the_index_is_written_with_the_shard(tmp_path: Path, suffix: str) -> Non
                 writer.write({"__key__": f"{number}", "txt": "a" * number, "cls": number})
         contents.append(Path(index_url(url)).read_bytes())
     index = read_index(index_url(url))
-    found = build_index(url, digest=True, key_rule=last_dot)
+    found = build_index(url, options=IndexOptions(digest=True, key_rule=last_dot))
     assert index.has_same_layout(found)
     assert vars(index.facts) == {**vars(found.facts), "mtime_ns": None}
     assert contents[0] == contents[1], "the same samples give the same index"
-    assert not build_indexes([url], key_rule=last_dot, digest=True)[0].is_new
+    assert not build_indexes([url], options=IndexOptions(key_rule=last_dot, digest=True))[0].is_new
     check_index(index, url, depth="bytes")
 
 
@@ -208,7 +210,7 @@ def test_no_index_of_an_incomplete_shard(tmp_path: Path) -> None:
 
 def test_a_changed_shard_is_noticed(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
-    index = build_index(url, digest=True)
+    index = build_index(url, options=IndexOptions(digest=True))
     for depth in ("size", "headers", "bytes"):
         check_index(index, url, depth=depth)
     shard(tmp_path / "x.tar", 30)
@@ -242,7 +244,7 @@ def test_a_shard_that_changes_while_it_is_indexed(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setitem(schemes._registered, "", open_and_touch)
     with pytest.raises(StaleSidecarError, match=r"x\.tar has changed while its headers were read"):
-        build_index(url, digest=True)
+        build_index(url, options=IndexOptions(digest=True))
 
 
 def test_files_that_are_not_an_index(tmp_path: Path) -> None:
@@ -320,7 +322,7 @@ def shards(tmp_path: Path) -> list[str]:
 def test_indexes_are_built_where_they_are_missing_or_stale(shards: list[str], tmp_path: Path) -> None:
     seen: list[IndexResult] = []
     pattern = f"{tmp_path}/{{a..c}}.tar"
-    results = build_indexes(pattern, max_workers=2, on_result=seen.append)
+    results = build_indexes(pattern, num_workers=2, on_result=seen.append)
     assert [(result.url, result.index_url, result.samples, result.members) for result in results] == [
         (url, f"{url}.wdsidx", count, 2 * count) for url, count in zip(shards, (3, 1, 7), strict=True)
     ]
@@ -340,12 +342,12 @@ def test_indexes_are_built_where_they_are_missing_or_stale(shards: list[str], tm
     shard(tmp_path / "c.tar", 7, 6)  # of the same size, and later
     assert built() == "c"
     assert read_index(index_url(shards[2]))[0].entries[0].size == 6
-    assert built(key_rule=last_dot) == "abc"
-    assert built(lowercase=False) == "abc"
+    assert built(options=IndexOptions(key_rule=last_dot)) == "abc"
+    assert built(options=IndexOptions(lowercase=False)) == "abc"
     assert built() == "abc"
-    assert built(digest=True) == "abc"
+    assert built(options=IndexOptions(digest=True)) == "abc"
     assert built() == ""
-    assert built(on_duplicate="last") == "abc"
+    assert built(options=IndexOptions(on_duplicate="last")) == "abc"
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".tar"] * 3 + [".wdsidx"] * 3
 
 
@@ -362,22 +364,22 @@ def test_an_index_without_a_time_is_valid_while_it_is_newer(tmp_path: Path) -> N
 
 
 def test_indexes_in_a_folder(shards: list[str], tmp_path: Path) -> None:
-    results = build_indexes(shards, folder=tmp_path / "indexes/of/it")
+    results = build_indexes(shards, index_dir=tmp_path / "indexes/of/it")
     assert [result.index_url for result in results] == [f"{tmp_path}/indexes/of/it/{name}.tar.wdsidx" for name in "abc"]
     (tmp_path / "more").mkdir()
     with pytest.raises(ValueError, match=r"Several shards would have the index .*a\.tar\.wdsidx"):
-        build_indexes([shards[0], shard(tmp_path / "more/a.tar")], folder=tmp_path)
+        build_indexes([shards[0], shard(tmp_path / "more/a.tar")], index_dir=tmp_path)
 
 
 def test_a_broken_shard_is_reported_and_the_others_are_indexed(shards: list[str]) -> None:
     os.truncate(shards[1], 515)
     for workers in (1, 2):
         with pytest.raises(TruncatedShardError, match=r"b\.tar ends inside"):
-            build_indexes(shards, max_workers=workers)
-        results = build_indexes(shards, on_error="skip", max_workers=workers)
+            build_indexes(shards, num_workers=workers)
+        results = build_indexes(shards, on_error="skip", num_workers=workers)
         assert [result.url for result in results] == [shards[0], shards[2]]
         with pytest.warns(UserWarning, match=r"build_indexes skipped an item: TruncatedShardError: .*b\.tar"):
-            build_indexes(shards, on_error="warn", max_workers=workers)
+            build_indexes(shards, on_error="warn", num_workers=workers)
     assert not Path(index_url(shards[1])).exists()
     with pytest.raises(ValueError, match="on_error must be"):
         build_indexes(shards, on_error="none")  # type: ignore[arg-type]  # that is what is tested
@@ -385,7 +387,7 @@ def test_a_broken_shard_is_reported_and_the_others_are_indexed(shards: list[str]
 
 def test_invalid_arguments_are_refused(shards: list[str]) -> None:
     with pytest.raises(ValueError, match="num_workers must be at least 0, not -1"):
-        build_indexes(shards, max_workers=-1)
+        build_indexes(shards, num_workers=-1)
     with pytest.raises(
         SpecError, match=r"Only ShardList substitutes variables\. Pass ShardList\('\$\{DATA\}/a\.tar'\)"
     ):
@@ -395,11 +397,11 @@ def test_invalid_arguments_are_refused(shards: list[str]) -> None:
 
 def test_duplicates_are_handled_as_requested(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "x.tar", [{"__key__": "a", "txt": "1", "TXT": "22"}])
-    with pytest.raises(DuplicateKeyError, match=r"holds the field 'txt' of the sample 'a' twice, .* byte 1024"):
+    with pytest.raises(DuplicateKeyError, match=r"holds the field 'txt' of the sample 'a' twice, at bytes 0 and 1024"):
         build_indexes([url])
-    assert build_indexes([url], on_duplicate="first")[0].members == 1
+    assert build_indexes([url], options=IndexOptions(on_duplicate="first"))[0].members == 1
     assert read_index(index_url(url))[0].entries[0].size == 1
-    assert build_indexes([url], on_duplicate="last")[0].members == 1
+    assert build_indexes([url], options=IndexOptions(on_duplicate="last"))[0].members == 1
     assert read_index(index_url(url))[0].entries[0].size == 2
 
 
@@ -422,7 +424,7 @@ def deadly(url: str, /, **options: Any) -> Any:
 def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
     register_opener("deadly", deadly)
     with pytest.raises(WorkerDiedError, match=r"A worker process died while it processed deadly:[12]"):
-        build_indexes(["deadly:1", "deadly:2"], max_workers=2, folder=tmp_path)
+        build_indexes(["deadly:1", "deadly:2"], num_workers=2, index_dir=tmp_path)
 
 
 # From a server
@@ -498,7 +500,10 @@ def test_only_headers_of_a_remote_shard_are_fetched(tmp_path: Path, server: tupl
     fetched = sum(end - begin for begin, end in handler.sent)
     assert fetched <= 9 * FIRST_BYTES, f"{fetched} bytes were fetched in {handler.sent}"
     handler.sent.clear()
-    assert build_index(f"{address}/x.tar", digest=True).facts.sha256 == build_index(local, digest=True).facts.sha256
+    assert (
+        build_index(f"{address}/x.tar", options=IndexOptions(digest=True)).facts.sha256
+        == build_index(local, options=IndexOptions(digest=True)).facts.sha256
+    )
     assert sum(end - begin for begin, end in handler.sent) == len(handler.files["/x.tar"])
 
 
@@ -509,10 +514,12 @@ def test_many_remote_shards_are_indexed_in_processes(tmp_path: Path, server: tup
         handler.files[f"/{Path(local).name}"] = Path(local).read_bytes()
     urls = [f"{address}/{Path(local).name}" for local in locals_]
     build_index(urls[0])  # so that this process has a thread for HTTP, which its forks lack
-    results = build_indexes(urls, folder=tmp_path / "indexes", max_workers=3)
+    results = build_indexes(urls, index_dir=tmp_path / "indexes", num_workers=3)
     for result, local in zip(results, locals_, strict=True):
         assert read_index(result.index_url).has_same_layout(build_index(local))
-    assert [result.is_new for result in build_indexes(urls, folder=tmp_path / "indexes", max_workers=3)] == [False] * 3
+    assert [result.is_new for result in build_indexes(urls, index_dir=tmp_path / "indexes", num_workers=3)] == [
+        False
+    ] * 3
 
 
 def test_shards_of_a_manifest_on_a_web_server_are_indexed_when_they_are_opened(
@@ -522,7 +529,7 @@ def test_shards_of_a_manifest_on_a_web_server_are_indexed_when_they_are_opened(
     for name in "ab":
         handler.files[f"/{name}.tar"] = Path(shard(tmp_path / f"{name}.tar", 3)).read_bytes()
     manifest = Manifest(ManifestEntry(f"{address}/{name}.tar", 3, 0) for name in "ab")
-    samples = IndexedSamples(manifest, order="sequential", open_shards=1)
+    samples = IndexedSamples(manifest, order="sequential", access=AccessOptions(open_shards=1))
     assert len(samples) == 6
     assert handler.sent == []
     expected = list(ShardList(manifest.urls).load_wds_shards().group_samples())
@@ -531,7 +538,7 @@ def test_shards_of_a_manifest_on_a_web_server_are_indexed_when_they_are_opened(
     [line] = caplog.messages  # not one for each shard
     assert "/a.tar.wdsidx cannot be written: web servers differ" in line
     folder = tmp_path / "indexes"
-    assert list(IndexedSamples(manifest, index_folder=folder, order="sequential")) == expected
+    assert list(IndexedSamples(manifest, access=AccessOptions(index_dir=folder), order="sequential")) == expected
     assert sorted(path.name for path in folder.iterdir()) == ["a.tar.wdsidx", "b.tar.wdsidx"]
     assert len(caplog.messages) == 1
 
@@ -649,7 +656,7 @@ def test_indexes_of_a_custom_scheme(tmp_path: Path) -> None:
         build_indexes(["mine:x.tar"])
     write_index(build_index(url), index_url(url))
     assert read_index("mine:x.tar.wdsidx") == build_index(url)
-    assert build_indexes(["mine:x.tar"], folder=tmp_path / "indexes")[0].samples == 3
+    assert build_indexes(["mine:x.tar"], index_dir=tmp_path / "indexes")[0].samples == 3
     with pytest.raises(MissingSidecarError, match=r"There is no file '.*none'"):
         read_index("mine:none")
 

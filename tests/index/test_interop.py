@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import sqlite3
@@ -33,6 +32,7 @@ from wds_datapipes.errors import (
     UnsupportedSidecarError,
 )
 from wds_datapipes.index import (
+    IndexOptions,
     Manifest,
     ShardIndex,
     build_index,
@@ -104,70 +104,33 @@ def test_an_index_of_dali_has_the_offsets_of_the_data(any_shard: str, version: A
     assert read_dali_index(place, any_shard) == build_index(any_shard)
 
 
-def test_an_index_of_dali_of_some_samples(plain: str) -> None:
-    first, a, _, c = Path(write_dali_index(plain)).read_text().splitlines()
-    place = Path(plain).with_name("some.idx")
-    place.write_text(f"v1.2 2\n{a}\n{c}\nmore lines are passed over")
-    index = read_dali_index(place, plain)
-    assert [sample.key for sample in index] == ["a", "c"]
-    assert [sample.entries for sample in index] == [build_index(plain)[number].entries for number in (0, 2)]
-    assert first == "v1.2 3"
-    place.write_text("v1.1 1\ncls 5632 5\n")  # one of two components
-    assert [(sample.key, sample.entries) for sample in read_dali_index(place, plain)] == [
-        ("c", build_index(plain)[2].entries[1:])
-    ]
-
-
 WRONG_DALI = [
-    ("jpg 1536 5 a.jpg", r"Line 2 of \S*y\.idx says that 'a\.jpg' is at byte 1536, but the member there is 'a\.cls'"),
-    (
-        "jpg 1024 5 a.jpg",
-        r"Line 2 .* data of \S*x\.tar begins at byte 1024, .* \(the data of 'a\.cls' begins at 1536\)",
-    ),
-    ("jpg 0 5 a.jpg", r"begins at byte 0, but no member does \(the data of 'a\.jpg' begins at 512\)"),
-    ("jpg 9999999999999999999 5 a.jpg", r"begins at byte 9999999999999999999, but no member does"),
-    ("jpg 512 6 a.jpg", r"says that 6 bytes are at byte 512 of \S*x\.tar, but the member 'a\.jpg' there has 5"),
-    ("png 512 5 a.jpg", r"says that 'a\.jpg' is at byte 512, but the member there is 'a\.jpg'"),
-    ("jpg 512 5 b.jpg", r"says that 'b\.jpg' is at byte 512, but the member there is 'a\.jpg'"),
-    ("cls 1536 5 a.cls jpg 512 5 a.jpg", r"has members in another order than the shard"),
-    ("jpg 512 5 a.jpg jpg 512 5 a.jpg", r"has members in another order than the shard"),
-    ("jpg 512 5 a.jpg jpg 2560 5 b.jpg", r"has members of several samples: 'a', 'b'"),
-    ("jpg 512 5 a.jpg\ncls 1536 5 a.cls", r"Line 3 .* repeats the sample 'a' of the line before"),
-    ("jpg 2560 5 b.jpg\njpg 512 5 a.jpg", r"Line 3 .* has members in another order than the shard"),
+    ("v1.2 2", "", 1, "the number of samples"),
+    ("jpg 512", "jpg 1024", 2, "an offset"),
+    ("5 a.jpg", "6 a.jpg", 2, "a size"),
+    ("jpg 512", "png 512", 2, "an extension"),
+    ("a.jpg", "b.jpg", 2, "a name"),
+    (" cls 1536 5 a.cls", "", 2, "a missing member"),
+    ("5632 5 c.cls\n", "563", 4, "a truncated line"),
 ]
 
 
-@pytest.mark.parametrize(("lines", "text"), WRONG_DALI)
-def test_a_wrong_index_of_dali_is_refused(plain: str, lines: str, text: str) -> None:
-    place = Path(plain).with_name("y.idx")
-    place.write_text(f"v1.2 {lines.count(chr(10)) + 1}\n{lines}\n")
-    with pytest.raises(StaleSidecarError, match=text):
+@pytest.mark.parametrize(("old", "new", "line"), [row[:3] for row in WRONG_DALI], ids=[row[3] for row in WRONG_DALI])
+def test_a_wrong_index_of_dali_is_refused(plain: str, old: str, new: str, line: int) -> None:
+    place = Path(write_dali_index(plain))
+    right = place.read_text()
+    place.write_text(f"v1.2 2\n{right[7:]}" if line == 1 else right.replace(old, new, 1))
+    with pytest.raises(StaleSidecarError, match=rf"Line {line} of \S*x\.idx is '.*', and that of \S*x\.tar"):
         read_dali_index(place, plain)
+    place.write_text(f"{right}more lines are ignored")
+    assert read_dali_index(place, plain) == build_index(plain)
 
 
-CORRUPT_DALI = [
-    ("", r"y\.idx is not an index of DALI: its first line is ''"),
-    ("v1.3 1\njpg 512 5 a.jpg\n", r"its first line is 'v1\.3 1', not 'v1\.2 NUMBER'"),
-    ("v1.2\n", "its first line is 'v1.2'"),
-    ("v1.2 x\n", "its first line is 'v1.2 x'"),
-    ("v1.2 0\n", "it should have 0 samples, but has 0 complete lines"),
-    ("v1.2 99999999999\njpg 512 5 a.jpg\n", "it should have 99999999999 samples, but has 1 complete lines"),
-    ("v1.1 1\ncls 5632 5", "it should have 1 samples, but has 0 complete lines"),
-    ("v1.2 1\n\n", r"Line 2 of \S*y\.idx is '', not groups of 4 words"),
-    ("v1.2 1\njpg 512 5\n", "not groups of 4 words: extension, offset, size, name"),
-    ("v1.1 1\njpg 512 5 a.jpg\n", "not groups of 3 words: extension, offset, size"),
-    ("v1.2 1\njpg x 5 a.jpg\n", "not groups of 4 words"),
-    ("v1.2 1\njpg 512 -5 a.jpg\n", "not groups of 4 words"),
-    ("v1.2 1\njpg 512 5" + "9" * 99 + " a.jpg\n", "not groups of 4 words"),
-    ("v1.2 1\njpg 512 5 a b.jpg\n", "not groups of 4 words"),
-]
-
-
-@pytest.mark.parametrize(("text", "found"), CORRUPT_DALI)
-def test_a_file_that_is_not_an_index_of_dali_is_refused(plain: str, text: str, found: str) -> None:
+@pytest.mark.parametrize("text", ["", "v1.3 1\n", "v1.2\n", "v1.2 x\n", "v1.2 ²\n", f"v1.2 {'9' * 99}\n"])
+def test_a_file_that_is_not_an_index_of_dali_is_refused(plain: str, text: str) -> None:
     place = Path(plain).with_name("y.idx")
     place.write_text(text)
-    with pytest.raises(CorruptSidecarError, match=found):
+    with pytest.raises(CorruptSidecarError, match=r"y\.idx is not an index of DALI: its first line is .*, not 'v1"):
         read_dali_index(place, plain)
 
 
@@ -181,7 +144,7 @@ def test_shards_that_an_index_of_dali_cannot_describe(tmp_path: Path) -> None:
     with pytest.raises(SidecarError, match=r"compressed with gzip"):
         write_dali_index(build_shard(tmp_path / "x.tgz", [{"__key__": "a", "txt": "1"}]))
     with pytest.raises(SidecarError, match=r"with the rule last_dot, but DALI splits names at the first dot"):
-        dali_text(build_index(shard(path, ["a.b.jpg"]), key_rule=last_dot))
+        dali_text(build_index(shard(path, ["a.b.jpg"]), options=IndexOptions(key_rule=last_dot)))
     with pytest.raises(ValueError, match=r'version must be "v1\.1" or "v1\.2", not \'v2\''):
         write_dali_index(path, version="v2")  # type: ignore[arg-type]  # that is what is tested
     with pytest.raises(DuplicateKeyError):
@@ -194,10 +157,7 @@ def test_capitals_and_members_outside_samples(tmp_path: Path) -> None:
     place = write_dali_index(url)
     assert Path(place).read_text() == "v1.2 2\nJPG 512 5 a.JPG cls 3584 5 a.cls\njpg 5632 6 é.jpg\n"
     assert read_dali_index(place, url) == build_index(url)
-    assert read_dali_index(place, url, lowercase=False).fields == ["JPG", "cls", "jpg"]
-    (tmp_path / "x.idx").write_text("v1.2 1\nREADME 1536 6 README\n")  # which wds2idx makes
-    with pytest.raises(StaleSidecarError, match=r"has the member 'README', which belongs to no sample"):
-        read_dali_index(place, url)
+    assert read_dali_index(place, url, IndexOptions(lowercase=False)).fields == ["JPG", "cls", "jpg"]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +235,7 @@ def test_a_dataset_of_energon(tmp_path: Path) -> None:
     for name in ("parts/a", "parts/b", "c"):
         shard(tmp_path / f"{name}.tar", fields([f"{name}-{key}" for key in "xyz"][: len(name)]))
     splits = {"train": f"{tmp_path}/parts/{{a,b}}.tar", "val": [str(tmp_path / "c.tar")]}
-    written = write_energon_dataset(tmp_path, splits, max_workers=2)
+    written = write_energon_dataset(tmp_path, splits, num_workers=2)
     assert written.counts == {"parts/a.tar": 3, "parts/b.tar": 3, "c.tar": 1}
     meta = tmp_path / ".nv-meta"
     info = json.loads((meta / ".info.json").read_text())
@@ -302,7 +262,7 @@ def test_a_dataset_of_energon(tmp_path: Path) -> None:
     (meta / "dataset.yaml").write_text("__class__: Mine")
     (meta / "split.yaml").write_text("split_parts: {train: ['parts/{a,b}.tar']}")
     assert read_energon_dataset(tmp_path).splits == {"train": read.splits["train"]}
-    write_energon_dataset(tmp_path, splits, max_workers=1)
+    write_energon_dataset(tmp_path, splits, num_workers=1)
     assert (meta / "dataset.yaml").read_text() == "__class__: Mine"
     for text in ("[", "split_parts: 7", "{}"):
         (meta / "split.yaml").write_text(text)
@@ -317,7 +277,7 @@ def test_a_dataset_of_energon(tmp_path: Path) -> None:
 
 def test_the_field_map_of_energon_renames_fields(tmp_path: Path) -> None:
     url = shard(tmp_path / "a.tar", fields(["x", "y"]))
-    write_energon_dataset(tmp_path, {"train": [url]}, max_workers=1)
+    write_energon_dataset(tmp_path, {"train": [url]}, num_workers=1)
     definition = tmp_path / ".nv-meta/dataset.yaml"
     definition.write_text("__class__: CaptioningWebdataset\nfield_map: {image: 'absent,cls'}\nsubflavors: {a: 1}")
     dataset = read_energon_dataset(tmp_path)
@@ -359,16 +319,16 @@ def test_energon_finds_samples_by_key(tmp_path: Path) -> None:
         data = [(tmp_path / f"{name}.tar").read_bytes() for name in "ab"]
         return [(f"{key}.{part}", data[number][at : at + size]) for key, part, number, at, size in found]
 
-    write_energon_dataset(tmp_path, splits, max_workers=1)
+    write_energon_dataset(tmp_path, splits, num_workers=1)
     members = ShardList(f"{tmp_path}/*.tar").load_wds_shards()
     assert rows() == [(member.name, member.data) for member in members]
     before, uuid = table.read_bytes(), (tmp_path / ".nv-meta/index.uuid").read_text()
     assert len(uuid) == 36
     shard(tmp_path / "b.tar", fields(["b0", "a1"]))
     with pytest.raises(SidecarError, match=r"The key 'a1' of \S+/b\.tar occurs twice.* pass keys=False"):
-        write_energon_dataset(tmp_path, splits, max_workers=1)
+        write_energon_dataset(tmp_path, splits, num_workers=1)
     assert table.read_bytes() == before
-    write_energon_dataset(tmp_path, splits, keys=False, max_workers=1)
+    write_energon_dataset(tmp_path, splits, keys=False, num_workers=1)
     # Nothing remains of the old shards, or of the interrupted run.
     assert sorted(path.name for path in (tmp_path / ".nv-meta").iterdir()) == [
         ".info.json",
@@ -404,7 +364,7 @@ def test_an_index_of_wids(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     urls = [shard(tmp_path / "parts/b.tar", fields(["a", "b"])), shard(tmp_path / "a.tar", fields(["c"]))]
     place = tmp_path / "index.json"
-    manifest = write_wids_index(urls, place, name="letters", max_workers=2)
+    manifest = write_wids_index(urls, place, name="letters", num_workers=2)
     assert json.loads(place.read_text()) == {
         "__kind__": "wids-shard-index-v1",
         "wids_version": 1,
@@ -412,7 +372,6 @@ def test_an_index_of_wids(tmp_path: Path) -> None:
         "shardlist": [
             {
                 "url": name,
-                "md5sum": hashlib.md5(Path(url).read_bytes()).hexdigest(),
                 "nsamples": count,
                 "filesize": len(Path(url).read_bytes()),
             }
@@ -422,9 +381,7 @@ def test_an_index_of_wids(tmp_path: Path) -> None:
     for depth in ("size", "headers", "bytes"):
         assert read_wids_index(place, depth=depth) == manifest
     assert manifest.urls == urls
-    write_wids_index(urls, place, digest=False)
-    assert "md5sum" not in place.read_text()
-    assert read_wids_index(place, depth="bytes", max_workers=1) == manifest
+    assert read_wids_index(place, num_workers=0) == manifest
     with pytest.raises(ValueError, match='depth must be "size", "headers" or "bytes"'):
         read_wids_index(place, depth="all")  # type: ignore[arg-type]  # that is what is tested
 
@@ -460,9 +417,8 @@ def test_an_index_of_wids_that_refers_to_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "depth", "text"),
     [
-        ({"nsamples": 4}, "headers", r"says that \S*x\.tar has 4 samples, but it has 3"),
-        ({"filesize": 5}, "size", r"says that \S*x\.tar has 5 bytes, but it has 10240"),
-        ({"md5sum": "0"}, "bytes", r"says that \S*x\.tar has the MD5 0, but it has [0-9a-f]{32}"),
+        ({"nsamples": 4}, "headers", r"\S*x\.tar has 3 samples, not 4"),
+        ({"filesize": 5}, "size", r"\S*x\.tar has 10240 bytes, not 5"),
     ],
 )
 def test_a_wrong_index_of_wids_is_refused(plain: str, change: dict[str, Any], depth: Any, text: str) -> None:
@@ -471,7 +427,7 @@ def test_a_wrong_index_of_wids_is_refused(plain: str, change: dict[str, Any], de
     facts = json.loads(place.read_text())
     facts["shardlist"][0] |= change
     place.write_text(json.dumps(facts))
-    with pytest.raises(StaleSidecarError, match=rf"index\.json {text}"):
+    with pytest.raises(StaleSidecarError, match=text):
         read_wids_index(place, depth=depth)
 
 
@@ -485,7 +441,6 @@ def test_a_wrong_index_of_wids_is_refused(plain: str, change: dict[str, Any], de
         {"wids_version": 1, "shardlist": [{"url": "x.tar"}]},
         {"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": "3"}]},
         {"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 3, "filesize": -1}]},
-        {"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 3, "md5sum": 1}]},
         {"wids_version": 1, "shardlist": [{"url": 7, "nsamples": 3}]},
         {"wids_version": 1, "shardlist": 7},
         {"wids_version": 1, "datasets": [{}]},
@@ -505,12 +460,12 @@ KEYS = st.lists(st.sampled_from(["a", "b", "d.1/c", "é漢", *LONG]), min_size=1
 READERS: dict[str, Callable[[Path, str], object]] = {
     "dali": read_dali_index,
     "energon": read_energon_index,
-    "wids": lambda place, url: read_wids_index(place, max_workers=1),
+    "wids": lambda place, url: read_wids_index(place, num_workers=1),
 }
 WRITERS: dict[str, Callable[[str, Path], object]] = {
     "dali": write_dali_index,
     "energon": write_energon_index,
-    "wids": lambda url, place: write_wids_index([url], place, max_workers=1, digest=False),
+    "wids": lambda url, place: write_wids_index([url], place, num_workers=1),
 }
 
 
@@ -537,13 +492,13 @@ def test_written_foreign_indexes_are_read_back(
     assert list(read_energon_index(f"{url}.idx", url).columns["sample_offsets"]) == list(
         index.columns["sample_offsets"]
     )
-    assert read_wids_index(_wids(url), max_workers=1) == Manifest(read_wids_index(_wids(url), max_workers=1).entries)
-    assert read_wids_index(_wids(url), max_workers=1).samples == len(index)
+    assert read_wids_index(_wids(url), num_workers=1) == Manifest(read_wids_index(_wids(url), num_workers=1).entries)
+    assert read_wids_index(_wids(url), num_workers=1).samples == len(index)
 
 
 def _wids(url: str) -> str:
     place = url.replace(".tar", ".json")
-    write_wids_index([url], place, max_workers=1, digest=False)
+    write_wids_index([url], place, num_workers=1)
     return place
 
 
@@ -586,11 +541,11 @@ def test_no_foreign_index_is_written_of_a_truncated_shard(plain: str, kind: str,
 #: For each format, how a folder of shards is described in it, and how the description becomes a manifest.
 DATASETS: dict[str, tuple[Callable[[list[str], Path], object], Callable[[Path], Manifest]]] = {
     "wids": (
-        lambda urls, folder: write_wids_index(urls, folder / "index.json", max_workers=1),
-        lambda folder: read_wids_index(folder / "index.json", depth="size", max_workers=1),
+        lambda urls, folder: write_wids_index(urls, folder / "index.json", num_workers=1),
+        lambda folder: read_wids_index(folder / "index.json", depth="size", num_workers=1),
     ),
     "energon": (
-        lambda urls, folder: write_energon_dataset(folder, {"train": urls}, keys=False, max_workers=1),
+        lambda urls, folder: write_energon_dataset(folder, {"train": urls}, keys=False, num_workers=1),
         lambda folder: read_energon_dataset(folder).manifest("train"),
     ),
 }
@@ -622,8 +577,8 @@ def test_a_dataset_of_another_program_is_read_by_index(
     expected = list(ShardList(urls).load_wds_shards().group_samples())
     assert list(samples) == expected
     assert {sample["__key__"] for sample in IndexedSamples(manifest)} == {sample["__key__"] for sample in expected}
-    check_manifest(manifest, depth="headers", max_workers=1)
-    assert [result.is_new for result in build_indexes(urls, max_workers=1)] == [False] * 3
+    check_manifest(manifest, depth="headers", num_workers=1)
+    assert [result.is_new for result in build_indexes(urls, num_workers=1)] == [False] * 3
 
 
 def test_a_dataset_of_another_program_with_a_changed_shard_is_refused(
@@ -636,7 +591,7 @@ def test_a_dataset_of_another_program_with_a_changed_shard_is_refused(
     with pytest.raises(ChangedShardError, match=r"a\.tar\.wdsidx has 2 samples, and the dataset was opened with 1"):
         list(samples)
     with pytest.raises(StaleSidecarError, match=r"a\.tar has 2 samples, not 1"):
-        check_manifest(manifest, depth="headers", max_workers=1)
+        check_manifest(manifest, depth="headers", num_workers=1)
 
 
 def test_a_dataset_of_another_program_with_a_lost_shard_is_an_error_that_names_it(
@@ -653,7 +608,7 @@ def test_the_splits_of_a_dataset_of_energon(tmp_path: Path) -> None:
     for name, count in (("a", 3), ("b", 2), ("c", 1)):
         shard(tmp_path / f"{name}.tar", fields([f"{name}-{number}" for number in range(count)]))
     splits = {"train": f"{tmp_path}/{{a,b}}.tar", "val": [str(tmp_path / "c.tar")]}
-    write_energon_dataset(tmp_path, splits, max_workers=1)
+    write_energon_dataset(tmp_path, splits, num_workers=1)
 
     def keys(split: str) -> list[str]:
         manifest = read_energon_dataset(tmp_path).manifest(split)

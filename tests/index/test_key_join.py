@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError
+from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError, ShardReadError
 from wds_datapipes.index.key_table import KeyTable
-from wds_datapipes.index.reading.key_join import KeyJoin, add_fields
+from wds_datapipes.index.reading.key_join import KeyJoin, join_fields
 
 
 def join(keys: list[list[str]], others: list[list[str]]) -> KeyJoin:
@@ -46,9 +46,13 @@ def test_a_repeated_key_is_refused_with_both_shards() -> None:
         join([["a"]], [["a", "b"], ["c"], ["b"]])
 
 
-def test_a_sample_with_another_key_or_the_same_field_is_refused() -> None:
+def test_a_sample_with_another_key_or_the_same_field_is_an_error() -> None:
     sample = {"__key__": "a", "__url__": "x.tar", "jpg": b"1"}
-    with pytest.raises(MisalignedShardsError, match="another key"):
-        add_fields(dict(sample), {"__key__": "b", "__url__": "y.tar", "txt": b"2"})
-    with pytest.raises(DuplicateKeyError, match=r"join got 'jpg' from y\.tar"):
-        add_fields(dict(sample), {"__key__": "a", "__url__": "y.tar", "jpg": b"2"})
+    for other, error, message in (
+        ({"__key__": "b", "__url__": "y.tar", "txt": b"2"}, MisalignedShardsError, "another key"),
+        ({"__key__": "a", "__url__": "y.tar", "jpg": b"2"}, DuplicateKeyError, r"join got 'jpg' from y\.tar"),
+    ):
+        with pytest.raises(error, match=message):
+            raise cast(Exception, join_fields(dict(sample), [None, other]))
+    unreadable = ShardReadError("it cannot be read")
+    assert join_fields(sample, [None, unreadable]) is join_fields(unreadable, [sample]) is unreadable

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples, ShardList, TarWriter
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, ShardOpenError, StaleSidecarError
-from wds_datapipes.index import Manifest, build_indexes, check_manifest, read_manifest, write_manifest
+from wds_datapipes.index import IndexOptions, Manifest, build_indexes, check_manifest, read_manifest, write_manifest
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.testing import build_shard
 
@@ -30,7 +30,7 @@ def manifest(tmp_path: Path) -> Manifest:
     (tmp_path / "data").mkdir()
     for name, count in (("a", 3), ("b", 30), ("c", 7)):
         shard(tmp_path / f"data/{name}.tar", count)
-    return Manifest(build_indexes(f"{tmp_path}/data/{{a..c}}.tar", digest=True))
+    return Manifest(build_indexes(f"{tmp_path}/data/{{a..c}}.tar", options=IndexOptions(digest=True)))
 
 
 def test_a_manifest_has_counts_sizes_and_digests(manifest: Manifest, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_manifest_of_written_shards(tmp_path: Path) -> None:
         written.append(writer.info)
     manifest = Manifest(written)
     assert [(entry.samples, entry.sha256 is None) for entry in manifest.entries] == [(1, True), (1, False)]
-    check_manifest(manifest, depth="bytes", max_workers=1)
+    check_manifest(manifest, depth="bytes", num_workers=1)
 
 
 @pytest.mark.parametrize("place", ["data/manifest.json", "manifest.json", "elsewhere/manifest.json"])
@@ -74,7 +74,7 @@ def test_a_dataset_moves_with_its_manifest(manifest: Manifest, tmp_path: Path, m
     moved = read_manifest(tmp_path / "moved/manifest.json")
     assert moved.urls == [f"{tmp_path}/moved/{name}.tar" for name in "abc"]
     assert moved.fingerprint == manifest.fingerprint
-    check_manifest(moved, depth="bytes", max_workers=1)
+    check_manifest(moved, depth="bytes", num_workers=1)
     monkeypatch.chdir(tmp_path / "moved")
     here = read_manifest("manifest.json")
     assert here.urls == ["a.tar", "b.tar", "c.tar"]
@@ -111,7 +111,7 @@ def test_the_fingerprint_changes_with_any_shard(manifest: Manifest) -> None:
 
 def test_shards_that_differ_from_the_manifest(manifest: Manifest) -> None:
     for depth in ("size", "headers", "bytes"):
-        check_manifest(manifest, depth=depth, max_workers=2)
+        check_manifest(manifest, depth=depth, num_workers=2)
     shard(Path(manifest.urls[0]), 4)  # of the same size
     check_manifest(manifest)
     with pytest.raises(
@@ -144,7 +144,7 @@ def test_a_damaged_shard_of_the_right_size(manifest: Manifest) -> None:
     with open(manifest.urls[0], "r+b") as file:
         file.write(b"x")
     with pytest.raises(StaleSidecarError, match=r"1 of 3 shards .*a\.tar is not a tar archive"):
-        check_manifest(manifest, depth="headers", max_workers=1)
+        check_manifest(manifest, depth="headers", num_workers=1)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_any_manifest_round_trips(entries: list[ManifestEntry]) -> None:
 @pytest.mark.parametrize("name", ["a\ud800.tar", "a\0.tar", "http://localhost:1/a\ud800.tar", "memory://b/a\ud800.tar"])
 def test_a_name_that_no_file_can_have_is_an_error_of_its_shard(name: str, tmp_path: Path) -> None:
     with pytest.raises(ShardOpenError, match="cannot be opened: "):
-        build_indexes([name], max_workers=1)
+        build_indexes([name], num_workers=1)
     with pytest.raises(ShardOpenError, match="cannot be opened: "):
         IndexedSamples([name])
     with pytest.raises(ShardOpenError, match="cannot be opened: "):

@@ -22,9 +22,9 @@ from nginx_server import Nginx
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import ChangedShardError, ShardError
-from wds_datapipes.index import Manifest, build_indexes, read_index
+from wds_datapipes.index import AccessOptions, Manifest, build_indexes, read_index
 from wds_datapipes.index.key_table import KeyTable
-from wds_datapipes.index.reading.dataset_reader import DatasetReader
+from wds_datapipes.index.reading.dataset_reader import WINDOWS, DatasetReader
 from wds_datapipes.index.reading.key_join import JoinedReader, KeyJoin
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.testing import build_shard
@@ -56,7 +56,7 @@ def shards(nginx: Nginx, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
     folder.mkdir()
     for number, samples in enumerate(SAMPLES):
         build_shard(folder / f"{number}.tar", samples)
-    build_indexes([str(folder / f"{number}.tar") for number in range(3)], folder=indexes)
+    build_indexes([str(folder / f"{number}.tar") for number in range(3)], index_dir=indexes)
     return "by-address", indexes
 
 
@@ -70,11 +70,12 @@ def urls_of(port: int, folder: str = "by-address") -> list[str]:
     return [f"http://127.0.0.1:{port}/{folder}/{number}.tar" for number in range(3)]
 
 
-def dataset(port: int, shards: tuple[str, Path], **options: Any) -> IndexedSamples:
+def dataset(port: int, shards: tuple[str, Path], access: Any = None, **options: Any) -> IndexedSamples:
     """Return the samples of the shards on a server, whose indexes were built before."""
     folder, indexes = shards
-    manifest = Manifest(build_indexes(urls_of(port, folder), folder=indexes))
-    return IndexedSamples(manifest, index_folder=indexes, **{"order": "sequential", **options}).set_seed(5)
+    manifest = Manifest(build_indexes(urls_of(port, folder), index_dir=indexes))
+    opened = AccessOptions(index_dir=indexes, **(access or {}))
+    return IndexedSamples(manifest, access=opened, **{"order": "sequential", **options}).set_seed(5)
 
 
 def large_shard(folder: Path, value: int) -> Path:
@@ -87,9 +88,10 @@ def large_shard(folder: Path, value: int) -> Path:
     )
 
 
-def large_dataset(port: int, folder: str, indexes: Path, **options: Any) -> IndexedSamples:
-    manifest = Manifest(build_indexes([f"http://127.0.0.1:{port}/{folder}/1.tar"], folder=indexes))
-    return IndexedSamples(manifest, index_folder=indexes, order="sequential", **options)
+def large_dataset(port: int, folder: str, indexes: Path, cache_dir: Path | None = None) -> IndexedSamples:
+    manifest = Manifest(build_indexes([f"http://127.0.0.1:{port}/{folder}/1.tar"], index_dir=indexes))
+    access = AccessOptions(index_dir=indexes, cache_dir=cache_dir)
+    return IndexedSamples(manifest, access=access, order="sequential")
 
 
 EVERY = [(shard, number) for shard in range(3) for number in range(SIZES[shard])]
@@ -103,9 +105,10 @@ EVERY = [(shard, number) for shard in range(3) for number in range(SIZES[shard])
 def test_samples_are_those_that_were_written(
     nginx: Nginx, shards: tuple[str, Path], wanted: list[tuple[int, int]], open_shards: int, fields: list[str] | None
 ) -> None:
-    options: dict[str, Any] = {"folder": shards[1], "fields": fields, "open_shards": open_shards}
-    with DatasetReader(urls_of(nginx.http), SIZES, **options) as reader:
-        found = reader.read([shard for shard, _ in wanted], [number for _, number in wanted])
+    access = AccessOptions(index_dir=shards[1], open_shards=open_shards)
+    with DatasetReader(urls_of(nginx.http), SIZES, access, fields=fields) as reader:
+        chunk: Any = np.array(wanted, int).reshape(-1, 2).T
+        found: list[Any] = list(reader.stream([chunk]))
     expected = [
         {
             name: value
@@ -243,7 +246,7 @@ def test_samples_are_read_from_copies_of_their_shards(
     proxy: FaultProxy, shards: tuple[str, Path], tmp_path: Path
 ) -> None:
     for order in ("sequential", "window", "global"):
-        samples = dataset(proxy.port, shards, order=order, cache_dir=tmp_path)
+        samples = dataset(proxy.port, shards, {"cache_dir": tmp_path}, order=order)
         found = list(samples)
         assert {Path(sample.pop("__local_path__")).parent for sample in found} == {tmp_path}
         by_key = sorted(map(fields_of, found), key=lambda sample: str(sample["__key__"]))
@@ -255,7 +258,7 @@ def test_samples_are_read_from_copies_of_their_shards(
 def test_samples_of_shards_that_do_not_fit_into_the_cache_are_requested(
     nginx: Nginx, shards: tuple[str, Path], tmp_path: Path
 ) -> None:
-    samples = dataset(nginx.http, shards, cache_dir=tmp_path, cache_bytes=100_000)
+    samples = dataset(nginx.http, shards, {"cache_dir": tmp_path, "cache_bytes": 100_000})
     with pytest.warns(UserWarning, match="has no space for"):
         found = list(samples)
     assert {sample["__key__"][0] for sample in found if "__local_path__" not in sample} == {"0", "2"}
@@ -314,8 +317,10 @@ def test_samples_in_s3_are_read_ahead(s3_store: Any, shards: tuple[str, Path], n
             data = (nginx.files / "by-address" / f"{number}.tar").read_bytes()
             store.pipe_file(f"bucket/by-address/{number}.tar", data)
         urls = [f"s3://bucket/by-address/{number}.tar" for number in range(3)]
-        manifest = Manifest(build_indexes(urls, folder=tmp_path, storage_options=options))
-        samples = IndexedSamples(manifest, order="sequential", index_folder=tmp_path, storage_options=options)
+        manifest = Manifest(build_indexes(urls, index_dir=tmp_path, storage_options=options))
+        samples = IndexedSamples(
+            manifest, order="sequential", access=AccessOptions(index_dir=tmp_path, storage_options=options)
+        )
         proxy.awaited = 2
         proxy.met.clear()
         assert [fields_of(sample) for sample in samples] == [sample for shard in SAMPLES for sample in shard]
@@ -342,9 +347,9 @@ def test_a_join_does_not_read_ahead_past_samples_without_a_counterpart(
 
     with (
         DatasetReader([url], [2]) as own,
-        DatasetReader(urls_of(nginx.http), SIZES, folder=shards[1]) as other,
+        DatasetReader(urls_of(nginx.http), SIZES, access=AccessOptions(index_dir=shards[1])) as other,
         JoinedReader(own, np.array([0]), [(join, other)]) as joined,
     ):
-        found = [sample.get("json") for sample in islice(joined.stream(chunks()), len(wanted))]
-    assert found == [None if number else b"[0, 7]" for number in wanted]
-    assert asked <= len(wanted) + 2
+        items: list[Any] = list(islice(joined.stream(chunks()), len(wanted)))
+    assert [item.get("json") for item in items] == [None if number else b"[0, 7]" for number in wanted]
+    assert asked <= len(wanted) + WINDOWS + 2

@@ -16,7 +16,7 @@ from nginx_server import Nginx
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.errors import ChangedShardError
-from wds_datapipes.index import Manifest, build_indexes, build_many
+from wds_datapipes.index import AccessOptions, IndexOptions, Manifest, build_indexes, build_many
 from wds_datapipes.testing import build_shard
 
 COUNT = 50
@@ -114,12 +114,10 @@ def shard(folder: Path, samples: list[Fields], time: int = 10**9) -> Path:
     return path
 
 
-def dataset(place: Place, tmp_path: Path, *, manifest: Manifest | None = None, **options: Any) -> IndexedSamples:
+def dataset(place: Place, tmp_path: Path, order: Any = "sequential") -> IndexedSamples:
     """Return the samples of the shard by an index that was built before."""
-    options = {"order": "sequential", "index_folder": tmp_path / "indexes", "storage_options": place.options, **options}
-    if manifest is None:
-        manifest = Manifest(build_indexes([place.url], folder=tmp_path / "indexes", storage_options=place.options))
-    return IndexedSamples(manifest, **options)
+    reading: dict[str, Any] = {"index_dir": tmp_path / "indexes", "storage_options": place.options}
+    return IndexedSamples(Manifest(build_indexes([place.url], **reading)), order=order, access=AccessOptions(**reading))
 
 
 def fields_of(samples: Any) -> list[Fields]:
@@ -190,7 +188,7 @@ def test_valid_indexes_are_kept_or_a_warning_says_why_not(
     place: Place, tmp_path: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.write(shard(tmp_path / "old", SAMPLES))
-    options: dict[str, Any] = {"folder": tmp_path / "indexes", "storage_options": place.options}
+    options: dict[str, Any] = {"index_dir": tmp_path / "indexes", "storage_options": place.options}
     build_many._warned.clear()
     assert [result.is_new for result in build_indexes([place.url], **options)] == [True]
     assert caplog.messages == []
@@ -213,12 +211,12 @@ def test_opening_a_dataset_with_stale_indexes_rebuilds_them(place: Place, tmp_pa
 def test_copies_of_a_replaced_shard_are_not_read_by_a_new_index(nginx: Nginx, tmp_path: Path, kind: str) -> None:
     folder = nginx.files / tmp_path.name
     url = f"http://127.0.0.1:{nginx.http}/{tmp_path.name}/made.tar"
-    options: dict[str, Any] = {"folder": tmp_path / "indexes", "digest": kind == "another digest"}
+    access = AccessOptions(index_dir=tmp_path / "indexes", cache_dir=tmp_path / "copies")
 
     def indexed() -> IndexedSamples:
-        manifest = Manifest(build_indexes([url], **options))
-        read: dict[str, Any] = {"index_folder": tmp_path / "indexes", "cache_dir": tmp_path / "copies"}
-        return IndexedSamples(manifest, order="sequential", **read)
+        options = IndexOptions(digest=kind == "another digest")
+        manifest = Manifest(build_indexes([url], index_dir=access.index_dir, options=options))
+        return IndexedSamples(manifest, order="sequential", access=access)
 
     shard(folder, SAMPLES)
     assert fields_of(indexed()) == encoded(SAMPLES)
@@ -261,7 +259,7 @@ def test_sizes_and_time_are_compared_where_a_key_rule_of_the_user_hides_the_name
         return url
 
     url = write("a", "1", 10**9)
-    manifest = Manifest(build_indexes([url], key_rule=split_by_folder))
+    manifest = Manifest(build_indexes([url], options=IndexOptions(key_rule=split_by_folder)))
     indexed = IndexedSamples(manifest, order="sequential")
     assert fields_of(indexed) == [{"__key__": "a", "one.txt": b"1", "two.txt": b"1"}]
     write("a", "12", 10**9)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import DuplicateKeyError
-from wds_datapipes.index import Manifest, balance, build_indexes, read_table, resample
+from wds_datapipes.index import AccessOptions, Manifest, balance, build_indexes, read_table, resample
 from wds_datapipes.testing import build_shard
 
 SIZES = (4, 0, 7)
@@ -45,7 +45,7 @@ def test_a_table_has_the_samples_in_the_order_of_the_shards(pattern: str) -> Non
         assert table.urls[table.shards[number]] == sample["__url__"]
         assert table.sizes[number] == len(sample["cls"]) + len(sample["bin"])
         assert table.columns["label"][number] == int(sample["cls"])
-    again = read_table(Manifest(build_indexes(pattern)), indexes="require")
+    again = read_table(Manifest(build_indexes(pattern)), access=AccessOptions(indexes="require"))
     assert again.keys == table.keys
 
 

@@ -91,7 +91,7 @@ def test_an_index_is_rebuilt_for_another_function_and_kept_without_one(tmp_path:
     assert len(IndexedSamples(pattern, select=lambda index: index.columns["label"] == 2)) == 4
     assert is_new(columns=length) == [True] * 3
     assert is_new(columns=length, fields=["jpg"]) == [True] * 3
-    assert is_new(columns=lambda sample: {"length": 1}, max_workers=2) == [True] * 3
+    assert is_new(columns=lambda sample: {"length": 1}, num_workers=2) == [True] * 3
 
 
 def test_a_stale_index_with_columns_is_not_rebuilt_without_them(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from web_server import QuietHandler, serving
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.errors import ShardOpenError
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import AccessOptions, Manifest, build_indexes
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote import http_connection
 from wds_datapipes.io.remote.http_connection import POOL, ConnectionPool
@@ -131,8 +131,8 @@ def test_shards_and_indexed_samples_are_read_over_few_connections(site: Site, tm
     urls = [site.url(f"/{number}.tar") for number in range(10)]
     assert len(list(ShardList(urls).load_wds_shards(read_ahead=0))) == 500
     assert len(site.accepted) == 1
-    manifest = Manifest(build_indexes(urls, folder=tmp_path))
-    assert len(list(IndexedSamples(manifest, order="global", index_folder=tmp_path))) == 500
+    manifest = Manifest(build_indexes(urls, index_dir=tmp_path))
+    assert len(list(IndexedSamples(manifest, order="global", access=AccessOptions(index_dir=tmp_path)))) == 500
     assert len(site.accepted) <= http_connection.MAX_IDLE + 1
 
 

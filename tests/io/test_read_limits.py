@@ -29,7 +29,7 @@ from wds_datapipes.io import read_limits
 from wds_datapipes.io.compression.decompress import decompress_stream
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.tar.reader import read_members
-from wds_datapipes.tar.scanner import scan_shard
+from wds_datapipes.tar.scanner import ShardScan
 from wds_datapipes.testing import build_shard
 
 END = bytes(1024)
@@ -103,7 +103,7 @@ def scanned(path: Path, archive: bytes, given: ReadLimits) -> tuple[list[str], s
     path.write_bytes(archive)
     names: list[str] = []
     try:
-        scan_shard(str(path), lambda name, *_: names.append(name), limits=given)
+        names.extend(name for _, name, _, _ in ShardScan(str(path), limits=given))
     except ReadLimitError as error:
         return names, limit_in(error)
     return names, ""

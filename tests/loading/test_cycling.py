@@ -107,7 +107,7 @@ def test_no_shards_at_all_are_an_error(place: str) -> None:
 
 
 def test_sources_that_split_themselves_end_too() -> None:
-    found = list(with_torchs_loader(IndexedSamples("0.tar", batch_size=SAMPLES).to_tuple("__key__").cycle(), 2))
+    found = list(with_torchs_loader(IndexedSamples("0.tar", global_batch_size=SAMPLES).to_tuple("__key__").cycle(), 2))
     assert len(found) == ITEMS
     os.mkdir("inbox")
     assert list(DirectoryShards("inbox", timeout_s=0).cycle()) == []

@@ -27,7 +27,7 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.index import Manifest, ShardIndex, build_indexes
+from wds_datapipes.index import EpochOptions, Manifest, ShardIndex, build_indexes
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
@@ -138,7 +138,7 @@ def indexed(
 ) -> IterDataPipe[Any]:
     shards: Any = {name: manifest(each) for name, each in data.items()} if isinstance(data, dict) else manifest(data)
     joined: Any = manifest(join) if join else ()
-    pipe: Any = IndexedSamples(shards, remainder=remainder, batch_size=size, join=joined, **options)
+    pipe: Any = IndexedSamples(shards, remainder=remainder, global_batch_size=size, join=joined, **options)
     pipe = pipe.shuffle_samples(buffer_size) if buffer_size > 1 else pipe
     return pipe.map(marked_key_of)  # type: ignore[no-any-return]  # torch's stages carry no types
 
@@ -146,7 +146,7 @@ def indexed(
 @cache
 def manifest_in(folder: str, shards: str) -> Manifest:
     """Return the manifest of some shards of the working directory; ``cut.tar`` becomes unreadable."""
-    found = Manifest(build_indexes(shards, max_workers=1))
+    found = Manifest(build_indexes(shards, num_workers=1))
     if "cut" in shards:
         os.truncate("cut.tar", 100)
     return found
@@ -165,8 +165,8 @@ def lengths_in(index: ShardIndex) -> list[int]:
 
 
 def indexed_branches() -> IterDataPipe[Any]:
-    first = IndexedSamples(manifest("{0..2}.tar"), batch_size=6)
-    second = IndexedSamples(manifest("{3..6}.tar"), batch_size=12).shuffle_samples(4)
+    first = IndexedSamples(manifest("{0..2}.tar"), global_batch_size=6)
+    second = IndexedSamples(manifest("{3..6}.tar"), global_batch_size=12).shuffle_samples(4)
     return first.mix_samples(second, stop="all").shuffle_samples(3).map(key_of)  # type: ignore[no-any-return]
 
 
@@ -200,12 +200,16 @@ INDEXED: dict[str, Callable[[], IterDataPipe[Any]]] = {
     **{f"{each}, one by one": partial(indexed, each) for each in ("drop", "pad", "keep")},
     **{f"{each}, shuffled": partial(indexed, each, 7) for each in ("drop", "pad", "keep")},
     **{f"{each}, with unreadable samples": partial(indexed, each, 4, **UNREADABLE) for each in ("drop", "pad", "keep")},
-    "windows": partial(indexed, buffer_size=3, order="window", window_shards=2),
+    "windows": partial(indexed, buffer_size=3, order="window", epoch=EpochOptions(window_shards=2)),
     "in their order": partial(indexed, order="sequential", size=36),
     "a mixture of indexes": partial(
-        indexed, buffer_size=5, data={"a": "{0..2}.tar", "b": "{3..6}.tar"}, weights={"a": 2, "b": 1}, epoch_samples=64
+        indexed,
+        buffer_size=5,
+        data={"a": "{0..2}.tar", "b": "{3..6}.tar"},
+        weights={"a": 2, "b": 1},
+        epoch=EpochOptions(samples=64),
     ),
-    "by length": partial(indexed, buffer_size=5, bucket_by=lengths_in, bucket_window=2),
+    "by length": partial(indexed, buffer_size=5, epoch=EpochOptions(bucket_by=lengths_in, bucket_window=2)),
     "padded, joined": partial(indexed, "pad", 5, join="{2..6}-more.tar", missing="skip"),
     "selected": partial(indexed, buffer_size=5, select=slice(1, None, 2), size=6),
     "branches": indexed_branches,

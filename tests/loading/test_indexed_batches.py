@@ -22,7 +22,7 @@ from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes import IndexedSamples, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import EpochOptions, Manifest, build_indexes
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 1, 30, 12, 5, 45)
@@ -52,7 +52,7 @@ def key_of(sample: dict[str, Any]) -> str:
 
 
 def pipeline(manifest: Manifest, *, buffer: int = 1, ranks: int = 1, **options: Any) -> IterDataPipe[Any]:
-    pipe: Any = IndexedSamples(manifest, batch_size=BATCH, **options)
+    pipe: Any = IndexedSamples(manifest, global_batch_size=BATCH, **options)
     if buffer > 1:
         pipe = pipe.shuffle_samples(buffer)
     return pipe.map(key_of).batch(BATCH // ranks)  # type: ignore[no-any-return]  # torch's stages carry no types
@@ -68,7 +68,9 @@ def service_loader(workers: int, pipe: IterDataPipe[Any]) -> Any:
 @pytest.mark.parametrize("order", ["global", "window"])
 def test_a_run_resumes_with_any_number_of_workers(manifest: Manifest, order: str, remainder: str) -> None:
     def loader(workers: int) -> Any:
-        return service_loader(workers, pipeline(manifest, order=order, remainder=remainder, window_shards=2))
+        return service_loader(
+            workers, pipeline(manifest, order=order, remainder=remainder, epoch=EpochOptions(window_shards=2))
+        )
 
     with loader(0) as whole_loader:
         whole = [list(whole_loader) for _ in range(EPOCHS)]
@@ -91,8 +93,13 @@ def test_a_run_resumes_with_any_number_of_workers(manifest: Manifest, order: str
     "options",
     [
         {"weights": {"large": 3, "small": 1}},
-        {"weights": {"large": 3, "small": 1}, "order": "window", "window_shards": 2, "remainder": "pad"},
-        {"weights": {"large": 1, "small": 1}, "epoch_samples": 250, "remainder": "keep"},
+        {
+            "weights": {"large": 3, "small": 1},
+            "order": "window",
+            "epoch": EpochOptions(window_shards=2),
+            "remainder": "pad",
+        },
+        {"weights": {"large": 1, "small": 1}, "epoch": EpochOptions(samples=250), "remainder": "keep"},
         {"select": {"large": slice(None, None, 2)}},
     ],
     ids=["weights", "window and padding", "a longer epoch", "selected samples"],

@@ -88,7 +88,7 @@ def test_a_state_is_found_in_a_chain_of_nodes() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_length_is_that_of_the_rank(ranks: int) -> None:
     for rank in range(ranks):
-        pipe = IndexedSamples("{0..2}.tar", batch_size=8).map(key_of).batch(8 // ranks)
+        pipe = IndexedSamples("{0..2}.tar", global_batch_size=8).map(key_of).batch(8 // ranks)
         data = StatefulShards(pipe, seed=7, distributed=(rank, ranks))
         assert len(data) == 2
         assert len(list(data)) == len(data) == 2

@@ -206,7 +206,7 @@ class TestWithoutASplit:
         assert by_torchs_loader(samples(OwnShards(urls)), 2) == []
 
     def test_indexed_samples_split_themselves(self, urls: str) -> None:
-        assert by_torchs_loader(IndexedSamples(urls, batch_size=2).to_tuple("__key__"), 2) == []
+        assert by_torchs_loader(IndexedSamples(urls, global_batch_size=2).to_tuple("__key__"), 2) == []
 
     def test_pipelines_of_other_packages_are_left_alone(self) -> None:
         assert by_torchs_loader(IterableWrapper(range(3)), 2) == []

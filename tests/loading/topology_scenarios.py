@@ -146,7 +146,7 @@ def faults(folder: Path, rank: int) -> dict[str, Callable[[], Any]]:
         "different seeds with a pair": lambda: by_service(stream(folder, 2), 0, pair, rank % 2),
         "no seed with a pair": lambda: by_service(stream(folder, 2), 0, pair, None),
         "a queue of shards": lambda: by_service(DirectoryShards(str(folder)).load_wds_shards(), 0, dp),
-        "an uneven batch": lambda: by_service(IndexedSamples(str(folder / "*.tar"), batch_size=7), 0, dp),
+        "an uneven batch": lambda: by_service(IndexedSamples(str(folder / "*.tar"), global_batch_size=7), 0, dp),
         "different states": merge_different,
         "a rank without a loader": without_loader,
     }

@@ -23,7 +23,15 @@ from wids.wids_lru import LRUCache
 from wids.wids_mmtar import MMIndexedTar
 
 from wds_datapipes import IndexedSamples, ShardList
-from wds_datapipes.index import Manifest, build_index, build_indexes, read_wids_index, write_wids_index
+from wds_datapipes.index import (
+    AccessOptions,
+    EpochOptions,
+    Manifest,
+    build_index,
+    build_indexes,
+    read_wids_index,
+    write_wids_index,
+)
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.testing import build_shard, check_coverage
 
@@ -94,7 +102,7 @@ def test_76_samplers_cover_the_data_shard_by_shard(urls: list[str], tmp_path: Pa
     write_wids_index(urls, tmp_path / "index.json")
     dataset = wids.ShardListDataset(str(tmp_path / "index.json"), cache_dir=str(tmp_path / "cache"))
     theirs = list(wids.ShardedSampler(dataset))
-    ours = list(IndexedSamples(urls, order="window", window_shards=1))
+    ours = list(IndexedSamples(urls, order="window", epoch=EpochOptions(window_shards=1)))
     assert sorted(theirs) == list(range(9))
     assert len({sample["__key__"] for sample in ours}) == 9
     found = [[dataset.get_shard(number)[2]["url"] for number in theirs], [sample["__url__"] for sample in ours]]
@@ -128,7 +136,7 @@ def test_78_the_shards_used_last_stay_open(urls: list[str]) -> None:
         theirs[number] = urls[number]
     assert (list(theirs.keys()), released) == ([0, 2], [1])
     build_indexes(urls)
-    with DatasetReader(urls, [3, 5, 1], open_shards=2) as ours:
+    with DatasetReader(urls, [3, 5, 1], access=AccessOptions(open_shards=2)) as ours:
         for _ in ours.stream((np.array([shard]), np.array([0])) for shard in order):
             pass
         still_open = {file.path for file in psutil.Process().open_files()}

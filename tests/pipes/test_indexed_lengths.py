@@ -11,7 +11,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import IndexedSamples, ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.index import ShardIndex, build_indexes
+from wds_datapipes.index import EpochOptions, ShardIndex, build_indexes
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 1, 30, 12, 5, 45)
@@ -57,8 +57,8 @@ def padding(batches: list[list[int]]) -> float:
 @pytest.mark.parametrize("order", ["global", "window"])
 def test_batches_need_less_padding_and_have_each_sample_once(order: Any, lengths: list[int]) -> None:
     plain, grouped = (
-        list(loader_of(IndexedSamples("{0..5}.tar", batch_size=BATCH, remainder="keep", order=order, **options)))
-        for options in (dict[str, Any](), {"bucket_by": text_sizes})
+        list(loader_of(IndexedSamples("{0..5}.tar", global_batch_size=BATCH, remainder="keep", order=order, **options)))
+        for options in (dict[str, Any](), {"epoch": EpochOptions(bucket_by=text_sizes)})
     )
     assert sorted(length for batch in grouped for length in batch) == sorted(lengths)
     assert [len(batch) for batch in plain] == [len(batch) for batch in grouped]
@@ -69,12 +69,12 @@ def test_batches_need_less_padding_and_have_each_sample_once(order: Any, lengths
 @pytest.mark.parametrize("by", ["array", "function", "column", "selected"])
 def test_lengths_come_from_an_array_or_a_function_of_each_index(by: str, lengths: list[int]) -> None:
     options = {
-        "array": dict[str, Any](bucket_by=lengths),
-        "function": {"bucket_by": text_sizes},
-        "column": {"bucket_by": from_column},
-        "selected": {"bucket_by": text_sizes, "select": slice(3, None, 2)},
+        "array": dict[str, Any](epoch=EpochOptions(bucket_by=lengths, bucket_window=4)),
+        "function": {"epoch": EpochOptions(bucket_by=text_sizes, bucket_window=4)},
+        "column": {"epoch": EpochOptions(bucket_by=from_column, bucket_window=4)},
+        "selected": {"epoch": EpochOptions(bucket_by=text_sizes, bucket_window=4), "select": slice(3, None, 2)},
     }[by]
-    pipe = IndexedSamples("{0..5}.tar", batch_size=BATCH, order="sequential", bucket_window=4, **options)
+    pipe = IndexedSamples("{0..5}.tar", global_batch_size=BATCH, order="sequential", **options)
     expected = lengths[3::2] if by == "selected" else lengths
     found = [len(sample["txt"]) for sample in pipe]
     assert len(found) == len(expected) // BATCH * BATCH
@@ -84,7 +84,9 @@ def test_lengths_come_from_an_array_or_a_function_of_each_index(by: str, lengths
 
 def test_a_mixture_has_lengths_in_the_order_of_its_shards(lengths: list[int]) -> None:
     datasets = {"few": ["0.tar", "1.tar"], "many": "{2..5}.tar"}
-    pipe = IndexedSamples(datasets, weights={"few": 1, "many": 2}, batch_size=BATCH, bucket_by=lengths)
+    pipe = IndexedSamples(
+        datasets, weights={"few": 1, "many": 2}, global_batch_size=BATCH, epoch=EpochOptions(bucket_by=lengths)
+    )
     batches = list(loader_of(pipe))
     assert all(batch == sorted(batch) for batch in batches)
     assert len(batches) == len(lengths) // BATCH
@@ -92,7 +94,12 @@ def test_a_mixture_has_lengths_in_the_order_of_its_shards(lengths: list[int]) ->
 
 def test_a_run_resumes_with_any_number_of_workers_and_the_same_batches() -> None:
     def new(workers: int) -> Any:
-        return loader_of(IndexedSamples("{0..5}.tar", batch_size=BATCH, bucket_by=text_sizes, bucket_window=5), workers)
+        return loader_of(
+            IndexedSamples(
+                "{0..5}.tar", global_batch_size=BATCH, epoch=EpochOptions(bucket_by=text_sizes, bucket_window=5)
+            ),
+            workers,
+        )
 
     with new(0) as loader:
         whole = [list(loader) for _ in range(2)]
@@ -108,29 +115,32 @@ def test_a_run_resumes_with_any_number_of_workers_and_the_same_batches() -> None
 
 
 def test_a_state_belongs_to_its_lengths(lengths: list[int]) -> None:
-    with loader_of(IndexedSamples("{0..5}.tar", batch_size=BATCH, bucket_by=lengths)) as loader:
+    with loader_of(
+        IndexedSamples("{0..5}.tar", global_batch_size=BATCH, epoch=EpochOptions(bucket_by=lengths))
+    ) as loader:
         next(iter(loader))
         state = loader.state_dict()
-    other = loader_of(IndexedSamples("{0..5}.tar", batch_size=BATCH, bucket_by=lengths[::-1]))
+    other = loader_of(
+        IndexedSamples("{0..5}.tar", global_batch_size=BATCH, epoch=EpochOptions(bucket_by=lengths[::-1]))
+    )
     with other, pytest.raises(StateError, match=r"was saved with a different pipeline.*IndexedSamples"):
         other.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("wrong", "error", "message"),
     [
-        ({"bucket_by": [1] * 100}, ValueError, "bucket_by .* needs their batch_size"),
-        ({"bucket_by": [1] * 99, "batch_size": 2}, ValueError, r"shape \(99,\), and the dataset has 100 samples"),
-        ({"bucket_by": [1.5] * 100, "batch_size": 2}, TypeError, "integers as lengths, not float64"),
-        ({"bucket_by": [1] * 99 + [-3], "batch_size": 2}, ValueError, "the length -3 for the sample 99 of the dataset"),
-        ({"bucket_by": len, "batch_size": 2}, ValueError, r"shape \(\), and .*0\.tar has 7 samples"),
-        (
-            {"bucket_by": text_sizes, "batch_size": 2, "bucket_window": 0},
-            ValueError,
-            "bucket_window must be at least 1",
-        ),
+        ([1] * 99, ValueError, r"shape \(99,\), and the dataset has 100 samples"),
+        ([1.5] * 100, TypeError, "integers as lengths, not float64"),
+        ([1] * 99 + [-3], ValueError, "the length -3 for the sample 99 of the dataset"),
+        (len, ValueError, r"shape \(\), and .*0\.tar has 7 samples"),
     ],
 )
-def test_wrong_lengths_are_errors(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_wrong_lengths_are_errors(wrong: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        IndexedSamples("{0..5}.tar", **options)
+        IndexedSamples("{0..5}.tar", global_batch_size=2, epoch=EpochOptions(bucket_by=wrong))
+
+
+def test_lengths_need_the_size_of_a_batch() -> None:
+    with pytest.raises(ValueError, match=r"bucket_by .* needs their global_batch_size"):
+        IndexedSamples("{0..5}.tar", epoch=EpochOptions(bucket_by=[1] * 100))

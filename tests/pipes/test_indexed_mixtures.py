@@ -20,7 +20,7 @@ from wds_datapipes.errors import (
     ErrorBudgetError,
     MisalignedShardsError,
 )
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
 from wds_datapipes.testing import build_shard, check_coverage
 
 SIZES = {"web": (7, 0, 20), "books": (4, 5)}
@@ -73,7 +73,9 @@ def test_a_mixture_has_the_same_global_batches_on_any_ranks_and_workers(
 ) -> None:
     def make() -> Any:
         weights = {"web": 2, "books": 1}
-        return IndexedSamples(datasets, weights=weights, batch_size=4, order=order, epoch_samples=120)
+        return IndexedSamples(
+            datasets, weights=weights, global_batch_size=4, order=order, epoch=EpochOptions(samples=120)
+        )
 
     expected = global_batches(make, 4, 1, 1)
     assert len(expected) == 30
@@ -107,14 +109,14 @@ def test_an_epoch_is_as_long_as_the_datasets_that_are_read_or_as_requested(datas
     only = IndexedSamples(datasets, weights={"web": 0, "books": 0.5})
     assert len(only) == 9
     assert {sample["__dataset__"] for sample in only} == {"books"}
-    short = IndexedSamples(datasets["web"], epoch_samples=5)
+    short = IndexedSamples(datasets["web"], epoch=EpochOptions(samples=5))
     assert len(set(keys(short))) == len(short) == 5
-    long = IndexedSamples(datasets["web"], epoch_samples=60)
+    long = IndexedSamples(datasets["web"], epoch=EpochOptions(samples=60))
     assert sorted(Counter(keys(long)).values()) == [2] * 21 + [3] * 6
-    assert keys(IndexedSamples(datasets["web"], epoch_samples=60, order="sequential"))[27:54] == keys(
+    assert keys(IndexedSamples(datasets["web"], epoch=EpochOptions(samples=60), order="sequential"))[27:54] == keys(
         IndexedSamples(datasets["web"], order="sequential")
     )
-    ten_epochs = IndexedSamples(datasets, weights={"web": 9, "books": 1}, epoch_samples=10**12)
+    ten_epochs = IndexedSamples(datasets, weights={"web": 9, "books": 1}, epoch=EpochOptions(samples=10**12))
     assert len(ten_epochs) == 10**12
     assert len(keys(sample for sample, _ in zip(ten_epochs, range(50), strict=False))) == 50
 
@@ -142,7 +144,7 @@ def test_datasets_with_shards_of_one_name_need_separate_folders_of_indexes(tmp_p
     patterns = {name: f"{tmp_path}/{name}/0.tar" for name in "ab"}
     assert sorted(keys(IndexedSamples(patterns))) == ["a", "b"]
     with pytest.raises(ValueError, match=r"would both have the index .*0\.tar\.wdsidx"):
-        IndexedSamples(patterns, index_folder=tmp_path / "indexes")
+        IndexedSamples(patterns, access=AccessOptions(index_dir=tmp_path / "indexes"))
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +233,7 @@ def test_an_unreadable_sample_is_replaced_and_nothing_shifts(
     damaged: Manifest, remainder: Any, ranks: int, workers: int
 ) -> None:
     def make() -> Any:
-        return IndexedSamples(damaged, batch_size=8, remainder=remainder, on_error="skip")
+        return IndexedSamples(damaged, global_batch_size=8, remainder=remainder, on_error="skip")
 
     expected = global_batches(make, 8, 1, 1)
     assert [len(batch) for batch in expected] == [8] * 5
@@ -251,8 +253,10 @@ def test_unreadable_samples_are_counted_and_skipped_if_each_must_come_once(damag
         len(pipe)
     with pytest.raises(ErrorBudgetError, match="IndexedSamples skipped 4 of "):
         list(IndexedSamples(damaged, on_error=ErrorBudget(max_errors=3, warn=False)))
-    with pytest.raises(ChangedShardError):
-        list(IndexedSamples(damaged, on_error=lambda error: False))
+    ended = IndexedSamples(damaged, order="sequential", on_error=lambda error: False)
+    assert keys(ended) == [f"{shard}-{n}" for shard in (0, 1) for n in range(10)]
+    counts = ended.counters.skipped().counts
+    assert counts == {"IndexedSamples: ChangedShardError": 1, "IndexedSamples: not read": 19}
     with pytest.warns(UserWarning, match="IndexedSamples skipped"):
         assert len(list(IndexedSamples(damaged, on_error="warn"))) == 40
 

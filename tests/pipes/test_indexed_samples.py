@@ -6,9 +6,10 @@ import copy
 import os
 import pickle
 from collections import Counter
+from collections.abc import Callable
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.errors import EmptySourceError, EncodeError, StaleSidecarError
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, build_indexes
 from wds_datapipes.testing import build_shard, check_coverage
 
 SIZES = (7, 0, 1, 30, 12)
@@ -46,7 +47,7 @@ def global_batches(
     for rank in range(ranks):
         by_worker = []
         for worker in range(workers):
-            pipe = IndexedSamples(manifest, batch_size=batch, **options).set_seed(seed)
+            pipe = IndexedSamples(manifest, global_batch_size=batch, **options).set_seed(seed)
             pipe.apply_sharding(ranks * workers, worker * ranks + rank)
             if workers > 1:
                 pipe.groups = {2: (ranks, rank), 3: (workers, worker)}
@@ -72,7 +73,7 @@ def global_batches(
 def test_global_batches_are_the_same_for_any_ranks_and_workers(
     manifest: Manifest, ranks: int, workers: int, multiple: int, order: str, remainder: str
 ) -> None:
-    options: dict[str, Any] = {"order": order, "remainder": remainder, "window_shards": 2}
+    options: dict[str, Any] = {"order": order, "remainder": remainder, "epoch": EpochOptions(window_shards=2)}
     batch = ranks * multiple
     found = global_batches(manifest, ranks, workers, batch, **options)
     expected = global_batches(manifest, 1, 1, batch, **options)
@@ -92,13 +93,13 @@ def test_global_batches_are_the_same_for_any_ranks_and_workers(
 
 
 def test_padding_is_marked_and_repeats_the_first_samples(manifest: Manifest) -> None:
-    pipe = IndexedSamples(manifest, batch_size=120, remainder="pad", order="sequential")
+    pipe = IndexedSamples(manifest, global_batch_size=120, remainder="pad", order="sequential")
     samples = list(pipe)
     assert [sample["__padding__"] for sample in samples] == [False] * COUNT + [True] * (120 - COUNT)
     assert keys(samples) == (keys(samples)[:COUNT] * 3)[:120]
 
 
-PADDED_TO_24: dict[str, Any] = {"batch_size": 24, "remainder": "pad", "order": "sequential"}
+PADDED_TO_24: dict[str, Any] = {"global_batch_size": 24, "remainder": "pad", "order": "sequential"}
 
 
 def tokens(sample: dict[str, Any]) -> dict[str, Any]:
@@ -139,8 +140,8 @@ def test_tuples_without_the_mark_of_padding_are_warned_of(manifest: Manifest, st
     assert len(found) == 1
     marked = tuples("cls", "__padding__", **PADDED_TO_24)
     assert [is_padding for _, is_padding in marked] == [False] * COUNT + [True] * (24 - COUNT % 24)
-    tuples("cls", **{**PADDED_TO_24, "batch_size": COUNT})  # no warning without padding
-    tuples("cls", batch_size=24, on_error="skip")
+    tuples("cls", **{**PADDED_TO_24, "global_batch_size": COUNT})  # no warning without padding
+    tuples("cls", global_batch_size=24, on_error="skip")
 
 
 def test_padding_is_not_packed(manifest: Manifest) -> None:
@@ -148,7 +149,7 @@ def test_padding_is_not_packed(manifest: Manifest) -> None:
         samples = IndexedSamples(manifest, order="sequential", **options).map_samples(tokens)
         return [row["__key__"] for row in samples.pack_samples(5, "tokens")]
 
-    assert rows(batch_size=24, remainder="pad") == rows(remainder="keep")
+    assert rows(global_batch_size=24, remainder="pad") == rows(remainder="keep")
 
 
 @pytest.mark.parametrize("pattern", ["%d.tar", "%d.msgpack"])
@@ -166,7 +167,9 @@ def test_orders_depend_only_on_the_seed(manifest: Manifest) -> None:
 
     streamed = keys(ShardList(manifest.urls).load_wds_shards().group_samples())
     assert epoch(1) == epoch(1) != epoch(2)
-    assert epoch(1, order="window", window_shards=2) != epoch(2, order="window", window_shards=2)
+    assert epoch(1, order="window", epoch=EpochOptions(window_shards=2)) != epoch(
+        2, order="window", epoch=EpochOptions(window_shards=2)
+    )
     assert epoch(1, order="sequential") == epoch(2, order="sequential") == streamed
     assert keys(IndexedSamples(manifest).set_seed(1).set_shuffle(False)) == streamed
     pipe = IndexedSamples(manifest)
@@ -214,14 +217,16 @@ def test_indexes_are_built_or_required(tmp_path: Path) -> None:
     with pytest.raises(
         StaleSidecarError, match=r"a\.tar\.wdsidx is missing, damaged, stale or built with other options"
     ):
-        IndexedSamples(pattern, indexes="require")
-    assert keys(IndexedSamples(pattern, index_folder=tmp_path / "elsewhere", order="sequential")) == ["a", "b"]
+        IndexedSamples(pattern, access=AccessOptions(indexes="require"))
+    assert keys(
+        IndexedSamples(pattern, access=AccessOptions(index_dir=tmp_path / "elsewhere"), order="sequential")
+    ) == ["a", "b"]
     assert not list(tmp_path.glob("*.wdsidx"))
-    assert len(IndexedSamples(pattern)) == len(IndexedSamples(pattern, indexes="require")) == 2
+    assert len(IndexedSamples(pattern)) == len(IndexedSamples(pattern, access=AccessOptions(indexes="require"))) == 2
     build_shard(tmp_path / "b.tar", [{"__key__": f"{n}", "cls": "1"} for n in range(30)])
     os.utime(tmp_path / "b.tar", ns=(1, 1))
     with pytest.raises(StaleSidecarError, match=r"b\.tar\.wdsidx is missing, damaged, stale"):
-        IndexedSamples(pattern, indexes="require")
+        IndexedSamples(pattern, access=AccessOptions(indexes="require"))
     assert len(IndexedSamples(pattern)) == 31
 
 
@@ -262,9 +267,9 @@ def test_data_that_makes_no_batch_is_refused_on_every_rank(manifest: Manifest, t
     for rank in range(3):
         for batch, error, message in (
             (51, EmptySourceError, "has 50 samples, and a global batch takes 51, so an epoch would be empty"),
-            (50, ValueError, "a global batch_size of 50, which 3 ranks cannot share evenly. Choose a multiple of 3"),
+            (50, ValueError, "a global_batch_size of 50, which 3 ranks cannot share evenly. Choose a multiple of 3"),
         ):
-            pipe = IndexedSamples(manifest, batch_size=batch)
+            pipe = IndexedSamples(manifest, global_batch_size=batch)
             pipe.apply_sharding(3, rank)
             with pytest.raises(error, match=message):
                 next(iter(pipe))
@@ -275,15 +280,10 @@ def test_data_that_makes_no_batch_is_refused_on_every_rank(manifest: Manifest, t
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
-        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer, not 2.5"),
-        ({"window_shards": True}, TypeError, "window_shards must be an integer, not True"),
-        ({"cache_bytes": 10}, ValueError, "cache_bytes limits the copies in cache_dir, which is missing"),
-        ({"cache_dir": "copies", "cache_bytes": 0}, ValueError, "cache_bytes must be at least 1, not 0"),
-        ({"cache_dir": 3}, TypeError, "cache_dir must be the path of a folder, not 3"),
+        ({"global_batch_size": 0}, ValueError, "global_batch_size must be at least 1, not 0"),
+        ({"global_batch_size": 2.5}, TypeError, "global_batch_size must be an integer, not 2.5"),
         ({"order": "random"}, ValueError, 'order must be "global", "window" or "sequential", not \'random\''),
         ({"remainder": "fill"}, ValueError, 'remainder must be "drop", "pad" or "keep", not \'fill\''),
-        ({"indexes": "skip"}, ValueError, 'indexes must be "build" or "require", not \'skip\''),
         ({"fields": "cls"}, TypeError, "fields must be a collection of names"),
     ],
 )
@@ -292,6 +292,25 @@ def test_wrong_arguments_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         IndexedSamples(manifest, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: EpochOptions(window_shards=True), TypeError, "window_shards must be an integer, not True"),
+        (lambda: EpochOptions(bucket_window=0), ValueError, "bucket_window must be at least 1, not 0"),
+        (lambda: AccessOptions(cache_bytes=10), ValueError, "cache_bytes limits the copies in cache_dir, which is"),
+        (lambda: AccessOptions(cache_dir="x", cache_bytes=0), ValueError, "cache_bytes must be at least 1, not 0"),
+        (lambda: AccessOptions(cache_dir=cast(Any, 3)), TypeError, "cache_dir must be the path of a folder, not 3"),
+        (lambda: AccessOptions(indexes=cast(Any, "skip")), ValueError, 'indexes must be "build" or "require", not'),
+        (lambda: IndexOptions(on_duplicate=cast(Any, "drop")), ValueError, 'on_duplicate must be "raise", "first" or'),
+        (lambda: IndexOptions(end_marker=cast(Any, "no")), ValueError, 'end_marker must be "required" or "optional"'),
+        (lambda: IndexOptions(key_rule=cast(Any, "last_dot")), TypeError, "key_rule must be first_dot, last_dot or"),
+    ],
+)
+def test_wrong_options_are_refused(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
 
 
 @pytest.mark.parametrize("order", ["global", "window", "sequential"])

@@ -18,7 +18,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DirectoryShards, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import CorruptShardError
-from wds_datapipes.index import Manifest, build_indexes, write_manifest
+from wds_datapipes.index import IndexOptions, Manifest, build_indexes, write_manifest
 from wds_datapipes.testing import build_shard, check_resume
 
 SIZES = (4, 1, 6, 3, 5)
@@ -118,7 +118,7 @@ def test_shards_before_a_state_are_not_fetched(pattern: str, tmp_path: Path, ask
 
 
 def test_copies_are_verified_by_a_manifest(pattern: str, tmp_path: Path, asked: Counter[str]) -> None:
-    manifest = Manifest(build_indexes(pattern, digest=True, folder=tmp_path))
+    manifest = Manifest(build_indexes(pattern, options=IndexOptions(digest=True), index_dir=tmp_path))
     write_manifest(manifest, tmp_path / "manifest.json")
     pipe = pipeline(pattern, tmp_path / "copies", manifest=tmp_path / "manifest.json")
     assert sorted(pipe) == KEYS

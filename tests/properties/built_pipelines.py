@@ -15,7 +15,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 
 from wds_datapipes import DirectoryShards, ErrorBudget, IndexedSamples, ShardList, Stage, collate_samples
-from wds_datapipes.index import Manifest, build_indexes, read_manifest, write_manifest
+from wds_datapipes.index import EpochOptions, Manifest, build_indexes, read_manifest, write_manifest
 from wds_datapipes.testing import build_shard
 from wds_datapipes.writing import RecordWriter
 
@@ -155,7 +155,9 @@ def policy(name: str) -> Any:
 
 def indexed(name: str, sizes: tuple[int, ...], size: int | None, remainder: Any, order: Any) -> Pipe:
     shards: Any = read_manifest(f"{name}.json") if len(sizes) % 4 else f"{name}-{{0..{len(sizes) - 1}}}.tar"
-    return IndexedSamples(shards, batch_size=size, remainder=remainder, order=order, window_shards=2)
+    return IndexedSamples(
+        shards, global_batch_size=size, remainder=remainder, order=order, epoch=EpochOptions(window_shards=2)
+    )
 
 
 def listing(kind: str, name: str, sizes: tuple[int, ...], _: object = ()) -> Pipe:
@@ -249,7 +251,7 @@ def write_shards(steps: Steps) -> None:
             continue
         build_shard(f"{path}-{shard}.tar{'.gz' if kind == 'gz' else ''}", samples)
     if kind == "indexed":
-        write_manifest(Manifest(build_indexes(f"{name}-{{0..{len(sizes) - 1}}}.tar", max_workers=1)), f"{name}.json")
+        write_manifest(Manifest(build_indexes(f"{name}-{{0..{len(sizes) - 1}}}.tar", num_workers=1)), f"{name}.json")
     for shard, left in steps[0][4] if steps[0][0] == "list" and steps[0][4:] else ():
         damage(f"{name}-{shard}.tar", f"{name}{shard}-{left}.")
     for other in (other for step in steps for other in others_of(step)):

@@ -26,7 +26,7 @@ from wds_datapipes.errors import (
     TruncatedShardError,
     WdsError,
 )
-from wds_datapipes.index import ShardIndex, build_index, check_index
+from wds_datapipes.index import IndexOptions, ShardIndex, build_index, check_index
 from wds_datapipes.index.build import index_from_layout
 from wds_datapipes.index.file_format import index_bytes, parse_index, read_index, write_index
 from wds_datapipes.index.shard_columns import COLUMNS
@@ -115,9 +115,9 @@ def test_an_index_agrees_with_reading(
         expected = list(by_reading(shard, **rules))
     except DuplicateKeyError:
         with pytest.raises(DuplicateKeyError, match=r"x\.tar holds the field .* twice"):
-            build_index(shard, **rules, on_repeated_key="ignore", digest=digest)
+            build_index(shard, **rules, on_repeated_key="ignore", options=IndexOptions(digest=digest))
         return
-    index = build_index(shard, **rules, on_repeated_key="ignore", digest=digest)
+    index = build_index(shard, **rules, on_repeated_key="ignore", options=IndexOptions(digest=digest))
     assert list(by_index(index, archive)) == expected
     assert [list(fields) for _, fields in by_index(index, archive)] == [list(fields) for _, fields in expected]
     assert index.keys == [key for key, _ in expected]
@@ -150,9 +150,13 @@ def test_a_truncated_shard_is_refused_as_in_reading(shard: Path, recipe: Any, cu
         expected = list(by_reading(shard, end_marker, on_duplicate="first"))
     except WdsError as error:
         with pytest.raises(type(error)):
-            build_index(shard, on_duplicate="first", on_repeated_key="ignore", end_marker=end_marker)
+            build_index(
+                shard, options=IndexOptions(on_duplicate="first", end_marker=end_marker), on_repeated_key="ignore"
+            )
     else:
-        index = build_index(shard, on_duplicate="first", on_repeated_key="ignore", end_marker=end_marker)
+        index = build_index(
+            shard, options=IndexOptions(on_duplicate="first", end_marker=end_marker), on_repeated_key="ignore"
+        )
         assert index.end <= len(archive)
         assert list(by_index(index, archive)) == expected
 
@@ -167,9 +171,9 @@ def test_a_damaged_shard_is_refused_as_in_reading(shard: Path, recipe: Any, at: 
         expected = list(by_reading(shard, on_duplicate="first"))
     except (ShardError, SampleError) as error:
         with pytest.raises(type(error)):
-            build_index(shard, on_duplicate="first", on_repeated_key="ignore")
+            build_index(shard, options=IndexOptions(on_duplicate="first"), on_repeated_key="ignore")
     else:
-        index = build_index(shard, on_duplicate="first", on_repeated_key="ignore")
+        index = build_index(shard, options=IndexOptions(on_duplicate="first"), on_repeated_key="ignore")
         assert list(by_index(index, bytes(archive))) == expected
 
 
@@ -204,7 +208,7 @@ def test_a_writer_knows_the_index_of_its_shard(shard: Path, samples: list[tuple[
         for key, fields in samples:
             writer.write({"__key__": key, **fields})
     assert writer.info is not None
-    found = build_index(place, digest=True)
+    found = build_index(place, options=IndexOptions(digest=True))
     index = index_from_layout(writer.layout, writer.info, end=writer.size, compression=found.facts.compression)
     assert index.has_same_layout(found)
     assert vars(index.facts) == {**vars(found.facts), "mtime_ns": None}
@@ -219,7 +223,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> ShardIndex:
     shard = tmp_path_factory.mktemp("index") / "x.tar"
     members = [(f"{key}.{field}", tarfile.REGTYPE, 5, False) for key in "abc" for field in ("txt", "cls")]
     shard.write_bytes(written(("ustar", members)))
-    return build_index(shard, digest=True)
+    return build_index(shard, options=IndexOptions(digest=True))
 
 
 def test_a_change_of_any_byte_is_noticed(index: ShardIndex) -> None:
@@ -350,4 +354,4 @@ def test_a_cut_between_two_members_is_a_truncation(shard: Path) -> None:
         build_index(shard)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert build_index(shard, end_marker="optional").keys == ["a", "b"]
+        assert build_index(shard, options=IndexOptions(end_marker="optional")).keys == ["a", "b"]

@@ -32,6 +32,7 @@ from wds_datapipes import (
     convert_shards,
     index,
 )
+from wds_datapipes.index import AccessOptions
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.retry import RetryPolicy
@@ -242,7 +243,7 @@ def index_it(url: str, folder: Path) -> Iterator[object]:
     yield lambda: table.find(["a", "none"])
     yield lambda: index.check_manifest(manifest)
     yield lambda: IndexedSamples([url])
-    yield lambda: IndexedSamples([url, url], index_folder=folder)
+    yield lambda: IndexedSamples([url, url], access=AccessOptions(index_dir=folder))
     yield lambda: IndexedSamples(manifest)
     yield lambda: IndexedSamples([good], join={"other": [url]})
     yield lambda: IndexedSamples({"one": [url], "two": [url]}, weights={"one": 1, "two": 1})

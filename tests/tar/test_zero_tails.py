@@ -17,6 +17,7 @@ from nginx_server import Nginx
 
 from wds_datapipes import ReadLimits, ShardList, convert_shards
 from wds_datapipes.errors import ConversionError, CorruptShardError, ShardError, TruncatedShardError
+from wds_datapipes.index import IndexOptions
 from wds_datapipes.index.build import build_index
 from wds_datapipes.prepare.shard_contents import read_contents
 from wds_datapipes.testing import build_shard
@@ -142,8 +143,8 @@ def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -
         ]
         if not url.startswith("pipe:"):
             readers += [
-                lambda limits, url=url: build_index(url, limits=limits),  # type: ignore[misc]
-                lambda limits, url=url: build_index(url, limits=limits, digest=True),  # type: ignore[misc]
+                lambda limits, url=url: build_index(url, options=IndexOptions(limits=limits)),  # type: ignore[misc]
+                lambda limits, url=url: build_index(url, options=IndexOptions(limits=limits, digest=True)),  # type: ignore[misc]
             ]
         for reader in readers:
             with pytest.raises(TruncatedShardError, match="bytes of zeros after its end marker"):

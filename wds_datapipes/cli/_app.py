@@ -54,9 +54,7 @@ WORDS = {
     ' on_error="warn" or "skip" skips such samples': "",
     ", or pass key_rule=None if that is intended": "",
     ', or pass on_duplicate="first" or "last"': "",
-    "Pass another directory for indexes, index_folder= of IndexedSamples or folder= of build_indexes": (
-        "Use --folder with another directory for indexes"
-    ),
+    "Pass another directory for indexes, index_dir=": ("Use --folder with another directory for indexes"),
     "If all readers trust the shard, allow it with allow_pickle=True; otherwise choose": "Choose",
     ", or pass keys=False, which supports sequential reading only": "",
     "Call build_indexes(columns=...) with it": "Use --columns with it",

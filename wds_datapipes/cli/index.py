@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from wds_datapipes.index.interop.dali import dali_index_url, read_dali_index, wr
 from wds_datapipes.index.interop.energon import energon_index_url, read_energon_index, write_energon_index
 from wds_datapipes.index.interop.wids import write_wids_index
 from wds_datapipes.index.manifest import Manifest, write_manifest
+from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import map_shards
@@ -101,29 +103,31 @@ def index(
         raise WrongUse(
             "An index cannot be written next to standard input or a command. Write the shard to a file first"
         )
+    rules = {"key_rule": options.rule, "end_marker": options.end_marker.value, "limits": options.reading["limits"]}
+    indexing = IndexOptions(digest=digest, **rules)
     with ProgressMeter("Indexing", len(urls)) as meter:
         if to is Format.wds and source is IndexSource.shard:
             results = own_indexes(
                 urls,
                 meter,
-                folder=folder,
+                index_dir=folder,
                 rebuild=rebuild,
-                digest=digest,
+                options=indexing,
                 columns=None if columns is None else load_function(columns),
                 fields=fields or None,
-                **options.reading,
-                max_workers=workers,
+                storage_options=options.store,
+                num_workers=workers,
             )
             if manifest is not None:
                 write_manifest(Manifest(results), manifest, storage_options=options.store)
             written = [result.index_url for result in results if result.is_new]
             samples, held = sum(result.samples for result in results), len(results) - len(written)
         elif to is Format.wids:
-            wids = write_wids_index(urls, str(output), storage_options=options.store, max_workers=workers)
+            wids = write_wids_index(urls, str(output), storage_options=options.store, num_workers=workers)
             written, samples, held = [str(output)], wids.samples, 0
         else:
             work = WORK[source, to]
-            written, samples = foreign_indexes(urls, work, (options.end_marker.value, options.store), meter, workers)
+            written, samples = foreign_indexes(urls, work, (indexing, options.store), meter, workers)
             held = 0
     if options.as_json:
         facts = {"shards": len(urls), "samples": samples, "written": list(map(redact, written)), "held": held}
@@ -196,29 +200,27 @@ def foreign_indexes(
     return [paths[number] for number in sorted(paths)], samples
 
 
-def to_dali(url: str, end_marker: Any, options: Mapping[str, Any] | None) -> tuple[str, int]:
+def to_dali(url: str, indexing: IndexOptions, store: Mapping[str, Any] | None) -> tuple[str, int]:
     """Write the index of a shard for DALI, and check it against the shard."""
-    path = write_dali_index(url, end_marker=end_marker, storage_options=options)
-    return path, len(read_dali_index(path, url, end_marker=end_marker, on_duplicate="first", storage_options=options))
+    path = write_dali_index(url, options=indexing, storage_options=store)
+    as_written = replace(indexing, lowercase=False)
+    return path, len(read_dali_index(path, url, as_written, storage_options=store))
 
 
-def to_energon(url: str, end_marker: Any, options: Mapping[str, Any] | None) -> tuple[str, int]:
+def to_energon(url: str, indexing: IndexOptions, store: Mapping[str, Any] | None) -> tuple[str, int]:
     """Write the index of a shard for Energon, and check it against the shard."""
-    path = write_energon_index(url, end_marker=end_marker, storage_options=options)
-    return path, len(read_energon_index(path, url, end_marker=end_marker, storage_options=options))
+    path = write_energon_index(url, options=indexing, storage_options=store)
+    return path, len(read_energon_index(path, url, indexing, storage_options=store))
 
 
-def from_dali(url: str, end_marker: Any, options: Mapping[str, Any] | None) -> tuple[str, int]:
+def from_dali(url: str, indexing: IndexOptions, store: Mapping[str, Any] | None) -> tuple[str, int]:
     """Convert the index of a shard from DALI."""
-    return write_next_to(
-        url, read_dali_index(dali_index_url(url), url, end_marker=end_marker, storage_options=options), options
-    )
+    return write_next_to(url, read_dali_index(dali_index_url(url), url, indexing, storage_options=store), store)
 
 
-def from_energon(url: str, end_marker: Any, options: Mapping[str, Any] | None) -> tuple[str, int]:
+def from_energon(url: str, indexing: IndexOptions, store: Mapping[str, Any] | None) -> tuple[str, int]:
     """Convert the index of a shard from Energon."""
-    found = read_energon_index(energon_index_url(url), url, end_marker=end_marker, storage_options=options)
-    return write_next_to(url, found, options)
+    return write_next_to(url, read_energon_index(energon_index_url(url), url, indexing, storage_options=store), store)
 
 
 def write_next_to(url: str, found: ShardIndex, options: Mapping[str, Any] | None) -> tuple[str, int]:

@@ -8,12 +8,16 @@ from wds_datapipes.index.interop.energon import read_energon_index, write_energo
 from wds_datapipes.index.interop.energon_dataset import EnergonDataset, read_energon_dataset, write_energon_dataset
 from wds_datapipes.index.interop.wids import read_wids_index, write_wids_index
 from wds_datapipes.index.manifest import Manifest, check_manifest, read_manifest, write_manifest
+from wds_datapipes.index.options import AccessOptions, EpochOptions, IndexOptions
 from wds_datapipes.index.sample_table import SampleTable, balance, read_table, resample
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.samples.key_split import KeySplit
 
 __all__ = [
+    "AccessOptions",
     "EnergonDataset",
+    "EpochOptions",
+    "IndexOptions",
     "KeySplit",
     "Manifest",
     "SampleTable",

@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from wds_datapipes.errors import StaleSidecarError
-from wds_datapipes.index.builder import IndexBuilder
+from wds_datapipes.index.builder import index_members, index_scan
+from wds_datapipes.index.options import IndexOptions, check_choice
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.index.user_columns import ComputeColumns, add_columns
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.range_reader import FileFacts, file_facts
-from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey
-from wds_datapipes.samples.keys import KeyRule, first_dot
-from wds_datapipes.tar.headers import EndMarker
-from wds_datapipes.tar.scanner import scan_shard
-from wds_datapipes.types import PlacedSample, ShardInfo
+from wds_datapipes.samples.grouping import OnRepeatedKey
+from wds_datapipes.samples.keys import KeyRule
+from wds_datapipes.tar.scanner import ShardScan
+from wds_datapipes.types import PlacedSample, Shard, ShardInfo
 
-__all__ = ["Depth", "build_index", "check_index", "index_from_layout"]
+__all__ = ["DEFAULT_OPTIONS", "Depth", "build_index", "check_index", "index_from_layout"]
 
 Depth: TypeAlias = Literal["size", "headers", "bytes"]
 """How much of a shard `check_index` reads."""
 
 
+DEFAULT_OPTIONS = IndexOptions()
+
+
 def build_index(
     url: str | os.PathLike[str],
+    options: IndexOptions = DEFAULT_OPTIONS,
     *,
-    key_rule: KeyRule = first_dot,
-    lowercase: bool = True,
-    on_duplicate: OnDuplicate = "raise",
-    on_repeated_key: OnRepeatedKey = "warn",
-    digest: bool = False,
-    ignore_zeros: bool = False,
-    end_marker: EndMarker = "required",
     columns: ComputeColumns | None = None,
     fields: Collection[str] | None = None,
+    on_repeated_key: OnRepeatedKey = "warn",
     storage_options: Mapping[str, Any] | None = None,
-    limits: ReadLimits = DEFAULT_LIMITS,
 ) -> ShardIndex:
     """Build the index of a shard.
 
@@ -47,19 +45,12 @@ def build_index(
 
     Args:
         url: the shard, a path or a URL.
-        key_rule: splits member names.
-        lowercase: convert field names to lower case.
-        on_duplicate: if several members are the same field of a sample: ``"raise"``, or use the ``"first"`` or the
-            ``"last"``.
-        on_repeated_key: ``"warn"``, ``"raise"`` or ``"ignore"`` a key that recurs after other samples.
-        digest: compute the SHA-256 of the shard too, which reads all of it.
-        ignore_zeros: continue after an end marker, to read concatenated archives.
-        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        options: how it is indexed.
         columns: a function from a sample, with its fields as bytes, to a mapping of names to numbers, Boolean values or
             short text, such as ``lambda sample: {"label": int(sample["cls"])}``. They are arrays in ``index.columns``.
         fields: the fields that this function needs; by default all. Others are not read.
+        on_repeated_key: ``"warn"``, ``"raise"`` or ``"ignore"`` a key that recurs after other samples.
         storage_options: passed to a remote file system.
-        limits: the limits for the shard, see `ReadLimits`.
 
     Raises:
         ShardError: the shard cannot be read to its end, or exceeds its limits.
@@ -69,33 +60,25 @@ def build_index(
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
-        >>> index = build_index(build_shard("a.tar", [{"__key__": "x", "txt": "one"}]), digest=True)
+        >>> index = build_index(build_shard("a.tar", [{"__key__": "x", "txt": "one"}]), IndexOptions(digest=True))
         >>> index[0], index.facts.bytes, len(index.facts.sha256)
         (IndexedSample(key='x', offset=0, end=1024, entries=(IndexEntry(field='txt', offset=512, size=3),)), 10240, 64)
     """
     path = os.fspath(url)
-    builder = IndexBuilder(
-        key_rule=key_rule,
-        lowercase=lowercase,
-        on_duplicate=on_duplicate,
-        on_repeated_key=on_repeated_key,
-        archive=redact(path),
-    )
-    scan = scan_shard(
+    rules: dict[str, Any] = {"on_duplicate": options.on_duplicate, "on_repeated_key": on_repeated_key}
+    scan = ShardScan(
         path,
-        builder.add,
-        digest=digest,
-        ignore_zeros=ignore_zeros,
-        end_marker=end_marker,
+        digest=options.digest,
+        ignore_zeros=options.ignore_zeros,
+        end_marker=options.end_marker,
         storage_options=storage_options,
-        limits=limits,
+        limits=options.limits,
     )
-    facts = ShardFacts(scan.bytes, scan.sha256, scan.mtime_ns, scan.etag, scan.compression)
-    index = builder.finish(end=scan.end, facts=facts)
+    index = index_scan(scan, key_rule=options.key_rule, lowercase=options.lowercase, **rules)
     if columns is None:
         return index
-    options: dict[str, Any] = {"key_rule": key_rule, "storage_options": storage_options, "limits": limits}
-    return add_columns(index, path, columns, fields=fields, **options)
+    reading: dict[str, Any] = {"storage_options": storage_options, "limits": options.limits}
+    return add_columns(index, path, columns, fields=fields, **reading)
 
 
 def index_from_layout(
@@ -104,8 +87,7 @@ def index_from_layout(
     *,
     end: int,
     compression: str | None = None,
-    key_rule: KeyRule = first_dot,
-    lowercase: bool = True,
+    options: IndexOptions = DEFAULT_OPTIONS,
 ) -> ShardIndex:
     """Build the index of a shard that was just written, without reading it.
 
@@ -117,8 +99,7 @@ def index_from_layout(
         info: facts about the finished shard: ``info`` of the writer.
         end: the size of the archive without its end marker: ``size`` of the writer.
         compression: the kind of compression, named as in `ShardFacts`.
-        key_rule: the rule that the shard will be read with.
-        lowercase: convert field names to lower case.
+        options: its ``key_rule`` and ``lowercase``, with which the shard will be read.
 
     Raises:
         DuplicateKeyError: a sample would have a field twice when it is read.
@@ -131,12 +112,15 @@ def index_from_layout(
         >>> index.has_same_layout(build_index("a.tar"))
         True
     """
-    builder = IndexBuilder(key_rule=key_rule, lowercase=lowercase, archive=redact(info.url) or "The shard")
-    for sample in layout:
-        for field in sample.fields:
-            builder.add(f"{sample.key}.{field.field}", sample.offset, field.offset, field.size)
-    facts = ShardFacts(bytes=info.bytes, sha256=info.sha256 or None, compression=compression)
-    return builder.finish(end=end, facts=facts)
+    shard = Shard(info.url or "The shard", end=end, is_complete=True)
+    placed: Any = (
+        (shard, f"{sample.key}.{field.field}", (field.offset, field.size), sample.offset)
+        for sample in layout
+        for field in sample.fields
+    )
+    index = index_members(placed, shard, key_rule=options.key_rule, lowercase=options.lowercase)
+    index.facts = replace(index.facts, bytes=info.bytes, sha256=info.sha256 or None, compression=compression)
+    return index
 
 
 def check_index(
@@ -173,8 +157,7 @@ def check_index(
         Traceback (most recent call last):
         wds_datapipes.errors.StaleSidecarError: a.tar has changed since its index was built: sample 0 ('x') ...
     """
-    if depth not in ("size", "headers", "bytes"):
-        raise ValueError(f'depth must be "size", "headers" or "bytes", not {depth!r}')
+    check_choice("depth", depth, Depth)
     path = os.fspath(url)
     _check_facts(index.facts, file_facts(path, storage_options=storage_options), redact(path))
     if depth == "size":
@@ -182,18 +165,16 @@ def check_index(
     rule = key_rule or index.key_rule
     if rule is None:
         raise ValueError(f"The index was built with the rule {index.facts.key_rule}. Pass it as key_rule to check it")
-    now = build_index(
-        path,
+    options = IndexOptions(
         key_rule=rule,
         lowercase=index.facts.lowercase,
         on_duplicate=index.facts.on_duplicate,  # type: ignore[arg-type]  # a recorded str
-        on_repeated_key="ignore",
         digest=depth == "bytes" and index.facts.sha256 is not None,
         ignore_zeros=True,
         end_marker="optional",
-        storage_options=storage_options,
         limits=limits,
     )
+    now = build_index(path, options, on_repeated_key="ignore", storage_options=storage_options)
     if index.facts.bytes not in (None, now.facts.bytes):
         raise _stale(path, f"it has {now.facts.bytes} bytes, not {index.facts.bytes}")
     if not index.has_same_layout(now):

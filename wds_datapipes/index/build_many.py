@@ -6,33 +6,33 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError
-from wds_datapipes.index.build import build_index
-from wds_datapipes.index.build_lock import lock_folder, lock_index
+from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
+from wds_datapipes.index.build_lock import lock_index
 from wds_datapipes.index.file_format import index_url, read_index, write_index
+from wds_datapipes.index.manifest import Manifest
+from wds_datapipes.index.options import AccessOptions, IndexOptions
 from wds_datapipes.index.shard_index import ShardIndex, rule_name
 from wds_datapipes.index.user_columns import ComputeColumns, columns_fingerprint
 from wds_datapipes.io.openers import local_path, redact
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.parallel.progress import ProgressMeter
-from wds_datapipes.samples.grouping import OnDuplicate
-from wds_datapipes.samples.keys import KeyRule, first_dot
-from wds_datapipes.tar.headers import EndMarker
 
-__all__ = ["IndexResult", "build_indexes", "build_missing_index", "find_index"]
+__all__ = ["IndexResult", "build_indexes", "build_missing_index", "find_index", "shard_sizes"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 #: The shard whose server this process has warned about.
 _warned: list[str] = []
+#: The number of indexes that are read concurrently.
+THREADS = 16
 
 
 class IndexResult(NamedTuple):
@@ -57,38 +57,20 @@ class IndexResult(NamedTuple):
     is_new: bool
 
 
-class _Rules(NamedTuple):
-    """The options of building an index."""
-
-    key_rule: KeyRule
-    lowercase: bool
-    on_duplicate: OnDuplicate
-    digest: bool
-    ignore_zeros: bool
-    end_marker: EndMarker
-    limits: ReadLimits
-
-
 def build_indexes(
     urls: Shards,
     *,
-    folder: str | os.PathLike[str] | None = None,
+    index_dir: str | os.PathLike[str] | None = None,
     rebuild: bool = False,
-    digest: bool = False,
-    key_rule: KeyRule = first_dot,
-    lowercase: bool = True,
-    on_duplicate: OnDuplicate = "raise",
-    ignore_zeros: bool = False,
-    end_marker: EndMarker = "required",
+    options: IndexOptions = DEFAULT_OPTIONS,
     columns: ComputeColumns | None = None,
     fields: Collection[str] | None = None,
     on_error: OnError = "raise",
     executor: Executor | None = None,
-    max_workers: int | None = None,
+    num_workers: int | None = None,
     on_result: Callable[[IndexResult], object] | None = None,
     progress: bool = True,
     storage_options: Mapping[str, Any] | None = None,
-    limits: ReadLimits = DEFAULT_LIMITS,
 ) -> list[IndexResult]:
     """Build the indexes of shards that are missing, damaged or stale; valid ones are kept.
 
@@ -104,26 +86,22 @@ def build_indexes(
 
     Args:
         urls: a pattern as for `ShardList`, but without variables, or an iterable of URLs, such as a `ShardList`.
-        folder: a directory for the indexes, if the shards are on read-only storage; by default they are next to the
+        index_dir: a directory for the indexes, if the shards are on read-only storage; by default they are next to the
             shards.
         rebuild: build all indexes, even if they are valid.
-        digest: compute the SHA-256 of the shards, which reads all of them. An index without a digest is invalid then.
-        key_rule: splits member names; see `build_index`.
-        lowercase: convert field names to lower case.
-        on_duplicate: what to do if a field occurs twice in a sample.
-        ignore_zeros: read concatenated archives.
-        end_marker: ``"optional"`` accepts archives without their end marker.
+        options: how shards are indexed. An index that was built by other rules is invalid then, and so is one without a
+            digest if there should be one.
         columns: a function that computes columns of your own, such as labels, from each sample; see `build_index`. An
             index with columns of another function is invalid then. Without this argument, valid indexes keep theirs.
         fields: the fields that this function needs; by default all. Others are not read.
         on_error: ``"raise"`` stops at the first shard that cannot be indexed, and keeps the indexes built so far. The
             other values are the same as in all stages.
-        executor: any executor of ``concurrent.futures``, such as one for a cluster; by default, processes on this host.
-        max_workers: the number of processes; by default, one per processor.
+        executor: any executor of ``concurrent.futures``, such as one for a cluster, to build the indexes; by default,
+            processes on this host.
+        num_workers: the number of processes; by default, one per processor. 0 builds them in this process.
         on_result: called with each result as it arrives, in any order.
         progress: show a progress bar while indexes are built, if standard error is a terminal and rich is installed.
         storage_options: passed to remote file systems.
-        limits: the limits for shards, see `ReadLimits`.
 
     Returns:
         A result for each shard, in order, without those that ``on_error`` skipped.
@@ -146,20 +124,25 @@ def build_indexes(
     """
     check_on_error(on_error)
     shards = resolve_shards(urls)
-    targets = [index_url(url, folder) for url in shards]
+    targets = [index_url(url, index_dir) for url in shards]
     if len(set(targets)) < len(targets):
         target = redact(Counter(targets).most_common(1)[0][0])
         raise ValueError(f"Several shards would have the index {target}. Use separate folders for their indexes")
-    rules = _Rules(key_rule, lowercase, on_duplicate, digest, ignore_zeros, end_marker, limits)
+    columns_by = None if columns is None else columns_fingerprint(columns, fields)
+    indexer = _Indexer(index_dir, options, columns, fields, columns_by, storage_options, rebuild)
     policy = ErrorPolicy(on_error, "build_indexes")
     results: dict[int, IndexResult] = {}
 
-    def run(work: Callable[..., IndexResult | None], numbers: list[int], meter: ProgressMeter | None) -> list[int]:
+    def run(
+        work: Callable[[str], IndexResult | None],
+        numbers: list[int],
+        executor: Executor | None,
+        meter: ProgressMeter | None = None,
+    ) -> list[int]:
         """Call a function for shards; return those without a result, unless the policy stops."""
         left = []
         urls = [shards[number] for number in numbers]
-        arguments = (folder, rules, storage_options)
-        for place, task in map_shards(work, urls, arguments, executor=executor, num_workers=max_workers):
+        for place, task in map_shards(work, urls, (), executor=executor, num_workers=num_workers):
             error, number = task.exception(), numbers[place]
             if isinstance(error, Exception):
                 policy.tried += 1
@@ -178,58 +161,78 @@ def build_indexes(
                 on_result(result)
         return sorted(left)
 
-    by = None if columns is None else columns_fingerprint(columns, fields)
-    find = partial(_find_result, columns_by=by)
-    build = partial(_build_result, columns=columns, fields=fields, columns_by=by, rebuild=rebuild)
-    missing = [*range(len(shards))] if rebuild else run(find, [*range(len(shards))], None)
-    while missing:
-        with lock_folder(targets[missing[0]], create=folder is not None) as has_waited:
-            if rebuild or not has_waited:
-                with ProgressMeter("Indexing", len(missing), shown=progress, logger=LOGGER) as meter:
-                    run(build, missing, meter)
-                break
-        missing = run(find, missing, None)
+    with ThreadPoolExecutor(THREADS, "wds-find-index") as threads:
+        missing = [*range(len(shards))] if rebuild else run(indexer.find, [*range(len(shards))], threads)
+        while missing:
+            with lock_index(targets[missing[0]], folder=True, create=index_dir is not None) as has_waited:
+                if rebuild or not has_waited:
+                    with ProgressMeter("Indexing", len(missing), shown=progress, logger=LOGGER) as meter:
+                        run(indexer.build, missing, executor, meter)
+                    break
+            missing = run(indexer.find, missing, threads)
     policy.finish()
     return [results[number] for number in sorted(results)]
 
 
-def _find_result(
-    url: str,
-    folder: str | None,
-    rules: _Rules,
-    storage_options: Mapping[str, Any] | None,
-    *,
-    columns_by: str | None,
-) -> IndexResult | None:
-    """Return the result of a shard that has a valid index."""
-    path = index_url(url, folder)
-    index = find_index(url, path, *rules[:4], columns_by=columns_by, storage_options=storage_options)
-    return None if index is None else _result(url, path, index, is_new=False)
+@dataclass(frozen=True)
+class _Indexer:
+    """Finds or builds the index of a shard, in any process."""
+
+    index_dir: str | os.PathLike[str] | None
+    options: IndexOptions
+    columns: ComputeColumns | None = None
+    fields: Collection[str] | None = None
+    columns_by: str | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    rebuild: bool = False
+
+    def find(self, url: str) -> IndexResult | None:
+        """Return the result of a shard that has a valid index."""
+        path = index_url(url, self.index_dir)
+        index = find_index(url, path, self.options, columns_by=self.columns_by, storage_options=self.storage_options)
+        return None if index is None else _result(url, path, index, is_new=False)
+
+    def build(self, url: str) -> IndexResult:
+        """Build the index of a shard, unless another process has built it meanwhile."""
+        path, store = index_url(url, self.index_dir), self.storage_options
+        with lock_index(path, create=self.index_dir is not None):
+            if not self.rebuild:
+                if (found := self.find(url)) is not None:
+                    return found
+                if self.columns is None:
+                    _check_no_columns(path, store)
+            index = build_index(url, self.options, columns=self.columns, fields=self.fields, storage_options=store)
+            write_index(index, path, storage_options=store)
+        return _result(url, path, index, is_new=True)
 
 
-def _build_result(
-    url: str,
-    folder: str | None,
-    rules: _Rules,
-    storage_options: Mapping[str, Any] | None,
-    *,
-    columns: ComputeColumns | None,
-    fields: Collection[str] | None,
-    columns_by: str | None,
-    rebuild: bool,
-) -> IndexResult:
-    """Build the index of a shard, unless another process has built it meanwhile."""
-    path = index_url(url, folder)
-    with lock_index(path, create=folder is not None):
-        if not rebuild:
-            found = _find_result(url, folder, rules, storage_options, columns_by=columns_by)
-            if found is not None:
-                return found
-            if columns is None:
-                _check_no_columns(path, storage_options)
-        index = build_index(url, **rules._asdict(), columns=columns, fields=fields, storage_options=storage_options)
-        write_index(index, path, storage_options=storage_options)
-    return _result(url, path, index, is_new=True)
+def shard_sizes(shards: Manifest | Shards, access: AccessOptions) -> list[tuple[str, int]]:
+    """Return the shards and their numbers of samples, which costs no access to a shard if there is a manifest.
+
+    Args:
+        shards: a manifest, a pattern, or the URLs.
+        access: where the indexes are, and whether missing and stale ones are built.
+
+    Raises:
+        StaleSidecarError: a shard has no valid index.
+        ShardError: a shard cannot be indexed.
+    """
+    if isinstance(shards, Manifest):
+        return [(entry.url, entry.samples) for entry in shards.entries]
+    urls, index_dir, options = resolve_shards(shards), access.index_dir, IndexOptions(limits=access.limits)
+    store = access.storage_options
+    if access.indexes == "build":
+        results = build_indexes(urls, index_dir=index_dir, options=options, storage_options=store)
+        return [(result.url, result.samples) for result in results]
+    with ThreadPoolExecutor(THREADS) as threads:
+        found = list(threads.map(_Indexer(index_dir, options, storage_options=store).find, urls))
+    for url, result in zip(urls, found, strict=True):
+        if result is None:
+            raise StaleSidecarError(
+                f"{redact(index_url(url, index_dir))} is missing, damaged, stale or built with other options. Build it "
+                'with `wds-datapipes index`, or pass indexes="build"'
+            )
+    return [(result.url, result.samples) for result in found if result is not None]
 
 
 def _result(url: str, path: str, index: ShardIndex, *, is_new: bool) -> IndexResult:
@@ -240,10 +243,10 @@ def _result(url: str, path: str, index: ShardIndex, *, is_new: bool) -> IndexRes
 def build_missing_index(
     url: str,
     path: str,
+    options: IndexOptions = DEFAULT_OPTIONS,
     *,
     storage_options: Mapping[str, Any] | None = None,
-    limits: ReadLimits = DEFAULT_LIMITS,
-    create_folder: bool = False,
+    create_dir: bool = False,
 ) -> tuple[ShardIndex, str | None]:
     """Build the index of a shard that has none, or a damaged one, unless another process does.
 
@@ -256,10 +259,10 @@ def build_missing_index(
     """
     with ExitStack() as stack:
         with suppress(MissingSidecarError):  # then it cannot be written either
-            stack.enter_context(lock_index(path, create=create_folder))
+            stack.enter_context(lock_index(path, create=create_dir))
         with suppress(MissingSidecarError, CorruptSidecarError):
             return read_index(path, storage_options=storage_options), None
-        index = build_index(url, storage_options=storage_options, limits=limits)
+        index = build_index(url, options, storage_options=storage_options)
         try:
             write_index(index, path, storage_options=storage_options)
         except MissingSidecarError as error:
@@ -283,10 +286,7 @@ def _check_no_columns(path: str, storage_options: Mapping[str, Any] | None) -> N
 def find_index(
     url: str,
     path: str,
-    key_rule: KeyRule = first_dot,
-    lowercase: bool = True,
-    on_duplicate: OnDuplicate = "raise",
-    digest: bool = False,
+    options: IndexOptions = DEFAULT_OPTIONS,
     *,
     columns_by: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -299,10 +299,10 @@ def find_index(
     if columns_by not in (None, index.columns_by):
         return None
     then, now = index.facts, file_facts(url, storage_options=storage_options)
-    options = (then.key_rule, then.lowercase, then.on_duplicate)
-    if options != (rule_name(key_rule), lowercase, on_duplicate):
+    rules = (rule_name(options.key_rule), options.lowercase, options.on_duplicate)
+    if (then.key_rule, then.lowercase, then.on_duplicate) != rules:
         return None
-    if then.bytes is None or then.bytes != now.bytes or (digest and then.sha256 is None):
+    if then.bytes is None or then.bytes != now.bytes or (options.digest and then.sha256 is None):
         return None
     if None not in (then.etag, now.etag):
         return index if then.etag == now.etag else None

@@ -39,13 +39,13 @@ FORMAT = "wds-datapipes shard index"
 PLAIN, WITH_COLUMNS = 1, 2
 
 
-def index_url(url: str, folder: str | os.PathLike[str] | None = None) -> str:
+def index_url(url: str, index_dir: str | os.PathLike[str] | None = None) -> str:
     """Return the name of a shard's index: that of the shard with the suffix ``.wdsidx``.
 
     >>> index_url("data/train-000000.tar")
     'data/train-000000.tar.wdsidx'
     """
-    return sidecar_name(url, INDEX_SUFFIX, folder)
+    return sidecar_name(url, INDEX_SUFFIX, index_dir)
 
 
 def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, Any] | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from wds_datapipes.errors import CorruptSidecarError, ShardError, StaleSidecarError
 from wds_datapipes.index.build import Depth, build_index
+from wds_datapipes.index.options import IndexOptions, check_choice
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
@@ -224,7 +225,7 @@ def check_manifest(
     *,
     depth: Depth = "size",
     executor: Executor | None = None,
-    max_workers: int | None = None,
+    num_workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise unless all shards exist and match a manifest.
@@ -234,28 +235,24 @@ def check_manifest(
         depth: ``"size"`` compares the sizes that are known; ``"headers"`` also counts the samples, by reading the
             headers; ``"bytes"`` also compares the digests, if the manifest has them.
         executor: any executor to read the shards; by default, processes on this host, or threads for ``"size"``.
-        max_workers: the number of processes or threads.
+        num_workers: the number of processes or threads; 0 reads the shards in this process.
         storage_options: passed to remote file systems.
 
     Raises:
         StaleSidecarError: shards differ or are missing; the message names some of them.
     """
-    if depth not in ("size", "headers", "bytes"):
-        raise ValueError(f'depth must be "size", "headers" or "bytes", not {depth!r}')
+    check_choice("depth", depth, Depth)
     urls = manifest.urls
     expected = {entry.url: entry for entry in manifest.entries}
     if len(expected) < len(set(manifest.entries)):
         raise StaleSidecarError("The manifest has contradictory entries for a shard. Write it again")
     differences: dict[int, str] = {}
-    threads = ThreadPoolExecutor(min(max_workers or THREADS, max(len(urls), 1))) if depth == "size" else None
-    try:
+    with ThreadPoolExecutor(num_workers or THREADS) as threads:
+        used = executor or (threads if depth == "size" else None)
         work = (expected, depth, storage_options)
-        for number, task in map_shards(_compare, urls, work, executor=executor or threads, num_workers=max_workers):
+        for number, task in map_shards(_compare, urls, work, executor=used, num_workers=num_workers):
             if found := task.result():
                 differences[number] = found
-    finally:
-        if threads is not None:
-            threads.shutdown()
     if differences:
         named = "; ".join(differences[number] for number in sorted(differences)[:NAMED])
         raise StaleSidecarError(
@@ -276,9 +273,8 @@ def _compare(
         if depth == "size":
             return ""
         digest = depth == "bytes" and entry.sha256 is not None
-        index = build_index(
-            url, on_duplicate="first", on_repeated_key="ignore", digest=digest, storage_options=storage_options
-        )
+        options = IndexOptions(on_duplicate="first", digest=digest)
+        index = build_index(url, options, on_repeated_key="ignore", storage_options=storage_options)
     except ShardError as error:
         return str(error)
     if len(index) != entry.samples:

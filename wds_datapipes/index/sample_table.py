@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.errors import DuplicateKeyError
+from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.key_table import KeyTable
 from wds_datapipes.index.manifest import Manifest
+from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.index.shard_sizes import shard_sizes
 from wds_datapipes.io.openers import redact
+from wds_datapipes.parallel.map_shards import Shards
 
 __all__ = ["SampleTable", "balance", "read_table", "resample"]
 
@@ -126,30 +127,21 @@ class SampleTable:
         return list(self._keys)
 
 
-def read_table(
-    shards: Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    *,
-    indexes: Literal["build", "require"] = "build",
-    index_folder: str | os.PathLike[str] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> SampleTable:
+def read_table(shards: Manifest | Shards, access: AccessOptions = AccessOptions()) -> SampleTable:  # noqa: B008
     """Read the indexes of a dataset into one table, with its keys, sizes and columns.
 
     Args:
         shards: a `Manifest`, a pattern, or an iterable of URLs.
-        indexes: ``"build"`` missing and stale indexes, or ``"require"`` valid ones.
-        index_folder: the directory of the indexes; by default, they are next to the shards.
-        storage_options: options for fsspec, such as credentials.
+        access: where the indexes are, and whether missing and stale ones are built.
 
     Raises:
         SidecarError: an index is missing, stale or damaged, or its shard is compressed.
         ShardError: a shard cannot be indexed.
         ValueError: the shards have different columns.
     """
-    sizes = shard_sizes(shards, indexes=indexes, folder=index_folder, storage_options=storage_options)
+    sizes = shard_sizes(shards, access)
     urls = [url for url, _ in sizes]
-    options: dict[str, Any] = {"folder": index_folder, "storage_options": storage_options}
-    with DatasetReader(urls, [size for _, size in sizes], **options) as reader:
+    with DatasetReader(urls, [size for _, size in sizes], access) as reader:
         return SampleTable(urls, map(reader.index_of, range(len(urls))))
 
 

@@ -68,12 +68,16 @@ class Selection:
         else:
             self._numbers = _numbers_of(select, count)
         if among is not None:
-            numbers = np.asarray(self._numbers, np.int64)
-            self._numbers = numbers[among[numbers]]
+            self._numbers = self.numbers[among[self.numbers]]
         lasts = self._count_below(ends)
         self._firsts = np.concatenate(([0], lasts[:-1])) if len(lasts) else lasts
         #: How many samples of each shard are selected.
         self.sizes: Numbers = lasts - self._firsts
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers of the selected samples in the order of the shards."""
+        return np.asarray(self._numbers, np.int64)
 
     def find(self, shards: Numbers, places: Numbers) -> Numbers:
         """Return the numbers of samples in their shards.

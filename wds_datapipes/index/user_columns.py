@@ -16,7 +16,6 @@ from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.samples.fields import describe_sample
-from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.types import Sample
 
 __all__ = ["ComputeColumns", "add_columns", "columns_fingerprint"]
@@ -35,7 +34,6 @@ def add_columns(
     compute: ComputeColumns,
     *,
     fields: Collection[str] | None,
-    key_rule: KeyRule,
     storage_options: Mapping[str, Any] | None = None,
     limits: ReadLimits = DEFAULT_LIMITS,
 ) -> ShardIndex:
@@ -48,7 +46,7 @@ def add_columns(
         ValueError: it returns different names for different samples, or a name or a value that cannot be stored.
     """
     index.check_random_access()
-    reader = SampleReader(url, index, key_rule=key_rule, storage_options=storage_options, limits=limits)
+    reader = SampleReader(url, index, storage_options=storage_options, limits=limits)
     found: dict[str, list[Value]] = {}
     try:
         for sample in _read_all(reader, fields):

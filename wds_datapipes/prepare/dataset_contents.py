@@ -164,10 +164,9 @@ class DatasetContents:
 
     def _read_samples(self, shard: ShardContents, places: Sequence[int]) -> Iterator[Sample]:
         """Read samples of a shard by their offsets, or sequentially if that is not possible."""
-        storage_options, key_rule = self._options.storage_options, self._options.key_rule
+        storage_options = self._options.storage_options
         if has_random_access(shard.url, storage_options=storage_options):
-            reader = SampleReader(shard.url, shard.index, key_rule=key_rule, storage_options=storage_options)
-            with closing(reader):
+            with closing(SampleReader(shard.url, shard.index, storage_options=storage_options)) as reader:
                 yield from map(reader.read, places)
             return
         for number, sample in enumerate(islice(_read_leniently(shard, self._options), places[-1] + 1)):

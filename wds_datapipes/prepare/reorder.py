@@ -14,17 +14,17 @@ import numpy as np
 
 from wds_datapipes.errors import EncodeError, SampleError, ShardError, ShardOpenError
 from wds_datapipes.index.build_many import find_index
-from wds_datapipes.index.builder import IndexBuilder
+from wds_datapipes.index.builder import index_members
 from wds_datapipes.index.file_format import index_url
+from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.reading.sample_reader import SampleReader, has_random_access
-from wds_datapipes.index.shard_index import ShardFacts
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import collect_shards
 from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardContents, ShardFault, read_contents
 from wds_datapipes.prepare.sort_key import FieldSortKey
 from wds_datapipes.prepare.subset import make_key
 from wds_datapipes.samples.keys import KeyRule
-from wds_datapipes.types import Sample
+from wds_datapipes.types import Sample, Shard
 from wds_datapipes.writing.options import WriteOptions
 
 if TYPE_CHECKING:
@@ -82,13 +82,7 @@ class SampleEntries:
             progress=progress,
         )
         self._readers = [
-            SampleReader(
-                shard.url,
-                shard.index,
-                key_rule=options.key_rule,
-                storage_options=options.storage_options,
-                limits=options.limits,
-            )
+            SampleReader(shard.url, shard.index, storage_options=options.storage_options, limits=options.limits)
             for shard in shards
         ]
         self._ends = list(accumulate(len(shard.index) for shard in shards))
@@ -212,9 +206,10 @@ def _index_shard(url: str, options: ScanOptions) -> ShardContents:
         has_access = has_random_access(url, storage_options=storage_options)
         index = None
         if has_access:
-            index = find_index(url, index_url(url), options.key_rule, storage_options=storage_options)
+            rules = IndexOptions(key_rule=options.key_rule)
+            index = find_index(url, index_url(url), rules, storage_options=storage_options)
     except ShardError as error:
-        empty = IndexBuilder().finish(end=None, facts=ShardFacts())
+        empty = index_members((), Shard(url))
         return ShardContents(url, empty, [ShardFault(redact(url), type(error).__name__, "", "", str(error))])
     if not has_access:
         raise ShardOpenError(
@@ -229,5 +224,5 @@ def _load_value(reader: SampleReader, number: int, *, field: str) -> Sample:
     entry = reader.index[number]
     sample: Sample = {"__key__": entry.key, "__url__": reader.url, **dict.fromkeys(entry.fields, b"")}
     if field in sample:
-        sample[field] = reader.read_field(number, field)
+        sample[field] = reader.read(number, [field]).get(field)
     return sample

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypedDict
 
 from wds_datapipes import errors
 from wds_datapipes.errors import MissingDependencyError, ShardError, StaleSidecarError, UnknownSchemeError, WdsError
-from wds_datapipes.index.builder import IndexBuilder
-from wds_datapipes.index.shard_index import IndexedSample, ShardFacts, ShardIndex
+from wds_datapipes.index.builder import index_scan
+from wds_datapipes.index.shard_index import IndexedSample, ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.keys import KeyRule, first_dot
+from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.tar.headers import EndMarker
-from wds_datapipes.tar.scanner import Scan, scan_shard
-from wds_datapipes.types import Sample
+from wds_datapipes.tar.scanner import ShardScan
+from wds_datapipes.types import MemberTuple, Sample
 
 __all__ = ["ScanKeywords", "ScanOptions", "ShardContents", "ShardFault", "read_contents"]
 
@@ -62,6 +62,9 @@ class ScanOptions:
 
 #: Reading without any option.
 DEFAULT_SCAN = ScanOptions()
+
+#: How many names of files that belong to no sample are recorded.
+MAX_STRAY_NAMES = 3
 
 
 class ShardFault(NamedTuple):
@@ -144,23 +147,28 @@ def read_contents(url: str, options: ScanOptions = DEFAULT_SCAN, *, digest: bool
     def note(error: Exception, key: str, field: str) -> None:
         faults.append(ShardFault(archive, type(error).__name__, key, field, str(error)))
 
-    builder = IndexBuilder(key_rule=options.key_rule, on_repeated_key="raise", on_fault=note, archive=archive)
-    scan: Scan | None = None
-    try:
-        scan = scan_shard(
-            url,
-            builder.add,
-            digest=digest,
-            end_marker=options.end_marker,
-            storage_options=options.storage_options,
-            limits=options.limits,
-        )
-    except (MissingDependencyError, UnknownSchemeError):
-        raise
-    except (ShardError, StaleSidecarError) as error:
-        note(error, "", "")
-    if scan is None:
-        return ShardContents(url, builder.finish(end=None, facts=ShardFacts()), faults)
-    facts = ShardFacts(scan.bytes, scan.sha256, scan.mtime_ns, scan.etag, scan.compression)
-    index = builder.finish(end=scan.end, facts=facts)
-    return ShardContents(url, index, faults, builder.strays, builder.stray_names)
+    scan = ShardScan(
+        url,
+        digest=digest,
+        end_marker=options.end_marker,
+        storage_options=options.storage_options,
+        limits=options.limits,
+    )
+    strays, stray_names = 0, list[str]()
+
+    def readable() -> Generator[MemberTuple, None, None]:
+        nonlocal strays
+        try:
+            for member in scan:
+                name = member[1]
+                if options.key_rule(name) is None and not is_meta(name):
+                    strays += 1
+                    stray_names.extend([name] if strays <= MAX_STRAY_NAMES else [])
+                yield member
+        except (MissingDependencyError, UnknownSchemeError):
+            raise
+        except (ShardError, StaleSidecarError) as error:
+            note(error, "", "")
+
+    index = index_scan(scan, readable(), key_rule=options.key_rule, on_repeated_key="raise", on_fault=note)
+    return ShardContents(url, index, faults, strays, stray_names)

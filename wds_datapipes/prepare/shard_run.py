@@ -21,6 +21,7 @@ from wds_datapipes.errors import (
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.build_many import build_indexes
 from wds_datapipes.index.file_format import index_url
+from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import size_of
 from wds_datapipes.on_error.policy import ErrorPolicy
@@ -268,10 +269,9 @@ class ShardRun:
             missing = [output for output, size in zip(outputs, sizes, strict=True) if size is None]
         build_indexes(
             missing,
+            options=IndexOptions(digest=options.digest, key_rule=options.key_rule),
             executor=executor,
-            max_workers=1 if num_workers == 0 else num_workers,
-            digest=options.digest,
-            key_rule=options.key_rule,
+            num_workers=num_workers,
             storage_options=options.storage_options,
         )
 

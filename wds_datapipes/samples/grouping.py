@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Literal, TypeAlias
 
 from wds_datapipes.errors import ChangedShardError, DuplicateKeyError
@@ -75,6 +75,11 @@ def group_samples(
 class SampleGrouping:
     """How members are grouped into samples; `group_samples` describes the arguments.
 
+    Args:
+        on_fault: called with a `DuplicateKeyError`, the key and the field, or "", instead of the error policy. The
+            sample is kept then, with the first of its duplicate fields.
+        remembered_keys: how many keys of a shard are kept to detect repeated ones.
+
     Attributes:
         key_rule: splits a name into key and field.
     """
@@ -88,6 +93,8 @@ class SampleGrouping:
         on_duplicate: OnDuplicate,
         on_repeated_key: OnRepeatedKey,
         on_error: OnError,
+        on_fault: Callable[[DuplicateKeyError, str, str], object] | None = None,
+        remembered_keys: int = KEYS_REMEMBERED,
     ) -> None:
         self.key_rule = key_rule
         self._wanted = None if fields is None else frozenset(each.lower() if lowercase else each for each in fields)
@@ -95,6 +102,7 @@ class SampleGrouping:
         self._on_duplicate = on_duplicate
         self._on_repeated_key = on_repeated_key
         self._policy = ErrorPolicy(on_error, "group_samples")
+        self._on_fault, self._remembered_keys = on_fault, remembered_keys
 
     @property
     def has_ended(self) -> bool:
@@ -155,12 +163,13 @@ class SampleGrouping:
                         sample["__key__"] = key
                         policy.tried += 1
                         if key not in seen:
-                            if len(seen) < KEYS_REMEMBERED:
+                            if len(seen) < self._remembered_keys:
                                 seen.add(key)
                         elif self._on_repeated_key == "raise":
-                            sample = None
                             message = _repeated_key_message(shard.url, key, offset)
-                            if not policy.handle(DuplicateKeyError(message), url=shard.url, key=key):
+                            if not self._tolerates(message, shard, key):
+                                sample = None
+                            if policy.has_ended:
                                 break
                         elif self._on_repeated_key == "warn":
                             self._on_repeated_key = "ignore"  # one warning is enough
@@ -176,9 +185,10 @@ class SampleGrouping:
                     sample[field] = data
                 elif self._on_duplicate == "raise":
                     first = offsets[list(sample).index(field) - len(empty)]
-                    sample = None
                     message = _duplicate_message(shard.url, name, key, field, first, offset)
-                    if not policy.handle(DuplicateKeyError(message), url=shard.url, key=key or "", field=field):
+                    if not self._tolerates(message, shard, key or "", field):
+                        sample = None
+                    if policy.has_ended:
                         break
             continues_in_shard = shard.is_complete and shard.end >= 0
             progress.next = (shard.number, shard.end, "") if continues_in_shard else (shard.number + 1, 0, "")
@@ -187,6 +197,14 @@ class SampleGrouping:
             if sample is not None and len(sample) > len(empty) and shard.is_complete:
                 progress.last = (shard.number, start, shard.end)
                 yield sample
+
+    def _tolerates(self, message: str, shard: Shard, key: str, field: str = "") -> bool:
+        """Whether a sample is kept in spite of a repeated key or field."""
+        if self._on_fault is None:
+            self._policy.handle(DuplicateKeyError(message), url=shard.url, key=key, field=field)
+            return False
+        self._on_fault(DuplicateKeyError(message), key, field)
+        return True
 
 
 def split_by_shard(source: Iterable[MemberTuple]) -> Iterator[ShardMembers]:

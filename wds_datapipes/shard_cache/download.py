@@ -26,7 +26,7 @@ from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry, stamp
 from wds_datapipes.shard_cache.eviction import evict_oldest, reserve_space
-from wds_datapipes.tar.scanner import scan_shard
+from wds_datapipes.tar.scanner import ShardScan
 
 __all__ = ["CacheFullError", "DownloadRequest", "DownloadStopped", "fetch_copy"]
 
@@ -185,7 +185,7 @@ def _check_complete(request: DownloadRequest, copy: io.FileIO, size: int) -> Non
         CorruptShardError, UnsupportedMemberError, ReadLimitError, MissingDependencyError
     ):  # reported by the reader
         try:
-            scan_shard(f"/proc/self/fd/{copy.fileno()}", lambda *_: None, ignore_zeros=True)
+            ShardScan(f"/proc/self/fd/{copy.fileno()}", ignore_zeros=True).finish()
         except TruncatedShardError:
             raise TruncatedShardError(
                 f"The {size} bytes received of {request.name} are not a complete archive, and its store does not "

@@ -15,7 +15,7 @@ from wds_datapipes.io.file_lock import READ_ONLY
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.shard_cache.download import DownloadRequest
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry, digest_of, entries
-from wds_datapipes.tar.scanner import scan_shard
+from wds_datapipes.tar.scanner import ShardScan
 
 __all__ = ["adopt", "webdataset_name"]
 
@@ -110,7 +110,7 @@ def _compare_with_shard(copy: io.FileIO, request: DownloadRequest) -> str | Copy
     if request.sha256 not in (None, found):
         return f"its SHA-256 is {found}, not {request.sha256}"
     try:
-        scan_shard(f"/proc/self/fd/{copy.fileno()}", lambda *_: None, ignore_zeros=True)
+        ShardScan(f"/proc/self/fd/{copy.fileno()}", ignore_zeros=True).finish()
     except (ShardError, MissingDependencyError) as error:
         return f"it is not a complete archive ({type(error).__name__})"
     return CopyFacts(request.name, status.st_size, found, status.st_mtime_ns)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from struct import Struct
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 from zlib import adler32
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError
@@ -32,7 +32,7 @@ from wds_datapipes.tar.headers import (
 from wds_datapipes.types import MemberTuple, Shard
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["MemberCallback", "read_members"]
+__all__ = ["read_members"]
 
 #: A member below this size, in bytes, is read together with the header after it; a larger one directly into its bytes.
 JOINT_READ_BELOW = 16 * 1024
@@ -41,9 +41,6 @@ SMALL, SMALL_IN_A_ROW, READ_AHEAD = 4096, 8, 64 * 1024
 #: If only headers are wanted: how much is read at once at first, doubled each time up to `READ_AHEAD`, and the minimum
 #: size of data skipped by a seek.
 FIRST_AHEAD, SEEK_FROM = 4 * 1024, 16 * 1024
-
-MemberCallback: TypeAlias = Callable[[str, int, int, int], object]
-"""Called with a file's name, the offsets of its first header and of its data, and the size of the data in bytes."""
 
 #: The fields that identify the header of a plain file: name, size, checksum, kind, the first byte of the prefix.
 PLAIN_FIELDS = Struct("100s 24x 12s 12x 8s c 188x c")
@@ -65,7 +62,7 @@ def read_members(
     start: int = 0,
     stop: int = -1,
     limits: ReadLimits = DEFAULT_LIMITS,
-    on_header: MemberCallback | None = None,
+    headers_only: bool = False,
 ) -> Generator[MemberTuple, None, int]:
     """Yield the regular files of a tar archive, and read the stream to its end.
 
@@ -82,8 +79,8 @@ def read_members(
         start: the offset of the stream in the archive, in bytes: 0, or the ``offset`` of a member.
         stop: the offset of its end, if it ends before the archive: the ``offset`` of another member.
         limits: the limits on what the archive may request.
-        on_header: called with each file once its header is read. No file is yielded then, and data are skipped if the
-            stream can seek.
+        headers_only: yield the offset of the data and its size instead of the data, which are skipped if the stream can
+            seek.
 
     Raises:
         TruncatedShardError: the archive ends inside a member or without its end marker.
@@ -106,11 +103,11 @@ def read_members(
     scan_ahead = FIRST_AHEAD
     while True:
         entry = None
-        if on_header is not None and ahead.left < BLOCK:
+        if headers_only and ahead.left < BLOCK:
             ahead.fill(scan_ahead)
             scan_ahead = min(scan_ahead * 2, READ_AHEAD)
         if headers.plain and len(ahead.window) <= harmless:
-            members, entry = _plain_members(ahead, headers, shard, choose, on_header)
+            members, entry = _plain_members(ahead, headers, shard, choose, headers_only)
             yield from members
             del members  # free them before reading more
         if entry is None:
@@ -126,11 +123,13 @@ def read_members(
         if size > most and is_file and chosen is not None and limits.member_bytes is not None:
             found = f"{archive} has the member {name!r} (header at byte {start}) of {size} bytes"
             raise limit_error(limits, "member_bytes", found)
-        if is_file and on_header is not None:
-            on_header(name, start, ahead.offset, size)
+        if is_file and headers_only:
+            if chosen is not None:
+                span: Any = (ahead.offset, size)
+                yield shard, chosen, span, start
             chosen = None
             scan_ahead = FIRST_AHEAD if size >= SEEK_FROM else scan_ahead
-        if is_file and size < JOINT_READ_BELOW and on_header is None:
+        if is_file and size < JOINT_READ_BELOW and not headers_only:
             small = small + 1 if size < SMALL else 0
             if ahead.left < size + padding + BLOCK:
                 ahead.fill(size + padding + (READ_AHEAD if small > SMALL_IN_A_ROW else BLOCK))
@@ -148,10 +147,10 @@ def read_members(
             ahead.fill(padding + between * BLOCK)
             data_end = ahead.offset + padding
         else:
-            if headers.is_link and not is_file and select_files is None and on_header is None:  # called for files only
+            if headers.is_link and not is_file and select_files is None and not headers_only:  # called for files only
                 _warn_about_link(name if rename_files is None else rename_files(name), archive, start)
             # If the end marker is optional, so is the padding of the last file.
-            seek_from = PIECE if on_header is None else SEEK_FROM
+            seek_from = SEEK_FROM if headers_only else PIECE
             if not ahead.skip(size + padding, least=size if is_file else size + padding, seek_from=seek_from):
                 raise _truncated_error(entry, archive, "its data is incomplete")
             data_end += size + padding  # the skipped data is not between them
@@ -169,7 +168,7 @@ def _plain_members(
     headers: HeaderReader,
     shard: Shard | str,
     choose: Callable[[str], str | None] | None,
-    on_header: MemberCallback | None,
+    headers_only: bool,
 ) -> tuple[list[MemberTuple], MemberHeader | None]:
     """Slice the plain files out of the window that are complete in it.
 
@@ -200,12 +199,10 @@ def _plain_members(
         if next_at > available:
             ahead.at = data_at
             return members, MemberHeader(name, size, True, begin + first_at)
-        if on_header is not None:
-            on_header(name, begin + first_at, begin + data_at, size)
-        elif choose is None:
-            members.append((shard, name, window[data_at : data_at + size], begin + first_at))
-        elif (chosen := choose(name)) is not None:
-            members.append((shard, chosen, window[data_at : data_at + size], begin + first_at))
+        chosen = name if choose is None else choose(name)
+        if chosen is not None:
+            data: Any = (begin + data_at, size) if headers_only else window[data_at : data_at + size]
+            members.append((shard, chosen, data, begin + first_at))
         at = first_at = next_at
     ahead.at = first_at
     return members, None

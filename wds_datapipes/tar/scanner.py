@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, StaleSidecarError
 from wds_datapipes.io.compression.decompress import compression_name, decompress_stream
@@ -15,89 +15,97 @@ from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.range_reader import FileFacts, file_facts, open_ranges
 from wds_datapipes.tar.headers import EndMarker
-from wds_datapipes.tar.reader import MemberCallback, read_members
+from wds_datapipes.tar.reader import read_members
+from wds_datapipes.types import MemberTuple, Shard
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Scan", "open_archive_ranges", "scan_shard"]
+__all__ = ["ShardScan", "open_archive_ranges"]
 
 
-class Scan(NamedTuple):
-    """The result of a scan.
-
-    Attributes:
-        end: the offset of the archive's end, without its end marker, in uncompressed bytes.
-        bytes: the size of the file.
-        sha256: its digest, if requested.
-        mtime_ns: its modification time, if it is a local file or its store reports no ETag.
-        etag: the version of the file in its store.
-        compression: the compression of the file, if any.
-    """
-
-    end: int
-    bytes: int
-    sha256: str | None
-    mtime_ns: int | None
-    etag: str | None
-    compression: str | None
-
-
-def scan_shard(
-    url: str,
-    found: MemberCallback,
-    *,
-    digest: bool = False,
-    ignore_zeros: bool = False,
-    end_marker: EndMarker = "required",
-    storage_options: Mapping[str, Any] | None = None,
-    limits: ReadLimits = DEFAULT_LIMITS,
-) -> Scan:
-    """Read the headers of a shard, and report each file in it.
+class ShardScan:
+    """The files of a shard, read from its headers. Iterate over it once, or call `finish`.
 
     Data are skipped if the shard is an uncompressed archive that supports range reads, and no digest is requested.
+
+    Yields:
+        MemberTuple: each file, with the offset of its data and its size instead of the data.
+
+    Args:
+        url: the shard.
+        digest: compute the SHA-256 of the file, which reads all of it.
+        ignore_zeros: continue after an end marker, to read concatenated archives.
+        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        storage_options: passed to a remote file system.
+        limits: the limits for the shard.
+
+    Attributes:
+        shard: the shard. After the last file, it is complete, and ends where the end marker of the archive begins.
+        facts: after the last file, the size of the file, its ``sha256``, ``mtime_ns``, ``etag`` and ``compression``.
 
     Raises:
         ShardError: the shard cannot be read to its end; the same errors as when reading it.
         StaleSidecarError: the shard changed during the scan.
     """
-    archive = redact(url)
-    before = file_facts(url, storage_options=storage_options)
-    with ExitStack() as opened:
-        try:
-            counted = None
-            stream = None if digest else open_archive_ranges(url, storage_options=storage_options)
-            if stream is not None:
-                opened.enter_context(stream)
-            else:
-                options: dict[str, Any] = {} if storage_options is None else {"storage_options": storage_options}
-                counted = Counted(opened.enter_context(open_url(url, **options)), digest)
-                stream = opened.enter_context(decompress_stream(cast(BinaryIO, counted), url=url, limits=limits))
-            end = _end_of(
-                read_members(
-                    stream,
-                    shard=url,
-                    archive=archive,
-                    ignore_zeros=ignore_zeros,
-                    end_marker=end_marker,
-                    limits=limits,
-                    on_header=found,
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        digest: bool = False,
+        ignore_zeros: bool = False,
+        end_marker: EndMarker = "required",
+        storage_options: Mapping[str, Any] | None = None,
+        limits: ReadLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.shard = Shard(url)
+        self.facts: dict[str, Any] = {}
+        self._digest, self._storage_options = digest, storage_options
+        self._options: dict[str, Any] = {"ignore_zeros": ignore_zeros, "end_marker": end_marker, "limits": limits}
+
+    def finish(self) -> None:
+        """Read all headers."""
+        for _ in self:
+            pass
+
+    def __iter__(self) -> Generator[MemberTuple, None, None]:
+        url, archive = self.shard.url, redact(self.shard.url)
+        before = file_facts(url, storage_options=self._storage_options)
+        with ExitStack() as opened:
+            try:
+                counted = None
+                stream = None if self._digest else open_archive_ranges(url, storage_options=self._storage_options)
+                if stream is not None:
+                    opened.enter_context(stream)
+                else:
+                    options: dict[str, Any] = (
+                        {} if self._storage_options is None else {"storage_options": self._storage_options}
+                    )
+                    counted = Counted(opened.enter_context(open_url(url, **options)), self._digest)
+                    plain = decompress_stream(cast(BinaryIO, counted), url=url, limits=self._options["limits"])
+                    stream = opened.enter_context(plain)
+                end = yield from read_members(
+                    stream, shard=self.shard, archive=archive, headers_only=True, **self._options
                 )
-            )
-            compression = compression_name(stream)
-            size = before.bytes if counted is None else counted.finish()
-        except ChangedShardError as error:
-            raise _changed_error(archive) from error
-        except ShardError:
-            raise
-        except OSError as error:
-            raise ShardReadError(f"{archive} could not be read to its end: {type(error).__name__}: {error}") from error
-    if before != FileFacts() and (
-        before != file_facts(url, storage_options=storage_options) or before.bytes not in (None, size)
-    ):
-        raise _changed_error(archive)
-    sha256 = None if counted is None or counted.hash is None else counted.hash.hexdigest()
-    return Scan(end, size or 0, sha256, before.mtime_ns, before.etag, compression)
+                compression = compression_name(stream)
+                size = before.bytes if counted is None else counted.finish()
+            except ChangedShardError as error:
+                raise _changed_error(archive) from error
+            except ShardError:
+                raise
+            except OSError as error:
+                raise ShardReadError(
+                    f"{archive} could not be read to its end: {type(error).__name__}: {error}"
+                ) from error
+        if before != FileFacts() and (
+            before != file_facts(url, storage_options=self._storage_options) or before.bytes not in (None, size)
+        ):
+            raise _changed_error(archive)
+        sha256 = None if counted is None or counted.hash is None else counted.hash.hexdigest()
+        self.facts = {"bytes": size or 0, "sha256": sha256, "compression": compression}
+        self.facts |= {"mtime_ns": before.mtime_ns, "etag": before.etag}
+        self.shard.is_complete, self.shard.end = True, end
 
 
 def _changed_error(archive: str) -> StaleSidecarError:
@@ -120,16 +128,6 @@ def open_archive_ranges(url: str, *, storage_options: Mapping[str, Any] | None =
         stream.seek(0)
         opened.pop_all()
         return stream
-
-
-def _end_of(members: Generator[object, None, int]) -> int:
-    """Exhaust a reader that yields nothing, and return the offset of the archive's end."""
-    try:
-        next(members)
-    except StopIteration as ended:
-        end: int = ended.value
-        return end
-    raise AssertionError("only headers are read")
 
 
 class Counted(io.RawIOBase):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 from wds_datapipes.errors import EncodeError
 from wds_datapipes.index.build import index_from_layout
 from wds_datapipes.index.file_format import index_url, write_index
+from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.sinks import Sink, open_target
 from wds_datapipes.records.formats import RecordFormat
@@ -159,7 +160,7 @@ class ShardFile:
                 self.info,
                 end=self.size,
                 compression=self._compression and self._compression.name,
-                key_rule=self._options.key_rule,
+                options=IndexOptions(key_rule=self._options.key_rule),
             )
             write_index(index, self._index_url, storage_options=self._options.storage_options)
 

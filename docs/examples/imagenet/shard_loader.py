@@ -33,8 +33,8 @@ def index_samples(settings: Settings, split: str) -> Any:
     """Read by index: for training global batches of equal size, for validation each sample once."""
     urls = f"{settings.data}/{split}-*.tar"
     if split != "train":
-        return IndexedSamples(urls, order="sequential", batch_size=settings.batch_size, remainder="keep")
-    return IndexedSamples(urls, batch_size=settings.batch_size, remainder="pad")
+        return IndexedSamples(urls, order="sequential", global_batch_size=settings.batch_size, remainder="keep")
+    return IndexedSamples(urls, global_batch_size=settings.batch_size, remainder="pad")
 
 
 def make_batch(columns: dict[str, Any]) -> Batch:

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, Literal, TypeAlias
 
 from wds_datapipes.errors import CorruptSidecarError, StaleSidecarError, UnsupportedSidecarError
-from wds_datapipes.index.build import build_index
-from wds_datapipes.index.builder import IndexBuilder
-from wds_datapipes.index.interop.member_table import MemberTable, ShardMember
+from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
+from wds_datapipes.index.options import IndexOptions, check_choice
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar, write_sidecar
-from wds_datapipes.samples.grouping import OnDuplicate
-from wds_datapipes.samples.keys import first_dot
-from wds_datapipes.tar.headers import EndMarker
 
 __all__ = ["DaliVersion", "dali_index_url", "dali_text", "read_dali_index", "write_dali_index"]
 
@@ -55,7 +52,7 @@ def write_dali_index(
     path: str | os.PathLike[str] | None = None,
     *,
     version: DaliVersion = "v1.2",
-    end_marker: EndMarker = "required",
+    options: IndexOptions = DEFAULT_OPTIONS,
     storage_options: Mapping[str, Any] | None = None,
 ) -> str:
     """Write the index of a shard for DALI's ``fn.readers.webdataset``, and return its name.
@@ -67,7 +64,7 @@ def write_dali_index(
         url: the shard, a path or a URL.
         path: the file to write; by default, the one next to the shard that DALI expects.
         version: the version of the format; ``"v1.1"`` has no names.
-        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        options: how the shard is indexed.
         storage_options: passed to a remote file system.
 
     Raises:
@@ -86,9 +83,8 @@ def write_dali_index(
     """
     shard = os.fspath(url)
     target = os.fspath(path) if path is not None else dali_index_url(shard)
-    index = build_index(
-        shard, lowercase=False, on_repeated_key="ignore", end_marker=end_marker, storage_options=storage_options
-    )
+    as_written = replace(options, lowercase=False)
+    index = build_index(shard, as_written, on_repeated_key="ignore", storage_options=storage_options)
     write_sidecar(target, dali_text(index, version, archive=redact(shard)), storage_options)
     return target
 
@@ -99,8 +95,7 @@ def dali_text(index: ShardIndex, version: DaliVersion = "v1.2", *, archive: str 
     Raises:
         UnsupportedSidecarError: the format cannot represent the index.
     """
-    if version not in WORDS:
-        raise ValueError(f'version must be "v1.1" or "v1.2", not {version!r}')
+    check_choice("version", version, DaliVersion)
     index.check_random_access()
     if index.facts.key_rule != "first_dot":
         raise UnsupportedSidecarError(
@@ -126,10 +121,8 @@ def dali_text(index: ShardIndex, version: DaliVersion = "v1.2", *, archive: str 
 def read_dali_index(
     path: str | os.PathLike[str],
     url: str | os.PathLike[str],
+    options: IndexOptions = DEFAULT_OPTIONS,
     *,
-    lowercase: bool = True,
-    on_duplicate: OnDuplicate = "raise",
-    end_marker: EndMarker = "required",
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardIndex:
     """Read an index of DALI's ``wds2idx`` or `write_dali_index`, and verify it against the shard's headers.
@@ -140,18 +133,17 @@ def read_dali_index(
     Args:
         path: the index.
         url: its shard.
-        lowercase: convert field names to lower case.
-        on_duplicate: what to do if a field occurs twice in a sample.
-        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        options: how the shard is indexed.
         storage_options: passed to remote file systems.
 
     Returns:
-        The index of the samples that the file lists, which may not be all.
+        The index of the shard.
 
     Raises:
         MissingSidecarError: the index cannot be read.
-        CorruptSidecarError: the file is damaged or not an index of DALI.
+        CorruptSidecarError: the file is not an index of DALI.
         StaleSidecarError: the index does not match the shard; the message names the line.
+        UnsupportedSidecarError: the format cannot describe the shard.
         ShardError: the shard cannot be read.
 
     Examples:
@@ -161,83 +153,19 @@ def read_dali_index(
         True
     """
     name, shard = redact(os.fspath(path)), os.fspath(url)
-    lines = list(_parse_components(read_sidecar(os.fspath(path), storage_options), name))
-    members = MemberTable(shard, end_marker=end_marker, storage_options=storage_options)
-    builder = IndexBuilder(
-        lowercase=lowercase, on_duplicate=on_duplicate, on_repeated_key="ignore", archive=redact(shard)
-    )
-    reached, last = -1, None
-    for number, components in enumerate(lines, 2):
-        line = f"Line {number} of {name}"
-        found = [_matching_member(members, component, line) for component in components]
-        key = _only_key(found, line)
-        if any(before.offset >= after.offset for before, after in pairwise([ShardMember("", 0, reached, 0), *found])):
-            raise StaleSidecarError(f"{line} has members in another order than the shard. Build the index again")
-        if key == last:
-            raise StaleSidecarError(f"{line} repeats the sample {key!r} of the line before. Build the index again")
-        reached, last = found[-1].offset, key
-        for member in found:
-            builder.add(*member)
-    return builder.finish(end=members.scan.end, facts=members.facts)
-
-
-def _parse_components(content: bytes, name: str) -> Iterator[list[tuple[str, int, int, str | None]]]:
-    """Yield the components of each sample: extension, offset, size, and name or None."""
-    lines = content.decode("utf-8", "surrogateescape").split("\n")
+    lines = read_sidecar(os.fspath(path), storage_options).decode("utf-8", "surrogateescape").split("\n")
     version, count = [*WORD.findall(lines[0]), "", ""][:2]
-    if version not in WORDS or not _is_number(count):
+    if version not in WORDS or not (count.isascii() and count.isdigit() and len(count) <= MAX_DIGITS):
         raise CorruptSidecarError(
             f"{name} is not an index of DALI: its first line is {lines[0][:40]!r}, not 'v1.2 NUMBER'"
         )
-    # A truncated line may look like one with fewer components, so the last one must end with a line feed.
-    if not 0 < int(count) < len(lines) - 1:
-        raise CorruptSidecarError(
-            f"{name} is damaged: it should have {int(count)} samples, but has {len(lines) - 2} complete lines. Build "
-            f"it again"
-        )
-    step = WORDS[version]
-    for number, line in enumerate(lines[1 : int(count) + 1], 2):
-        words = WORD.findall(line)
-        numbers = [
-            words[at] for first in range(0, len(words), step) for at in (first + 1, first + 2) if at < len(words)
-        ]
-        if not words or len(words) % step or not all(map(_is_number, numbers)):
-            raise CorruptSidecarError(
-                f"Line {number} of {name} is {line[:60]!r}, not groups of {step} words: extension, offset, size"
-                f"{', name' if step == 4 else ''}. Build it again"
+    index = build_index(shard, options, on_repeated_key="ignore", storage_options=storage_options)
+    expected = dali_text(index, version, archive=redact(shard)).decode("utf-8", "surrogateescape").split("\n")
+    # The last line ends with a line feed, after which there may be anything.
+    for number, (found, right) in enumerate(zip_longest(lines[: int(count) + 2], expected, fillvalue=""), 1):
+        if WORD.findall(found) != WORD.findall(right) and number < len(expected):
+            raise StaleSidecarError(
+                f"Line {number} of {name} is {found[:200]!r}, and that of {redact(shard)} is {right[:200]!r}. Build "
+                "the index again"
             )
-        yield [
-            (words[at], int(words[at + 1]), int(words[at + 2]), words[at + 3] if step == 4 else None)
-            for at in range(0, len(words), step)
-        ]
-
-
-def _matching_member(members: MemberTable, component: tuple[str, int, int, str | None], line: str) -> ShardMember:
-    """Return the member of a component, or raise if they do not match."""
-    extension, offset, size, expected = component
-    member = members.member_at(offset, size, line)
-    parts = first_dot(member.name)
-    if parts is None:
-        raise StaleSidecarError(
-            f"{line} has the member {member.name!r}, which belongs to no sample, as its name has no extension"
-        )
-    if parts[1] != extension or expected not in (None, member.name):
-        text = f".{extension}" if expected is None else expected
-        raise StaleSidecarError(
-            f"{line} says that {text!r} is at byte {offset}, but the member there is {member.name!r}. Build the index "
-            f"again"
-        )
-    return member
-
-
-def _only_key(found: list[ShardMember], line: str) -> str:
-    keys = {(first_dot(member.name) or ("", ""))[0] for member in found}
-    if len(keys) > 1:
-        raise StaleSidecarError(
-            f"{line} has members of several samples: {', '.join(map(repr, sorted(keys)))}. Build the index again"
-        )
-    return min(keys)
-
-
-def _is_number(word: str) -> bool:
-    return word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS
+    return index

@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from wds_datapipes.errors import CorruptSidecarError, StaleSidecarError, UnsupportedSidecarError
-from wds_datapipes.index.builder import IndexBuilder
-from wds_datapipes.index.interop.member_table import MemberTable
+from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
+from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar, write_sidecar
-from wds_datapipes.tar.headers import EndMarker
 
 __all__ = [
     "build_energon_index",
@@ -58,8 +58,8 @@ def energon_index_url(url: str) -> str:
 def write_energon_index(
     url: str | os.PathLike[str],
     path: str | os.PathLike[str] | None = None,
+    options: IndexOptions = DEFAULT_OPTIONS,
     *,
-    end_marker: EndMarker = "required",
     storage_options: Mapping[str, Any] | None = None,
 ) -> str:
     """Write the index of a shard for Energon, and return its name.
@@ -67,7 +67,7 @@ def write_energon_index(
     Args:
         url: the shard, a path or a URL.
         path: the file to write; by default, the one next to the shard that Energon expects.
-        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        options: how the shard is indexed; names are always split as Energon does.
         storage_options: passed to a remote file system.
 
     Raises:
@@ -85,15 +85,15 @@ def write_energon_index(
     """
     shard = os.fspath(url)
     target = os.fspath(path) if path is not None else energon_index_url(shard)
-    build_energon_index(shard, target, end_marker, storage_options)
+    build_energon_index(shard, target, options, storage_options)
     return target
 
 
 def read_energon_index(
     path: str | os.PathLike[str],
     url: str | os.PathLike[str],
+    options: IndexOptions = DEFAULT_OPTIONS,
     *,
-    end_marker: EndMarker = "required",
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardIndex:
     """Read an index of Energon, and verify it against the shard's headers.
@@ -101,7 +101,7 @@ def read_energon_index(
     Args:
         path: the index.
         url: its shard.
-        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        options: how the shard is indexed; names are always split as Energon does.
         storage_options: passed to remote file systems.
 
     Returns:
@@ -120,7 +120,7 @@ def read_energon_index(
             f"{name} is not an index of Energon: its size of {len(content)} bytes is not a multiple of 8"
         )
     offsets = np.frombuffer(content, "<u8")
-    index = _index_shard(MemberTable(shard, end_marker=end_marker, storage_options=storage_options), redact(shard))
+    index = _index_shard(shard, options, storage_options)
     found = index.columns["sample_offsets"].astype("<u8")
     for number, (expected, actual) in enumerate(zip(offsets.tolist(), found.tolist(), strict=False)):
         if expected != actual:
@@ -140,19 +140,19 @@ def read_energon_index(
 
 
 def build_energon_index(
-    url: str, path: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None
+    url: str, path: str, options: IndexOptions, storage_options: Mapping[str, Any] | None
 ) -> ShardIndex:
     """Write the index of a shard for Energon, and return it as a `ShardIndex`."""
-    index = _index_shard(MemberTable(url, end_marker=end_marker, storage_options=storage_options), redact(url))
+    index = _index_shard(url, options, storage_options)
     if not len(index):
         raise UnsupportedSidecarError(f"{redact(url)} has no samples, and Energon does not accept an empty shard")
     write_sidecar(path, index.columns["sample_offsets"].astype("<u8").tobytes(), storage_options)
     return index
 
 
-def _index_shard(members: MemberTable, archive: str) -> ShardIndex:
-    """Index the files of a shard with Energon's rule."""
-    builder = IndexBuilder(key_rule=energon_rule, lowercase=False, on_repeated_key="ignore", archive=archive)
-    for member in members.found:
-        builder.add(*member)
-    return builder.finish(end=members.scan.end, facts=members.facts)
+def _index_shard(url: str, options: IndexOptions, storage_options: Mapping[str, Any] | None) -> ShardIndex:
+    """Index a shard with Energon's rule."""
+    as_energon = replace(options, key_rule=energon_rule, lowercase=False)
+    index = build_index(url, as_energon, on_repeated_key="ignore", storage_options=storage_options)
+    index.check_random_access()
+    return index

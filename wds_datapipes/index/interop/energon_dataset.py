@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, UnsupportedSidecarError
 from wds_datapipes.extras import require
+from wds_datapipes.index.build import DEFAULT_OPTIONS
 from wds_datapipes.index.interop.energon import build_energon_index, energon_index_url
 from wds_datapipes.index.interop.energon_sqlite import energon_keys, remove_energon_keys
 from wds_datapipes.index.manifest import Manifest, ManifestEntry
+from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.small_files import join_name, read_sidecar, within, write_sidecar
@@ -28,7 +30,6 @@ from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.shards.mixture_spec import parse_plain_yaml
 from wds_datapipes.shards.patterns import expand_braces
-from wds_datapipes.tar.headers import EndMarker
 
 __all__ = ["EnergonDataset", "read_energon_dataset", "write_energon_dataset"]
 
@@ -132,9 +133,9 @@ def write_energon_dataset(
     splits: Mapping[str, Shards],
     *,
     keys: bool = True,
-    end_marker: EndMarker = "required",
+    options: IndexOptions = DEFAULT_OPTIONS,
     executor: Executor | None = None,
-    max_workers: int | None = None,
+    num_workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> EnergonDataset:
     """Write the indexes and the ``.nv-meta`` that turn a folder of shards into a dataset of Energon.
@@ -148,9 +149,9 @@ def write_energon_dataset(
         keys: write ``index.sqlite`` too, if the folder is local. Energon needs it to find samples by key, to exclude
             samples, and to read only some of their files; keys must be unique then. Without it, samples are loaded in
             order, and an existing one is removed, as it may describe other shards.
-        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at their end.
+        options: how the shards are indexed; names are always split as Energon does.
         executor: any executor to read the shards; by default, processes on this host.
-        max_workers: the number of processes.
+        num_workers: the number of processes; 0 reads the shards in this process.
         storage_options: passed to a remote file system.
 
     Returns:
@@ -177,10 +178,10 @@ def write_energon_dataset(
         except OSError as error:
             raise MissingSidecarError(f"The folder {meta} cannot be created: {error.strerror}") from error
     counts: dict[int, int] = {}
-    work = (end_marker, storage_options)
+    work = (options, storage_options)
     with contextlib.ExitStack() as opened:
         table = opened.enter_context(energon_keys(meta)) if keys and meta is not None else None
-        for number, task in map_shards(_index, urls, work, executor=executor, num_workers=max_workers):
+        for number, task in map_shards(_index, urls, work, executor=executor, num_workers=num_workers):
             index = task.result()
             counts[number] = len(index)
             if table is not None:
@@ -253,8 +254,8 @@ def _expand(patterns: Sequence[str] | None) -> list[str]:
     return [url for pattern in patterns or () for url in expand_braces(pattern)]
 
 
-def _index(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
-    return build_energon_index(url, energon_index_url(url), end_marker, storage_options)
+def _index(url: str, options: IndexOptions, storage_options: Mapping[str, Any] | None) -> ShardIndex:
+    return build_energon_index(url, energon_index_url(url), options, storage_options)
 
 
 def _yaml(splits: Mapping[str, Sequence[str]]) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from typing import Any
 
-from wds_datapipes.errors import CorruptSidecarError, StaleSidecarError, UnsafeInputError
+from wds_datapipes.errors import CorruptSidecarError, UnsafeInputError
 from wds_datapipes.index.build import Depth, build_index
-from wds_datapipes.index.manifest import Manifest, ManifestEntry
-from wds_datapipes.io.openers import open_url, redact
-from wds_datapipes.io.remote.range_reader import file_facts
+from wds_datapipes.index.manifest import Manifest, ManifestEntry, check_manifest
+from wds_datapipes.index.options import IndexOptions
+from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
@@ -23,34 +22,23 @@ __all__ = ["read_wids_index", "write_wids_index"]
 KIND, VERSION = "wids-shard-index-v1", 1
 
 
-class _ListedShard(NamedTuple):
-    """A shard in an index of wids."""
-
-    url: str
-    samples: int
-    bytes: int | None
-    md5: str | None
-
-
 def write_wids_index(
     urls: Shards,
     path: str | os.PathLike[str],
     *,
     name: str | None = None,
-    digest: bool = True,
     executor: Executor | None = None,
-    max_workers: int | None = None,
+    num_workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Write the JSON file that ``wids.ShardListDataset`` reads, as ``widsindex create`` does.
+    """Write the JSON file that ``wids.ShardListDataset`` reads, as ``widsindex create`` does, without ``md5sum``.
 
     Args:
         urls: the shards in order, a pattern or an iterable of URLs.
         path: the file to write. Shards in or below its folder are named relative to it, as wids expects.
         name: the name of the dataset.
-        digest: compute the MD5 of each shard, which reads all of it; wids does not need it.
         executor: any executor to read the shards; by default, processes on this host.
-        max_workers: the number of processes.
+        num_workers: the number of processes; 0 reads the shards in this process.
         storage_options: passed to remote file systems.
 
     Returns:
@@ -69,22 +57,19 @@ def write_wids_index(
         ['a.tar']
     """
     shards = resolve_shards(urls)
-    found: dict[int, _ListedShard] = {}
-    for number, task in map_shards(
-        _describe_shard, shards, (digest, storage_options), executor=executor, num_workers=max_workers
-    ):
+    found: dict[int, ManifestEntry] = {}
+    work = (storage_options,)
+    for number, task in map_shards(_describe_shard, shards, work, executor=executor, num_workers=num_workers):
         found[number] = task.result()
     folder = folder_of(os.fspath(path))
-    listed = [found[number] for number in sorted(found)]
+    listed = Manifest(found[number] for number in sorted(found))
     facts: dict[str, Any] = {"__kind__": KIND, "wids_version": VERSION}
     facts |= {"name": name} if name is not None else {}
     facts["shardlist"] = [
-        {"url": within(folder, each.url), **({"md5sum": each.md5} if digest else {})}
-        | {"nsamples": each.samples, "filesize": each.bytes}
-        for each in listed
+        {"url": within(folder, each.url), "nsamples": each.samples, "filesize": each.bytes} for each in listed.entries
     ]
     write_sidecar(os.fspath(path), (json.dumps(facts, indent=2) + "\n").encode(), storage_options)
-    return Manifest(ManifestEntry(each.url, each.samples, each.bytes or 0) for each in listed)
+    return listed
 
 
 def read_wids_index(
@@ -92,7 +77,7 @@ def read_wids_index(
     *,
     depth: Depth = "headers",
     executor: Executor | None = None,
-    max_workers: int | None = None,
+    num_workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Read the JSON file of wids, and verify it against the shards.
@@ -100,31 +85,24 @@ def read_wids_index(
     Args:
         path: the file, a path or a URL. Names of shards are relative to its ``base``, or else to its folder.
         depth: ``"size"`` compares the sizes and trusts the counts; ``"headers"`` also counts the samples, by reading
-            the headers; ``"bytes"`` also compares the digests, if there are any.
+            the headers, as `check_manifest` does.
         executor: any executor to read the shards; by default, processes on this host.
-        max_workers: the number of processes.
+        num_workers: the number of processes; 0 reads the shards in this process.
         storage_options: passed to remote file systems.
 
     Raises:
         MissingSidecarError: the file, or one that it refers to, cannot be read.
         CorruptSidecarError: the file is damaged or not an index of wids.
         UnsafeInputError: a file from another host names a command as a shard.
-        StaleSidecarError: the file does not match a shard.
-        ShardError: a shard cannot be read.
+        StaleSidecarError: the file does not match a shard, or a shard cannot be read.
     """
-    if depth not in ("size", "headers", "bytes"):
-        raise ValueError(f'depth must be "size", "headers" or "bytes", not {depth!r}')
-    listed = list(_list_shards(os.fspath(path), storage_options))
-    name = redact(os.fspath(path))
-    entries: dict[int, ManifestEntry] = {}
-    urls = [each.url for each in listed]
-    work = ({each.url: each for each in listed}, depth, name, storage_options)
-    for number, task in map_shards(_verify_shard, urls, work, executor=executor, num_workers=max_workers):
-        entries[number] = task.result()
-    return Manifest(entries[number] for number in sorted(entries))
+    manifest = Manifest(_list_shards(os.fspath(path), storage_options))
+    reading: dict[str, Any] = {"executor": executor, "num_workers": num_workers, "storage_options": storage_options}
+    check_manifest(manifest, depth=depth, **reading)
+    return manifest
 
 
-def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[_ListedShard]:
+def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[ManifestEntry]:
     """Yield the shards that a file lists, and then those of the files that it refers to."""
     name = redact(path)
     try:
@@ -160,54 +138,15 @@ def _base_folder(base: str | None, path: str) -> str:
     return folder_of(path) if base is None else join_name(folder_of(path), base.rstrip("/") + "/")
 
 
-def _shards(found: list[dict[str, Any]], folder: str) -> Iterator[_ListedShard]:
+def _shards(found: list[dict[str, Any]], folder: str) -> Iterator[ManifestEntry]:
     for each in found:
-        listed = _ListedShard(
-            join_name(folder, each["url"]), each["nsamples"], each.get("filesize"), each.get("md5sum")
-        )
-        numbers = [listed.samples] if listed.bytes is None else [listed.samples, listed.bytes]
-        if any(type(number) is not int or number < 0 for number in numbers) or type(listed.md5) not in (
-            str,
-            type(None),
-        ):
+        listed = ManifestEntry(join_name(folder, each["url"]), each["nsamples"], each.get("filesize") or 0)
+        if any(type(number) is not int or number < 0 for number in (listed.samples, listed.bytes)):
             raise ValueError(f"its entry {each!r} is not valid")
         yield listed
 
 
-def _describe_shard(url: str, digest: bool, storage_options: Mapping[str, Any] | None) -> _ListedShard:
-    index = build_index(url, on_duplicate="first", on_repeated_key="ignore", storage_options=storage_options)
-    return _ListedShard(url, len(index), index.facts.bytes, _md5(url, storage_options) if digest else None)
-
-
-def _verify_shard(
-    url: str, expected: Mapping[str, _ListedShard], depth: Depth, name: str, storage_options: Mapping[str, Any] | None
-) -> ManifestEntry:
-    """Return the entry of a shard, or raise if it does not match the file."""
-    listed = expected[url]
-    size = file_facts(url, storage_options=storage_options).bytes
-    if None not in (size, listed.bytes) and size != listed.bytes:
-        raise StaleSidecarError(
-            f"{name} says that {redact(url)} has {listed.bytes} bytes, but it has {size}. Build it again"
-        )
-    if depth != "size":
-        found = _describe_shard(url, depth == "bytes" and listed.md5 is not None, storage_options)
-        if found.samples != listed.samples:
-            raise StaleSidecarError(
-                f"{name} says that {redact(url)} has {listed.samples} samples, but it has {found.samples}. Build it "
-                f"again"
-            )
-        if found.md5 is not None and found.md5 != listed.md5:
-            raise StaleSidecarError(
-                f"{name} says that {redact(url)} has the MD5 {listed.md5}, but it has {found.md5}. Build it again"
-            )
-        size = found.bytes
-    return ManifestEntry(url, listed.samples, size if size is not None else listed.bytes or 0)
-
-
-def _md5(url: str, storage_options: Mapping[str, Any] | None) -> str:
-    options: dict[str, Any] = {} if storage_options is None else {"storage_options": storage_options}
-    digest = hashlib.md5(usedforsecurity=False)
-    with open_url(url, **options) as stream:
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+def _describe_shard(url: str, storage_options: Mapping[str, Any] | None) -> ManifestEntry:
+    options = IndexOptions(on_duplicate="first")
+    index = build_index(url, options, on_repeated_key="ignore", storage_options=storage_options)
+    return ManifestEntry(url, len(index), index.facts.bytes or 0)

@@ -96,13 +96,13 @@ class BatchShare:
     def __post_init__(self) -> None:
         if self.batch % self.ranks:
             raise ValueError(
-                f"IndexedSamples has a global batch_size of {self.batch}, which {self.ranks} ranks cannot share "
+                f"IndexedSamples has a global_batch_size of {self.batch}, which {self.ranks} ranks cannot share "
                 f"evenly. Choose a multiple of {self.ranks}"
             )
         if self.count < self.batch and self.remainder == "drop":
             raise EmptySourceError(
                 f"IndexedSamples has {self.count} samples, and a global batch takes {self.batch}, so an epoch would be "
-                f'empty. Choose a smaller batch_size, or remainder="pad" or "keep"'
+                f'empty. Choose a smaller global_batch_size, or remainder="pad" or "keep"'
             )
 
     @property

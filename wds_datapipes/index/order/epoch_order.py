@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -44,10 +44,6 @@ class EpochOrder:
     """
 
     def __init__(self, sizes: Sequence[int] | Numbers, order: Order, *, seed: int, window_shards: int = 16) -> None:
-        if order not in get_args(Order):
-            raise ValueError(f'order must be "global", "window" or "sequential", not {order!r}')
-        if window_shards < 1:
-            raise ValueError(f"window_shards is a number of shards from 1, not {window_shards}")
         counts = np.asarray(sizes, np.int64)
         self._shards = np.arange(len(counts))  # the shard at each place
         if order == "window":

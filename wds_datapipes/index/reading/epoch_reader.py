@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain, repeat
 
 import numpy as np
 
-from wds_datapipes.errors import WdsError
 from wds_datapipes.index.order.epoch_order import SampleOrder
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.reading.dataset_reader import Chunk
 from wds_datapipes.index.reading.indexed_shards import IndexedShards, Reader
 from wds_datapipes.on_error.policy import ErrorPolicy, note
 from wds_datapipes.types import Sample
@@ -42,10 +41,11 @@ class EpochReader:
     ) -> None:
         self._shards, self._reader, self._order = shards, reader, order
         self._policy, self._substitutes = policy, substitutes
-        self._begun = 0  # the number of positions that were looked up
 
     def read(self, chunks: Iterable[Numbers]) -> Iterator[tuple[Sample | None, int, bool]]:
         """Yield each sample, its position, and whether it is a substitute; None stands for an unreadable sample.
+
+        The epoch ends at the first error for which a handler returns False.
 
         Args:
             chunks: arrays of positions; those from the length of the epoch on start again.
@@ -54,49 +54,32 @@ class EpochReader:
             ShardError: a sample cannot be read, or no other in its place.
             SidecarError: an index is missing or damaged.
         """
-        chunks = iter(chunks)
         waiting = deque[int]()  # the positions of the samples that are being read
-        while True:
-            again = np.array(waiting, np.int64)
-            waiting.clear()
-            self._begun -= len(again)
-            samples = self._shards.stream(self._reader, self._find(chain([again], chunks), waiting))
-            try:
-                yield from zip(samples, iter(waiting.popleft, None), repeat(False))
-            except (WdsError, OSError):
-                if self._policy.always_raises:
-                    raise
-            else:
-                return
-            # One of the samples that are read together cannot be read. It may be a later one.
+        for item in self._shards.stream(self._reader, self._find(chunks, waiting)):
             position = waiting.popleft()
-            self._policy.tried = self._begun - len(waiting)
-            yield self._read_one(position)
+            self._policy.tried += 1
+            if not isinstance(item, Exception):
+                yield item, position, False
+                continue
+            shards, _ = self._order.find(np.array([position % len(self._order)]))
+            if not self._policy.handle(item, url=self._shards.urls[shards[0]]):
+                return
+            yield self._substitute(position, item) if self._substitutes else None, position, True
+            del item  # its frames refer to this one
 
-    def _find(self, chunks: Iterable[Numbers], waiting: deque[int]) -> Iterator[tuple[Numbers, Numbers]]:
+    def _find(self, chunks: Iterable[Numbers], waiting: deque[int]) -> Iterator[Chunk]:
         """Yield where samples are, and append their positions to ``waiting``."""
         for chunk in chunks:
             waiting.extend(chunk.tolist())
-            self._begun += len(chunk)
             yield self._order.find(chunk % len(self._order))
 
-    def _read_one(self, position: int) -> tuple[Sample | None, int, bool]:
-        shards, places = self._order.find(np.array([position % len(self._order)]))
-        try:
-            return self._shards.read(self._reader, shards, places)[0], position, False
-        except (WdsError, OSError) as error:
-            if not self._policy.handle(error, url=self._shards.urls[shards[0]]):
-                raise
-            return self._substitute(position, error) if self._substitutes else None, position, True
-
-    def _substitute(self, position: int, error: WdsError | OSError) -> Sample:
+    def _substitute(self, position: int, error: Exception) -> Sample:
         """Return another sample of the epoch."""
         stride = round(len(self._order) * STRIDE) or 1
         for number in range(1, TRIES + 1):
-            shards, places = self._order.find(np.array([(position + number * stride) % len(self._order)]))
-            try:
-                return self._shards.read(self._reader, shards, places)[0]
-            except (WdsError, OSError):  # it is reported at its own position
-                continue
+            place = self._order.find(np.array([(position + number * stride) % len(self._order)]))
+            for item in self._shards.stream(self._reader, [place]):
+                if isinstance(item, dict):
+                    return item  # the errors of others are reported at their own positions
         note(error, f"{TRIES} other samples of the epoch, which were tried in its place, could not be read either")
         raise error

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
-from itertools import chain, tee
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,9 +15,10 @@ from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.index.key_table import KeyTable
+from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.length_order import Lengths, check_lengths
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.reading.dataset_reader import DatasetReader
+from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
 from wds_datapipes.index.reading.key_join import NAMED, JoinedReader, KeyJoin, missing_keys_error
 from wds_datapipes.index.selection import Select, Selection
 from wds_datapipes.index.shard_index import ShardIndex
@@ -42,8 +43,8 @@ class IndexedShards:
         join: other datasets, whose fields are added to the samples with the same keys.
         missing: what to do with samples without a counterpart in a joined dataset.
         lengths: the length of each selected sample, or a function that returns those of all samples of a shard.
-        folder: the directory of the indexes; by default, that of the shards.
-        options: those of `DatasetReader`.
+        fields: the fields to read; by default all.
+        access: where the indexes are, and how shards are opened.
 
     Attributes:
         urls: the URL of each shard.
@@ -66,25 +67,25 @@ class IndexedShards:
         join: Sequence[IndexedShards] = (),
         missing: Lacking = "raise",
         lengths: Lengths | None = None,
-        folder: str | os.PathLike[str] | None = None,
-        **options: Any,
+        fields: Collection[str] | None = None,
+        access: AccessOptions = AccessOptions(),  # noqa: B008  immutable
     ) -> None:
-        self._options = {"folder": folder, **options}
+        self._access, self._fields = access, fields
         self.parts: dict[str, slice] = {}
         every = list[tuple[str, int]]()
         for name, shards in datasets.items():
             self.parts[name] = slice(len(every), len(every) + len(shards))
             every += shards
         self.urls = [url for url, _ in every]
+        self._names = None if "" in datasets else [name for name, shards in datasets.items() for _ in shards]
         self._all_sizes = self.sizes = np.array([size for _, size in every], np.int64)
         self._starts = np.cumsum(self._all_sizes) - self._all_sizes
         self._reader: tuple[int, Reader] | None = None
         if not self._all_sizes.any():
             raise EmptySourceError(f"There are no samples in {len(every)} shards. Check the pattern of the shards")
-        check_index_names([self.urls, *(other.urls for other in join)], folder)
+        check_index_names([self.urls, *(other.urls for other in join)], access.index_dir)
         self._others = join
-        self._joins: list[KeyJoin] = []
-        self._selections: list[tuple[slice, Selection]] = []
+        self._selection: Selection | None = None
         with self._open() as reader:
             self._joins = [self._join(reader, other) for other in join]
             self._select(reader, select, missing)
@@ -137,26 +138,33 @@ class IndexedShards:
                 raise missing_keys_error([reader.index_of(shard).keys[number] for shard, number in some], count, join)
 
     def _select(self, reader: DatasetReader, select: Select | Mapping[str, Select] | None, missing: Lacking) -> None:
-        """Restrict each dataset to the samples that are selected, and that have counterparts if they must."""
+        """Restrict the datasets to the samples that are selected, and that have counterparts if they must."""
         among = None
         if self._joins and missing == "skip":
             among = np.logical_and.reduce([join.numbers >= 0 for join in self._joins])
-        for name, chosen in _select_by_dataset(select, self.parts, is_restricted=among is not None).items():
-            part = self.parts[name]
-            sizes = self._all_sizes[part]
-            start = int(self._starts[part][0]) if len(sizes) else 0
-
-            def index_of(shard: int, first: int = part.start) -> ShardIndex:
-                return reader.index_of(first + shard)
-
-            own = None if among is None else among[start : start + int(sizes.sum())]
-            self._selections.append((part, Selection(chosen, sizes, read_index=index_of, among=own)))
-        self.sizes = self._all_sizes.copy()
-        for part, selection in self._selections:
-            self.sizes[part] = selection.sizes
+        if isinstance(select, Mapping):
+            select = self._select_by_name(reader, select)
+        elif len(self.parts) > 1 and select is not None and not callable(select):
+            raise TypeError(f"With several datasets, select is a function or a mapping by name, not {select!r:.100}")
+        if select is None and among is None:
+            return
+        chosen = slice(None) if select is None else select
+        self._selection = Selection(chosen, self._all_sizes, read_index=reader.index_of, among=among)
+        self.sizes = self._selection.sizes
         if not self.sizes.any():
             what = "select chooses none" if among is None else "select and join leave none"
             raise EmptySourceError(f"{what} of the {self._all_sizes.sum()} samples")
+
+    def _select_by_name(self, reader: DatasetReader, select: Mapping[str, Select]) -> Numbers:
+        """Return the numbers of the samples that are selected from each dataset; by default all."""
+        if unknown := [name for name in select if name not in self.parts]:
+            raise ValueError(f"select is for the dataset {unknown[0]!r}, and the datasets are {sorted(self.parts)}")
+        numbers = [np.empty(0, np.int64)]
+        for name, part in self.parts.items():
+            sizes, read_index = self._all_sizes[part], partial(_index_from, reader, part.start)
+            own = Selection(select.get(name, slice(None)), sizes, read_index=read_index)
+            numbers.append(own.numbers + int(self._all_sizes[: part.start].sum()))
+        return np.concatenate(numbers)
 
     def _measure(self, reader: DatasetReader, lengths: Lengths) -> Numbers:
         """Return the length of each selected sample."""
@@ -196,52 +204,21 @@ class IndexedShards:
         return JoinedReader(reader, self._starts, list(zip(self._joins, others, strict=True)))
 
     def _open(self) -> DatasetReader:
-        return DatasetReader(self.urls, self._all_sizes, **self._options)
+        return DatasetReader(self.urls, self._all_sizes, self._access, fields=self._fields, names=self._names)
 
-    def read(self, reader: Reader, shards: Numbers, places: Numbers) -> list[Sample]:
-        """Return samples, as `stream` yields them, without effect on a stream of the reader."""
-        samples = reader.read(*self._find((shards, places)))
-        if "" not in self.parts:
-            for sample, name in zip(samples, self._names_of(shards), strict=True):
-                sample["__dataset__"] = name
-        return samples
-
-    def stream(self, reader: Reader, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
-        """Yield samples, with the field ``__dataset__`` if there are several datasets.
+    def stream(self, reader: Reader, chunks: Iterable[Chunk]) -> Iterator[Item]:
+        """Yield samples, with the field ``__dataset__`` if there are several datasets, and errors in their places.
 
         Args:
             reader: the result of `open`.
             chunks: the shards of some samples, and their places among the selected samples of the shards.
         """
-        if "" in self.parts:
-            return reader.stream(map(self._find, chunks))
-        return self._named(reader, chunks)
+        return reader.stream(map(self._find, chunks))
 
-    def _named(self, reader: Reader, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
-        """Yield samples with the names of their datasets."""
-        own, copies = tee(chunks)
-        names = chain.from_iterable(self._names_of(shards) for shards, _ in copies)
-        for sample, name in zip(reader.stream(map(self._find, own)), names, strict=True):
-            sample["__dataset__"] = name
-            yield sample
-
-    def _names_of(self, shards: Numbers) -> list[str]:
-        """Return the names of the datasets of shards."""
-        names, ends = list(self.parts), [part.stop for part in self.parts.values()]
-        return [names[number] for number in np.searchsorted(ends, shards, "right").tolist()]
-
-    def _find(self, chunk: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
+    def _find(self, chunk: Chunk) -> Chunk:
         """Return the shards of samples, and their numbers in them."""
         shards, places = chunk
-        return shards, self._numbers_in_shard(shards, places) if self._selections else places
-
-    def _numbers_in_shard(self, shards: Numbers, places: Numbers) -> Numbers:
-        """Return the numbers of samples in their shards, from their places among the selected ones."""
-        numbers: Numbers = places.copy()
-        for part, selection in self._selections:
-            own = (shards >= part.start) & (shards < part.stop)
-            numbers[own] = selection.find(shards[own] - part.start, places[own])
-        return numbers
+        return shards, places if self._selection is None else self._selection.find(shards, places)
 
     def sample(self, number: int) -> Sample:
         """Return a sample by its number in the order of the shards."""
@@ -257,8 +234,12 @@ class IndexedShards:
         shards = np.searchsorted(self._ends, wanted, "right")
         if self._reader is None or self._reader[0] != os.getpid():  # a forked process needs its own connections
             self._reader = os.getpid(), self.open()
-        places = wanted - self.starts[shards]
-        return self.read(self._reader[1], shards, places)
+        samples = []
+        for item in self.stream(self._reader[1], [(shards, wanted - self.starts[shards])]):
+            if isinstance(item, Exception):
+                raise item
+            samples.append(item)
+        return [sample for sample in samples if sample is not None]
 
     def fingerprint(self) -> str:
         """Return the number of shards and samples, the first and last URL, and a digest of all."""
@@ -267,7 +248,7 @@ class IndexedShards:
     @cached_property
     def _fingerprint(self) -> str:
         text = f"{len(self)} samples in {len(self.urls)} shards from {redact(self.urls[0])} to {redact(self.urls[-1])}"
-        details = [selection.fingerprint() for _, selection in self._selections]
+        details = [] if self._selection is None else [self._selection.fingerprint()]
         details += [
             *(other.fingerprint() for other in self._others),
             *(repr(part) for part in self.parts.items() if part[0]),
@@ -276,31 +257,20 @@ class IndexedShards:
         return f"{text} #{fingerprint([self.urls, self.sizes.tolist(), *details])[:12]}"
 
 
-def check_index_names(datasets: Sequence[Sequence[str]], folder: str | os.PathLike[str] | None) -> None:
+def _index_from(reader: DatasetReader, first: int, shard: int) -> ShardIndex:
+    return reader.index_of(first + shard)
+
+
+def check_index_names(datasets: Sequence[Sequence[str]], index_dir: str | os.PathLike[str] | None) -> None:
     """Raise if shards of several datasets have the same index, as shards with the same name in a directory have.
 
     Raises:
         ValueError: they have.
     """
     known: dict[str, str] = {}
-    for url in {*chain(*datasets)} if folder is not None else ():
-        if (other := known.setdefault(index := index_url(url, folder), url)) != url:
+    for url in {*chain(*datasets)} if index_dir is not None else ():
+        if (other := known.setdefault(index := index_url(url, index_dir), url)) != url:
             raise ValueError(
                 f"{redact(url)} and {redact(other)} would both have the index {index}. Keep their indexes next to the "
                 "shards, or open the datasets with separate folders for indexes"
             )
-
-
-def _select_by_dataset(
-    select: Select | Mapping[str, Select] | None, parts: Mapping[str, slice], *, is_restricted: bool
-) -> dict[str, Select]:
-    """Return what is selected of each dataset, except where nothing restricts it."""
-    if isinstance(select, Mapping):
-        if unknown := [name for name in select if name not in parts]:
-            raise ValueError(f"select is for the dataset {unknown[0]!r}, and the datasets are {sorted(parts)}")
-        chosen = dict(select)
-    elif select is None or callable(select) or len(parts) == 1:
-        chosen = {} if select is None else dict.fromkeys(parts, select)
-    else:
-        raise TypeError(f"With several datasets, select is a function or a mapping by name, not {select!r:.100}")
-    return {**(dict.fromkeys(parts, slice(None)) if is_restricted else {}), **chosen}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, repeat, tee
+from itertools import tee
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,15 +11,14 @@ import numpy as np
 from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError
 from wds_datapipes.index.key_table import KeyTable
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.reading.dataset_reader import DatasetReader
+from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import describe_sample
-from wds_datapipes.types import Sample
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["JoinedReader", "KeyJoin"]
+__all__ = ["JoinedReader", "KeyJoin", "join_fields"]
 
 #: The number of keys that a message names.
 NAMED = 3
@@ -54,10 +53,10 @@ class KeyJoin:
             )
         self.numbers: Numbers = np.concatenate([np.empty(0, np.int64), *map(table.find, keys)])
 
-    def find(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the shards of samples of the other dataset, and their numbers in these shards."""
+    def find(self, numbers: Numbers) -> Chunk:
+        """Return the shards of samples of the other dataset, and their numbers in these shards; -1 for no sample."""
         shards = np.searchsorted(self._ends, numbers, "right")
-        return shards, numbers - (self._ends - self._sizes)[shards]
+        return np.where(numbers < 0, -1, shards), numbers - (self._ends - self._sizes)[shards]
 
 
 class FieldConflictError(DuplicateKeyError):
@@ -78,64 +77,32 @@ class JoinedReader:
     def __init__(self, reader: DatasetReader, starts: Numbers, joins: Sequence[tuple[KeyJoin, DatasetReader]]) -> None:
         self._reader, self._starts, self._joins = reader, starts, joins
 
-    @property
-    def bytes_read(self) -> int:
-        """How many bytes of shards have been read."""
-        return sum(reader.bytes_read for reader in (self._reader, *(reader for _, reader in self._joins)))
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(self, shards: Numbers, numbers: Numbers) -> list[Sample]:
-        """Return samples, as `stream` yields them, without effect on a stream."""
-        samples = self._reader.read(shards, numbers)
-        for join, reader in self._joins:
-            others = join.numbers[self._starts[shards] + numbers]
-            own = np.flatnonzero(others >= 0)
-            for place, other in zip(own.tolist(), reader.read(*join.find(others[own])), strict=True):
-                add_fields(samples[place], other)
-        return samples
+    def stream(self, chunks: Iterable[Chunk]) -> Iterator[Item]:
+        """Yield samples with the fields of all datasets, and an error in the place of each that cannot be read.
 
-    def stream(self, chunks: Iterable[tuple[Numbers, Numbers]]) -> Iterator[Sample]:
-        """Yield samples with the fields of all datasets; one that another dataset lacks has no fields of it.
+        A sample that another dataset lacks has no fields of it. An error may also be a `DuplicateKeyError`, if two
+        datasets have the same field.
 
         Args:
             chunks: the shards of some samples, and their numbers in them.
-
-        Raises:
-            DuplicateKeyError: two datasets have the same field.
-            ShardError: a shard cannot be read, or has changed since it was indexed.
-            SidecarError: an index is missing or damaged.
         """
         own, *copies = tee(chunks, len(self._joins) + 1)
-        others = [self._counterparts(some, *join) for some, join in zip(copies, self._joins, strict=True)]
+        others = [
+            reader.stream(self._counterparts(some, join))
+            for some, (join, reader) in zip(copies, self._joins, strict=True)
+        ]
         for sample, *counterparts in zip(self._reader.stream(own), *others, strict=True):
-            for other in counterparts:
-                if other is not None:
-                    add_fields(sample, other)
-            yield sample
+            yield join_fields(sample, counterparts)
 
-    def _counterparts(
-        self, chunks: Iterable[tuple[Numbers, Numbers]], join: KeyJoin, reader: DatasetReader
-    ) -> Iterator[Sample | None]:
-        """Yield the sample of another dataset for each sample, or None if there is none.
-
-        The stream of the other dataset ends before a chunk that has no counterparts: there may be any number of such
-        chunks, and reading ahead would keep the sample numbers of all of them in memory.
-        """
-        every = (join.numbers[self._starts[shards] + numbers] for shards, numbers in chunks)
-        for has_any, group in groupby(every, lambda some: bool((some >= 0).any())):
-            if not has_any:
-                for some in group:
-                    yield from repeat(None, len(some))
-                continue
-            known, sought = tee(group)
-            found = reader.stream(join.find(some[some >= 0]) for some in sought)
-            for some in known:
-                yield from (next(found) if is_found else None for is_found in (some >= 0).tolist())
+    def _counterparts(self, chunks: Iterable[Chunk], join: KeyJoin) -> Iterator[Chunk]:
+        for shards, numbers in chunks:
+            yield join.find(join.numbers[self._starts[shards] + numbers])
 
     def close(self) -> None:
         """Close all shards."""
@@ -144,27 +111,28 @@ class JoinedReader:
             reader.close()
 
 
-def add_fields(sample: Sample, other: Sample) -> None:
-    """Add the fields of another sample that must have the same key, and no field of the same name.
-
-    Raises:
-        MisalignedShardsError: it has another key.
-        FieldConflictError: it has a field of the same name.
-    """
-    if other["__key__"] != sample["__key__"]:
-        raise MisalignedShardsError(
-            f"{describe_sample(sample)} was joined with {describe_sample(other)}, which has another key. An index was "
-            "replaced after the dataset was opened: open it again"
-        )
-    for name, value in other.items():
-        if name[:2] == "__":
+def join_fields(sample: Item, counterparts: Sequence[Item]) -> Item:
+    """Return a sample with the fields of those with the same key in other datasets, or the first error."""
+    if not isinstance(sample, dict):
+        return sample
+    for other in counterparts:
+        if other is None:
             continue
-        if name in sample:
-            raise FieldConflictError(
-                f"join got {name!r} from {redact(str(other['__url__']))} for {describe_sample(sample)}, which already "
-                "has this field. Choose other fields with fields="
+        if not isinstance(other, dict):
+            return other
+        if other["__key__"] != sample["__key__"]:
+            return MisalignedShardsError(
+                f"{describe_sample(sample)} was joined with {describe_sample(other)}, which has another key. An index "
+                "was replaced after the dataset was opened: open it again"
             )
-        sample[name] = value
+        added = {name: value for name, value in other.items() if name[:2] != "__"}
+        if repeated := added.keys() & sample.keys():
+            return FieldConflictError(
+                f"join got {min(repeated)!r} from {redact(str(other['__url__']))} for {describe_sample(sample)}, which "
+                "already has this field. Choose other fields with fields="
+            )
+        sample |= added
+    return sample
 
 
 def missing_keys_error(keys: Sequence[str], count: int, join: KeyJoin) -> MisalignedShardsError:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -19,10 +20,8 @@ from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import note
-from wds_datapipes.samples.keys import KeyRule, is_meta
 from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.tar.headers import BLOCK, NUMBERS, HeaderReader, round_to_blocks, text
-from wds_datapipes.tar.reader import read_members
 from wds_datapipes.tar.scanner import open_archive_ranges
 from wds_datapipes.types import Sample
 
@@ -49,19 +48,18 @@ class SampleReader:
     Args:
         url: the shard.
         index: its index.
-        key_rule: the rule that the index was built with.
         storage_options: passed to a remote file system.
         limits: the limits for the shard.
         copy: an open local copy of the shard, which is read instead, and closed.
         copy_path: its path.
+        extra: further fields of each sample.
 
     Examples:
         >>> from wds_datapipes.index.build import build_index
-        >>> from wds_datapipes.samples.keys import first_dot
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}])
-        >>> SampleReader(url, build_index(url), key_rule=first_dot).read(1)
-        {'__key__': 'y', '__url__': 'a.tar', 'txt': b'two'}
+        >>> SampleReader(url, build_index(url)).read(1)
+        {'__key__': 'y', '__url__': 'a.tar', '__local_path__': 'a.tar', 'txt': b'two'}
     """
 
     def __init__(
@@ -69,51 +67,24 @@ class SampleReader:
         url: str,
         index: ShardIndex,
         *,
-        key_rule: KeyRule,
         storage_options: Mapping[str, Any] | None = None,
         limits: ReadLimits = DEFAULT_LIMITS,
         copy: BinaryIO | None = None,
         copy_path: str | None = None,
+        extra: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.url, self.index, self._name = url, index, redact(url)
-        self._key_rule, self._limits = key_rule, limits
+        self._limits, self._extra = limits, extra
         self._ranges = ShardRanges(url, index, storage_options, copy=copy, copy_path=copy_path)
 
-    @property
-    def bytes_read(self) -> int:
-        """How many bytes have been read."""
-        return self._ranges.bytes_read
-
-    def read(self, number: int) -> Sample:
-        """Return a sample, with its fields as bytes.
+    def read(self, number: int, fields: Collection[str] | None = None) -> Sample:
+        """Return a sample, with its fields as bytes. The shard does not stay open.
 
         Raises:
             ShardError: the sample cannot be read, or the shard has changed since it was indexed.
         """
-        key, offset, end, entries = self.index[number]
-        sample: Sample = {"__key__": key, "__url__": self.url}
-        data = io.BytesIO(self._ranges.read(offset, end))
-        for _, name, value, _ in read_members(
-            data, shard=self.url, archive=self._name, start=offset, stop=end, limits=self._limits
-        ):
-            parts = None if is_meta(name) else self._key_rule(name)
-            if parts is not None and parts[0] == key:
-                sample.setdefault(parts[1].lower(), value)
-        for entry in entries:
-            if len(sample.get(entry.field, b"")) != entry.size:
-                found = f"the sample {key!r}, at byte {offset}, has no field {entry.field!r} of {entry.size} bytes"
-                raise self._ranges.changed_error(found)
-        return sample
-
-    def read_field(self, number: int, field: str) -> bytes | None:
-        """Return the data of a field of a sample, or None if there is no such field.
-
-        Raises:
-            ShardError: the field cannot be read.
-        """
-        plan = plan_reading(self.index, np.array([number]), [field], max_bytes=MAX_READ_BYTES, alone_from=LONG_BYTES)
-        found: bytes | None = next(self._samples(plan, self._reading(plan))).get(field)
-        return found
+        plan = plan_reading(self.index, np.array([number]), fields, max_bytes=MAX_READ_BYTES, alone_from=LONG_BYTES)
+        return next(self._samples(plan, self._reading(plan)))
 
     def stream(self, numbers: Numbers, fields: Collection[str] | None = None) -> Iterator[Sample]:
         """Yield samples with their fields as bytes, each read when it is due; a local shard stays open until `close`.
@@ -166,7 +137,7 @@ class SampleReader:
             ChangedShardError: the header of a field has another name or size than the index.
         """
         members = zip(plan.names, plan.suffixes, plan.members, plan.ranges, plan.begins, plan.ends, strict=True)
-        empty: Sample = {"__key__": "", "__url__": self.url}
+        empty: Sample = {"__key__": "", "__url__": self.url, **self._extra}
         if self._ranges.path is not None:
             empty["__local_path__"] = self._ranges.path
         has_names = self.index.key_rule is not None

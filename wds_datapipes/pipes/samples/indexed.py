@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.manifest import Manifest
+from wds_datapipes.index.options import AccessOptions, EpochOptions, check_choice, check_counts
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.order.epoch_order import EpochOrder, Order, SampleOrder
-from wds_datapipes.index.order.length_order import LengthOrder, Lengths
+from wds_datapipes.index.order.length_order import LengthOrder
 from wds_datapipes.index.order.mixed_order import MixedOrder, integer_weights
 from wds_datapipes.index.reading.epoch_reader import EpochReader
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.selection import Select
-from wds_datapipes.index.shard_sizes import shard_sizes
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
@@ -41,11 +41,11 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
     """Read samples by their indexes, in one global order, with equal batches on every rank and an exact length.
 
     The order of an epoch depends only on the epoch's seed, which the loader gives to all ranks and workers, and on the
-    sizes of the shards. Global batch t consists of the samples at ``[t * batch_size, (t + 1) * batch_size)`` in that
-    order; each rank takes its part of every batch, and its workers take turns. So the global batches are the same for
-    any number of ranks and workers, and every rank has equally many: put ``.batch(batch_size // ranks)`` after this
-    stage, with no stage in between that drops samples. The stage splits the data by itself, so the pipeline has no
-    ``.sharding_filter()``.
+    sizes of the shards. With a ``global_batch_size`` of n, global batch t consists of the samples at
+    ``[t * n, (t + 1) * n)`` in that order; each rank takes its part of every batch, and its workers take turns. So the
+    global batches are the same for any number of ranks and workers, and every rank has equally many: put
+    ``.batch(n // ranks)`` after this stage, with no stage in between that drops samples. The stage splits the data by
+    itself, so the pipeline has no ``.sharding_filter()``.
 
     The shards must be uncompressed, and local or in a store with range requests. A bounded number is open at a time.
 
@@ -56,18 +56,13 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
     Args:
         shards: a `Manifest`, which costs no access to any shard; or a pattern or an iterable of URLs, whose indexes are
             read; or a mapping from names to several of these datasets, which are mixed.
-        order: ``"global"`` shuffles all samples; ``"window"`` shuffles the shards, and then the samples of
-            ``window_shards`` shards at a time, which suits remote shards and disks; ``"sequential"`` keeps the order.
-        batch_size: the number of samples in a global batch, over all ranks; by default, one per rank.
+        order: ``"global"`` shuffles all samples; ``"window"`` shuffles the shards, and then the samples of some shards
+            at a time, which suits remote shards and disks; ``"sequential"`` keeps the order.
+        global_batch_size: the number of samples in a batch of all ranks together; by default, one per rank. Loaders
+            compare it with the ``.batch()`` after this stage.
         remainder: the samples after the last whole batch: ``"drop"`` them; ``"pad"`` the batch with the first samples
             of the epoch, and mark these by ``__padding__``, which ``.to_tuple()`` keeps only if it is named; or
             ``"keep"`` them, which divides them between the ranks, so that some may lack a batch.
-        window_shards: the number of shards that ``"window"`` shuffles together.
-        bucket_by: the length of each sample, so that each global batch has samples of similar length: an array in the
-            order of the shards, or a function that returns the lengths for the `ShardIndex` of one shard. Takes 8 bytes
-            per sample, and needs ``batch_size``.
-        bucket_window: how many global batches are sorted by length together. Their order is then shuffled again,
-            except with ``order="sequential"``. A larger window leaves less padding, and mixes samples less.
         fields: the fields to read; by default all. The data of others is not read.
         select: the samples to read; by default all. A slice; an array of numbers in the order of the shards, in which
             a number that is repeated is read as often; a mask with a Boolean for each sample; or a function that
@@ -77,26 +72,15 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         weights: the relative frequencies of the datasets, by name, which are exact in every period of a few samples
             (integers and decimal fractions) and in every epoch. A dataset whose samples have all been read is read
             again in another order; one of weight 0 is not read. Without weights, an epoch has each sample once.
-        epoch_samples: the number of samples in an epoch; by default, as many as the datasets that are read have. If
-            it is larger, samples repeat after all of them have been read.
         join: another dataset, or a list of several, whose fields are added to the samples with the same keys. The
             order of its shards and samples does not matter; those without a counterpart are not read.
         missing: what to do with samples that have no counterpart in a joined dataset: ``"raise"``; ``"skip"`` them; or
             ``"keep"`` them without its fields.
         on_error: ``"raise"``; or, if a sample cannot be read, ``"warn"``, ``"skip"`` or an `ErrorBudget`, to count it
             and read another sample of the epoch, marked by ``__padding__``, in its place, so that batches stay equal.
-            With ``remainder="keep"``, it is skipped. A handler that returns False raises.
-        indexes: ``"build"`` missing and stale indexes when the dataset is opened, those of a manifest when a shard is
-            first opened; or ``"require"`` valid ones. Of several processes, one builds, and the others wait for it;
-            see `build_indexes`.
-        index_folder: the directory of the indexes; by default, they are next to the shards.
-        open_shards: the most shards that a process keeps open.
-        cache_dir: a folder for copies of remote shards, as of ``.cache_wds_shards()``: each shard is downloaded as a
-            whole before its first sample is read. By default, samples are requested from the store.
-        cache_bytes: the most bytes of all copies in ``cache_dir``; by default, it is limited only by the disk. Samples
-            of shards that do not fit are requested from the store, with a warning.
-        storage_options: options for fsspec, such as credentials.
-        limits: limits on the size of members, and others, see `ReadLimits`.
+            With ``remainder="keep"``, it is skipped. A handler that returns False ends the epoch of this instance.
+        epoch: the number of samples in an epoch, batches of similar length, and the width of ``order="window"``.
+        access: where the indexes are, how shards are opened, copies of them, and the options of their store.
 
     Raises:
         EmptySourceError: there are no samples, none is selected, a dataset with a positive weight has none, or there
@@ -115,7 +99,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         >>> from wds_datapipes.testing import build_shard
         >>> for name in "ab":
         ...     _ = build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "cls": f"{n}"} for n in range(5)])
-        >>> dp = IndexedSamples("{a,b}.tar", order="sequential", batch_size=4)
+        >>> dp = IndexedSamples("{a,b}.tar", order="sequential", global_batch_size=4)
         >>> len(dp), [sample["__key__"] for sample in dp]
         (8, ['a0', 'a1', 'a2', 'a3', 'a4', 'b0', 'b1', 'b2'])
         >>> dataset = dp.map_style()
@@ -132,80 +116,49 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         shards: Shards | Mapping[str, Shards],
         *,
         order: Order = "global",
-        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         remainder: Remainder = "drop",
-        window_shards: int = 16,
-        bucket_by: Lengths | None = None,
-        bucket_window: int = 50,
         fields: Collection[str] | None = None,
         select: Select | Mapping[str, Select] | None = None,
         weights: Mapping[str, float] | None = None,
-        epoch_samples: int | None = None,
         join: Shards | Sequence[Shards] = (),
         missing: Lacking = "raise",
         on_error: OnError = "raise",
-        indexes: Literal["build", "require"] = "build",
-        index_folder: str | os.PathLike[str] | None = None,
-        open_shards: int = 64,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_bytes: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        limits: ReadLimits = DEFAULT_LIMITS,
+        epoch: EpochOptions = EpochOptions(),  # noqa: B008  immutable
+        access: AccessOptions = AccessOptions(),  # noqa: B008  immutable
     ) -> None:
         super().__init__()
-        if remainder not in get_args(Remainder):
-            raise ValueError(f'remainder must be "drop", "pad" or "keep", not {remainder!r}')
-        if indexes not in ("build", "require"):
-            raise ValueError(f'indexes must be "build" or "require", not {indexes!r}')
-        if missing not in ("raise", "keep", "skip"):
-            raise ValueError(f'missing must be "raise", "keep" or "skip", not {missing!r}')
-        check_on_error(on_error)
-        for name, number in (
-            ("batch_size", batch_size),
-            ("epoch_samples", epoch_samples),
-            ("window_shards", window_shards),
-            ("bucket_window", bucket_window),
-            ("open_shards", open_shards),
-            ("cache_bytes", cache_bytes),
+        for name, value, choices in (
+            ("order", order, Order),
+            ("remainder", remainder, Remainder),
+            ("missing", missing, Lacking),
         ):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-                raise TypeError(f"{name} must be an integer, not {number!r}")
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1, not {number}")
-        if cache_dir is not None and not isinstance(cache_dir, str | os.PathLike):
-            raise TypeError(f"cache_dir must be the path of a folder, not {cache_dir!r}")
-        if cache_bytes is not None and cache_dir is None:
-            raise ValueError("cache_bytes limits the copies in cache_dir, which is missing")
+            check_choice(name, value, choices)
+        check_on_error(on_error)
+        check_counts(global_batch_size=global_batch_size)
         if isinstance(fields, str):
             raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not the string {fields!r}')
-        if bucket_by is not None and batch_size is None:
-            raise ValueError("bucket_by makes batches of samples of similar length, and needs their batch_size")
-        EpochOrder([], order, seed=0)  # checks it
+        if epoch.bucket_by is not None and global_batch_size is None:
+            raise ValueError("bucket_by makes batches of samples of similar length, and needs their global_batch_size")
         self.order = order
-        self.batch_size = batch_size
+        self.global_batch_size = global_batch_size
         self.remainder = remainder
-        self.window_shards = window_shards
-        self.bucket_window = bucket_window
+        self.window_shards, self.bucket_window, self.epoch_samples = (
+            epoch.window_shards,
+            epoch.bucket_window,
+            epoch.samples,
+        )
         self.fields = fields
-        self.epoch_samples = epoch_samples
         self.on_error = on_error
         self.groups: Groups = {}
         self._shuffles = True
         self._done, self._rest, self._position = 0, WHOLE_EPOCH, -1
         self._loaded: tuple[int, RestOfEpoch, tuple[int, ...]] | None = None
-        options: dict[str, Any] = {"folder": index_folder, "fields": fields, "storage_options": storage_options}
-        options |= {"open_shards": open_shards, "limits": limits, "build": indexes == "build"}
-        options |= {"cache_dir": cache_dir, "cache_bytes": cache_bytes}
-
-        def sizes_of(dataset: Shards) -> list[tuple[str, int]]:
-            read: dict[str, Any] = {"folder": index_folder, "storage_options": storage_options, "limits": limits}
-            return shard_sizes(dataset, indexes=indexes, **read)
-
         if isinstance(shards, Mapping) and not all(isinstance(name, str) and name for name in shards):
             raise ValueError(f"the datasets of a mixture need names that are not empty, not {list(shards)!r:.200}")
         datasets = shards if isinstance(shards, Mapping) else {"": shards}
         joined = [join] if isinstance(join, str | os.PathLike | Manifest) else join
-        others = [sizes_of(dataset) for dataset in joined]
+        others = [shard_sizes(dataset, access) for dataset in joined]
         for number, sizes in enumerate(others):
             if not any(size for _, size in sizes):
                 which = "" if len(others) == 1 else f" number {number}"
@@ -213,12 +166,13 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                     f"The dataset{which} of join= has no samples in {len(sizes)} shards. Check its pattern"
                 )
         self._shards = IndexedShards(
-            {name: sizes_of(dataset) for name, dataset in datasets.items()},
+            {name: shard_sizes(dataset, access) for name, dataset in datasets.items()},
             select=select,
-            join=[IndexedShards({"": sizes}, **options) for sizes in others],
+            join=[IndexedShards({"": sizes}, fields=fields, access=access) for sizes in others],
             missing=missing,
-            lengths=bucket_by,
-            **options,
+            lengths=epoch.bucket_by,
+            fields=fields,
+            access=access,
         )
         if fields is not None and not any(isinstance(dataset, Manifest) for dataset in (*datasets.values(), *joined)):
             self._shards.check_fields(fields)  # the indexes of a manifest may not exist yet
@@ -232,7 +186,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                     "or set its weight to 0"
                 )
         used = zip(counts.values(), self.weights or [1] * len(parts), strict=True)
-        self._count = epoch_samples or sum(count for count, weight in used if weight)
+        self._count = epoch.samples or sum(count for count, weight in used if weight)
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""
@@ -272,6 +226,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                         if marks:
                             sample[PADDING_MARK] = is_substitute or self._position >= len(order)
                         yield sample
+        if policy.has_ended:
+            policy.count_unread(self._share(self._rest), self._done + 1)
         policy.finish()
 
     def _order_of_epoch(self) -> SampleOrder:
@@ -279,13 +235,13 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         order = self.order if self._shuffles else "sequential"
         seed = 0 if order == "sequential" else self.take_seed()
         samples = self._order_of_samples(order, seed)
-        if self._shards.lengths is None or self.batch_size is None:
+        if self._shards.lengths is None or self.global_batch_size is None:
             return samples
         return LengthOrder(
             samples,
             self._shards.lengths,
             self._shards.starts,
-            batch_size=self.batch_size,
+            batch_size=self.global_batch_size,
             window=self.bucket_window,
             seed=None if order == "sequential" else seed,
         )
@@ -312,7 +268,9 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         return instance_of(self.groups)[0] // workers, rank, workers, worker
 
     def _share_of(self, ranks: int, rank: int, workers: int, worker: int, rest: RestOfEpoch) -> BatchShare:
-        return BatchShare(self._count, self.batch_size or ranks, self.remainder, ranks, rank, workers, worker, rest)
+        return BatchShare(
+            self._count, self.global_batch_size or ranks, self.remainder, ranks, rank, workers, worker, rest
+        )
 
     def position_reader(self) -> Callable[[], SamplePosition]:
         """Return a function that returns the position of the sample that was yielded last."""

@@ -1,0 +1,145 @@
+"""Options of indexes: how shards are indexed, how they are read by their indexes, and how an epoch is ordered."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from wds_datapipes.index.order.length_order import Lengths
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.samples.grouping import OnDuplicate
+from wds_datapipes.samples.keys import KeyRule, first_dot
+from wds_datapipes.tar.headers import EndMarker
+
+__all__ = ["AccessOptions", "EpochOptions", "IndexOptions", "check_choice", "check_counts"]
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Raise ValueError unless an argument is one of the values of a ``Literal``."""
+    if value not in (known := get_args(choices)):
+        named = ", ".join(f'"{each}"' for each in known[:-1])
+        raise ValueError(f'{name} must be {named} or "{known[-1]}", not {value!r}')
+
+
+def check_counts(**counts: object) -> None:
+    """Raise unless each argument is None or an integer from 1.
+
+    Raises:
+        TypeError: one is not an integer.
+        ValueError: one is below 1.
+    """
+    for name, number in counts.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+            raise TypeError(f"{name} must be an integer, not {number!r}")
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, not {number}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexOptions:
+    """How shards are indexed; shared by `build_index`, `build_indexes` and the index that a `TarWriter` writes.
+
+    Args:
+        key_rule: splits member names.
+        lowercase: convert field names to lower case.
+        on_duplicate: if several members are the same field of a sample: ``"raise"``, or use the ``"first"`` or the
+            ``"last"``.
+        digest: compute the SHA-256 of the shards too, which reads all of them.
+        ignore_zeros: continue after an end marker, to read concatenated archives.
+        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at their end.
+        limits: the limits for shards, see `ReadLimits`.
+
+    Raises:
+        TypeError: ``key_rule`` is not a function.
+        ValueError: ``on_duplicate`` or ``end_marker`` has another value.
+
+    Examples:
+        >>> from wds_datapipes import last_dot
+        >>> from wds_datapipes.index import build_index
+        >>> from wds_datapipes.testing import build_shard
+        >>> build_index(build_shard("a.tar", [{"__key__": "1.5", "txt": "one"}]), IndexOptions(key_rule=last_dot)).keys
+        ['1.5']
+    """
+
+    key_rule: KeyRule = first_dot
+    lowercase: bool = True
+    on_duplicate: OnDuplicate = "raise"
+    digest: bool = False
+    ignore_zeros: bool = False
+    end_marker: EndMarker = "required"
+    limits: ReadLimits = DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
+        if not callable(self.key_rule):
+            raise TypeError(
+                f"key_rule must be first_dot, last_dot or another function of a name, not {self.key_rule!r}"
+            )
+        check_choice("on_duplicate", self.on_duplicate, OnDuplicate)
+        check_choice("end_marker", self.end_marker, EndMarker)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions:
+    """How `IndexedSamples` finds indexes, and opens shards.
+
+    Args:
+        index_dir: the directory of the indexes; by default, they are next to the shards.
+        indexes: ``"build"`` missing and stale indexes when the dataset is opened, those of a manifest when a shard is
+            first opened; or ``"require"`` valid ones. Of several processes, one builds, and the others wait for it;
+            see `build_indexes`.
+        open_shards: the most shards that a process keeps open.
+        cache_dir: a folder for copies of remote shards, as of ``.cache_wds_shards()``: each shard is downloaded as a
+            whole before its first sample is read. By default, samples are requested from the store.
+        cache_bytes: the most bytes of all copies in ``cache_dir``; by default, it is limited only by the disk. Samples
+            of shards that do not fit are requested from the store, with a warning.
+        storage_options: options for fsspec, such as credentials.
+        limits: limits on the size of members, and others, see `ReadLimits`.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or ``cache_bytes`` is given without ``cache_dir``.
+    """
+
+    index_dir: str | os.PathLike[str] | None = None
+    indexes: Literal["build", "require"] = "build"
+    open_shards: int = 64
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_bytes: int | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    limits: ReadLimits = DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
+        check_choice("indexes", self.indexes, Literal["build", "require"])
+        check_counts(open_shards=self.open_shards, cache_bytes=self.cache_bytes)
+        if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):
+            raise TypeError(f"cache_dir must be the path of a folder, not {self.cache_dir!r}")
+        if self.cache_bytes is not None and self.cache_dir is None:
+            raise ValueError("cache_bytes limits the copies in cache_dir, which is missing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOptions:
+    """Which samples an epoch of `IndexedSamples` has, and how they are brought together.
+
+    Args:
+        samples: the number of samples in an epoch; by default, as many as the datasets that are read have. If it is
+            larger, samples repeat after all of them have been read.
+        window_shards: the number of shards that ``order="window"`` shuffles together.
+        bucket_by: the length of each sample, so that each global batch has samples of similar length: an array in the
+            order of the shards, or a function that returns the lengths for the `ShardIndex` of one shard. Takes 8 bytes
+            per sample, and needs ``global_batch_size``.
+        bucket_window: how many global batches are sorted by length together. Their order is then shuffled again,
+            except with ``order="sequential"``. A larger window leaves less padding, and mixes samples less.
+
+    Raises:
+        TypeError, ValueError: a number is not an integer from 1.
+    """
+
+    samples: int | None = None
+    window_shards: int = 16
+    bucket_by: Lengths | None = None
+    bucket_window: int = 50
+
+    def __post_init__(self) -> None:
+        check_counts(samples=self.samples, window_shards=self.window_shards, bucket_window=self.bucket_window)
