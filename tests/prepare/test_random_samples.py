@@ -90,7 +90,7 @@ def test_stores_commands_and_other_key_rules(folder: Path) -> None:
     for url in ("k.tar", "memory://drawn/k.tar", "pipe:cat k.tar"):
         drawn = draw_samples([url], 4, key_rule=last_dot)
         assert [sample["__key__"][1:] for sample in drawn.samples] == [".5"] * 4
-        assert drawn.samples[0].keys() == {"__key__", "__url__", "txt", "bin"}
+        assert {name for name in drawn.samples[0] if name[:2] != "__"} == {"txt", "bin"}
 
 
 def test_files_outside_samples_are_ignored(folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_files_outside_samples_are_ignored(folder: Path) -> None:
             Path("file").write_text(name)
             archive.add("file", name)
     drawn = draw_samples(["s.tar"], 9)
-    assert [{k: v for k, v in sample.items() if k != "__url__"} for sample in drawn.samples] == [
+    assert [{k: v for k, v in sample.items() if k == "__key__" or k[:2] != "__"} for sample in drawn.samples] == [
         {"__key__": "a", "txt": b"a.txt", "cls": b"a.Cls"},
         {"__key__": "b", "txt": b"b.txt"},
     ]

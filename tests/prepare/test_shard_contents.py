@@ -88,7 +88,7 @@ def test_all_duplicates_and_repeated_keys_are_reported(tmp_path: Path) -> None:
         ("DuplicateKeyError", "b", ""),
         ("DuplicateKeyError", "b", "z"),
     ]
-    assert "at byte 1024 (member 'a.X')" in contents.faults[0].message
+    assert "at bytes 0 and 1024 (member 'a.X')" in contents.faults[0].message
     assert (contents.strays, contents.stray_names) == (2, ["README", ".hidden"])
     assert [sample.key for sample in contents.samples] == ["a", "b", "a", "b"]
 

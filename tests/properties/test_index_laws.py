@@ -115,9 +115,9 @@ def test_an_index_agrees_with_reading(
         expected = list(by_reading(shard, **rules))
     except DuplicateKeyError:
         with pytest.raises(DuplicateKeyError, match=r"x\.tar holds the field .* twice"):
-            build_index(shard, **rules, on_repeated_key="ignore", options=IndexOptions(digest=digest))
+            build_index(shard, IndexOptions(digest=digest, **rules), on_repeated_key="ignore")
         return
-    index = build_index(shard, **rules, on_repeated_key="ignore", options=IndexOptions(digest=digest))
+    index = build_index(shard, IndexOptions(digest=digest, **rules), on_repeated_key="ignore")
     assert list(by_index(index, archive)) == expected
     assert [list(fields) for _, fields in by_index(index, archive)] == [list(fields) for _, fields in expected]
     assert index.keys == [key for key, _ in expected]
@@ -182,7 +182,7 @@ def test_a_damaged_shard_is_refused_as_in_reading(shard: Path, recipe: Any, at: 
 def test_a_compressed_shard_has_the_same_index(shard: Path, recipe: Any) -> None:
     archive = written(recipe)
     shard.write_bytes(archive)
-    rules: dict[str, Any] = {"on_duplicate": "last", "on_repeated_key": "ignore"}
+    rules: dict[str, Any] = {"options": IndexOptions(on_duplicate="last"), "on_repeated_key": "ignore"}
     plain = build_index(shard, **rules)
     shard.write_bytes(gzip.compress(archive, 1))
     packed = build_index(shard, **rules)

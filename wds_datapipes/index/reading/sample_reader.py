@@ -137,7 +137,7 @@ class SampleReader:
             ChangedShardError: the header of a field has another name or size than the index.
         """
         members = zip(plan.names, plan.suffixes, plan.members, plan.ranges, plan.begins, plan.ends, strict=True)
-        empty: Sample = {"__key__": "", "__url__": self.url, **self._extra}
+        empty: Sample = {"__key__": "", "__url__": self.url}
         if self._ranges.path is not None:
             empty["__local_path__"] = self._ranges.path
         has_names = self.index.key_rule is not None
@@ -160,6 +160,7 @@ class SampleReader:
                         before = data[max(begin - GAP_BYTES, 0) : begin]
                         self._check_header(before, member, offset, end - begin, raw_key + suffix)
                     sample[name] = data[begin:end]
+                sample |= self._extra
                 yield sample
         except (WdsError, OSError) as error:
             at = plan.starts[number] + begin
