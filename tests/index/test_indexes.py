@@ -191,9 +191,9 @@ def test_no_index_of_an_incomplete_shard(tmp_path: Path) -> None:
         writer.write({"__key__": "a", "txt": "1"})
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match=r"index=True needs a file name, .* and a key_rule"):
+    with pytest.raises(ValueError, match=r"index=True needs "):
         TarWriter(io.BytesIO(), index=True)
-    with pytest.raises(ValueError, match=r"index=True needs a file name, .* and a key_rule"):
+    with pytest.raises(ValueError, match=r"index=True needs "):
         TarWriter(tmp_path / "x.tar", index=True, key_rule=None)
     with pytest.raises(ValueError, match=r"has no folder for sidecar files"):
         TarWriter("pipe:cat > x.tar", index=True)
