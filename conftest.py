@@ -65,10 +65,22 @@ SLOW = (
 )
 
 
+#: webdataset leaves files and pipes to the garbage collection.
+BESIDE_WEBDATASET = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("folder", "closed_garbage"),
+]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest files first."""
+    """Run the slowest files first, and each test beside webdataset in a folder of its own."""
     order = {name: number for number, name in enumerate(SLOW)}
     items.sort(key=lambda item: order.get(item.path.name, len(SLOW)))
+    for item in items:
+        if item.path.parent.name == "contract":
+            for mark in BESIDE_WEBDATASET:
+                item.add_marker(mark)
 
 
 @pytest.hookimpl(trylast=True)

@@ -19,10 +19,10 @@ from wds_datapipes.testing import build_shard
 
 
 @pytest.fixture(autouse=True)
-def shard(here: None) -> None:
-    for folder in "ab":
-        Path(folder).mkdir()
-        build_shard(f"{folder}/0.tar", [{"__key__": f"{n}", "cls": b"1", "png": b"p" * 500} for n in range(3)])
+def shard(folder: Path) -> None:
+    for name in "ab":
+        Path(name).mkdir()
+        build_shard(f"{name}/0.tar", [{"__key__": f"{n}", "cls": b"1", "png": b"p" * 500} for n in range(3)])
     Path("theirs").mkdir()
 
 

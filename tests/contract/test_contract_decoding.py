@@ -29,7 +29,7 @@ HEIGHT, WIDTH = 6, 5
 
 
 @pytest.fixture(autouse=True)
-def shard(here: None) -> None:
+def shard(folder: Path) -> None:
     """A small version of the shard that most of webdataset's tests read."""
     rng = np.random.default_rng(0)
     samples: list[dict[str, str | bytes]] = []

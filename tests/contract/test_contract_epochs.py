@@ -40,7 +40,7 @@ Pipe = IterDataPipe[Any]
 
 
 @pytest.fixture(autouse=True)
-def shard(here: None) -> None:
+def shard(folder: Path) -> None:
     """A small version of the shard that most of webdataset's tests read."""
     build_shard("digits.tar", [{"__key__": f"{n:03}", "cls": f"{n}"} for n in range(COUNT)])
 

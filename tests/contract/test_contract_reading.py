@@ -27,7 +27,7 @@ Samples = list[dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
-def shard(here: None) -> None:
+def shard(folder: Path) -> None:
     """A small version of the shard that most of webdataset's tests read."""
     build_shard(
         "digits.tgz",

@@ -28,7 +28,7 @@ SKIP = webdataset.ignore_and_continue
 
 
 @pytest.fixture(autouse=True)
-def shard(here: None) -> None:
+def shard(folder: Path) -> None:
     """A small version of the shard that most of webdataset's tests read."""
     build_shard(
         "digits.tar",

@@ -251,8 +251,8 @@ def read_records(data: bytes) -> None:
         journal = ShardJournal(path, SETTINGS)
         try:
             for finished in journal.finished:
-                str(finished.number + finished.given)
-            journal.add(FinishedShard(0, ShardInfo("a", 1, 2, "c"), 3, "d"))
+                str(finished.number + finished.info.samples)
+            journal.add(FinishedShard(0, ShardInfo("a", 1, 2, "c"), {"of": 1}))
             journal.truncate(1)
         finally:
             journal.close()
@@ -272,8 +272,8 @@ def record_seeds() -> list[bytes]:
     entry.write_facts(CopyFacts("a.tar", 10, "ab", 12))
     path = place("new-journal", b"")
     journal = ShardJournal(path, SETTINGS)
-    journal.add(FinishedShard(0, ShardInfo("a", 1, 2, "c"), 3, "d"))
-    journal.add(FinishedShard(1, ShardInfo("b", 1, 2, "c"), 3, "d"))
+    journal.add(FinishedShard(0, ShardInfo("a", 1, 2, "c"), {"of": 1}))
+    journal.add(FinishedShard(1, ShardInfo("b", 1, 2, "c"), {}))
     journal.close()
     lines = Path(path).read_bytes()
     return [json.dumps(passed).encode() + b"\n", entry.facts_path.read_bytes(), lines]

@@ -190,11 +190,11 @@ def test_an_invalid_subclass_is_refused_when_it_is_defined() -> None:
 
 @pytest.fixture
 def forgets_names() -> Iterator[None]:
-    from wds_datapipes.codecs import registry
+    from wds_datapipes.codecs import extensions
 
     yield
     del IterDataPipe.functions["counted"]
-    del registry._registered["counted"]
+    del extensions._registered["counted"]
 
 
 @pytest.mark.usefixtures("forgets_names")

@@ -152,7 +152,7 @@ def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -
             reader(NO_LIMIT)
         (fault,) = read_contents(url).faults
         assert fault.kind == "TruncatedShardError"
-        assert not read_contents(url, limits=NO_LIMIT).faults
+        assert not read_contents(url, ScanOptions(limits=NO_LIMIT)).faults
     with pytest.raises(ConversionError, match="bytes of zeros"):
         convert_shards(unchanged, "a.tar", "b-%d.tar", retries=0, num_workers=0)
     assert not Path("b-0.tar").exists()

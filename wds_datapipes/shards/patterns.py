@@ -205,8 +205,8 @@ def _braces(pattern: str) -> tuple[int, int]:
     >>> _braces("a-{00..99}-{b,c{1..3}}.tar")
     (400, 15)
     """
-    outer: list[_Part] = []
-    part, start = _Part(), 0
+    outer: list[_PatternPart] = []
+    part, start = _PatternPart(), 0
     characters = iter(enumerate(pattern))
     for at, character in characters:
         if character == "\\":
@@ -214,7 +214,7 @@ def _braces(pattern: str) -> tuple[int, int]:
             part.length += 2
         elif character == "{":
             outer.append(part)
-            part, start = _Part(), at + 1
+            part, start = _PatternPart(), at + 1
         elif character == "," and outer:
             part.before.append((part.count, part.length))
             part.count, part.length = 1, 0
@@ -238,7 +238,7 @@ def _braces(pattern: str) -> tuple[int, int]:
     return math.prod(count for count, _ in pieces), sum(length + 1 for _, length in pieces) - 2
 
 
-class _Part:
+class _PatternPart:
     """The number of names, and their length, of the text between two braces or a brace and a comma."""
 
     def __init__(self) -> None:

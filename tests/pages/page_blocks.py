@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 #: The kinds of blocks in a page: run in Python, run by bash, compared, and three that are only shown.
 KINDS = {"python", "console", "text", "shell", "", "{eval-rst}"}
 FENCE = re.compile(r"^ *(`{3,})(.*)$")
