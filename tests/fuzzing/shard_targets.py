@@ -166,7 +166,7 @@ def same(where: str, expected: object, found: object) -> None:
 def indexed(url: str, samples: Outcome, rules: dict[str, Any], content: bytes, compressed: bool) -> None:
     """Compare the index of a shard with its samples."""
     try:
-        index = build_index(url, options=IndexOptions(on_duplicate="first"), on_repeated_key="ignore", **rules)
+        index = build_index(url, IndexOptions(on_duplicate="first", **rules), on_repeated_key="ignore")
     except ShardError as error:
         if not samples.is_too_large:
             same("the error of the index", samples.kind, type(error).__name__)
