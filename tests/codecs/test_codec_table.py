@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis.extra import numpy as hnp
 from webdataset import tenbin
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, find_codec
@@ -208,15 +207,6 @@ def test_find_codec_leaves_safety_to_its_caller() -> None:
 
 
 @given(
-    hnp.arrays(st.sampled_from(["u1", "<i4", ">i4", "f8", "?", "U3", "c8"]), hnp.array_shapes(min_dims=0, min_side=0))
-)
-def test_npy_round_trip(array: np.ndarray) -> None:
-    decoded = decode("npy", saved(np.save, array))
-    np.testing.assert_array_equal(decoded, array)
-    assert (decoded.dtype, decoded.shape, decoded.flags.writeable) == (array.dtype, array.shape, True)
-
-
-@given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -225,9 +215,3 @@ def test_npy_round_trip(array: np.ndarray) -> None:
 )
 def test_json_round_trip(value: Any, encoding: str) -> None:
     assert decode("json", json.dumps(value).encode(encoding)) == value
-
-
-@given(st.text(), st.integers())
-def test_text_and_integer_round_trip(text: str, number: int) -> None:
-    assert decode("txt", text.encode()) == text
-    assert decode("cls", f" {number}\r\n".encode()) == number

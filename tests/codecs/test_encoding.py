@@ -7,7 +7,6 @@ import io
 import json
 import re
 import struct
-import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -25,7 +24,7 @@ from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE
 from wds_datapipes.codecs.decoding import wds_decode
 from wds_datapipes.codecs.encoding import wds_encode
 from wds_datapipes.codecs.tenbin import DTYPES
-from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeInputError
+from wds_datapipes.errors import EncodeError, UnsafeInputError
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
 ARRAYS = hnp.arrays(
@@ -256,25 +255,6 @@ def test_keywords_come_first_and_the_longer_one_before() -> None:
 def test_only_selects_the_encoded_fields() -> None:
     [sample] = wds_encode([{"cls": 1, "json": {}, "pts": [1]}], only="cls json")
     assert sample == {"cls": b"1", "json": b"{}", "pts": [1]}
-
-
-def test_input_samples_are_unchanged() -> None:
-    sample = {"__key__": "a", "cls": 1}
-    list(wds_encode([sample]))
-    assert sample == {"__key__": "a", "cls": 1}
-
-
-@pytest.mark.parametrize(("extension", "package", "extra"), [("mp", "msgpack", "msgpack"), ("cbor", "cbor2", "cbor")])
-def test_a_missing_package_is_never_skipped(
-    extension: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from wds_datapipes.codecs import plain_values
-
-    plain_values._msgpack.cache_clear()
-    plain_values._cbor.cache_clear()
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependencyError, match=rf"encode.*\[{extra}\]"):
-        encode(extension, {}, on_error="skip")
 
 
 PIXELS = hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3)))

@@ -28,17 +28,6 @@ def encode(array: np.ndarray, info: bytes = b"") -> bytes:
 arrays = hnp.arrays(st.sampled_from(sorted(DTYPES)), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 
 
-@given(st.lists(arrays, max_size=3))
-def test_round_trip(wanted: list[np.ndarray]) -> None:
-    found = decode_tenbin(b"".join(encode(array, b"info") for array in wanted))
-    assert len(found) == len(wanted)
-    for array, original in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(array, original)
-        assert (array.dtype, array.shape) == (original.dtype, original.shape)
-        assert array.dtype.isnative
-        assert array.flags.writeable
-
-
 @given(st.lists(arrays.filter(lambda array: array.dtype != np.uint32), max_size=3))
 def test_it_reads_what_webdataset_writes(wanted: list[np.ndarray]) -> None:
     found = decode_tenbin(bytes(tenbin.encode_buffer(wanted))) if wanted else decode_tenbin(b"")

@@ -55,26 +55,19 @@ class _Region(NamedTuple):
     scale: int
 
 
-#: Maps specs to their results; see the table in `ImageDecoder`.
-IMAGE_SPECS = {
-    "l": _Spec("numpy", "L", floats=True),
-    "l8": _Spec("numpy", "L", floats=False),
-    "pil": _Spec("pil", "RGB", floats=False),
-    "pill": _Spec("pil", "L", floats=False),
-    "pilrgb": _Spec("pil", "RGB", floats=False),
-    "pilrgba": _Spec("pil", "RGBA", floats=False),
-    "rgb": _Spec("numpy", "RGB", floats=True),
-    "rgb8": _Spec("numpy", "RGB", floats=False),
-    "rgba": _Spec("numpy", "RGBA", floats=True),
-    "rgba8": _Spec("numpy", "RGBA", floats=False),
-    "torch": _Spec("torch", "RGB", floats=True),
-    "torchl": _Spec("torch", "L", floats=True),
-    "torchl8": _Spec("torch", "L", floats=False),
-    "torchrgb": _Spec("torch", "RGB", floats=True),
-    "torchrgb8": _Spec("torch", "RGB", floats=False),
-    "torchrgba": _Spec("torch", "RGBA", floats=True),
-    "torchrgba8": _Spec("torch", "RGBA", floats=False),
+#: The specs with a mode and, for arrays and tensors, the number of bits.
+_MODES: dict[str, Literal["L", "RGB", "RGBA"]] = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
+_FULL_SPECS = {
+    **{f"pil{word}": _Spec("pil", mode, floats=False) for word, mode in _MODES.items()},
+    **{f"{word}{bits}": _Spec("numpy", mode, floats=not bits) for word, mode in _MODES.items() for bits in ("", "8")},
+    **{
+        f"torch{word}{bits}": _Spec("torch", mode, floats=not bits)
+        for word, mode in _MODES.items()
+        for bits in ("", "8")
+    },
 }
+#: Maps specs to their results; see the table in `ImageDecoder`.
+IMAGE_SPECS = dict(sorted({**_FULL_SPECS, "pil": _FULL_SPECS["pilrgb"], "torch": _FULL_SPECS["torchrgb"]}.items()))
 
 #: Default options for Pillow.
 DEFAULTS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}}
