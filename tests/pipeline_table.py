@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -31,11 +32,11 @@ RECORDS = {
 }
 
 
-def write_shards() -> None:
-    """Write the shards and records that the pipelines read into the working folder."""
+def write_shards(times: int = 1) -> None:
+    """Write the shards and records that the pipelines read into the working folder, with so many times the samples."""
     for name, sizes in SIZES.items():
         for shard, size in enumerate(sizes):
-            numbers = [(f"{name}{shard}-{n}", str(n)) for n in range(size)]
+            numbers = [(f"{name}{shard}-{n}", str(n)) for n in range(times * size)]
             samples = [{"__key__": key, "cls": n, "txt": "x" * (5 * int(n))} for key, n in numbers]
             build_shard(f"{name}{shard}.tar", samples)
             build_shard(f"more-{name}{shard}.tar", [{"__key__": key, "json": n} for key, n in numbers])
@@ -43,6 +44,9 @@ def write_shards() -> None:
                 with RecordWriter(RECORDS[shard]) as records:
                     for sample in samples:
                         records.write(sample)
+            if name == "b":
+                build_shard(f"{name}{shard}.tar.gz", samples)
+    Path("cut.tar").write_bytes(Path("2.tar").read_bytes()[:4000])
 
 
 def as_it_is(item: Any) -> Any:
@@ -71,6 +75,12 @@ def sizes_in(index: ShardIndex) -> Any:
 
 def draw_beside(item: Any, rng: Random) -> Any:
     return item, rng.random()
+
+
+def refused(sample: dict[str, Any]) -> dict[str, Any]:
+    if number_in(sample) % 3 == 1:
+        raise ValueError(key_of(sample))
+    return sample
 
 
 def tokens_of(sample: dict[str, Any]) -> dict[str, Any]:
@@ -103,9 +113,12 @@ def neighbours(items: Iterator[Any]) -> Iterator[Any]:
     return itertools.pairwise(items)
 
 
+def of(urls: str | list[str], **options: Any) -> Pipe:
+    return ShardList(urls).shuffle().sharding_filter().load_wds_shards(**options).group_samples()
+
+
 def split(name: str = "", open_shards: int = 1) -> Pipe:
-    shards = ShardList([f"{name}{shard}.tar" for shard in range(len(SIZES[name]))])
-    return shards.shuffle().sharding_filter().load_wds_shards(open_shards=open_shards).group_samples()
+    return of([f"{name}{shard}.tar" for shard in range(len(SIZES[name]))], open_shards=open_shards)
 
 
 def drawn(name: str = "", count: int | None = None, open_shards: int = 1) -> Pipe:
@@ -214,6 +227,7 @@ def nested() -> Pipe:
 
 #: These resume at their position.
 EXACT: dict[str, Build] = {
+    "keys": lambda: split().shuffle_samples(5).map(key_of),
     "a chain": lambda: split().shuffle_samples(5).wds_decode().to_tuple("__key__", "cls").batch(3),
     "a long chain": long_chain,
     "random crops": lambda: split().shuffle_samples(5).map(with_image).wds_decode(CROPS).to_tuple("__key__", "ppm"),
@@ -225,6 +239,12 @@ EXACT: dict[str, Build] = {
     "shards in turn": lambda: split(open_shards=3).shuffle_samples(5).wds_decode().batch(2),
     "all shards in turn": lambda: split(open_shards=9),
     "drawn shards in turn": lambda: drawn(count=6, open_shards=2).shuffle_samples(3),
+    "one shard": lambda: of("2.tar").shuffle_samples(3),
+    "repeated shards": lambda: of("{0,2,0,2}.tar").shuffle_samples(5),
+    "compressed shards": lambda: of("b{0,1}.tar.gz").shuffle_samples(3),
+    "commands": lambda: of("pipe:cat {0..5}.tar").shuffle_samples(5),
+    "a truncated shard": lambda: of("{0,2,cut,4}.tar", on_error="skip").shuffle_samples(4),
+    "skipped samples": lambda: split().shuffle_samples(5).map_samples(refused, on_error="skip"),
     "records": lambda: recorded().shuffle_samples(5).batch(2),
     "records in turn": lambda: recorded(open_shards=3).rsample(0.8).shuffle_samples(3),
     "records and members": lambda: recorded().mix_samples(split("a", 2), stop="all").shuffle_samples(4),

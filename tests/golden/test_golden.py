@@ -214,6 +214,17 @@ def test_every_record_has_a_case() -> None:
     }
 
 
+def test_loaders_with_as_many_ranks_and_workers_yield_the_same() -> None:
+    orders: dict[tuple[str, str], set[str]] = {}
+    for table, of_table in json.loads(ORDERS.read_text()).items():
+        loader, topology = table[:-5].rstrip(), table[-5:]
+        if loader not in ("iteration", "DataLoader", "ShardReadingService without a seed"):
+            for name, found in of_table.items():
+                orders.setdefault((topology, name), set()).add(found)
+    # Without workers, the draws of the loop's own generators differ.
+    assert [case for case, found in orders.items() if len(found) > 1] == [("1 x 0", "global draws")]
+
+
 def record() -> None:
     """Write the orders of all cases."""
     recorded: dict[str, dict[str, str]] = {}

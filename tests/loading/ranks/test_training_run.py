@@ -19,7 +19,7 @@ import torch
 
 from wds_datapipes.testing import build_shard
 
-SCRIPT = Path(__file__).parents[2] / "docs/examples/train_and_resume.py"
+SCRIPT = Path(__file__).parents[3] / "docs/examples/train_and_resume.py"
 
 #: The time limit before a run counts as a hang, in seconds.
 LIMIT_S = 300

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
-import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import destroy_process_group, init_process_group
 from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -64,28 +61,6 @@ def keys_of(batches: list[list[str]]) -> list[str]:
     return sorted(key for batch in batches for key in batch)
 
 
-@pytest.mark.parametrize(
-    ("workers", "every", "persistent"), [(0, 1, False), (0, 4, False), (1, 1, False), (2, 1, True), (2, 3, False)]
-)
-@pytest.mark.parametrize("cut", [0, 5, 10, 99])
-def test_a_resumed_run_yields_the_rest_of_the_uninterrupted_run(
-    workers: int, every: int, persistent: bool, cut: int
-) -> None:
-    loader = loader_of(workers, every=every, persistent=persistent)
-    first = list(loader)
-    iterator = iter(loader)
-    head = list(itertools.islice(iterator, cut))
-    state = pickle.loads(pickle.dumps(loader.state_dict()))
-    rest = list(iterator)
-    third, fourth = list(loader), list(loader)
-    assert keys_of(first) == keys_of(head + rest) == keys_of(third) == KEYS
-    assert len({json.dumps(epoch) for epoch in (first, head + rest, third, fourth)}) == 4
-    resumed = loader_of(workers, every=every, persistent=persistent)
-    resumed.load_state_dict(state)
-    assert list(resumed) == (rest or third)
-    assert list(resumed) == (third if rest else fourth)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_all_workers_start_the_next_epoch_after_an_interrupted_loop(workers: int, persistent: bool) -> None:
@@ -93,40 +68,6 @@ def test_all_workers_start_the_next_epoch_after_an_interrupted_loop(workers: int
     for _ in range(3):
         next(iter(loader))
     assert keys_of(list(loader)) == KEYS
-
-
-def read_as_rank(rank: int, folder: str, results: Any) -> None:
-    """Be one of two ranks: take some batches, and then the rest twice, the second time with another loader."""
-    init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    try:
-        loader = loader_of(2)
-        iterator = iter(loader)
-        head = list(itertools.islice(iterator, 3))
-        state = loader.state_dict()
-        rest = list(iterator)
-        resumed = loader_of(2)
-        resumed.load_state_dict(state)
-        results.put((head, rest, list(resumed), list(loader), list(resumed)))
-    finally:
-        destroy_process_group()
-
-
-def test_ranks_share_each_epoch_and_resume(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    ranks = [context.Process(target=read_as_rank, args=(rank, str(tmp_path), results)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    found = [results.get() for _ in ranks]
-    for rank in ranks:
-        rank.join()
-        assert rank.exitcode == 0
-        rank.close()
-    results.close()
-    assert keys_of([batch for head, rest, *_ in found for batch in head + rest]) == KEYS
-    assert keys_of([batch for result in found for batch in result[3]]) == KEYS
-    for _, rest, resumed, following, resumed_following in found:
-        assert (resumed, resumed_following) == (rest, following)
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -13,11 +13,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
-from loader_kinds import Batches, InStateful, Persistent, Service, Stateful, Tracked, check_law
+from loader_kinds import SEED, Batches, InStateful, Persistent, Service, Stateful, Tracked, check_law, items_of
 from pipeline_table import (
     CROPS,
     EXACT,
@@ -39,10 +41,12 @@ from pipeline_table import (
     write_shards,
 )
 from torch.utils.data import IterDataPipe, MapDataPipe
+from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
 
-from wds_datapipes import ShardList
+from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.codecs.extensions import ExtensionDecoder
 from wds_datapipes.errors import StateError
+from wds_datapipes.loading.service.pinning import MemoryPinner
 from wds_datapipes.pipes.state.pipeline_state import check_state
 
 pytestmark = [
@@ -98,6 +102,111 @@ def test_the_service_resumes(name: str, workers: int) -> None:
     build = {**EXACT, **REPLAYED, **IN_MAIN}[name]
     found = check_law(partial(Service, build, workers), cuts=3 if workers else 9)
     assert found == ("exact" if name in EXACT else "replay")
+
+
+def number_keys(pipe: Any, info: Any) -> Any:
+    return pipe.map(partial(numbered, info.worker_id))
+
+
+def numbered(worker: int, item: Any) -> tuple[int, Any]:
+    return worker, item
+
+
+class AfterDistributed(Service):
+    """A loader whose service comes after torchdata's own service for ranks."""
+
+    def __init__(self, build: Any, workers: int, state: Any = None) -> None:
+        services = DistributedReadingService(), ShardReadingService(workers)
+        self.loader = DataLoader2(build(), reading_service=SequentialReadingService(*services))
+        self.loader.seed(SEED)
+        if state is not None:
+            self.loader.load_state_dict(state)
+
+
+class Untracked(Tracked):
+    """A loader without workers knows the position of its loop by itself."""
+
+    def epoch(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+#: Loaders with other options than those of the table.
+LOADERS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "nothing ahead": (partial(Service, worker_prefetch_cnt=0, main_prefetch_cnt=0), (1, 3)),
+    "a function for each worker": (partial(Service, worker_init_fn=number_keys), (0, 2)),
+    "pinned": (partial(Service, pin_memory=True), (0, 2)),
+    "one rank": (partial(Service, distributed=True), (0, 2)),
+    "after a distributed service": (AfterDistributed, (0, 2)),
+    "batches": (partial(Tracked, batch_size=4, prefetch_factor=7), (1, 2)),
+    "whole batches": (partial(Tracked, batch_size=4, drop_last=True), (0, 3)),
+    "batches of persistent workers": (partial(Persistent, batch_size=3), (2,)),
+    "not tracked": (partial(Untracked, batch_size=3), (0,)),
+    "snapshots": (partial(Stateful, batch_size=3, snapshot_every_n_steps=3), (0, 1, 2)),
+    "snapshots of persistent workers": (partial(Stateful, batch_size=3, persistent_workers=True), (2,)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"), [(name, count) for name, (_, workers) in LOADERS.items() for count in workers]
+)
+def test_a_loader_with_other_options_resumes(
+    name: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Let the thread that pins run without CUDA, too.
+    monkeypatch.setattr(
+        "wds_datapipes.loading.service.service.pin_memory_of", lambda source: MemoryPinner(source, as_it_is)
+    )
+    new = partial(LOADERS[name][0], EXACT["keys"], workers)
+    if "one rank" not in name and "distributed" not in name:
+        assert check_law(new, cuts=5) == "exact"
+        return
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert check_law(new, cuts=5) == "exact"
+    finally:
+        dist.destroy_process_group()
+
+
+KINDS: dict[str, Any] = {"service": Service, "tracked": Tracked, "stateful": Stateful}
+
+
+@pytest.mark.parametrize(("workers", "cut"), [(0, 5), (2, 1), (2, 11), (3, 17), (2, 18), (2, 99)])
+@pytest.mark.parametrize("saving", KINDS)
+def test_each_loader_resumes_from_the_state_of_each(saving: str, workers: int, cut: int) -> None:
+    with closing(KINDS[saving](EXACT["keys"], workers)) as run:
+        items_of(run.epoch())
+        epoch = run.epoch()
+        items_of(epoch, cut)
+        state, rest = run.state(), items_of(epoch)
+        following = [items_of(run.epoch()) for _ in range(2)]
+    for kind in (Service, Tracked, InStateful):
+        with closing(kind(EXACT["keys"], workers, state)) as run:
+            found = [items_of(run.epoch()) for _ in range(2)]
+        assert found == ([rest, following[0]] if rest or cut <= 18 else following), kind
+
+
+@pytest.mark.parametrize("saving", KINDS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_before_the_first_item_begins_its_epoch(saving: str, workers: int) -> None:
+    """A loader that has loaded a state, and has not begun, saves it again."""
+    with closing(KINDS[saving](EXACT["keys"], workers)) as run:
+        state = run.state()
+        whole = [items_of(run.epoch()) for _ in range(2)]
+    for kind in (Service, Tracked, InStateful):
+        with closing(kind(EXACT["keys"], workers, state)) as run:
+            again = run.state()
+        with closing(Service(EXACT["keys"], workers, again)) as run:
+            assert [items_of(run.epoch()) for _ in range(2)] == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unseeded_loader_resumes_in_its_own_order(workers: int) -> None:
+    with closing(Service(EXACT["keys"], workers, seed=None)) as run:
+        epoch = run.epoch()
+        items_of(epoch, 7)
+        state, rest = run.state(), items_of(epoch)
+    with closing(Service(EXACT["keys"], workers, state, seed=None)) as run:
+        assert items_of(run.epoch()) == rest
 
 
 #: With a ``StatefulDataLoader``, whose workers save their states themselves.

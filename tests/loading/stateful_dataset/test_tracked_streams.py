@@ -106,15 +106,6 @@ class Run:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize(("build", "workers"), [(batched, 2), (shuffled_after, 1), (filtered_after, 3)])
-def test_a_stream_equals_that_of_the_other_loader(build: Callable[[], Pipe], workers: int, persistent: bool) -> None:
-    with DataLoader2(build(), reading_service=ShardReadingService(workers)) as other:
-        other.seed(8)
-        whole = [list(other) for _ in range(4)]
-    assert Run(build, workers, persistent_workers=persistent).epochs(4) == whole
-
-
-@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize(("build", "batch_size"), [(plain, 3), (shuffled_after, None), (filtered_after, 2)])
 def test_an_interrupted_epoch_is_followed_by_the_undelivered_items(
     build: Callable[[], Pipe], batch_size: int | None, persistent: bool

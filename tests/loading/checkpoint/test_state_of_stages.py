@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data.graph_settings import apply_random_seed
-from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import EmptySourceError, StateError
+from wds_datapipes import ShardList
+from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
@@ -36,16 +34,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def shuffled(buffer_size: int, pipe: Pipe) -> Pipe:
-    return pipe.shuffle_samples(buffer_size, initial=min(2, buffer_size))
-
-
 def draw(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
     return {**sample, "drawn": sample.get("drawn", 0) + rng.random()}
-
-
-def drawing(pipe: Pipe) -> Pipe:
-    return pipe.map_samples_with_rng(draw)
 
 
 def resampled(count: int | None) -> Pipe:
@@ -75,12 +65,6 @@ def saved(pipe: Pipe) -> Any:
 def resumed(pipe: Pipe, state: Any) -> Pipe:
     load_state(seeded(pipe), state)
     return pipe
-
-
-def loader(pipe: Pipe, workers: int) -> DataLoader2[Any]:
-    service = ShardReadingService(workers)
-    made: DataLoader2[Any] = DataLoader2(pipe, reading_service=service)
-    return made
 
 
 def test_resuming_drawn_shards_opens_no_finished_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,36 +130,3 @@ def test_items_read_after_the_last_position_are_no_error_of_a_resumed_epoch(tmp_
     pipe = resumed(new(), saved(pipe))
     assert list(pipe) == []
     assert len(list(pipe)) == SIZES[0]
-
-
-@pytest.mark.parametrize(
-    ("refused", "why"),
-    [
-        (lambda pipe: pipe.compose(iter), "StreamComposer has no position in the shards"),
-        (lambda pipe: pipe.batch(2).unbatch(), "UnBatcher has no position in the shards"),
-        (lambda pipe: pipe.shuffle(), r"Shuffler has no position .* Use \.shuffle_samples\(n\) for samples"),
-        (lambda pipe: pipe.batch(3).shuffle_samples(4), r"SampleShuffler records .* Put it before \.batch\(\)"),
-    ],
-)
-def test_stages_without_a_position_are_named(refused: Stage, why: str) -> None:
-    with pytest.raises(StateError, match=why):
-        save_state(refused(unbegun(once, [], 0)))
-
-
-def test_a_drawn_number_is_the_same_on_other_workers() -> None:
-    def new(workers: int) -> DataLoader2[Any]:
-        made = loader(unbegun(once, [partial(shuffled, 5), drawing], 0).to_tuple("__key__", "drawn"), workers)
-        made.seed(8)
-        return made
-
-    one = new(2)
-    whole = list(one)
-    one.shutdown()
-    first = new(2)
-    head = list(itertools.islice(first, 11))
-    state = first.state_dict()
-    first.shutdown()
-    second = new(3)
-    second.load_state_dict(state)
-    assert sorted(head + list(second)) == sorted(whole)
-    second.shutdown()

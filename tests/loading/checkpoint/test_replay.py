@@ -20,7 +20,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2
 from users_stages import InMain
 
-from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.state.replay import digest_item
 from wds_datapipes.testing import build_shard
@@ -130,26 +130,6 @@ def test_fewer_items_are_an_error() -> None:
         pytest.raises(StateError, match="The epoch has 40 items now, and had at least 60"),
     ):
         list(loader)
-
-
-def test_the_error_of_another_number_of_workers_says_why() -> None:
-    with loader_of(samples().shuffle(), 2) as loader:
-        next(iter(loader))
-        state = merge_states([loader.reading_service.state_dict()])
-    with (
-        loader_of(samples().shuffle(), 1, state) as loader,
-        pytest.raises(StateError, match=r"Shuffler .*replaying its items, which requires as many"),
-    ):
-        list(loader)
-    data = StatefulShards(samples().shuffle())
-    items = data.tracked(DataLoader(data, batch_size=None, num_workers=2))
-    next(items)
-    state = data.state_dict()
-    del items
-    data = StatefulShards(samples().shuffle())
-    data.load_state_dict(state)
-    with pytest.raises(StateError, match=r"Shuffler .*replaying its items, which requires as many"):
-        next(data.tracked(DataLoader(data, batch_size=None, num_workers=1)))
 
 
 def test_the_state_of_another_loader_is_an_error() -> None:

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def told(folder: Path) -> Told:
     """What each of four ranks has written; ranks 0 and 1 are one data-parallel rank, and 2 and 3 the other."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[2]), *sys.path])}
     subprocess.run([sys.executable, "-W", "ignore", SCRIPT, folder], env=environment, check=True, timeout=400)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
 

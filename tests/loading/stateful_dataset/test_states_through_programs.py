@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import json
 import multiprocessing
-import pickle
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed import all_gather_object, destroy_process_group, init_process_group
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -83,77 +79,6 @@ class Run:
 
 def keys_of(*epochs: Epoch) -> list[str]:
     return sorted(key for epoch in epochs for batch in epoch for key in batch)
-
-
-def through_json(state: Any, _: Any) -> Any:
-    return json.loads(json.dumps(state))
-
-
-def through_pickle(state: Any, _: Any) -> Any:
-    return pickle.loads(pickle.dumps(state))
-
-
-def through_torch(state: Any, _: Any) -> Any:
-    file = io.BytesIO()
-    torch.save({"data": state}, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)["data"]
-
-
-def through_dcp(state: Any, new: Run) -> Any:
-    """Return the state with which a distributed checkpoint fills that of a new loader."""
-    folder = tempfile.mkdtemp(dir=".")
-    save({"data": state}, checkpoint_id=folder)
-    found = {"data": new.keeper.state_dict()}
-    load(found, checkpoint_id=folder)
-    return found["data"]
-
-
-FORMATS = [through_json, through_pickle, through_torch, through_dcp]
-
-
-@pytest.mark.parametrize(
-    ("stateful", "workers"),
-    [(False, 0), (False, 1), (False, 2), (False, 3), (True, 0), (True, 1), (True, 2), (True, 3)],
-)
-def test_a_state_resumes_through_every_format_at_every_point(stateful: bool, workers: int) -> None:
-    run = Run(workers, stateful=stateful)
-    epochs: list[Epoch] = [[], [], []]
-    saved = [(run.keeper.state_dict(), 0, 0)]  # and the epoch of the cut, with the number of batches before it
-    for number, epoch in enumerate(epochs):
-        for batch in run.epoch():
-            epoch.append(batch)
-            if number == 1 and len(epoch) in (1, 6):
-                saved.append((copy.deepcopy(run.keeper.state_dict()), 1, len(epoch)))
-        if number == 0:
-            saved.append((copy.deepcopy(run.keeper.state_dict()), 1, 0))
-    assert all(keys_of(epoch) == KEYS for epoch in epochs)
-    # Each number of workers tries a different format at each point.
-    for (state, number, done), through in zip(saved, FORMATS[workers:] + FORMATS[:workers], strict=True):
-        following = [epochs[number][done:], epochs[number + 1]]
-        new = Run(workers, stateful=stateful)
-        found = through(state, new)
-        assert found == state
-        new.keeper.load_state_dict(found)
-        assert [list(new.epoch()) for _ in following] == following, (number, done, through)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("stateful", [False, True])
-def test_a_state_before_the_first_batch_starts_that_epoch_in_the_other_loader(stateful: bool, workers: int) -> None:
-    run = Run(workers)
-    epochs = [list(run.epoch()) for _ in range(3)]
-    for begun in range(2):
-        first = Run(workers, stateful=stateful)
-        for _ in range(begun):
-            list(first.epoch())
-        iterator = iter(first.loader)
-        state = first.keeper.state_dict() if workers == 0 or stateful else Run(workers).data.state_dict()
-        del iterator
-        number = begun if workers == 0 or stateful else 0
-        second = Run(workers, stateful=not stateful)
-        second.data.load_state_dict(state)
-        assert [list(second.epoch()) for _ in range(2)] == epochs[number : number + 2]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
