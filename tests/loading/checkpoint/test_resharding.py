@@ -27,6 +27,7 @@ from pipeline_table import (
 
 from wds_datapipes import IndexedSamples, ShardList, merge_states
 from wds_datapipes.errors import StateError
+from wds_datapipes.index import EpochOptions
 
 # torchdata calls it whenever a StatefulDataLoader is created.
 pytestmark = [
@@ -64,21 +65,26 @@ RESHARDED: dict[str, Callable[[], Pipe]] = {
     "a mixture in a mixture": lambda: split().mix_samples(
         split("a").mix_samples(split("b"), weights=[2, 1], stop="all"), stop="all"
     ),
-    "indexed samples in order": lambda: IndexedSamples("{0..5}.tar", batch_size=4, order="sequential"),
-    "kept samples of an index": lambda: IndexedSamples("{0..5}.tar", batch_size=4, remainder="keep").shuffle_samples(4),
+    "indexed samples in order": lambda: IndexedSamples("{0..5}.tar", global_batch_size=4, order="sequential"),
+    "kept samples of an index": lambda: IndexedSamples(
+        "{0..5}.tar", global_batch_size=4, remainder="keep"
+    ).shuffle_samples(4),
     "joined indexed samples": lambda: IndexedSamples(
-        "{0..5}.tar", batch_size=4, join="more-{5,1,0}.tar", missing="keep"
+        "{0..5}.tar", global_batch_size=4, join="more-{5,1,0}.tar", missing="keep"
     ).shuffle_samples(3),
     "an indexed mixture": lambda: IndexedSamples(
-        {"a": "a{0..3}.tar", "b": "b{0..1}.tar"}, weights={"a": 2, "b": 1}, batch_size=4, epoch_samples=24
+        {"a": "a{0..3}.tar", "b": "b{0..1}.tar"},
+        weights={"a": 2, "b": 1},
+        global_batch_size=4,
+        epoch=EpochOptions(samples=24),
     ).shuffle_samples(4),
     "branches of indexes": lambda: (
-        IndexedSamples("a{0..3}.tar", batch_size=4)
-        .mix_samples(IndexedSamples("b{0..1}.tar", batch_size=4).shuffle_samples(3), stop="all")
+        IndexedSamples("a{0..3}.tar", global_batch_size=4)
+        .mix_samples(IndexedSamples("b{0..1}.tar", global_batch_size=4).shuffle_samples(3), stop="all")
         .shuffle_samples(3)
     ),
     "selected indexed samples": lambda: IndexedSamples(
-        "{0..5}.tar", batch_size=4, select=slice(1, None, 2)
+        "{0..5}.tar", global_batch_size=4, select=slice(1, None, 2)
     ).shuffle_samples(3),
 }
 
