@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import traceback
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
@@ -23,6 +24,7 @@ SAMPLES: list[dict[str, Any]] = [
     {"__key__": f"{n}", "jpg": random.Random(n).randbytes(3_000 * n + 100)} for n in range(9)
 ]
 WANT = [(sample["__key__"], sample["jpg"]) for sample in SAMPLES]
+SECRET = "hunter2hunter2"
 #: More than a busy machine needs for an answer.
 TIMEOUT_S = 2.0
 
@@ -45,7 +47,7 @@ def site(nginx: Nginx) -> Iterator[FaultProxy]:
 
 
 def keys(place: FaultProxy | str, **options: Any) -> list[tuple[str, bytes]]:
-    url = place if isinstance(place, str) else f"http://127.0.0.1:{place.port}/busy.tar"
+    url = place if isinstance(place, str) else f"http://me:{SECRET}@127.0.0.1:{place.port}/busy.tar?sig={SECRET}"
     samples = ShardList([url]).load_wds_shards(**options).group_samples()
     return [(sample["__key__"], sample["jpg"]) for sample in samples]
 
@@ -70,8 +72,9 @@ def test_a_server_may_say_how_long_to_wait(site: FaultProxy, pauses: list[float]
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
 def test_permanent_errors_are_not_retried(site: FaultProxy, pauses: list[float], status: int) -> None:
     site.faults[:] = [Fault(status=status)]
-    with pytest.raises(ShardOpenError, match=rf"busy\.tar cannot be opened: HTTP status {status}"):
+    with pytest.raises(ShardOpenError, match=rf"busy\.tar\?sig=\*\*\* cannot be opened: HTTP status {status}") as found:
         keys(site)
+    assert SECRET not in "".join(traceback.format_exception(found.value))
     assert pauses == []
     assert len(site.asked) == 1
 
@@ -79,10 +82,11 @@ def test_permanent_errors_are_not_retried(site: FaultProxy, pauses: list[float],
 def test_retries_are_limited(site: FaultProxy, pauses: list[float]) -> None:
     site.faults[:] = [Fault(at=1000, how="stall"), *[Fault(status=503)] * 20]
     with pytest.raises(
-        ShardReadError, match=r"Reading \S+busy\.tar failed after 1000 bytes: HTTP status 503, .* \(4 attempts\)"
-    ):
+        ShardReadError, match=r"Reading \S+busy\.tar\S+ failed after 1000 bytes: HTTP status 503, .* \(4 attempts\)"
+    ) as found:
         keys(site, retries=3, timeout_s=TIMEOUT_S)
     assert len(pauses) == 3
+    assert SECRET not in "".join(traceback.format_exception(found.value))
     for fault, options, message in (
         (Fault(status=500), {"retries": 2}, r"HTTP status 500, .* \(3 attempts\)"),
         (Fault(status=503, headers={"Retry-After": "3000"}), {}, "HTTP status 503"),

@@ -113,21 +113,6 @@ def test_a_wrong_password_names_the_shard_and_ends_the_run_under_any_policy(
     assert pauses == []
 
 
-@pytest.mark.parametrize("how", ["in the URL", "as a header"])
-def test_another_host_does_not_receive_the_password(server: Nginx, how: str) -> None:
-    place = f"127.0.0.1:{server.http}/elsewhere/a.tar"
-    options: dict[str, Any] = {}
-    url = f"http://{place}"
-    if how == "in the URL":
-        url = f"http://{USER}:{PASSWORD}@{place}"
-    else:
-        options = {"headers": HEADER}
-    assert read(url, storage_options=options) == WANT
-    first, second = server.asked()
-    assert re.fullmatch(rf"{server.http} 302 GET /elsewhere/a\.tar \[-\] \[Basic \S+\]", first)
-    assert second == f"{server.other} 200 GET /a.tar [-] [-]"
-
-
 def test_the_error_of_an_unknown_authority_says_what_to_do(server: Nginx, pauses: list[float]) -> None:
     url = f"https://127.0.0.1:{server.https}/a.tar"
     for on_error in ("raise", "skip"):

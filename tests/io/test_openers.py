@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
 import subprocess
@@ -17,7 +16,6 @@ import botocore.session
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from hypothesis import strategies as st
-from web_server import QuietHandler, web_server
 
 from wds_datapipes import ShardList, TarWriter
 from wds_datapipes.errors import (
@@ -308,60 +306,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, url: str, m
         open_url(url)
 
 
-# HTTP -------------------------------------------------------------------------------------------------------------
-
-
-class Handler(QuietHandler):
-    def do_GET(self) -> None:
-        name = self.path.partition("?")[0]
-        if name == "/404":
-            self.send_error(404)
-        elif name == "/403":
-            self.send_error(403)
-        else:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(BODY)))
-            self.end_headers()
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(BODY[:100] if name in ("/short", "/stalls") else BODY)
-                self.wfile.flush()
-                if name == "/stalls":
-                    self.connection.recv(1)
-
-
-@pytest.fixture(scope="module")
-def web() -> Iterator[str]:
-    with web_server(Handler) as url:
-        yield url
-
-
-@pytest.mark.parametrize(
-    ("path", "options", "message"),
-    [
-        ("/404", {}, r"/404\?sig=\*\*\* cannot be opened: HTTP status 404, not found"),
-        ("/403", {}, r"/403\?sig=\*\*\* cannot be opened: HTTP status 403, Forbidden"),
-        (
-            "/short",
-            {"retries": 0},
-            r"/short\?sig=\*\*\* failed after 100 bytes: EOFError: received 100 of 1048576 bytes",
-        ),
-        ("/stalls", {"timeout_s": 2, "retries": 0}, r"/stalls\?sig=\*\*\* failed after 100 bytes: \w*Timeout"),
-    ],
-)
-def test_errors_of_http_contain_no_secrets(web: str, path: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ShardError, match=message) as caught:
-        read(f"{web}{path}?sig={SECRET}", **options)
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
-
-
-def test_a_host_that_does_not_answer(web: str) -> None:
-    with pytest.raises(
-        ShardOpenError, match=r"http://\*\*\*@127.0.0.1:1/x cannot be opened: ConnectionRefused"
-    ) as caught:
-        open_url(f"http://me:{SECRET}@127.0.0.1:1/x", retries=1)
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
-
-
 # S3 ---------------------------------------------------------------------------------------------------------------
 
 
@@ -444,7 +388,5 @@ def test_shards_on_s3_are_indexed_there(s3: dict[str, Any]) -> None:
             use(f"{url}.wdsidx", storage_options=other)
         assert SECRET not in "".join(traceback.format_exception(refused.value))
 
-
-# Redaction --------------------------------------------------------------------------------------------------------
 
 WORDS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%+=!$", min_size=8)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from wds_datapipes.errors import MissingSidecarError, ShardError, ShardWriteError, WdsError
-from wds_datapipes.io.atomic_file import AtomicFile
 from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import BLOCK_TIMEOUTS
 from wds_datapipes.io.remote.throughput import Attempt
-from wds_datapipes.io.sinks.remote_sink import RemoteSink
+from wds_datapipes.io.sinks import open_target
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
 __all__ = ["folder_of", "join_name", "read_sidecar", "sidecar_name", "within", "write_sidecar"]
@@ -106,42 +105,20 @@ def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] |
     Raises:
         MissingSidecarError: the file cannot be written. An existing file is unchanged.
     """
-    path = local_path(url)
+    if local_path(url) is None and split_scheme(url)[0] in known_schemes():
+        raise MissingSidecarError(f"{redact(url)} cannot be written: its opener only reads. Pass another folder for it")
     try:
-        if path is not None:
-            _write_local(path, content)
-        elif split_scheme(url)[0] in known_schemes():
-            raise MissingSidecarError(
-                f"{redact(url)} cannot be written: its opener only reads. Pass another folder for it"
-            )
-        else:
-            _write_remote(url, content, storage_options or {})
-    except ShardWriteError as error:
-        raise MissingSidecarError(str(error)) from None
-    except OSError as error:
-        if isinstance(error, MissingSidecarError):
+        sink = open_target(url, storage_options)
+        try:
+            sink.write(content)
+            sink.finish()
+        except BaseException:
+            sink.discard()
             raise
-        raise_alone(_sidecar_error(url, storage_options, "written", error))
-
-
-def _write_local(path: str, content: bytes) -> None:
-    part = AtomicFile(str(Path(path).resolve()), buffer_bytes=len(content) + 1)
-    try:
-        part.stream.write(content)
-        part.finish()
-    except BaseException:
-        part.discard()
-        raise
-
-
-def _write_remote(url: str, content: bytes, storage_options: Mapping[str, Any]) -> None:
-    target = RemoteSink(url, storage_options)
-    try:
-        target.write(content)
-        target.finish()
-    except BaseException:
-        target.discard()
-        raise
+    except ShardWriteError as error:
+        if isinstance(error.__cause__, OSError):  # of a local file
+            raise_alone(_sidecar_error(url, storage_options, "written", error.__cause__))
+        raise MissingSidecarError(str(error)) from None
 
 
 def _sidecar_error(url: str, options: Mapping[str, Any] | None, what: str, error: Exception) -> WdsError:

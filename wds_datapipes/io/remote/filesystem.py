@@ -14,15 +14,15 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError
 from wds_datapipes.extras import require
 from wds_datapipes.io.remote.http import HttpClient, is_web
-from wds_datapipes.io.remote.retry import concerns_all, is_untrusted
+from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, is_untrusted
 from wds_datapipes.io.remote.sftp import connect, is_sftp
 from wds_datapipes.io.remote.throughput import Attempt
-from wds_datapipes.io.remote.timeouts import StoreTimeouts, silent_after, with_timeouts
+from wds_datapipes.io.remote.timeouts import RETRY_S, TIMEOUT_S, silent_after, split_timeouts, with_timeouts
 from wds_datapipes.io.urls import known_schemes, split_scheme
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
-__all__ = ["RemotePath", "reason"]
+__all__ = ["RemotePath"]
 
 T = TypeVar("T")
 
@@ -65,8 +65,8 @@ class RemotePath:
     Args:
         url: ``scheme://...``.
         storage_options: passed to the file system, such as credentials and an endpoint. Never printed.
-        timeout_s: see `StoreTimeouts`.
-        retries: see `StoreTimeouts`.
+        timeout_s: see `split_timeouts`.
+        retries: see `split_timeouts`.
         pause: sleeps for a number of seconds; ``time.sleep`` by default.
         counters: the counters of the pipeline that reads the file.
 
@@ -91,10 +91,12 @@ class RemotePath:
         counters: Counters | None = None,
         **_options: object,
     ) -> None:
-        options, self._timeouts = StoreTimeouts.split(storage_options, timeout_s, retries)
+        options, timeout_s, retries = split_timeouts(storage_options, timeout_s, retries)
         self.scheme, rest = split_scheme(url)
-        self.hide, self.retry = redactor_of(options, url), self._timeouts.retry_policy(pause)
-        self.name, self.timeout_s = self.hide(url), self._timeouts.seconds
+        self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
+        self.retry = RetryPolicy(retries, RETRY_S, pause, silent_s=silent_after(self.timeout_s))
+        self.hide = redactor_of(options, url)
+        self.name = self.hide(url)
         self.counters = Counters() if counters is None else counters
         if self.scheme in EXTRAS:
             package, extra = EXTRAS[self.scheme]
@@ -107,7 +109,7 @@ class RemotePath:
                 f"register_opener({self.scheme!r}, function), or read the output of a command with pipe:COMMAND"
             )
         try:
-            self.filesystem, self.path = self.call(lambda: self._connect(f"{self.scheme}:{rest}", options))
+            self.filesystem, self.path = self.call(lambda: self._connect(f"{self.scheme}:{rest}", options, timeout_s))
         except ImportError as error:
             raise MissingDependencyError(
                 f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
@@ -115,10 +117,10 @@ class RemotePath:
         except Exception as error:  # noqa: BLE001  every file system has errors of its own
             self.raise_open_error(error)
 
-    def _connect(self, url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    def _connect(self, url: str, options: Mapping[str, Any], timeout_s: float | None) -> tuple[Any, str]:
         if is_web(self.scheme):
             return HttpClient(self.scheme, options, self.timeout_s), url
-        arguments = with_timeouts(self.scheme, options, self._timeouts.timeout_s)
+        arguments = with_timeouts(self.scheme, options, timeout_s)
         if is_sftp(self.scheme):
             return connect(url, arguments)
         return cast("tuple[Any, str]", url_to_fs(url, **arguments))
@@ -148,7 +150,24 @@ class RemotePath:
 
     def reason(self, error: Exception) -> str:
         """Return the message of a file system's error, without credentials."""
-        return reason(error, self.scheme, self.hide)
+        status, text = getattr(error, "status", None), self.hide(str(error))
+        if is_untrusted(error) and is_sftp(self.scheme):
+            return (
+                f"the key of the server is not trusted ({text}). Compare it with the key that the owner of the "
+                "server published, and add it to the file that storage_options['known_hosts'] names"
+            )
+        if is_untrusted(error):
+            return (
+                f"the certificate of the server is not trusted ({text}). If a private authority issued it, "
+                f"name the file with the certificate of the authority: {AUTHORITIES.get(self.scheme, AUTHORITY)}"
+            )
+        if isinstance(error, FileNotFoundError):
+            return "HTTP status 404, not found" if is_web(self.scheme) else "there is no such file"
+        if status is not None:
+            return f"HTTP status {status}, {self.hide(str(getattr(error, 'message', '')))}"
+        if isinstance(error, PermissionError) or "AuthenticationEx" in type(error).__name__:
+            return f"permission denied ({text}). Check the credentials in storage_options or the environment"
+        return f"{type(error).__name__}: {text}"
 
     def raise_open_error(self, error: Exception, where: str = "") -> NoReturn:
         """Raise `ShardOpenError` without chaining the library's error, which may contain credentials."""
@@ -157,25 +176,3 @@ class RemotePath:
         )
         failed.concerns_all = concerns_all(error)
         raise_alone(failed)
-
-
-def reason(error: Exception, scheme: str, hide: Callable[[str], str]) -> str:
-    """Return the message of a file system's error, without credentials."""
-    status = getattr(error, "status", None)
-    if is_untrusted(error) and is_sftp(scheme):
-        return (
-            f"the key of the server is not trusted ({hide(str(error))}). Compare it with the key that the owner of the "
-            "server published, and add it to the file that storage_options['known_hosts'] names"
-        )
-    if is_untrusted(error):
-        return (
-            f"the certificate of the server is not trusted ({hide(str(error))}). If a private authority issued it, "
-            f"name the file with the certificate of the authority: {AUTHORITIES.get(scheme, AUTHORITY)}"
-        )
-    if isinstance(error, FileNotFoundError):
-        return "HTTP status 404, not found" if is_web(scheme) else "there is no such file"
-    if status is not None:
-        return f"HTTP status {status}, {hide(str(getattr(error, 'message', '')))}"
-    if isinstance(error, PermissionError) or "AuthenticationEx" in type(error).__name__:
-        return f"permission denied ({hide(str(error))}). Check the credentials in storage_options or the environment"
-    return f"{type(error).__name__}: {hide(str(error))}"

@@ -54,8 +54,8 @@ def file_facts(
     Args:
         url: the file.
         storage_options: passed to the file system.
-        timeout_s: see `StoreTimeouts`.
-        retries: see `StoreTimeouts`.
+        timeout_s: see `split_timeouts`.
+        retries: see `split_timeouts`.
 
     Raises:
         ShardOpenError: there is no such file, or access is denied.

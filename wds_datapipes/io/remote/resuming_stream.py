@@ -21,7 +21,6 @@ __all__ = [
     "ForwardStream",
     "OpenedSource",
     "RawReader",
-    "Readable",
     "ResumingStream",
     "etag_of",
     "fill",
@@ -245,27 +244,19 @@ def is_strong_etag(etag: str | None) -> bool:
     return etag is not None and not etag.startswith("W/")
 
 
-class Readable(Protocol):
-    """The interface of a file that an opener of the user returns."""
-
-    def read(self, size: int, /) -> bytes:
-        """Return at most ``size`` bytes, and none at the end."""
-
-    def close(self) -> object:
-        """Close the file."""
-
-
 class ForwardStream(io.RawIOBase):
     """Reads a remote file forward; its errors name the shard.
 
-    The errors of network libraries may contain the URL with its credentials. They are quoted after ``hide`` has
-    redacted them, and not chained.
+    The errors of network libraries may contain the URL with its credentials. They are redacted, and not chained.
+
+    Args:
+        file: an object with the methods ``read`` and ``close``.
+        url: the shard.
     """
 
-    def __init__(self, file: Readable, url: str, *, hide: Callable[[str], str] = redact_text) -> None:
+    def __init__(self, file: Any, url: str) -> None:
         self._file = file
         self._url = url
-        self._hide = hide
         self._received = 0
 
     def readable(self) -> bool:
@@ -281,8 +272,8 @@ class ForwardStream(io.RawIOBase):
             raise
         except Exception as error:  # noqa: BLE001  every network library has errors of its own
             failed = ShardReadError(
-                f"Reading {self._hide(self._url)} failed after {self._received} bytes: "
-                f"{type(error).__name__}: {self._hide(str(error))}"
+                f"Reading {redact_text(self._url)} failed after {self._received} bytes: "
+                f"{type(error).__name__}: {redact_text(str(error))}"
             )
             raise_alone(failed)
         view[: len(data)] = data

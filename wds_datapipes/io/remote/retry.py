@@ -15,7 +15,6 @@ from typing import TypeVar
 from wds_datapipes.errors import CorruptShardError, ReadLimitError
 
 __all__ = [
-    "NO_RETRIES",
     "RetryPolicy",
     "concerns_all",
     "is_systemic",
@@ -138,10 +137,6 @@ class RetryPolicy:
     def attempts_text(self) -> str:
         """Return the number of attempts for an error message; "" after the first."""
         return f" ({self._retried + 1} attempts)" if self._retried else ""
-
-
-#: No retries.
-NO_RETRIES = RetryPolicy(0, 0.0)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from wds_datapipes.io.remote.retry import RetryPolicy
-
-__all__ = ["RETRIES", "STORE_OPTIONS", "TIMEOUT_S", "StoreTimeouts", "silent_after", "with_timeouts"]
+__all__ = ["RETRIES", "RETRY_S", "STORE_OPTIONS", "TIMEOUT_S", "silent_after", "split_timeouts", "with_timeouts"]
 
 #: A store has failed after this many seconds without a byte, unless its library has a default of its own.
 TIMEOUT_S = 30.0
@@ -22,48 +20,32 @@ STORE_OPTIONS = ("timeout_s", "retries")
 GOOGLE_REQUEST_S = 300.0
 
 
-class StoreTimeouts(NamedTuple):
-    """Time-out and number of retries of a store.
+def split_timeouts(
+    storage_options: Mapping[str, Any] | None, timeout_s: float | None = None, retries: int | None = None
+) -> tuple[dict[str, Any], float | None, int]:
+    """Split time-out and number of retries off from the storage options; the arguments take precedence.
 
-    Attributes:
+    >>> split_timeouts({"anon": True, "timeout_s": 5, "retries": 2}, retries=3)
+    ({'anon': True}, 5, 3)
+
+    Args:
+        storage_options: the storage options of a store.
         timeout_s: the seconds without a byte after which it has failed; None is the default of its library, or
             `TIMEOUT_S`.
         retries: the total number of retries for one shard.
+
+    Raises:
+        ValueError: ``timeout_s`` is not a positive number, or ``retries`` not a non-negative integer.
     """
-
-    timeout_s: float | None = None
-    retries: int = RETRIES
-
-    @classmethod
-    def split(
-        cls, storage_options: Mapping[str, Any] | None, timeout_s: float | None = None, retries: int | None = None
-    ) -> tuple[dict[str, Any], StoreTimeouts]:
-        """Split time-out and retries off from the storage options; the arguments take precedence.
-
-        >>> StoreTimeouts.split({"anon": True, "timeout_s": 5, "retries": 2}, retries=3)
-        ({'anon': True}, StoreTimeouts(timeout_s=5, retries=3))
-
-        Raises:
-            ValueError: ``timeout_s`` is not a positive number, or ``retries`` not a non-negative integer.
-        """
-        options = dict(storage_options or {})
-        own_timeout, own_retries = (options.pop(name, None) for name in STORE_OPTIONS)
-        timeout_s = own_timeout if timeout_s is None else timeout_s
-        retries = own_retries if retries is None else retries
-        if timeout_s is not None and not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
-            raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
-        if retries is not None and not (isinstance(retries, int) and retries >= 0):
-            raise ValueError(f"retries must be a non-negative integer, not {retries!r}")
-        return options, cls(timeout_s, RETRIES if retries is None else retries)
-
-    @property
-    def seconds(self) -> float:
-        """The seconds without a byte after which a store has failed, if its library has no default of its own."""
-        return TIMEOUT_S if self.timeout_s is None else self.timeout_s
-
-    def retry_policy(self, pause: Callable[[float], object] | None = None) -> RetryPolicy:
-        """Return the retry policy of one shard."""
-        return RetryPolicy(self.retries, RETRY_S, pause, silent_s=silent_after(self.seconds))
+    options = dict(storage_options or {})
+    own_timeout, own_retries = (options.pop(name, None) for name in STORE_OPTIONS)
+    timeout_s = own_timeout if timeout_s is None else timeout_s
+    retries = own_retries if retries is None else retries
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
+        raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
+    if retries is not None and not (isinstance(retries, int) and retries >= 0):
+        raise ValueError(f"retries must be a non-negative integer, not {retries!r}")
+    return options, timeout_s, RETRIES if retries is None else retries
 
 
 def silent_after(timeout_s: float) -> float:
