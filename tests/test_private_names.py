@@ -33,11 +33,7 @@ class Adapted(NamedTuple):
     why: str
 
 
-SERVICE, LOADER, QUEUE = (
-    "torchdata.dataloader2.reading_service:MultiProcessingReadingService(1)",
-    "torchdata.dataloader2:DataLoader2([])",
-    "multiprocessing:Queue()",
-)
+LOADER = "torchdata.dataloader2:DataLoader2([])"
 SEEDS = "torchdata.dataloader2.random:SeedGenerator(1)"
 SERIALIZATION = "torchdata.dataloader2.graph:_serialization"
 TABLE = [
@@ -73,19 +69,11 @@ TABLE = [
         "the states, set_epoch and the length that DataLoader2 lacks",
     ),
     Adapted(
-        dict.fromkeys(("_worker_consumer_datapipe", "_main_prefetch_datapipe", "_worker_datapipes"), SERVICE)
-        | dict.fromkeys(("_worker_processes", "_dispatch_process"), SERVICE)
-        | {"_utils": "torchdata._utils:ExceptionWrapper", "_parent_watch": "", "_ended_iterator_id": ""}
-        | {"_get_torch_random_seed": "torchdata.dataloader2.random.seed_generator:"}
-        | {"_IterateQueueDataPipes": "torchdata.dataloader2.communication.iter:"},
+        {"_get_torch_random_seed": "torchdata.dataloader2.random.seed_generator:"},
         ("loading/torchdata_patches/",),
-        "patches of MultiProcessingReadingService, whose files are compared byte for byte",
+        "the seed of a DataLoader2 without one",
     ),
-    Adapted(
-        dict.fromkeys(("_reader", "_writer", "_sem", "_thread", "_on_queue_feeder_error"), QUEUE),
-        ("loading/torchdata_patches/",),
-        "the queues of torchdata's workers, read without blocking",
-    ),
+    Adapted({"_utils": "torch._utils:ExceptionWrapper"}, ("loading/transport/errors.py",), "exceptions in transit"),
     Adapted(
         {"_shared_rng": SEEDS, "_worker_rng": SEEDS, "_ctr": "", "_generated_seeds": ""},
         ("loading/seeding.py", "seeds.py"),

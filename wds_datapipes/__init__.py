@@ -93,8 +93,7 @@ _LATER = {
     "ImageDecoder": "wds_datapipes.codecs.images",
     "IndexedSamples": "wds_datapipes.pipes.samples.indexed",
     "LoadingReport": "wds_datapipes.loading.report",
-    # With the methods that DataLoader2 calls later, when the process may have reached its limit of open files.
-    "ShardReadingService": "wds_datapipes.loading.service.loader",
+    "ShardReadingService": "wds_datapipes.loading.service.service",
     "ShardWriter": "wds_datapipes.writing",
     "StatefulShards": "wds_datapipes.loading.stateful_dataset.dataset",
     "TarWriter": "wds_datapipes.writing",

@@ -13,22 +13,14 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info, graph_settings
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService, reading_service
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.utils import WorkerInfo
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.loading import splitting
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.pipes.unsplit_data import advice_for_split
 from wds_datapipes.testing import build_shard
-
-
-def split_by_ours(pipe: Any, info: Any) -> Any:
-    return split_by_worker(pipe, info)
-
-
-def split_by_the_patched_service(pipe: Any, info: Any) -> Any:
-    return reading_service.process_init_fn(pipe, info)  # as in its worker processes
 
 
 class OwnSplit(IterDataPipe[Any]):
@@ -48,16 +40,15 @@ class OwnSplit(IterDataPipe[Any]):
 class TestInstances:
     """torch's ``DataLoader`` numbers the first worker of every rank, then the second of every rank."""
 
-    @pytest.mark.parametrize("split_by", [split_by_ours, split_by_the_patched_service])
     @pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (1, 3), (2, 2), (3, 1), (4, 3)])
     @pytest.mark.parametrize("shards", [3, 6, 13])
-    def test_shards_are_split_as_by_torch(self, split_by: Any, ranks: int, workers: int, shards: int) -> None:
+    def test_shards_are_split_as_by_torch(self, ranks: int, workers: int, shards: int) -> None:
         owned = {}
         for rank in range(ranks):
             for worker in range(workers):
                 pipe: Any = IterableWrapper(range(shards)).sharding_filter()
                 graph_settings.apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
-                pipe = split_by(pipe, WorkerInfo(workers, worker))
+                pipe = split_by_worker(pipe, WorkerInfo(workers, worker))
                 owned[rank, worker] = list(pipe)
                 torchs: Any = IterableWrapper(range(shards)).sharding_filter()
                 graph_settings.apply_sharding(torchs, ranks * workers, worker * ranks + rank)
@@ -70,7 +61,7 @@ class TestInstances:
     def test_a_filter_of_only_one_group_is_unchanged(self) -> None:
         pipe: Any = IterableWrapper(range(6)).sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)
         graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
-        assert list(split_by_ours(pipe, WorkerInfo(3, 2))) == [1, 3, 5]
+        assert list(split_by_worker(pipe, WorkerInfo(3, 2))) == [1, 3, 5]
 
     @pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (2, 1), (2, 2), (3, 2)])
     def test_a_stage_that_does_not_distinguish_splits_keeps_its_rank(self, ranks: int, workers: int) -> None:
@@ -118,16 +109,15 @@ def by_tracked_loader(pipe: Any, workers: int) -> list[str]:
     return messages_of(data.tracked(DataLoader(data, batch_size=None, num_workers=workers)))
 
 
-def by_torchs_loader(pipe: Any, workers: int, **options: Any) -> list[str]:
-    loader = DataLoader(pipe, batch_size=None, num_workers=workers, **options)
-    return messages_of(itertools.chain(loader, loader))
-
-
-def by_stateful_loader(pipe: Any, workers: int) -> list[str]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "'set_vital' is deprecated")
-        loader = StatefulDataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
-    return messages_of(itertools.chain(loader, loader))
+def by_torchs_loader(pipe: Any, workers: int) -> list[str]:
+    loader = DataLoader(pipe, batch_size=None, num_workers=workers)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            list(loader)
+    except UserWarning as error:  # in a worker, whose warnings do not reach this process
+        return [str(error).partition("UserWarning: ")[2]]
+    return []
 
 
 def by_torchdatas_service(pipe: Any, workers: int, **options: Any) -> list[str]:
@@ -136,7 +126,7 @@ def by_torchdatas_service(pipe: Any, workers: int, **options: Any) -> list[str]:
         return messages_of(itertools.chain(loader, loader))
 
 
-READERS = [by_service, by_tracked_loader, by_torchs_loader, by_stateful_loader, by_torchdatas_service]
+READERS = [by_service, by_tracked_loader, by_torchs_loader, by_torchdatas_service]
 
 
 def keep(pipe: Any, _: Any) -> Any:
@@ -145,10 +135,6 @@ def keep(pipe: Any, _: Any) -> Any:
 
 def keep_all(pipe: Any, *_: Any) -> Any:
     return pipe
-
-
-def nothing(_: int) -> None:
-    pass
 
 
 class OwnShards(IterDataPipe[str]):
@@ -200,7 +186,6 @@ class TestWithoutASplit:
     def test_a_user_function_may_split(self, urls: str) -> None:
         assert by_service(samples(ShardList(urls)), 2, worker_init_fn=keep) == []
         assert by_torchdatas_service(samples(ShardList(urls)), 2, worker_reset_fn=keep_all) == []
-        assert by_torchs_loader(samples(ShardList(urls)), 2, worker_init_fn=nothing) == []
 
     def test_a_users_source_may_split(self, urls: str) -> None:
         assert by_torchs_loader(samples(OwnShards(urls)), 2) == []
@@ -226,16 +211,8 @@ class TestRanks:
         graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
         assert by_service(pipe, 0) == []
 
-    def test_torchs_loader_counts_ranks_too(self, two_ranks: None, urls: str) -> None:
-        assert by_torchs_loader(samples(ShardList(urls).sharding_filter()), 0) == []
-        (message,) = by_torchs_loader(samples(ShardList(urls)), 0)
-        assert message.startswith("2 ranks read all of ShardList, because no stage splits it")
-        assert message.endswith("pass StatefulShards(pipe, distributed=False) to the DataLoader")
-        (message,) = by_torchs_loader(samples(ShardList(urls)), 2)
-        assert message.startswith("2 ranks and 2 workers read all of ShardList")
-
     def test_ranks_and_workers_are_counted(self) -> None:
-        advice = splitting.advice_for_split(IterableWrapper(range(3)), workers=3, ranks=2)
+        advice = advice_for_split(IterableWrapper(range(3)), workers=3, ranks=2)
         assert advice.startswith(
             "2 ranks and 3 workers read all of IterableWrapper, because no stage splits it: each sample is yielded 6"
         )

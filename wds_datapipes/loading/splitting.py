@@ -5,18 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import distributed as dist
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, graph_settings
-from wds_datapipes.pipes.graph import name_of, sources_of, upstream
-from wds_datapipes.pipes.samples.epochs import length_setters
-from wds_datapipes.pipes.sharding import groups_of, number_instances, splits, splitters
-from wds_datapipes.pipes.stage import as_stage
-from wds_datapipes.user_warnings import warn_user
+from wds_datapipes.pipes.graph import name_of, upstream
+from wds_datapipes.pipes.sharding import groups_of, number_instances, splitters
 
 __all__ = [
     "ONLY_RANK",
@@ -24,18 +20,14 @@ __all__ = [
     "RankIdentity",
     "WorkerIdentity",
     "advice_for_ranks",
-    "advice_for_split",
     "advice_for_torchrun",
-    "count_declared",
     "given_identity",
     "has_own_stage",
     "is_called_by_accelerate",
-    "is_called_by_shard",
     "own_worker",
     "ranks_of_run",
     "split_by_rank",
     "split_by_worker",
-    "warn_of_copies",
 ]
 
 
@@ -52,9 +44,6 @@ class RankIdentity(NamedTuple):
 
 
 ONLY_RANK = RankIdentity(1, 0)
-
-#: The attribute of a loader of torch or torchdata whose pipeline was checked.
-CHECKED = "_wds_datapipes_is_checked"
 
 
 class WorkerIdentity(NamedTuple):
@@ -105,65 +94,6 @@ SPLIT_TWICE = (
 )
 
 
-def advice_for_split(pipe: Any, *, workers: int, ranks: int, knows_workers: bool = False) -> str:
-    """Return advice on a pipeline that several processes run without splitting the data, or "".
-
-    Streams cut by ``.with_epoch()`` are exempt: each process may draw from all data. So is the source of
-    ``.sharding_round_robin_dispatch()``, which one process runs for all workers of a rank.
-
-    Args:
-        pipe: the last stage.
-        workers: the number of processes of a rank that run it.
-        ranks: the number of ranks that share the data.
-        knows_workers: whether a source may get its worker from torch and split the data itself.
-    """
-    for source, instances in _unsplit(pipe, workers * ranks, ranks):
-        is_users = type(source).__module__.partition(".")[0] not in ("torch", "torchdata", "wds_datapipes")
-        if instances > 1 and not (knows_workers and is_users):
-            counts = {"ranks": ranks, "workers": instances // ranks}
-            readers = " and ".join(f"{count} {what}" for what, count in counts.items() if count > 1)
-            return (
-                f"{readers} read all of {name_of(source)}, because no stage splits it: each sample is yielded "
-                f"{instances} times per epoch. Put .sharding_filter() after the list of shards and its .shuffle(), "
-                "before .load_wds_shards(); or draw shards with .resample_wds_shards(), and end epochs with "
-                ".with_epoch(n)"
-            )
-    return ""
-
-
-def warn_of_copies(loader: Any, pipe: Any, *, workers: int, ranks: int) -> None:
-    """Warn, once per loader, if processes of a loader of torch or torchdata read the same data.
-
-    Args:
-        loader: the loader or the reading service. If it has a function of the user, that may split the data.
-        pipe: its pipeline; one without a stage of this package is ignored.
-        workers: the number of worker processes of a rank.
-        ranks: the number of ranks that the loader splits the data between.
-    """
-    functions = getattr(loader, "worker_init_fn", None), getattr(loader, "worker_reset_fn", None)
-    if vars(loader).get(CHECKED) or functions != (None, None) or not has_own_stage(pipe):
-        return
-    vars(loader)[CHECKED] = True
-    if advice := advice_for_split(pipe, workers=max(workers, 1), ranks=ranks, knows_workers=True):
-        own = (
-            ". If each rank has its own list of shards, pass StatefulShards(pipe, distributed=False) to the DataLoader"
-        )
-        warn_user(advice + (own if ranks > 1 else ""))
-
-
-def count_declared(pipe: Any, *, workers: int) -> None:
-    """Let ``.with_length()`` compare its number with the items of an epoch, if one process of each rank yields all.
-
-    Args:
-        pipe: the dataset of torch's ``DataLoader``.
-        workers: the number of its worker processes.
-    """
-    for stage in length_setters(pipe) if isinstance(pipe, IterDataPipe) else ():
-        ranks = ranks_of_run()
-        identity = ranks, dist.get_rank() if ranks > 1 else 0
-        stage.counted_for = identity if workers < 2 else None  # another loader may have set it
-
-
 def has_own_stage(data: Any) -> bool:
     """Whether a dataset is a pipeline with a stage of this package."""
     return isinstance(data, IterDataPipe) and any(
@@ -205,11 +135,6 @@ def is_called_by_accelerate() -> bool:
     return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] == "accelerate"
 
 
-def is_called_by_shard() -> bool:
-    """Whether the caller was called by the dataset with which accelerate and transformers shard another one."""
-    return type(sys._getframe(2).f_locals.get("self")).__name__ == "IterableDatasetShard"
-
-
 def given_identity(pipe: Any) -> RankIdentity:
     """Return the rank that torchdata's ``DistributedReadingService`` has assigned to a pipeline."""
     is_given = ranks_of_run() > 1 and any(name_of(stage) == "FullSync" for stage in upstream(pipe))
@@ -219,26 +144,3 @@ def given_identity(pipe: Any) -> RankIdentity:
 def ranks_of_run() -> int:
     """Return the number of ranks of the run, as far as torch knows in this process."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _unsplit(pipe: Any, instances: int, ranks: int) -> Iterator[tuple[Any, int]]:
-    """Yield the sources that no stage splits, with the number of processes that read each."""
-    seen, found = set[int](), [(pipe, instances)]
-    while found:
-        stage, readers = found.pop()
-        if id(stage) in seen or splits(stage) or as_stage(stage).spans_epochs or not _is_replicated(stage):
-            continue
-        seen.add(id(stage))
-        if name_of(stage) == "ShardingRoundRobinDispatcher":
-            readers = ranks
-        sources = [source for source in sources_of(stage) if isinstance(source, IterDataPipe)]
-        # A stage that takes shards from a directory gives each shard to one process.
-        if not sources and name_of(stage) != "DirectoryShards":
-            yield stage, readers
-        found += [(source, readers) for source in reversed(sources)]
-
-
-def _is_replicated(stage: Any) -> bool:
-    """Whether workers may run a stage, rather than only the main process; torchdata uses the same check."""
-    is_replicable = getattr(stage, "is_replicable", None)
-    return not (callable(is_replicable) and not is_replicable() and not list(sources_of(stage)))

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
-import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, Mapper, ShardingFilter
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import count_yielded, name_of, sources_of, upstream
 from wds_datapipes.pipes.stage import Groups, Stage, as_stage
-from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
     "Groups",
@@ -35,7 +31,6 @@ __all__ = [
     "splits",
     "splitters",
     "unsplit",
-    "warn_if_hidden",
 ]
 
 
@@ -256,42 +251,3 @@ def _has_yielded(stage: Any) -> bool:
 def _can_rotate(stage: Any) -> bool:
     """Whether `rotate_assignments` changes the share of a stage that splits the data."""
     return isinstance(stage, ShardingFilter) or as_stage(stage).can_rotate
-
-
-def warn_if_hidden(pipe: Any) -> None:
-    """Warn if several workers or ranks read all shards in spite of a stage that splits the data.
-
-    Args:
-        pipe: the source of shards, before iteration.
-    """
-    hidden = next((each for each in splitters(pipe) if groups_of(each) == {}), None)
-    if hidden is None:
-        return
-    splitter = ".sharding_filter()" if isinstance(hidden, ShardingFilter) else name_of(hidden)
-    info = get_worker_info()
-    if info is not None and info.num_workers > 1:
-        if info.id == 0:
-            warn_user(
-                f"Each of {info.num_workers} workers reads all shards, since the DataLoader did not find the "
-                f"{splitter}: its dataset is a {type(info.dataset).__name__}, which wraps the pipeline. Pass "
-                "the pipeline or StatefulShards(pipeline) to the DataLoader, and do not pass the loader to "
-                "accelerator.prepare(), which wraps the pipeline in an IterableDatasetShard"
-            )
-    elif dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and _is_read_by_shard():
-        warn_user(
-            f"Each of {dist.get_world_size()} ranks reads all shards, in a different order, and takes every "
-            f"{dist.get_world_size()}th item or batch, so samples are repeated on several ranks or missing on all: the "
-            "DataLoader was passed to accelerator.prepare(), which wraps the pipeline in an IterableDatasetShard. Use "
-            "StatefulShards(pipeline), which splits between ranks itself, and do not pass the loader to prepare()"
-        )
-
-
-def _is_read_by_shard() -> bool:
-    """Whether the caller is accelerate's or transformers' ``IterableDatasetShard``."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # Only the locals of this function are read, since reading them keeps them alive.
-        if frame.f_code.co_name == "__iter__" and type(frame.f_locals.get("self")).__name__ == "IterableDatasetShard":
-            return True
-        frame = frame.f_back
-    return False

@@ -281,23 +281,12 @@ def test_a_loader_that_has_begun_restarts_from_a_state(came: int | None, new_ser
 SERVICES_OF_TORCHDATA: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "InProcess": InProcessReadingService,
-    "MultiProcessing": partial(MultiProcessingReadingService, 2),
 }
 
 
-@pytest.mark.parametrize("new_service", SERVICES_OF_TORCHDATA.values(), ids=SERVICES_OF_TORCHDATA.keys())
-def test_the_state_of_a_service_of_torchdata_warns_in_the_middle_of_an_epoch(new_service: Callable[[], Any]) -> None:
-    loader: Any = DataLoader2(pipeline(), reading_service=new_service())
-    with loader:
-        loader.state_dict()
-        for _ in range(2):
-            items = iter(loader)
-            loader.state_dict()
-            next(items)
-            with pytest.warns(UserWarning, match=r"does not contain the position of the loop.*Use ShardReadingService"):
-                state = loader.state_dict()
-            list(items)
-            loader.state_dict()
+def test_a_state_of_torchdata_is_refused() -> None:
+    with DataLoader2(pipeline(), reading_service=InProcessReadingService()) as loader:
+        state = loader.state_dict()
     for load in (
         lambda: loader_of(pipeline()).load_state_dict(state),
         lambda: StatefulShards(pipeline()).load_state_dict(state),

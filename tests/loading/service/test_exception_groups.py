@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.loading.torchdata_patches.worker_processes import GROUP_DEPTH, SendableError
+from wds_datapipes.loading.transport.errors import GROUP_DEPTH, SendableError
 from wds_datapipes.testing import build_shard
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the imports above

@@ -16,7 +16,6 @@ from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
     InProcessReadingService,
-    MultiProcessingReadingService,
     SequentialReadingService,
 )
 from torchdata.dataloader2.random import SeedGenerator
@@ -175,7 +174,7 @@ def test_a_state_contains_a_chosen_epoch_that_has_not_begun(new_service: Any) ->
             next(iter(loader))
 
 
-@pytest.mark.parametrize("service", [None, InProcessReadingService(), MultiProcessingReadingService(1)])
+@pytest.mark.parametrize("service", [None, InProcessReadingService()])
 def test_a_loader_without_our_service_has_no_set_epoch(service: Any) -> None:
     with loader_of(service) as loader:
         assert not hasattr(loader, "set_epoch")
@@ -239,15 +238,3 @@ def test_no_warning_of_a_state_after_torchdatas_distributed_service(workers: int
     with loader_of(sequential(workers)) as loader:
         loader.load_state_dict(state)
         assert list(loader) == rest
-
-
-def test_a_pipeline_without_a_state_still_warns() -> None:
-    service = SequentialReadingService(DistributedReadingService(), MultiProcessingReadingService(1))
-    with loader_of(service) as loader:
-        next(iter(loader))
-        with (
-            pytest.warns(UserWarning, match=r"DistributedReadingService object .* doesn't support `checkpoint`"),
-            pytest.warns(UserWarning, match=r"MultiProcessingReadingService object .* doesn't support `checkpoint`"),
-            pytest.warns(UserWarning, match=r"does not contain the position of the loop.* Use ShardReadingService"),
-        ):
-            loader.state_dict()

@@ -26,7 +26,6 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
-    InProcessReadingService,
     MultiProcessingReadingService,
     SequentialReadingService,
 )
@@ -513,11 +512,8 @@ def ask_torch(item: Any) -> Any:
 
 
 def test_worker_info_of_torch_is_that_of_torchdatas_workers() -> None:
-    infos = []
-    for service in (ShardReadingService, MultiProcessingReadingService):
-        with load(numbers(4).sharding_filter().map(ask_torch), service=service) as loader:
-            infos.append(list(loader))
-    assert infos[0] == infos[1] == [(number, None, 1) for number in range(4)]
+    with load(numbers(4).sharding_filter().map(ask_torch)) as loader:
+        assert list(loader) == [(number, None, 1) for number in range(4)]
 
 
 # pause, resume and limit
@@ -855,12 +851,10 @@ def test_a_source_in_the_main_process_can_join_items_of_workers(workers: int) ->
     ],
 )
 def test_workers_can_run_a_single_branch(pipe: Callable[[], Pipe], branches: int) -> None:
-    for service, error in ((ShardReadingService, ValueError), (MultiProcessingReadingService, AssertionError)):
-        loader = load(pipe(), service=service)
-        message = f"The pipeline has {branches} branches that workers could run" if error is ValueError else None
-        with pytest.raises(error, match=message):
-            iter(loader)
-        loader.shutdown()
+    loader = load(pipe())
+    with pytest.raises(ValueError, match=f"The pipeline has {branches} branches that workers could run"):
+        iter(loader)
+    loader.shutdown()
 
 
 def test_stages_in_the_main_process_can_buffer_and_prefetch() -> None:
@@ -1052,24 +1046,6 @@ def test_map_style_sources(workers: int) -> None:
         assert sorted(loader) == [(6, number) for number in range(9)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_lengths_are_those_under_torchdatas_service(workers: int) -> None:
-    lengths = []
-    for service in (
-        ShardReadingService,
-        MultiProcessingReadingService if workers else lambda *_: InProcessReadingService(),
-    ):
-        with load(numbers(10).sharding_filter(), workers, service=service) as loader:
-            length = [len(loader), len(loader.datapipe)]
-            list(loader)
-            assert len(loader) == 10
-            if workers:
-                with pytest.raises(TypeError):
-                    len(loader.datapipe)
-        lengths.append(length)
-    assert lengths == [[10, 10], [10, 10]]
-
-
 class Added(Adapter):  # type: ignore[misc]  # torchdata has no types
     """Adds a stage."""
 
@@ -1097,27 +1073,6 @@ def test_adapters(workers: int) -> None:
 def state_pipe() -> Pipe:
     pipe: Pipe = InMain(numbers(20).shuffle().sharding_filter().shuffle(buffer_size=3)).shuffle()
     return pipe
-
-
-def test_an_epoch_of_torchdatas_service_can_be_repeated_from_its_state() -> None:
-    with load(state_pipe(), 2, service=MultiProcessingReadingService) as loader:
-        loader.seed(1)
-        list(loader)
-        iterator = iter(loader)
-        epoch = [next(iterator)]
-        with pytest.warns(UserWarning, match="does not contain the position of the loop"):
-            state = loader.state_dict()
-        epoch += list(iterator)
-        following = list(loader)
-    with DataLoader2.from_state(state, MultiProcessingReadingService(2, "fork")) as again:
-        again._restore_checkpoint_beginning_of_epoch()
-        assert [list(again), list(again)] == [epoch, following]
-    with DataLoader2(None, reading_service=MultiProcessingReadingService(2, "fork")) as again:
-        again.load_state_dict(state)
-        again._restore_checkpoint_beginning_of_epoch()
-        assert list(again) == epoch
-        with pytest.raises(RuntimeError, match="iterator has already been created"):
-            again.load_state_dict(state)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

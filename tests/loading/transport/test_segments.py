@@ -6,14 +6,12 @@ import ctypes
 import gc
 import os
 import re
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -181,28 +179,6 @@ def test_views_end_in_many_threads_at_once() -> None:
     assert len(pair.lender) == 0
 
 
-def test_a_cycle_keeps_its_segment_until_it_is_collected() -> None:
-    pair = Pair()
-    cycle: list[Any] = [np.frombuffer(pair.lend(100)[0], np.uint8)]
-    cycle.append(cycle)
-    del cycle
-    gc.collect()
-    assert pair.credit() == 1
-
-
-def test_views_outlive_the_pool_and_the_lender() -> None:
-    pair = Pair()
-    view, value = pair.lend(MB)
-    array, tensor = np.frombuffer(view, np.uint8), torch.frombuffer(view, dtype=torch.uint8)
-    del pair, view
-    gc.collect()
-    assert values(array) == {value}
-    del array
-    gc.collect()
-    assert values(tensor) == {value}
-    tensor.fill_(7)
-
-
 # forked processes
 
 
@@ -237,24 +213,6 @@ def test_a_forked_process_keeps_the_segments_lent_at_the_fork() -> None:
     assert len(pair.pool._segments) <= SPARE
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_a_fork_does_not_hold_segments_lent_later() -> None:
-    pair = Pair()
-    view = pair.lend(1000)[0]
-    pid, go = in_a_fork(lambda: True)
-    os.close(go)
-    assert os.waitpid(pid, 0)[1] == 0
-    del view
-    assert pair.credit() == 1  # abandoned segments
-    pair.lend(1000)
-    pair.credit()
-    mappings = memory_maps()
-    for _ in range(10):
-        pair.lend(1000)
-        assert pair.credit() == 1
-    assert memory_maps() == mappings
-
-
 # the system's view
 
 
@@ -283,15 +241,6 @@ def test_memory_is_shared_and_has_no_name() -> None:
     assert set(there[::1000].tolist()) == {5}
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_no_descriptor_is_open_while_segments_are_lent() -> None:
-    pair = Pair()
-    before = len(os.listdir("/proc/self/fd"))
-    lent = [pair.lend(1000) for _ in range(50)]
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert all(values(view) == {value} for view, value in lent)
-
-
 def test_unneeded_segments_return_to_the_system() -> None:
     pair = Pair(spare=2)
     gc.collect()
@@ -304,15 +253,6 @@ def test_unneeded_segments_return_to_the_system() -> None:
     assert pair.credit() == 30
     assert memory_maps() - maps_before == 4
     assert resident("Shmem") - resident_before <= 5 * MB
-
-
-def test_a_process_that_takes_one_at_a_time_fills_one_segment() -> None:
-    pair = Pair()
-    before = memory_maps()
-    for _ in range(100):
-        pair.lend(MB)
-        pair.credit()
-    assert memory_maps() - before == 2
 
 
 def test_sizes_that_grow_do_not_leave_small_segments_behind() -> None:
@@ -367,22 +307,3 @@ def test_an_error_of_the_c_library_is_raised(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Library)
     with pytest.raises(OSError, match="Too many open files"):
         new_memory(MB)
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_memory_is_readable_after_the_process_that_filled_it_was_killed() -> None:
-    descriptor = new_memory(MB)
-    there = map_segment(descriptor, MB)
-    filled, tell = os.pipe()
-    pid = os.fork()
-    if not pid:
-        map_segment(descriptor, MB)[:] = 9
-        os.write(tell, b"x")
-        signal.pause()
-    os.close(descriptor)
-    os.close(tell)
-    os.read(filled, 1)
-    os.close(filled)
-    psutil.Process(pid).kill()
-    os.waitpid(pid, 0)
-    assert values(there[::4096]) == {9}

@@ -19,7 +19,6 @@ from wds_datapipes.pipes.graph import upstream
 from wds_datapipes.pipes.samples.declared_length import DeclaredLength
 from wds_datapipes.pipes.samples.epochs import EpochSetter, LengthSetter, compare_length
 from wds_datapipes.pipes.sharding import Instance, find_rank_and_worker, share
-from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
     "declared_length_of",
@@ -31,7 +30,6 @@ __all__ = [
     "refuse_pipeline",
     "refuse_state",
     "save_state",
-    "warn_of_lost_position",
 ]
 
 NO_PIPELINE = (
@@ -188,24 +186,6 @@ def declared_length_of(loader: Any) -> DeclaredLength | None:
     workers = max(getattr(each, "num_workers", 0) for each in services)
     pipe = loader._datapipe_before_reading_service_adapt
     return compare_length(pipe, lambda: length_of(loader), workers=workers, ranks=ranks, rank=rank)
-
-
-def warn_of_lost_position(loader: Any, ended: int | None) -> None:
-    """Warn about the state of a loader without a `ShardReadingService` that is mid-epoch.
-
-    Args:
-        loader: the loader whose state is requested.
-        ended: the number of the latest of its iterators that has ended.
-    """
-    if any(callable(getattr(each, "checkpoint", None)) for each in _services(loader.reading_service)):
-        return
-    # The first item that an iterator yields sets `_reset_iter`.
-    if loader.valid_iterator_id not in (None, ended) and loader._reset_iter:
-        warn_user(
-            "The state of a DataLoader2 without ShardReadingService does not contain the position of the loop in the "
-            "epoch: a run that loads this state starts at the beginning of an epoch. Use ShardReadingService as the "
-            "reading service, whose state contains the position"
-        )
 
 
 def _own(service: Any) -> ShardReadingService | None:

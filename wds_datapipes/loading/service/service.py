@@ -23,7 +23,7 @@ from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.seeding import guard_lists, is_drawn, refuse_hidden_stages, seed_of, seed_stages
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
-from wds_datapipes.loading.splitting import advice_for_ranks, advice_for_split, given_identity, split_by_rank
+from wds_datapipes.loading.splitting import advice_for_ranks, given_identity, split_by_rank
 from wds_datapipes.loading.torchdata_api import (
     CheckpointableReadingServiceInterface,
     MultiProcessingReadingService,
@@ -37,6 +37,7 @@ from wds_datapipes.loading.workers.pool import WorkerPool
 from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.pipes.state.shard_order import remove_listings
+from wds_datapipes.pipes.unsplit_data import advice_for_split
 from wds_datapipes.redaction import short_repr
 from wds_datapipes.user_warnings import warn_user
 
@@ -128,6 +129,9 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function or None, not {function!r}")
         # With 0 workers, torchdata's class would recommend another service.
+        from wds_datapipes.loading.torchdata_patches.dataloader2 import extend  # it needs this class
+
+        extend()
         super().__init__(
             max(num_workers, 1),
             multiprocessing_context,

@@ -18,11 +18,9 @@ from wds_datapipes.loading.rank_agreement import RankAgreement, facts_before_wor
 from wds_datapipes.loading.seeding import refuse_hidden_stages
 from wds_datapipes.loading.splitting import (
     SPLIT_TWICE,
-    advice_for_split,
     advice_for_torchrun,
     has_own_stage,
     is_called_by_accelerate,
-    is_called_by_shard,
     own_worker,
     ranks_of_run,
 )
@@ -41,10 +39,12 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
     WorkerRow,
     begin_recording,
 )
+from wds_datapipes.loading.torchdata_patches.local_functions import find_local_classes
 from wds_datapipes.pipes.samples.declared_length import DeclaredLength
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems
+from wds_datapipes.pipes.unsplit_data import advice_for_split, is_read_by_shard
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.user_warnings import warn_user
 
@@ -98,6 +98,7 @@ class StatefulShards(IterableDataset[Any]):
 
     def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0, distributed: Distributed = None) -> None:
         super().__init__()
+        find_local_classes()
         if not isinstance(pipe, IterDataPipe):
             raise TypeError(f"StatefulShards requires a pipeline, not {pipe!r}")
         if not isinstance(seed, int):
@@ -275,7 +276,7 @@ class StatefulShards(IterableDataset[Any]):
             raise unknown_length_error(error) from None
 
     def __iter__(self) -> Iterator[Any]:
-        if self._has_other_ranks and is_called_by_shard():
+        if self._has_other_ranks and is_read_by_shard():
             raise RuntimeError(SPLIT_TWICE)
         info = get_worker_info()
         if info is None or info.id == 0:

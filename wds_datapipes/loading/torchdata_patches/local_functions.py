@@ -8,17 +8,17 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from types import FunctionType, ModuleType
 from typing import Any
 
-from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
+from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, graph
 from wds_datapipes.loading.transport.serialization import describe, takes
 from wds_datapipes.pipes.graph import functional_name_of, sources_of, upstream
 
-__all__ = ["copy_pipeline", "explain_pickling", "explain_worker_pickling", "tolerant_pickle"]
+__all__ = ["copy_pipeline", "explain_worker_pickling", "find_local_classes"]
 
 #: The exceptions of pickling and copying, which other code may raise as well.
 ERRORS = (pickle.PickleError, AttributeError, TypeError)
@@ -59,16 +59,13 @@ def _clone(pipe: Any) -> Any:
 
 
 @contextmanager
-def explain_pickling(
-    pipe: Any, why: str, functions: Mapping[str, Any] | None = None, otherwise: str = ""
-) -> Iterator[None]:
-    """Name the culprit if the block fails because it pickles a pipeline.
+def explain_worker_pickling(service: Any, pipe: Any, method: str) -> Iterator[None]:
+    """Name the culprit if the block fails because it sends a pipeline to workers by pickle.
 
     Args:
+        service: the reading service.
         pipe: the pipeline.
-        why: why it is pickled, as a clause.
-        functions: other functions that are pickled with it, by their names.
-        otherwise: what to do instead, as the end of a sentence.
+        method: the start method of the workers.
 
     Raises:
         PicklingError: the pipeline cannot be pickled.
@@ -79,7 +76,10 @@ def explain_pickling(
     except ERRORS as error:
         from wds_datapipes.loading.torchdata_api import attach_wrapper  # torchdata is optional
 
-        named = [(name, each) for name, each in (functions or {}).items() if not takes(pickle.dumps, each)]
+        if not service.num_workers or method == "fork":
+            raise
+        functions = {name: getattr(service, name) for name in ("worker_init_fn", "worker_reset_fn")}
+        named = [(name, each) for name, each in functions.items() if not takes(pickle.dumps, each)]
         if named:
             culprit = f"{named[0][0]} is {describe(named[0][1], pickle.dumps)}"
         elif all(takes(pickle.dumps, attach_wrapper(stage)) for stage in stages):  # by dill, if it is installed
@@ -87,35 +87,23 @@ def explain_pickling(
         else:
             culprit = _find_culprit(stages, _pickle_alone)
         raise pickle.PicklingError(
-            f"{why}, but {culprit} ({type(error).__name__}: {error}). Functions and classes are pickled by name: "
-            f"define them at the top level of a module, with functools.partial for parameters; or install the package "
-            f"dill, with which torch pickles functions by value{otherwise}"
+            f"Workers that are started with {method!r} receive the pipeline by pickle, but {culprit} "
+            f"({type(error).__name__}: {error}). Functions and classes are pickled by name: define them at the top "
+            "level of a module, with functools.partial for parameters; or install the package dill, with which torch "
+            'pickles functions by value; or pass multiprocessing_context="fork"'
         ) from error
 
 
-def explain_worker_pickling(service: Any, pipe: Any, method: str) -> AbstractContextManager[None]:
-    """Name the culprit if a ``MultiProcessingReadingService`` cannot send a pipeline to its workers.
+@cache
+def find_local_classes() -> None:
+    """Let torch find the stages of a pipeline with local classes, or with lambdas in lists and dictionaries.
 
-    Args:
-        service: the service.
-        pipe: the pipeline.
-        method: the start method of the workers.
-    """
-    if not service.num_workers or method == "fork":
-        return nullcontext()
-    why = f"Workers that are started with {method!r} receive the pipeline by pickle"
-    functions = {name: getattr(service, name) for name in ("worker_init_fn", "worker_reset_fn")}
-    return explain_pickling(pipe, why, functions, '; or pass multiprocessing_context="fork"')
-
-
-def tolerant_pickle() -> ModuleType:
-    """Return a copy of the module ``pickle`` whose ``Pickler`` stores no functions and classes.
-
-    Its result cannot be unpickled, and serves to find the objects that an object refers to.
+    torch finds stages by pickling each of them, and pickle finds no local functions and classes. So its pickles, which
+    are never unpickled, store no functions and classes.
     """
     module = ModuleType(pickle.__name__)
     vars(module).update({**vars(pickle), "Pickler": _Finder})
-    return module
+    setattr(graph, "pickle", module)
 
 
 def _find_culprit(stages: Iterable[Any], pack: Callable[[Any, Any], object]) -> str:

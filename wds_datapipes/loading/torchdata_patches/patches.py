@@ -1,69 +1,50 @@
-"""The patches of torchdata's own ``DataLoader2`` and ``MultiProcessingReadingService``.
+"""Patches of torchdata: what its users would lose data by, hang on, or read in a repeated order.
 
-torchdata 0.7.1 to 0.9.0 are the last releases that include them, and will not be fixed
-(https://github.com/meta-pytorch/data/issues/1196). Pipelines of tar shards trigger every defect: shards are uneven, so
-the first epoch ends in an exception. Importing ``wds_datapipes`` therefore replaces the defective parts, in these
-releases only, and only if the files are, byte for byte, those that the patches were written for.
-``wds_datapipes.list_patches()`` lists the patches; the environment variable ``WDS_DATAPIPES_PATCHES=0`` leaves
-torchdata unchanged.
+torchdata 0.7.1 to 0.9.0 are the last releases with ``DataLoader2`` and its ``MultiProcessingReadingService``, and will
+not be fixed (https://github.com/meta-pytorch/data/issues/1196). Importing ``wds_datapipes`` patches these releases, and
+leaves others alone. ``wds_datapipes.list_patches()`` lists the patches; the environment variable
+``WDS_DATAPIPES_PATCHES=0`` leaves torchdata unchanged.
 
-Each patch is one function, in `multiprocessing_service`, `dataloader2` and `shares`. Its docstring describes the defect
-and the patch.
+Each patch is one function. The first line of its docstring describes the defect.
 """
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import importlib
-import importlib.util
+import logging
 import os
+import sys
 import warnings
-from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
-
-from wds_datapipes.loading.torchdata_patches.dataloader2 import LOADER_PATCHES, TORCH_PATCHES
-from wds_datapipes.loading.torchdata_patches.multiprocessing_service import WORKER_PATCHES
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 __all__ = ["Patch", "apply", "list_patches"]
 
-ISSUES = "https://github.com/meta-pytorch/data/issues/"
+LOGGER = logging.getLogger("wds_datapipes")
 
-#: The files that the patches rely on, and the prefix of the SHA-256 of each in torchdata 0.7.1 and in 0.8.0 = 0.9.0.
-_KNOWN_VERSIONS = ("0.7.1", "0.8.0", "0.9.0")
-_KNOWN_FILES = {
-    "dataloader2/communication/eventloop.py": ("bd07a7ce4ded5bc5",),
-    "dataloader2/communication/iter.py": ("672f67d7faacfd5d",),
-    "dataloader2/communication/messages.py": ("b918395161a84395",),
-    "dataloader2/communication/protocol.py": ("b3ec99da8ec2a3ea",),
-    "dataloader2/dataloader2.py": ("d93f8cdf14f43c29", "752627c2b4103ef6"),
-    "dataloader2/random/seed_generator.py": ("90bc8f5830c25b17", "b53449ffa3300c71"),
-    "dataloader2/reading_service.py": ("d4119658d124024d", "622e2cceba12003d"),
-    "dataloader2/utils/worker.py": ("3e17d79236d6570f",),
-    "datapipes/iter/util/prefetcher.py": ("3fbb9b0c02b4b70c",),
-}
+#: The releases of torchdata with ``DataLoader2`` that the patches were tested with.
+KNOWN_VERSIONS = ("0.7.1", "0.8.0", "0.9.0")
 
 
 class Patch(NamedTuple):
-    """A defect of torchdata, and whether it is patched in this process.
+    """A defect of torchdata or torch, and whether it is patched in this process.
 
     Attributes:
         name: the name of the function that patches it.
         fault: the defect, in one sentence.
-        issue: the URL of the issue that reports it, or ``None``.
         applied: whether it is patched.
         reason: the reason why it is not, or "".
     """
 
     name: str
     fault: str
-    issue: str | None
     applied: bool
     reason: str
 
     def __str__(self) -> str:
         state = "patched" if self.applied else f"not patched: {self.reason}"
-        return f"{self.name}: {self.fault} [{state}]" + (f" {self.issue}" if self.issue else "")
+        return f"{self.name}: {self.fault} [{state}]"
 
 
 #: The patches of this process. They replace attributes of torchdata's modules, which exist once per process.
@@ -75,17 +56,10 @@ def list_patches() -> list[Patch]:
 
     Examples:
         >>> from wds_datapipes import list_patches
-        >>> names = [patch.name for patch in list_patches()]
-        >>> names[:5]
-        ['uneven_workers', 'dead_workers', 'lost_errors', 'orphans', 'shutdown']
-        >>> names[5:9]
-        ['stuck_pause', 'repeated_order', 'uneven_ranks', 'lists_drawn_in_workers']
-        >>> names[9:14]
-        ['copied_by_workers', 'endless_passes', 'unseeded_service', 'local_functions', 'pickled_pipeline']
-        >>> names[14:17]
-        ['uncounted_items', 'no_set_epoch', 'no_length']
-        >>> names[17:]
-        ['later_passes', 'local_classes', 'copied_data', 'unknown_position', 'late_shuffle']
+        >>> [patch.name for patch in list_patches()][:4]
+        ['multiprocessing_service', 'repeated_order', 'split_orders', 'prefetch_threads']
+        >>> [patch.name for patch in list_patches()][4:]
+        ['endless_passes', 'later_passes', 'unknown_position']
     """
     return list(_done)
 
@@ -96,39 +70,178 @@ def apply() -> None:
         return
     unwanted = "WDS_DATAPIPES_PATCHES=0 is set" if os.environ.get("WDS_DATAPIPES_PATCHES") == "0" else ""
     reason = unwanted or _reason_against()
-    for patches, against in ((WORKER_PATCHES, reason), (LOADER_PATCHES, reason), (TORCH_PATCHES, unwanted)):
-        for patch, issue in patches:
-            if not against:
-                patch()
+    for patches, against in ((DATALOADER2_PATCHES, reason), (OTHER_PATCHES, unwanted)):
+        for patch in patches:
+            reason_here = against
+            try:
+                if not against:
+                    patch()
+            except (ImportError, AttributeError) as error:  # of a release without what it patches
+                reason_here = str(error)
             fault = str(patch.__doc__).partition("\n")[0]
-            url = f"{ISSUES}{issue}" if issue else None
-            _done.append(Patch(patch.__name__, fault, url, not against, against))
+            _done.append(Patch(patch.__name__, fault, not reason_here, reason_here))
+
+
+def multiprocessing_service() -> None:
+    """``MultiProcessingReadingService`` fails in uneven epochs, hangs on failing workers, and repeats its order.
+
+    Calling the class returns a `MultiProcessingService`, which runs the same pipelines on the workers of a
+    `ShardReadingService`.
+    """
+    from torchdata.dataloader2 import MultiProcessingReadingService
+
+    def create(cls: Any, *_: Any, **__: Any) -> Any:
+        if cls is MultiProcessingReadingService:
+            from wds_datapipes.loading.torchdata_patches.multiprocessing_service import MultiProcessingService
+
+            cls = MultiProcessingService
+        return object.__new__(cls)
+
+    setattr(MultiProcessingReadingService, "__new__", staticmethod(create))
+
+
+def repeated_order() -> None:
+    """``DataLoader2`` without a seed has the same order in every epoch.
+
+    It draws a seed from torch's generator inside ``fork_rng``, which restores the generator. The patch draws it as
+    torch's ``DataLoader`` does, so ``torch.manual_seed`` still makes a run reproducible.
+    """
+    from torchdata.dataloader2.random import seed_generator
+
+    from wds_datapipes.loading.seeding import draw_seed
+
+    setattr(seed_generator, "_get_torch_random_seed", draw_seed)
+
+
+def split_orders() -> None:
+    """A stage that splits the data itself, such as ``IndexedSamples``, splits a different order on each rank.
+
+    torchdata's services look for ``.sharding_filter()`` only. The patch seeds stages as a `ShardReadingService` does.
+    """
+    from torchdata.dataloader2 import reading_service
+
+    from wds_datapipes.loading.seeding import seed_stages
+
+    def set_graph_random_seed(datapipe: Any, seed_generator: Any) -> Any:
+        seed_stages(datapipe, seed_generator)
+        return datapipe
+
+    setattr(reading_service, "set_graph_random_seed", set_graph_random_seed)
+
+
+def prefetch_threads() -> None:
+    """``.prefetch()`` hangs if its source ends the thread, or if it is paused or shut down at the wrong moment.
+
+    The patch delivers every exception to the reader, and stops waiting for a thread that has ended or that waits for a
+    worker.
+    """
+    from torchdata.datapipes.iter import PinMemory, Prefetcher
+
+    from wds_datapipes.loading.torchdata_patches.prefetching import guard_thread, pause
+
+    setattr(Prefetcher, "pause", pause)
+    for prefetcher in (Prefetcher, PinMemory):
+        setattr(prefetcher, "thread_worker", staticmethod(guard_thread(prefetcher.thread_worker)))
+
+
+def endless_passes() -> None:
+    """``.cycle()`` never ends in a worker or a rank without a shard, and yields nothing.
+
+    Nor does it with an empty list. With the patch, it ends in such a worker. If no worker of a rank has a shard, or the
+    list is empty, it raises an ``EmptySourceError``.
+    """
+    from torchdata.datapipes.iter import Cycler
+
+    from wds_datapipes.loading.torchdata_patches.cycling import EndingCycler
+
+    setattr(Cycler, "__iter__", EndingCycler.__iter__)
+
+
+def later_passes() -> None:
+    """A ``.shuffle()`` that is iterated twice in one epoch of ``DataLoader`` has a different order in each worker.
+
+    The seed that all workers share is used for the first pass only. With ``.sharding_filter().cycle(2)`` after the
+    shuffle, some samples of the second pass come from several workers, and others from none. The patch derives the
+    seed of each later pass from that of the pass before, and sources that draw from the global generators before the
+    split, such as a ``RandomSampler``, draw the same in all workers.
+    """
+    import torch
+
+    from wds_datapipes.datapipes import graph_settings
+    from wds_datapipes.pipes.state.seeding import derive_later_seeds
+    from wds_datapipes.pipes.state.shard_order import guard_listings, seed_listings
+
+    apply_random_seed = graph_settings.apply_random_seed
+
+    @functools.wraps(apply_random_seed)
+    def apply_seeds_of_all_passes(datapipe: Any, rng: Any) -> Any:
+        derive_later_seeds(datapipe)
+        guard_listings(datapipe, drawn_only=True)
+        # A number is drawn from a copy, so that importing this package changes no order.
+        copied = torch.Generator()
+        copied.set_state(rng.get_state())
+        seed_listings(datapipe, int(torch.empty((), dtype=torch.int64).random_(generator=copied).item()))
+        return apply_random_seed(datapipe, rng)
+
+    setattr(graph_settings, "apply_random_seed", apply_seeds_of_all_passes)
+
+
+def unknown_position() -> None:
+    """``StatefulDataLoader`` saves mid-epoch states of a pipeline that lose and repeat samples.
+
+    It saves the state of the last stage only, or counts batches and skips as many in an epoch with a different order.
+    With the patch, saving such a state warns and loading it raises a ``StateError``; both recommend `StatefulShards`.
+    Loading the state of a `StatefulShards` on another rank raises a ``StateError``, too.
+    """
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    state_dict, load_state_dict = StatefulDataLoader.state_dict, StatefulDataLoader.load_state_dict
+
+    @functools.wraps(state_dict)
+    def save_and_check(self: Any) -> dict[str, Any]:
+        from wds_datapipes.loading.stateful_dataset.dataset import check_saved
+
+        state: dict[str, Any] = state_dict(self)
+        check_saved(self, state)
+        return state
+
+    @functools.wraps(load_state_dict)
+    def check_and_load(self: Any, state_dict: dict[str, Any]) -> None:
+        from wds_datapipes.loading.stateful_dataset.dataset import check_loaded
+
+        if not check_loaded(self, state_dict):
+            load_state_dict(self, state_dict)
+
+    setattr(StatefulDataLoader, "state_dict", save_and_check)
+    setattr(StatefulDataLoader, "load_state_dict", check_and_load)
+
+
+#: Patches of the releases of torchdata with ``DataLoader2``.
+DATALOADER2_PATCHES: tuple[Callable[[], None], ...] = (
+    multiprocessing_service,
+    repeated_order,
+    split_orders,
+    prefetch_threads,
+    endless_passes,
+)
+#: Patches for any release of torch and torchdata that has what they patch.
+OTHER_PATCHES: tuple[Callable[[], None], ...] = (later_passes, unknown_position)
 
 
 def _reason_against() -> str:
     """Import torchdata's DataLoader2, and return the reason not to patch it, or ""."""
-    if os.name != "posix":
-        return f"worker processes are only watched on POSIX systems, and this one is {os.name!r}"
-    torchdata = _import_quietly()
-    if torchdata is None:
-        return "torchdata is not installed, or has no DataLoader2"
-    version = torchdata.__version__.partition("+")[0]
-    if version not in _KNOWN_VERSIONS:
-        return f"torchdata {version} is not one of {', '.join(_KNOWN_VERSIONS)}"
-    for name, digests in _KNOWN_FILES.items():
-        path = Path(str(torchdata.__file__)).parent / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest()[:16] not in digests:
-            return f"{path} is not the file of torchdata {version} that the patches were written for"
-    return ""
-
-
-def _import_quietly() -> ModuleType | None:
-    """Import torchdata with its DataLoader2, without the warning that this import always emits."""
+    if sys.platform != "linux":
+        return f"the worker processes of this package require Linux, and this is {sys.platform}"
     with warnings.catch_warnings():
         banner = r"\n#+\nWARNING!\nThe 'datapipes', 'dataloader2' modules are deprecated"
         warnings.filterwarnings("ignore", message=banner, category=UserWarning)
         try:
             importlib.import_module("torchdata.dataloader2")
         except ImportError:
-            return None
-    return importlib.import_module("torchdata")
+            return "torchdata is not installed, or has no DataLoader2"
+    version = importlib.import_module("torchdata").__version__.partition("+")[0]
+    if version in KNOWN_VERSIONS:
+        return ""
+    reason = f"torchdata {version} is not one of {', '.join(KNOWN_VERSIONS)}"
+    LOGGER.warning("torchdata's own reading service is not patched: %s", reason)
+    return reason

@@ -17,7 +17,7 @@ from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import WorkerReport
-from wds_datapipes.loading.torchdata_patches.worker_processes import SendableError
+from wds_datapipes.loading.transport.errors import SendableError
 from wds_datapipes.loading.transport.protocol import Command, Kind
 from wds_datapipes.loading.transport.receiver import Message, Receiver
 from wds_datapipes.loading.workers.shutdown import describe_exit, is_running

@@ -8,17 +8,17 @@ import select
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.reduction import DupFd
 from typing import IO, Any
 
-__all__ = ["ParentWatch"]
+__all__ = ["ParentWatch", "run_watched"]
 
 #: All watches of this process. Forks inherit the write ends, so a fork hook must find and close them.
 _watches: weakref.WeakSet[ParentWatch] = weakref.WeakSet()
-#: The watch of the workers that a thread starts: torchdata starts them without an argument of ours.
-_current = threading.local()
+
+#: Signals that a scheduler or a closing terminal sends to a program together with its workers.
+FOR_THE_PROGRAM = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ParentWatch:
@@ -54,22 +54,16 @@ class ParentWatch:
     def __reduce__(self) -> tuple[Callable[[Any], ParentWatch], tuple[Any]]:
         return _unpickle_watch, (DupFd(self._reader.fileno()),)
 
-    @contextmanager
-    def as_current(self) -> Iterator[None]:
-        """Make this watch `current` in this thread and in processes that it forks."""
-        _current.watch = self
-        try:
-            yield
-        finally:
-            del _current.watch
 
-    @staticmethod
-    def current() -> ParentWatch:
-        """Return the watch of the workers that this thread starts; by default, one that lives as long as it."""
-        watch: ParentWatch | None = getattr(_current, "watch", None)
-        if watch is None:
-            watch = _current.watch = ParentWatch()
-        return watch
+def run_watched(watch: ParentWatch, run: Callable[..., None], *args: Any) -> None:
+    """Run a worker that leaves Ctrl-C to the main process, and ends when the main process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A forked worker must not run the program's signal handlers, such as one that saves its state.
+    for number in FOR_THE_PROGRAM:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)
+    watch.hold()
+    run(*args)
 
 
 def _unpickle_watch(descriptor: Any) -> ParentWatch:

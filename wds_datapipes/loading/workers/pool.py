@@ -14,12 +14,11 @@ from typing import Any
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.report import LoadingReport, log_skipped
-from wds_datapipes.loading.torchdata_patches.worker_processes import bind
 from wds_datapipes.loading.transport.protocol import Command, new_channel
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.loading.workers.dispatcher import run_dispatcher
-from wds_datapipes.loading.workers.parent_watch import ParentWatch
+from wds_datapipes.loading.workers.parent_watch import ParentWatch, run_watched
 from wds_datapipes.loading.workers.shutdown import close_process, disown_process, end_processes
 from wds_datapipes.loading.workers.worker import WorkerJob, run_worker
 from wds_datapipes.pipes.stage import Stage
@@ -255,7 +254,7 @@ class WorkerPool:
         packed = job.packed()
         with closing(packed.pipe), defer_interrupts():
             process = self._context.Process(
-                target=bind, args=(self._parent_watch, run, packed, channel, argument, unwanted), daemon=True
+                target=run_watched, args=(self._parent_watch, run, packed, channel, argument, unwanted), daemon=True
             )
             self._processes.append(process)
             process.start()

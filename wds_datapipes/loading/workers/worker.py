@@ -28,7 +28,7 @@ from wds_datapipes.loading.torchdata_api import (
     list_dps,
     replace_dp,
 )
-from wds_datapipes.loading.torchdata_patches.worker_processes import SENDABLE, SendableError
+from wds_datapipes.loading.transport.errors import SENDABLE, SendableError
 from wds_datapipes.loading.transport.protocol import Command, Kind
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import ItemRequest, ReceiverGone, Sender

@@ -22,9 +22,10 @@ from wds_datapipes.index.selection import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
-from wds_datapipes.pipes.sharding import SplittingStage, instance_of, rank_and_worker_of, warn_if_hidden
+from wds_datapipes.pipes.sharding import SplittingStage, instance_of, rank_and_worker_of
 from wds_datapipes.pipes.stage import Groups, SnapshotStage
 from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.pipes.unsplit_data import warn_of_copies
 from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.samples.select import Lacking
 from wds_datapipes.shards.position import SamplePosition
@@ -208,7 +209,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         return len(self._share())
 
     def __iter__(self) -> Iterator[Sample]:
-        warn_if_hidden(self)
+        warn_of_copies(self)
         order = self._order_of_epoch()
         (self._done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, ()), None
         policy = ErrorPolicy(self.counted_errors, "IndexedSamples")

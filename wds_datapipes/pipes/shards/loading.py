@@ -11,10 +11,11 @@ from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.graph import upstream
-from wds_datapipes.pipes.sharding import unsplit, warn_if_hidden
+from wds_datapipes.pipes.sharding import unsplit
 from wds_datapipes.pipes.shards.directory_shards import DirectoryShards
 from wds_datapipes.pipes.shards.shard_shuffle import shuffle_whole_lists
 from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.unsplit_data import warn_of_copies
 from wds_datapipes.shards.loading import ReadOptions, ShardMembers, StreamOptions, read_shards
 from wds_datapipes.shards.open_shards import OpenShards
 from wds_datapipes.shards.position import Resume
@@ -62,7 +63,7 @@ class ShardReadingStage(Stage[T_co]):
         return OpenShards(self._list_of(resume), options, resume)
 
     def _begin(self) -> StreamOptions:
-        warn_if_hidden(self.source)
+        warn_of_copies(self.source)
         return replace(self._options, on_error=self.counted_errors)
 
     def _list_of(self, resume: Resume) -> Any:
