@@ -46,7 +46,7 @@ TABLE = [
     ),
     Adapted(
         {"_get_default_store": "torch.distributed.distributed_c10d:_get_default_store"},
-        ("loading/rank_agreement.py",),
+        ("loading/distributed.py",),
         "the store that ranks meet at",
     ),
     Adapted(

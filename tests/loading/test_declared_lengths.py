@@ -42,7 +42,7 @@ def with_service(pipe: Pipe, workers: int, **options: Any) -> Iterator[Any]:
 
 
 def with_torchdatas_service(pipe: Pipe, workers: int) -> Iterator[Any]:
-    service = MultiProcessingReadingService(workers) if workers else None
+    service = MultiProcessingReadingService(workers)
     with DataLoader2(pipe, reading_service=service) as loader:
         yield from loader
 
@@ -64,22 +64,6 @@ def test_one_rank_warns_of_both_numbers(loader: Callable[..., Iterator[Any]], wo
     text = rf"\.with_length\(\) declares an epoch of {declared} items of the loader, but {TOTAL} came\. Use .with_epoch"
     with pytest.warns(UserWarning, match=text) if declared != TOTAL else nullcontext():
         assert len(list(loader(samples().with_length(declared), workers))) == TOTAL
-
-
-def test_torchs_loader_warns_too() -> None:
-    loader = DataLoader(samples().with_length(TOTAL + 1), batch_size=None)
-    for _ in range(2):
-        with pytest.warns(UserWarning, match=rf"an epoch of {TOTAL + 1} items of the loader, but {TOTAL} came"):
-            assert len(list(loader)) == TOTAL
-    assert len(list(DataLoader(samples().with_length(TOTAL), batch_size=None, num_workers=1))) == TOTAL
-
-
-def test_workers_do_not_compare_their_share_after_a_loop_without_workers() -> None:
-    pipe = samples().with_length(TOTAL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for workers in (0, 2):
-            assert len(list(DataLoader(pipe, batch_size=None, num_workers=workers))) == TOTAL
 
 
 @pytest.mark.parametrize("loader", [with_service, with_stateful_shards])
@@ -134,7 +118,6 @@ def test_lengths_that_weigh_the_sources_of_a_mixture_are_not_compared(loader: Ca
         return pipe
 
     assert len(list(loader(mixture(), 0, distributed=(0, 2)))) == 18
-    assert len(list(DataLoader(mixture(), batch_size=None))) == 2 * TOTAL
 
 
 def test_an_abandoned_epoch_is_not_compared() -> None:

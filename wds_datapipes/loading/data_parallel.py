@@ -1,25 +1,43 @@
-"""The data-parallel group of a process: the ranks that share the data, as given by the argument ``distributed``."""
+"""The data-parallel group of a process, as given by the argument ``distributed``, and what its ranks have in common."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from wds_datapipes.datapipes import IterableWrapper
 from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, ranks_of_run
 from wds_datapipes.pipes.graph import name_of, upstream
+from wds_datapipes.pipes.sharding import splits, splitters
+from wds_datapipes.pipes.shards.shard_list import ShardList
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["DataParallelGroup", "Distributed", "check_replicated"]
+__all__ = [
+    "DataParallelGroup",
+    "Distributed",
+    "Facts",
+    "check_facts_match",
+    "check_replicated",
+    "digest",
+    "facts_before_workers",
+    "facts_of",
+]
 
 Distributed: TypeAlias = "bool | ProcessGroup | DeviceMesh | tuple[int, int] | None"
 """The data-parallel group that an argument ``distributed`` describes; see `DataParallelGroup.of`."""
 
+
+Facts: TypeAlias = "Mapping[str, Any]"
+"""What must be equal on all ranks, by its name."""
 
 NOT_IN_GROUP = (
     "Rank {} is not in the process group or mesh that was passed as distributed. Pass the data-parallel group that it "
@@ -140,3 +158,102 @@ def check_replicated(pipe: Any, group: DataParallelGroup) -> None:
             f"{ranks_of_run()} ranks share the data between {group.identity.ranks}, so some must read the same, but "
             "DirectoryShards gives each shard to one process. List the shards with ShardList"
         )
+
+
+def facts_of(pipe: Any, workers: int, group: DataParallelGroup) -> dict[str, Any]:
+    """Return the facts that must be equal on all ranks.
+
+    Args:
+        pipe: the pipeline, before it is split.
+        workers: the number of processes of this rank that run it.
+        group: the ranks that share the data.
+    """
+    return {**facts_before_workers(pipe, group), **({"workers": max(workers, 1)} if _must_agree(pipe, group) else {})}
+
+
+def facts_before_workers(pipe: Any, group: DataParallelGroup, seed: int | None = None) -> dict[str, Any]:
+    """Return the facts that must be equal on all ranks, other than the number of workers.
+
+    Args:
+        pipe: the pipeline, before it is split.
+        group: the ranks that share the data.
+        seed: the seed of this rank, unless the ranks agree on one.
+    """
+    facts = {"ranks": group.identity.ranks, "lists": [_summarize(urls) for urls in _lists(pipe)]}
+    return {**facts, "seed": seed} if seed is not None and _must_agree(pipe, group) else facts
+
+
+def _must_agree(pipe: Any, group: DataParallelGroup) -> bool:
+    """Whether all ranks need the same seed and number of workers, as they read from one order."""
+    return group.is_replicated or any(map(splits, upstream(pipe)))
+
+
+def check_facts_match(rank: int, facts: Facts, other: int, others: Facts) -> None:
+    """Check that two ranks have the same facts.
+
+    Raises:
+        RuntimeError: they differ.
+    """
+    if not (facts and others):
+        return
+    if (own := facts.get("ranks")) != (found := others.get("ranks")) and None not in (own, found):
+        raise RuntimeError(
+            f"Rank {rank} shares the data between {own} ranks, and rank {other} between {found}. On every rank, pass "
+            "the data-parallel group of that rank as distributed"
+        )
+    if (own := facts.get("seed")) != (found := others.get("seed")) and None not in (own, found):
+        raise RuntimeError(
+            f"Rank {rank} has the seed {own}, and rank {other} the seed {found}. Each shuffles the data differently "
+            "before it takes its share, so some samples would be read twice and others never. Give every rank the same "
+            "seed"
+        )
+    if (own := facts.get("workers")) != (found := others.get("workers")) and None not in (own, found):
+        raise RuntimeError(
+            f"Rank {rank} reads with {_readers(own)}, and rank {other} with {_readers(found)}. The data is split "
+            "between the same number of processes on each rank, so some samples would be read twice and others never. "
+            "Give every rank the same num_workers"
+        )
+    for mine, theirs in zip(facts.get("lists", ()), others.get("lists", ()), strict=False):
+        if mine != theirs:
+            raise RuntimeError(
+                f"Rank {rank} lists {_text(mine)}, and rank {other} lists {_text(theirs)}. A list that the program "
+                "has already split by rank would be split again, and most of it would never be read. Give all ranks "
+                "the same list, in the same order, without urls[rank::ranks]; or let each rank read its own list with "
+                "DataLoader2 and ShardReadingService(distributed=False)"
+            )
+
+
+def _lists(pipe: Any) -> Iterator[list[str]]:
+    """Yield the lists before the split, if they are known before reading."""
+    seen = set()
+    for splitter in splitters(pipe):
+        for stage in upstream(splitter):
+            if id(stage) not in seen:
+                seen.add(id(stage))
+                if type(stage) is ShardList:
+                    yield stage.urls
+                elif type(stage) is IterableWrapper and _is_list_of_urls(stage.iterable):
+                    yield [*stage.iterable]
+
+
+def _is_list_of_urls(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+
+
+def _summarize(urls: list[str]) -> list[Any]:
+    """Return the number of URLs, a digest of their names, and the first one. Folders may differ between hosts."""
+    names = [re.split("[?#]", url.rstrip("/"))[0].rpartition("/")[2] for url in urls]
+    return [len(names), digest(names), *names[:1]]
+
+
+def digest(texts: Any) -> str:
+    """Return a digest of some texts."""
+    return blake2b("\n".join(texts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _readers(workers: Any) -> str:
+    return "one process" if workers == 1 else f"{workers} workers"
+
+
+def _text(outline: list[Any]) -> str:
+    return f"{outline[0]} shards" + (f" from {outline[2]}" if outline[2:] else "")

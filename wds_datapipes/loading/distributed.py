@@ -1,23 +1,24 @@
-"""The ranks of a distributed run: their common seed, and detection of lost ranks."""
+"""The ranks of a distributed run: their common seed, what they must have in common, and detection of lost ranks."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 from wds_datapipes.errors import RankLostError
-from wds_datapipes.loading.data_parallel import DataParallelGroup
-from wds_datapipes.loading.rank_agreement import check_facts_match, default_store
+from wds_datapipes.loading.data_parallel import DataParallelGroup, Facts, check_facts_match, digest
+from wds_datapipes.pipes.graph import upstream
 
 __all__ = ["Ranks"]
 
@@ -26,6 +27,9 @@ ALL_RANKS = DataParallelGroup.of(True)
 
 #: The default time that ranks wait for each other, in seconds; the default of torch's process groups.
 DEFAULT_TIMEOUT_S = 1800.0
+
+#: How long the store may take to respond to a worker.
+CONNECT = timedelta(seconds=5)
 
 #: The first and the longest pause between requests to the store, in seconds.
 PAUSES_S = 0.0005, 0.05
@@ -42,64 +46,70 @@ JOIN_S = 0.1
 #: The number of characters shown of another rank's error.
 SUMMARY_LENGTH = 500
 
-T = TypeVar("T")
-
-#: Replaces the seed if no rank resumes mid-epoch.
-BEGINS = -1
-
 #: The count of a rank that has arrived; a lower count means that it has not arrived completely.
 ARRIVED = 2
 
-#: Numbers the services of this process. Only their order, which is the same on all ranks, identifies them.
-_numbers = itertools.count()
+T = TypeVar("T")
+
+#: The numbers of pipelines of each kind in this process, and of those whose ranks meet. The n-th one corresponds to
+#: the n-th one of the other ranks.
+_numbers = Counter[str]()
 
 
 class Ranks:
-    """Synchronizes the ranks of a run when a service starts and at the beginning of each epoch, and only then.
+    """The ranks of a run, which agree through the store of the default process group.
 
-    The ranks use the store that torch's process group was initialized with, so nothing is sent per item, and the
-    process group may be destroyed. All ranks must start their services in the same order, including those that read the
-    same data as others, as in tensor parallelism: all ranks use the seed of rank 0.
+    `compare` waits for nobody. A `ShardReadingService` also lets its ranks meet when it starts and at the beginning of
+    each epoch, and only then: nothing is sent per item. Then all ranks must start their services in the same order,
+    including those that read the same data as others, as in tensor parallelism: all ranks use the seed of rank 0.
 
     Each meeting has a gate, which either opens or shuts for all ranks. The rank that arrives last opens it. A rank
     that times out or leaves shuts it and records the reason. For a meeting, each rank sends a few short messages to the
-    store. The entries of past meetings are deleted.
+    store. The entries of past meetings are deleted. torchrun keeps its store when it restarts ranks, and gives each
+    attempt other names.
 
     Args:
-        timeout_s: how long a rank waits for the others, in seconds; ``None`` means half an hour.
+        pipe: the pipeline. The n-th one of the same stages corresponds to the n-th one on the other ranks.
         group: the ranks that share the data; by default, all.
+        timeout_s: how long a rank waits for the others, in seconds; ``None`` means half an hour.
 
     Attributes:
         rank: the number of this rank in the default process group.
         size: the number of ranks in it.
         identity: the identity of this rank among those that share the data.
-
-    Raises:
-        RuntimeError: there is no process group.
     """
 
-    def __init__(self, timeout_s: float | None, group: DataParallelGroup = ALL_RANKS) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError(
-                "ShardReadingService(distributed=True) requires a process group: first call "
-                'torch.distributed.init_process_group, such as `init_process_group("gloo")` under torchrun. Without '
-                "one, pass distributed=(rank, world_size)."
-            )
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+    def __init__(self, pipe: Any, group: DataParallelGroup = ALL_RANKS, timeout_s: float | None = None) -> None:
+        self.size, self.rank = ALL_RANKS.identity
         self.identity = group.identity
         self._timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        name = f"wds_datapipes/{next(_numbers)}"
-        self._store = dist.PrefixStore(name, default_store())  # type: ignore[attr-defined]  # it is not in __all__
-        self._run = ""  # unique among the runs that use the store
-        self._begun, self._arrived = (
-            -1,
-            -1,
-        )  # the last meeting that succeeded, and the last one at which this rank arrived
-        self._resumed_seed: int | None = None
-        self._facts: Mapping[str, Any] = {}
-        self._firsts: Mapping[str, Any] = {}  # the facts of rank 0
+        self._name = _number(f"alike/{self.size}/{digest(type(stage).__name__ for stage in upstream(pipe))}")
+        self._address: tuple[str, int] | None = None
+        self._meetings = ""
+        self._host: Any = None  # the store of the meetings, even if the group is destroyed
+        self._begun = self._arrived = -1  # the last meeting that succeeded, and the last one at which this rank arrived
         self._is_silent = self._has_left = False
         self._owner_pid = os.getpid()
+
+    def compare(self, facts: Facts) -> None:
+        """Publish facts, and compare them with those that the neighbors have published under the same names so far.
+
+        So the rank that comes last finds a difference. A worker process opens its own connection if the store is a
+        ``TCPStore``.
+
+        Raises:
+            RuntimeError: they differ.
+        """
+        found: dict[int, Facts] = {}
+        with suppress(RuntimeError):  # the group was destroyed, or its store is unreachable
+            if self.size > 1 and (store := self._store()) is not None:
+                name = f"{self._name}/{' '.join(facts)}"
+                store.set(f"{name}/{self.rank}", json.dumps(facts))
+                for rank in {(self.rank + step) % self.size for step in (1, -1)} - {self.rank}:
+                    if store.check([f"{name}/{rank}"]):
+                        found[rank] = json.loads(store.get(f"{name}/{rank}"))
+        for rank, others in found.items():
+            check_facts_match(self.rank, facts, rank, others)
 
     def gather(self, seed: int | None = None, facts: Mapping[str, Any] | None = None) -> int | None:
         """Wait until all ranks have started their services.
@@ -113,14 +123,19 @@ class Ranks:
 
         Raises:
             RankLostError: a rank has failed, or does not arrive in time.
-            RuntimeError: the facts differ from those of rank 0.
+            RuntimeError: there is no process group; or the facts differ from those of rank 0.
         """
-        self._resumed_seed, self._facts = seed, dict(facts or {})
-        # torchrun restarts ranks but keeps the store. So no name in it is trusted until rank 0 has answered with a
-        # token that this process has generated.
-        found = self._in_time(self._name_run if self.rank == 0 else self._join_run)
-        check_facts_match(self.rank, self._facts, 0, self._firsts)
-        return None if found == BEGINS else found
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "ShardReadingService(distributed=True) requires a process group: first call "
+                'torch.distributed.init_process_group, such as `init_process_group("gloo")` under torchrun. Without '
+                "one, pass distributed=(rank, world_size)."
+            )
+        self._meetings, self._host = _number("meetings"), self._store()
+        own = dict(facts or {})
+        found, firsts = self._meet(seed, own)
+        check_facts_match(self.rank, own, 0, firsts)
+        return found
 
     def meet(self, seed: int) -> int:
         """Wait until all ranks have reached the next epoch, and return the seed of rank 0.
@@ -128,7 +143,8 @@ class Ranks:
         Raises:
             RankLostError: a rank has failed, has left, or does not arrive in time.
         """
-        return self._in_time(lambda timeout: self._arrive(timeout, seed))
+        found, _ = self._meet(seed if self.rank == 0 else None)
+        return seed if found is None else found
 
     def leave(self, error: BaseException | None = None) -> None:
         """Announce to the other ranks that this rank will not join their next meeting.
@@ -137,7 +153,7 @@ class Ranks:
             error: the exception that ends this rank, if any.
         """
         # A forked process has a copy of this object, but is not a rank.
-        if os.getpid() != self._owner_pid or self._has_left or self._is_silent or not self._run:
+        if os.getpid() != self._owner_pid or self._has_left or self._is_silent or not self._meetings:
             return
         self._has_left = True
         # Closing a generator early is not a failure.
@@ -145,132 +161,109 @@ class Ranks:
         why = f"rank {self.rank} has ended its service{after}"
         # The store may have ended with the process that hosts it, and threads cannot start during interpreter shutdown.
         with suppress(RuntimeError, futures.TimeoutError):
-            # The store sends no response to this, so this does not wait.
-            self._store.set(self._gate(self._arrived + 1), json.dumps({"lost": why}))
-            self._in_thread(self._clean_up, LEAVE_S, LEAVE_S)
+            self._in_thread(lambda timeout: self._leave(timeout, why), LEAVE_S, LEAVE_S)
 
-    def _name_run(self, timeout: RankTimeout) -> int:
-        """As rank 0: name the run, and send the name to every rank that requests it."""
-        self._run = secrets.token_hex(8)
-        self._publish_seed()
-        self._store.set(self._key(0, "facts"), json.dumps(self._facts))
-        self._store.add(self._key(0, 0), ARRIVED)
-        answered_words: dict[int, str] = {}
-        missing = list(range(self.size))
-        while missing := [rank for rank in missing if not self._has(self._key(0, rank))]:
-            for rank in missing:
-                if self._has(f"word/{rank}") and answered_words.get(rank) != (word := self._get(f"word/{rank}")):
-                    self._store.set(f"name/{rank}", json.dumps([word, self._run]))
-                    answered_words[rank] = word
-            if self._has(self._gate(0)):
-                break
-            if not timeout.pause():
-                self._shut(0)
-        self._arrived = 0
-        identity = self._key(0, "seed")
-        self._open(0, int(self._get(identity)) if self._has(identity) else BEGINS)
-        self._store.delete_key(identity)
-        return self._pass(timeout, 0)
-
-    def _join_run(self, timeout: RankTimeout) -> int:
-        """As another rank: request the name of the run from rank 0."""
-        word, own = secrets.token_hex(8), (f"word/{self.rank}", f"name/{self.rank}")
-        self._store.set(own[0], word)
-        run = ""
-        while not run:
-            if self._has(own[1]):
-                answered, name = json.loads(self._get(own[1]))
-                run = name if answered == word else ""
-            if not run and not timeout.pause():
-                raise RankLostError(
-                    _lost_message(0, f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for rank 0")
-                )
-        self._run, self._arrived = run, 0
-        self._publish_seed()
-        self._store.add(self._key(0, self.rank), ARRIVED)
-        found = self._pass(timeout, 0)
-        self._firsts = json.loads(self._get(self._key(0, "facts")))
-        for name in own:
-            self._store.delete_key(name)
-        return found
-
-    def _publish_seed(self) -> None:
-        """Publish the seed of the epoch in which this rank resumes."""
-        if self._resumed_seed is not None:
-            self._store.set(self._key(0, "seed"), str(self._resumed_seed))
-
-    def _arrive(self, timeout: RankTimeout, seed: int) -> int:
-        """Arrive at the next epoch, and return its seed."""
-        epoch = self._begun + 1
-        if self._arrived < epoch:  # else Ctrl-C was pressed at the gate, and this is a retry
-            self._arrived = epoch
-            if self.rank == 0:
-                self._store.set(self._key(epoch, "seed"), json.dumps(seed))
-            self._store.add(self._key(epoch, self.rank), 1)
-            if self._store.add(self._key(epoch, "present"), 1) == self.size:
-                self._open(epoch, json.loads(self._get(self._key(epoch, "seed"))))
-                # These entries are no longer needed.
-                over = self._key(epoch, "seed"), self._key(epoch, "present"), self._gate(epoch - 1)
-                for name in (*over, self._key(epoch - 1, "facts")):
-                    self._store.delete_key(name)
-            self._store.add(self._key(epoch, self.rank), 1)  # so that a rank that dies in between is detected
-        return self._pass(timeout, epoch)
-
-    def _pass(self, timeout: RankTimeout, epoch: int) -> int:
-        """Wait at a gate, and return the seed that it was opened with."""
-        while not self._has(self._gate(epoch)):
-            if not timeout.pause():
-                self._shut(epoch)
-        verdict = json.loads(self._get(self._gate(epoch)))
-        self._store.delete_key(self._key(epoch, self.rank))
-        if "lost" in verdict:
-            raise RankLostError(_lost_message(epoch, verdict["lost"]))
-        self._begun = self._arrived = epoch
-        return int(verdict["seed"])
-
-    def _open(self, epoch: int, seed: int) -> None:
-        """Open a gate, unless it is shut."""
-        self._store.compare_set(self._gate(epoch), "", json.dumps({"seed": seed}))
-
-    def _shut(self, epoch: int) -> None:
-        """Shut a gate at which this rank has timed out, unless it is open."""
-        missing = [str(rank) for rank in range(self.size) if not self._has_arrived(epoch, rank)]
-        names = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        why = f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for {names}, dead or busy elsewhere"
-        if self.identity.ranks < self.size:
-            why += ". If some ranks have no loader, pass distributed=(rank, world_size), and seed the loaders alike"
-        self._store.compare_set(self._gate(epoch), "", json.dumps({"lost": why}))
-
-    def _clean_up(self, timeout: RankTimeout) -> None:
-        """Delete the entries that are no longer needed; the store itself lives as long as any rank uses it."""
-        epochs = range(max(self._begun, 0), self._arrived + 2)
-        if self._store.add(f"{self._run}/left", 1) == self.size:
-            for epoch, name in itertools.product(epochs, ("seed", "present", "facts", "gate")):
-                self._store.delete_key(self._key(epoch, name))
-            self._store.delete_key(f"{self._run}/left")
-        elif self.rank == 0:  # its process may host the store, and may exit now
-            others = [self._key(self._arrived, rank) for rank in range(1, self.size)]
-            while any(map(self._has, others)) and timeout.pause():
-                pass
-
-    def _in_time(self, action: Callable[[RankTimeout], T]) -> T:
-        """Run an action that depends on other ranks; raise if they or the store do not respond in time."""
+    def _meet(self, seed: int | None, facts: Facts | None = None) -> tuple[int | None, Facts]:
+        """Meet the other ranks; return the seed that a rank has brought, if any, and the facts of rank 0."""
         epoch = self._begun + 1
         try:
-            return self._in_thread(action, self._timeout_s, self._timeout_s + ANSWER_S)
+            return self._in_thread(
+                lambda timeout: self._arrive(timeout, epoch, seed, facts), self._timeout_s, self._timeout_s + ANSWER_S
+            )
         except RankLostError:
             raise
         except futures.TimeoutError:
             self._is_silent = True
             why = f"the process group's store has not responded for {self._timeout_s:g} s (timeout_s)"
-            raise RankLostError(
-                _lost_message(epoch, f"{why}: rank 0 or torchrun, which hosts it, is unreachable")
-            ) from None
+            raise _lost(epoch, f"{why}: rank 0 or torchrun, which hosts it, is unreachable") from None
         except RuntimeError as error:
             why = f"the process group's store does not respond ({_summarize(error)})"
-            raise RankLostError(
-                _lost_message(epoch, f"{why}: rank 0 or torchrun, which hosts it, has ended")
-            ) from error
+            raise _lost(epoch, f"{why}: rank 0 or torchrun, which hosts it, has ended") from error
+
+    def _arrive(
+        self, timeout: RankTimeout, epoch: int, seed: int | None, facts: Facts | None
+    ) -> tuple[int | None, Facts]:
+        """Arrive at a meeting, wait at its gate, and return what it was opened with."""
+        store = self._host
+        if self._arrived < epoch:  # else Ctrl-C was pressed at the gate, and this is a retry
+            self._arrived = epoch
+            if seed is not None:
+                store.set(self._key(epoch, "seed"), json.dumps(seed))
+            if facts is not None and self.rank == 0:
+                store.set(self._key(epoch, "facts"), json.dumps(facts))
+            store.add(self._key(epoch, self.rank), 1)
+            if store.add(self._key(epoch, "present"), 1) == self.size:
+                brought = {
+                    name: json.loads(store.get(self._key(epoch, name)))
+                    for name in ("seed", "facts")
+                    if store.check([self._key(epoch, name)])
+                }
+                self._open(epoch, brought)
+            store.add(self._key(epoch, self.rank), 1)  # so that a rank that dies in between is detected
+        while not store.check([self._gate(epoch)]):
+            if not timeout.pause():
+                self._shut(epoch)
+        verdict = json.loads(store.get(self._gate(epoch)))
+        self._forget(epoch, self.rank)
+        if "lost" in verdict:
+            raise _lost(epoch, verdict["lost"])
+        self._begun = epoch
+        return verdict.get("seed"), verdict.get("facts", {})
+
+    def _open(self, epoch: int, brought: dict[str, Any]) -> None:
+        """Open a gate, unless it is shut."""
+        self._host.compare_set(self._gate(epoch), "", json.dumps(brought))
+        self._forget(epoch, "seed", "facts", "present")
+        self._forget(epoch - 1, "gate")
+
+    def _shut(self, epoch: int) -> None:
+        """Shut a gate at which this rank has timed out, unless it is open."""
+        store, keys = self._host, [self._key(epoch, rank) for rank in range(self.size)]
+        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key]) or store.add(key, 0) < ARRIVED]
+        names = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        why = f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for {names}, dead or busy elsewhere"
+        if self.identity.ranks < self.size:
+            why += ". If some ranks have no loader, pass distributed=(rank, world_size), and seed the loaders alike"
+        store.compare_set(self._gate(epoch), "", json.dumps({"lost": why}))
+
+    def _leave(self, timeout: RankTimeout, why: str) -> None:
+        """Shut the next gate, and delete the entries that are no longer needed."""
+        store, following = self._host, self._arrived + 1
+        # The store sends no response to this, so this does not wait.
+        store.set(self._gate(following), json.dumps({"lost": why}))
+        if store.add(self._key(following, "left"), 1) == self.size:
+            self._forget(following, "left", "gate")
+            self._forget(self._arrived, "gate")
+        elif self.rank == 0:  # its process may host the store, and may exit now
+            others = [self._key(self._arrived, rank) for rank in range(1, self.size)]
+            while any(store.check([name]) for name in others) and timeout.pause():
+                pass
+
+    def _store(self) -> Any:
+        """Return the store of the process group; ``None`` in a worker that cannot connect to it."""
+        # A torch without distributed support lacks these. It does not list them in its __all__.
+        from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
+
+        if get_worker_info() is not None:
+            # A fork shares its connection with the main process.
+            return self._address and TCPStore(*self._address, is_master=False, timeout=CONNECT)
+        store = distributed_c10d._get_default_store()
+        host = store
+        while isinstance(host, PrefixStore):
+            host = host.underlying_store
+        if isinstance(host, TCPStore):
+            self._address = host.host, host.port
+        return host
+
+    def _key(self, epoch: int, name: object) -> str:
+        return f"{self._meetings}/{epoch}/{name}"
+
+    def _gate(self, epoch: int) -> str:
+        return self._key(epoch, "gate")
+
+    def _forget(self, epoch: int, *names: object) -> None:
+        for name in names:
+            self._host.delete_key(self._key(epoch, name))
 
     def _in_thread(self, action: Callable[[RankTimeout], T], timeout_s: float, limit_s: float) -> T:
         """Run an action in a thread: torch's stores wait for some responses without a limit, and ignore Ctrl-C."""
@@ -291,23 +284,6 @@ class Ranks:
         finally:
             timeout.end()
             futures.wait([answer], JOIN_S)
-
-    def _gate(self, epoch: int) -> str:
-        return self._key(epoch, "gate")
-
-    def _key(self, epoch: int, name: object) -> str:
-        return f"{self._run}/{epoch}/{name}"
-
-    def _has(self, name: str) -> bool:
-        return bool(self._store.check([name]))
-
-    def _has_arrived(self, epoch: int, rank: int) -> bool:
-        identity = self._key(epoch, rank)
-        return self._has(identity) and int(self._store.add(identity, 0)) == ARRIVED
-
-    def _get(self, name: str) -> str:
-        """Return the value of an existing key; the store would block on a missing one."""
-        return str(self._store.get(name), "utf-8")
 
 
 class RankTimeout:
@@ -339,9 +315,16 @@ class RankTimeout:
         self._ended.set()
 
 
-def _lost_message(epoch: int, why: str) -> str:
+def _number(what: str) -> str:
+    """Return the name of the next thing of a kind, which torchrun's next attempt does not share."""
+    number, attempt = _numbers[what], os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    _numbers[what] += 1
+    return f"wds_datapipes/{attempt}/{what}/{number}"
+
+
+def _lost(epoch: int, why: str) -> RankLostError:
     what = f"begin epoch {epoch} of a ShardReadingService" if epoch else "start a ShardReadingService"
-    return f"The ranks cannot {what} together: {why}."
+    return RankLostError(f"The ranks cannot {what} together: {why}.")
 
 
 def _summarize(error: BaseException) -> str:

@@ -213,10 +213,6 @@ def tidy_up(flags: Flags) -> None:
         ours = [name for name in store.list_keys() if "wds_datapipes" in name]
         for name in {*store.list_keys()} - {*ours}:
             store.delete_key(name)
-        # The keys that would exist if the ranks had ended during startup.
-        place = ours[0].partition("wds_datapipes/0/")
-        store.set(f"{place[0]}{place[1]}word/1", "an old word")
-        store.set(f"{place[0]}{place[1]}name/1", json.dumps(["an old word", "an old name"]))
         flags.show("found", "\n".join(ours))
     flags.wait("found")
 

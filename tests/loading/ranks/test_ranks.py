@@ -310,12 +310,10 @@ def test_a_rank_with_fewer_epochs_is_named(lost: Path) -> None:
     assert "error" not in outcome.results[0]
 
 
-@pytest.mark.parametrize(("who", "end"), [(0, r"\."), (2, r", dead or busy elsewhere\.")])
-def test_a_rank_that_does_not_start_is_named(lost: Path, who: int, end: str) -> None:
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_rank_that_does_not_start_is_named(lost: Path, who: int) -> None:
     outcome = Outcome(lost / f"rank {who} never starts")
-    message = (
-        rf"RankLostError: The ranks cannot start .+ together: rank \d waited 6 s \(timeout_s\) for rank {who}{end}"
-    )
+    message = rf"RankLostError: The ranks cannot start .+ together: {WAITED.format(who)}"
     for rank in outcome.ranks:
         assert rank == who or re.fullmatch(message, outcome.results[rank]["error"])
 

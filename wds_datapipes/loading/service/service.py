@@ -16,9 +16,8 @@ from typing import Any, NoReturn
 from wds_datapipes.datapipes import IterDataPipe, traverse_dps
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE
-from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated
+from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated, facts_of
 from wds_datapipes.loading.distributed import Ranks
-from wds_datapipes.loading.rank_agreement import RankAgreement, facts_of
 from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.seeding import guard_lists, is_drawn, refuse_hidden_stages, seed_of, seed_stages
 from wds_datapipes.loading.service.pinning import pin_memory_of
@@ -147,7 +146,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._knows_ranks = distributed is not None
         self._mp = num_workers > 0
         self._ranks: Ranks | None
-        self._agreement: RankAgreement | None
+        self._agreement: Ranks | None
         self._pool: WorkerPool | None
         self._local: LocalItems | None
         self._end: Callable[[], object] | None
@@ -180,7 +179,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """
         refuse_hidden_stages(datapipe)
         if self.group.is_synchronized:
-            self._ranks = Ranks(self.timeout_s, self.group)
+            self._ranks = Ranks(datapipe, self.group, self.timeout_s)
         try:
             with explain_worker_pickling(self, datapipe, start_method(self)):
                 datapipe = self._running = self._split_datapipe(datapipe)
@@ -355,7 +354,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         if self._ranks is not None:
             self._manager.compare(self._ranks, datapipe)
         elif self.group.is_split or identity.ranks > 1:
-            agreement = RankAgreement(datapipe)
+            agreement = Ranks(datapipe)
             agreement.compare(facts_of(datapipe, self.num_workers, self.group))
             self._agreement = agreement if self.group.is_split else None  # else torchdata's service shares the seed
         self._manager.find(datapipe, self._ranks)

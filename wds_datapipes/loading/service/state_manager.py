@@ -12,9 +12,8 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, text_of
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
-from wds_datapipes.loading.data_parallel import DataParallelGroup
+from wds_datapipes.loading.data_parallel import DataParallelGroup, facts_of
 from wds_datapipes.loading.distributed import Ranks
-from wds_datapipes.loading.rank_agreement import facts_of
 from wds_datapipes.loading.seeding import EpochSeeds, is_drawn
 from wds_datapipes.loading.splitting import RankIdentity
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks, ends_together

@@ -12,9 +12,15 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, has_begun, state_of, state_of_stream
-from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated
+from wds_datapipes.loading.data_parallel import (
+    DataParallelGroup,
+    Distributed,
+    check_replicated,
+    facts_before_workers,
+    facts_of,
+)
+from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.lightning import resumes_after_last_step, unknown_length_error, without_ended_epoch
-from wds_datapipes.loading.rank_agreement import RankAgreement, facts_before_workers, facts_of
 from wds_datapipes.loading.seeding import refuse_hidden_stages
 from wds_datapipes.loading.splitting import (
     SPLIT_TWICE,
@@ -119,9 +125,9 @@ class StatefulShards(IterableDataset[Any]):
         self._is_checked = False
         self._knows_ranks = distributed is not None
         self._ranks_of_run = ranks_of_run()
-        self._agreement: RankAgreement | None = None
+        self._agreement: Ranks | None = None
         if self._group.is_split and self._has_other_ranks:
-            self._agreement = RankAgreement(pipe)
+            self._agreement = Ranks(pipe)
             self._agreement.compare(facts_before_workers(pipe, self._group, seed))
 
     def set_epoch(self, epoch: int) -> None:

@@ -161,8 +161,9 @@ class LengthSetter(Stage[Any]):
     """Declare the number of items, without changing them (functional name: ``with_length``).
 
     ``len()`` returns ``n``, also for stages that derive their length, such as ``.batch()``, and for loaders. If another
-    number of items comes in an epoch, loaders warn. On several ranks they raise an error, since trainers of ranks with
-    different numbers would wait for each other. Use ``.with_epoch()`` to set the length of an epoch.
+    number of items comes in an epoch, `ShardReadingService` and `StatefulShards` warn. On several ranks they raise an
+    error, since trainers of ranks with different numbers would wait for each other. Use ``.with_epoch()`` to set the
+    length of an epoch.
 
     Yields:
         Any: the items of ``source``, unchanged.
@@ -182,8 +183,6 @@ class LengthSetter(Stage[Any]):
     """
 
     is_stateless = True
-    #: The numbers of ranks and of this rank, if a loader of torch does not count the items of an epoch itself.
-    counted_for: tuple[int, int] | None = None
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
         super().__init__()
@@ -191,15 +190,7 @@ class LengthSetter(Stage[Any]):
         self.n = _check_number("n must be the number of items, at least 0", n, 0)
 
     def __iter__(self) -> Iterator[Any]:
-        if self.counted_for is None:
-            yield from self.source
-            return
-        declared = DeclaredLength(self.n, *self.counted_for)
-        for item in self.source:
-            declared.count()
-            yield item
-            del item  # do not keep it alive while the next one is made
-        declared.end()
+        yield from self.source
 
     def __len__(self) -> int:
         return self.n
