@@ -12,10 +12,9 @@ import subprocess
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from wds_datapipes.errors import ShardOpenError, ShardReadError
-from wds_datapipes.io.shell_process import ShellProcess, describe_exit
+from wds_datapipes.io.shell_process import ShellProcess, describe_exit, describe_failure
 from wds_datapipes.io.urls import split_scheme
 from wds_datapipes.redaction import redact_command
-from wds_datapipes.redaction.storage_options import redactor_of_command
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -78,7 +77,8 @@ class CommandStream(io.RawIOBase):
                 self._finish()
                 break
         if self._process.returncode != 0:
-            raise ShardReadError(self._failure_text())
+            what = f"{describe_exit(self._process.wait())} after {self._received} bytes"
+            raise ShardReadError(describe_failure(self._command, what, self._stderr_tail))
         return 0
 
     def _forward_stderr(self) -> None:
@@ -106,14 +106,6 @@ class CommandStream(io.RawIOBase):
             self._forward_stderr()
         self._errors.close()
         self._process.signal(signal.SIGTERM)
-
-    def _failure_text(self) -> str:
-        status = self._process.wait()
-        stderr = redactor_of_command(self._command)(self._stderr_tail.decode(errors="replace").strip())
-        return (
-            f"The command {redact_command(self._command)!r} {describe_exit(status)} after {self._received} bytes. "
-            + (f"Its standard error ends with: {stderr}" if stderr else "It wrote nothing to standard error.")
-        )
 
     def close(self) -> None:
         """Close the pipes, and terminate the command with its child processes if it is still running."""

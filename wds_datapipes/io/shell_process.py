@@ -12,8 +12,10 @@ import weakref
 from typing import IO, Any
 
 from wds_datapipes.errors import ShardOpenError
+from wds_datapipes.redaction import redact_command
+from wds_datapipes.redaction.storage_options import redactor_of_command
 
-__all__ = ["ShellProcess", "describe_exit", "shell"]
+__all__ = ["ShellProcess", "describe_exit", "describe_failure", "shell"]
 
 #: Seconds between SIGTERM and SIGKILL when a command is terminated.
 GRACE_S = 0.5
@@ -206,6 +208,19 @@ def describe_exit(status: int) -> str:
     else:
         hint = {126: "command not executable", 127: "command not found"}.get(status, "")
     return f"exited with status {status}" + (f" ({hint})" if hint else "")
+
+
+def describe_failure(command: str, what: str, stderr: bytes) -> str:
+    """Describe the failure of a command, without credentials.
+
+    Args:
+        command: the command.
+        what: what it has done, such as how it ended.
+        stderr: the end of its standard error.
+    """
+    said = redactor_of_command(command)(stderr.decode(errors="replace").strip())
+    end = f"Its standard error ends with: {said}" if said else "It wrote nothing to standard error."
+    return f"The command {redact_command(command)!r} {what}. {end}"
 
 
 def signal_name(number: int) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from wds_datapipes.errors import ShardReadError
 from wds_datapipes.io.local import local_path, open_local
+from wds_datapipes.io.openers import open_parts
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.remote_file import RemoteFile
 from wds_datapipes.io.remote.resuming_stream import etag_of
@@ -98,11 +99,11 @@ def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -
     if path is not None:
         # Not with Path, for which a name that is too long is an error here, and not where the file is opened.
         return open_local(path, name=url) if os.path.isfile(path) or not os.path.exists(path) else None  # noqa: PTH110, PTH113
-    size = file_facts(url, storage_options=storage_options).bytes
-    if size is None:
+    file = open_parts(url, storage_options=storage_options)
+    if file is None:
         return None
-    file = RemoteFile.open(url, storage_options=storage_options)
-    return None if file is None else cast(BinaryIO, RangeReader(file, url, size))
+    size = file_facts(url, storage_options=storage_options).bytes if file.size is None else file.size
+    return None if size is None else cast(BinaryIO, RangeReader(file, url, size))
 
 
 class RangeReader(io.RawIOBase):

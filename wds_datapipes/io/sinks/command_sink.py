@@ -10,9 +10,8 @@ from typing import cast
 from wds_datapipes.errors import ShardWriteError
 from wds_datapipes.io.command import STDERR_TAIL_BYTES
 from wds_datapipes.io.openers import split_scheme
-from wds_datapipes.io.shell_process import ShellProcess, describe_exit
+from wds_datapipes.io.shell_process import ShellProcess, describe_exit, describe_failure
 from wds_datapipes.redaction import redact_command
-from wds_datapipes.redaction.storage_options import redactor_of_command
 
 __all__ = ["CommandSink"]
 
@@ -76,10 +75,7 @@ class CommandSink:
     def _failure_text(self, before: str = "") -> str:
         size = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size - STDERR_TAIL_BYTES))
-        stderr = redactor_of_command(self._command)(self._stderr.read().decode(errors="replace").strip())
+        stderr = self._stderr.read()
         self._stderr.close()
-        end = describe_exit(self._process.wait())
-        return (
-            f"The command {redact_command(self._command)!r} {before}{end} after it was sent {self._written} bytes. "
-            + (f"Its standard error ends with: {stderr}" if stderr else "It wrote nothing to standard error.")
-        )
+        what = f"{before}{describe_exit(self._process.wait())} after it was sent {self._written} bytes"
+        return describe_failure(self._command, what, stderr)
