@@ -7,9 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from wds_datapipes.datapipes import IterDataPipe
-
-__all__ = ["ARGUMENTS", "NAMES", "explain_arguments", "explain_name"]
+__all__ = ["ARGUMENTS", "NAMES", "explain_arguments", "explain_name", "refuse_positions"]
 
 C = TypeVar("C", bound=type[Any])
 
@@ -112,22 +110,7 @@ def explain_arguments(kind: C) -> C:
     return kind
 
 
-_find_stage = IterDataPipe.__getattr__
-
-
-def _find_or_explain(pipe: IterDataPipe[Any], name: str) -> Any:
-    """Return the functional form of a stage, as torch does; an error says which stage is meant, if it is known."""
-    if name[:1] == "_":  # torch asks for private attributes before each item
-        return _find_stage(pipe, name)
-    try:
-        found = _find_stage(pipe, name)
-    except AttributeError:
-        message = f"{type(pipe).__name__!r} object has no attribute {name!r}{explain_name(name)}"
-        raise AttributeError(message, name=name, obj=pipe) from None  # Python asks whether another name was meant
-    return _refuse_positions(found) if name == "shuffle" else found
-
-
-def _refuse_positions(shuffle: Callable[..., Any]) -> Callable[..., Any]:
+def refuse_positions(shuffle: Callable[..., Any]) -> Callable[..., Any]:
     """Return torch's ``.shuffle()``, which takes keywords only, with an error that says what is meant."""
 
     @functools.wraps(shuffle, assigned=("__doc__",))
@@ -141,7 +124,3 @@ def _refuse_positions(shuffle: Callable[..., Any]) -> Callable[..., Any]:
         return shuffle(**options)
 
     return shuffle_or_explain
-
-
-# For the stages of torch as well, which stand between those of this package.
-IterDataPipe.__getattr__ = _find_or_explain  # type: ignore[method-assign]

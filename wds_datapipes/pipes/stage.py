@@ -11,7 +11,7 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import CountedErrors, OnError
-from wds_datapipes.pipes.foreign_names import explain_arguments
+from wds_datapipes.pipes.foreign_names import explain_arguments, explain_name, refuse_positions
 from wds_datapipes.pipes.graph import name_of, sources_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.position import ItemCounter, SamplePosition, pack_positions, unpack_positions
@@ -147,6 +147,16 @@ class Stage(IterDataPipe[T_co]):
 
     def __bool__(self) -> bool:
         return True  # whatever its length
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            found = super().__getattr__(name)  # the functional form of a stage
+        except AttributeError:
+            if name[:1] == "_":  # torch asks for private attributes before each item
+                raise
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{explain_name(name)}"
+            raise AttributeError(message, name=name, obj=self) from None  # Python asks whether another name was meant
+        return refuse_positions(found) if name == "shuffle" else found
 
     def __getitem__(self, index: Any) -> T_co:
         raise TypeError(
