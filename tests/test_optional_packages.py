@@ -22,7 +22,6 @@ from wds_datapipes.codecs import media, plain_values
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.remote.filesystem import EXTRAS
 from wds_datapipes.parallel.executors import connect_dask
-from wds_datapipes.prepare.sources.imagenet import find_imagenet
 from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.records import formats
 from wds_datapipes.testing import check_resume
@@ -72,12 +71,6 @@ def read_parquet(folder: Path) -> object:
     return Table(folder / "a.parquet")
 
 
-def read_devkit(folder: Path) -> object:
-    (folder / "val/n01440764").mkdir(parents=True)
-    (folder / "meta.mat").write_bytes(b"")
-    return find_imagenet(folder, "val")
-
-
 def use_service(_: Path) -> object:
     return wds_datapipes.ShardReadingService
 
@@ -119,7 +112,6 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     *(("paramiko", "sftp", load(f"{scheme}://host/a.tar")) for scheme in ("sftp", "ssh")),
     ("s3fs", "s3", load("s3://bucket/a.tar")),
     ("s3fs", "s3", load("s3a://bucket/a.tar")),
-    ("scipy.io", "imagenet", read_devkit),
     ("torchdata.dataloader2", "dataloader2", use_service),
     ("torchdata.dataloader2", "dataloader2", resume),
     ("torchdata.nodes", "nodes", use_nodes),

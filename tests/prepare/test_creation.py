@@ -67,11 +67,7 @@ def create(folder: Path, lines: str, output: str = "a-%02d.tar", **options: Any)
     """Create shards of a recipe, whose files are in the folder."""
     (folder / "recipe").write_text(lines)
     options = {"num_workers": 0, **options}
-    recipe = Recipe(folder / "recipe", root=folder)
-    try:
-        return create_shards(recipe, folder / output, **options)
-    finally:
-        recipe.close()
+    return create_shards(Recipe(folder / "recipe", root=folder), folder / output, **options)
 
 
 def contents(folder: Path, pattern: str = "a-*") -> dict[str, bytes]:
@@ -143,8 +139,7 @@ def test_processes_read_one_table_without_interference(tmp_path: Path, kind: str
     else:
         pyarrow.parquet.write_table(pyarrow.table({"txt": texts}), path)
     source = Table(path)
-    made = create_shards(source, tmp_path / "%d.tar", maxcount=1000, seed=0, num_workers=3)
-    source.close()
+    made = create_shards(source, tmp_path / "%d.tar", maxcount=1000, seed=0, num_workers=3, progress=False)
     read = group_samples(read_shards([shard.info.url for shard in made]))
     assert {int(sample["__key__"]): sample["txt"].decode() for sample in read} == dict(enumerate(texts))
 
@@ -174,7 +169,6 @@ def test_one_archive_contains_everything_and_may_go_to_a_command(files: Path) ->
     recipe = Recipe(files / "recipe", root=files)
     create_shards(recipe, f"pipe:cat > {files}/two.tar", num_workers=2)
     create_shards(recipe, f"pipe:cat > {files}/part-%d.tar", maxcount=5, num_workers=2)
-    recipe.close()
     assert (files / "two.tar").read_bytes() == (files / "one.tar").read_bytes()
     assert keys(files / "part-0.tar", files / "part-1.tar") == keys(files / "one.tar")
 

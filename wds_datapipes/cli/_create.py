@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -117,27 +116,27 @@ def create_from(
         return True
 
     try:
-        with closing(open_source(skip, rule, options.store)) as source:
-            class_list = locate_class_list(output, source, class_list)
-            made = create_shards(
-                source,
-                output,
-                maxcount=options.maxcount,
-                maxsize=size,
-                **function_options,
-                rekey=options.rekey,
-                seed=options.seed if options.shuffle else None,
-                key_rule=rule,
-                on_error=skip if options.skip_bad else "raise",
-                remove_old=options.remove_old,
-                num_workers=0 if options.workers == 1 else options.workers,
-                resume=options.journal or options.resume,
-                progress=output != "-",
-                compress=options.compress,  # type: ignore[arg-type]  # the writer checks it
-                index=options.index,
-                digest=bool(options.manifest),
-                storage_options=options.store,
-            )
+        source = open_source(skip, rule, options.store)
+        class_list = locate_class_list(output, source, class_list)
+        made = create_shards(
+            source,
+            output,
+            maxcount=options.maxcount,
+            maxsize=size,
+            **function_options,
+            rekey=options.rekey,
+            seed=options.seed if options.shuffle else None,
+            key_rule=rule,
+            on_error=skip if options.skip_bad else "raise",
+            remove_old=options.remove_old,
+            num_workers=0 if options.workers == 1 else options.workers,
+            resume=options.journal or options.resume,
+            progress=output != "-",
+            compress=options.compress,  # type: ignore[arg-type]  # the writer checks it
+            index=options.index,
+            digest=bool(options.manifest),
+            storage_options=options.store,
+        )
     except ValueError as error:
         if type(error) is not ValueError:  # an error of this package, with its own message
             raise

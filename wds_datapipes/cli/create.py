@@ -164,7 +164,6 @@ def create_table(
             storage_options=storage_options,
         )
         if found.classes is None and (class_list or classes_from):
-            found.close()
             raise WrongUse(
                 "--class-list and --classes-from require a column of class names for the field cls, as in "
                 "--field cls=COLUMN"

@@ -23,7 +23,7 @@ class ProgressMeter:
 
     Args:
         label: the name of the task, such as ``"Indexing"``.
-        total: the number of shards or samples.
+        total: the number of shards or samples, if it is known.
         shown: whether to show the bar; false if a tar archive goes to standard output.
         unit: the unit of the bar, ``"shards"`` or ``"samples"``.
         logger: also gets a line every 10 seconds, and one at the end.
@@ -32,7 +32,7 @@ class ProgressMeter:
     def __init__(
         self,
         label: str,
-        total: int,
+        total: int | None,
         *,
         shown: bool = True,
         unit: Literal["shards", "samples"] = "shards",
@@ -57,17 +57,17 @@ class ProgressMeter:
                 f"{f'shards  {self._samples:,} samples' if self._unit == 'shards' else self._unit}  "
                 f"{self._samples / seconds:,.0f} samples/s  {human_bytes(self._bytes / seconds)}/s"
             )
-            if self._done:
+            if self._done and self._total is not None:
                 rate += f"  {self._time_left(now)} left"
             self._bar.update(self._task, completed=self._done, rate=rate, refresh=True)
         if self._logger is not None and now - self._logged >= LOG_PERIOD_S and self._done:
             self._logged = now
             left = self._time_left(now)
-            self._logger.info("%s: %d of %d %s, %s left", self._label, self._done, self._total, self._unit, left)
+            self._logger.info("%s: %d of %s %s, %s left", self._label, self._done, self._total, self._unit, left)
 
     def _time_left(self, now: float) -> str:
         """Estimate the time until all is done, from that of what is done."""
-        return human_time((now - self._started) * (self._total / self._done - 1))
+        return human_time((now - self._started) * ((self._total or self._done) / self._done - 1))
 
     @property
     def _done(self) -> int:
@@ -83,7 +83,7 @@ class ProgressMeter:
             self._bar.stop()
         if self._logger is not None:
             taken = human_time(perf_counter() - self._started)
-            self._logger.info("%s: did %d of %d %s in %s", self._label, self._done, self._total, self._unit, taken)
+            self._logger.info("%s: did %d of %s %s in %s", self._label, self._done, self._total, self._unit, taken)
 
 
 def _new_bar() -> Any:

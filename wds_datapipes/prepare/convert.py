@@ -46,7 +46,6 @@ class ConvertKeywords(RunKeywords, total=False):
     """The keyword arguments of `ConvertOptions`."""
 
     retries: int
-    input_options: Mapping[str, Any] | None
     limits: ReadLimits
 
 
@@ -56,7 +55,6 @@ class ConvertOptions(RunOptions):
 
     digest: bool = True
     retries: int = 2
-    input_options: Mapping[str, Any] | None = None
     limits: ReadLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
@@ -182,9 +180,8 @@ def convert_shards(
     urls = resolve_shards(shards)
     pattern, outputs = make_output_names(urls, output)
     found = ConvertOptions(**options)
-    input_options = found.storage_options if found.input_options is None else found.input_options
     policy = ErrorPolicy(on_error, "convert_shards")
-    inputs = ShardSamples(found.key_rule or first_dot, decode, input_options, found.limits)
+    inputs = ShardSamples(found.key_rule or first_dot, decode, found.read_options, found.limits)
     producer = ShardProducer(inputs, function, whole_shards, policy.always_raises, found)
     path = journal_path(pattern.replace("{name}", "shards"), journal, 0, 1)
     results: dict[int, ConvertedShard] = {}

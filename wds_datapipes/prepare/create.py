@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import length_hint
+from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.codecs.decoding import Decoder, wds_decode
 from wds_datapipes.errors import EmptySourceError, SampleSourceError, WorkerDiedError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error, concerns_all
 from wds_datapipes.parallel.progress import ProgressMeter
-from wds_datapipes.prepare.plan import Plan, check_new_key, get_rekeyed_spec, make_plan
+from wds_datapipes.prepare.plan import Plan, SpecFile, check_new_key, make_plan
 from wds_datapipes.prepare.sample_spec import Source, read_sample
 from wds_datapipes.prepare.shard_producer import ShardProducer, check_results
 from wds_datapipes.prepare.shard_run import ConvertedShard, RunKeywords, RunOptions, ShardRun
@@ -32,16 +33,14 @@ __all__ = ["create_shards"]
 class PlannedSamples:
     """The samples of planned shards; `Inputs` of `ShardProducer`."""
 
-    source: Source
     plan: Plan
-    rekey: str
     decode: Sequence[Decoder] | None
+    storage_options: Mapping[str, Any] | None
 
     def version(self, item: int) -> str:
-        """Return a digest of the positions of the samples of a shard, and of their files."""
-        members = self.plan.shard(item)
-        stamps = array("Q", (self.plan.stamps[at] for at in members))
-        return hashlib.sha256(members.tobytes() + stamps.tobytes()).hexdigest()
+        """Return a digest of the keys of the samples of a shard, and of their files."""
+        stamps = array("Q", (self.plan.stamps[at] for at in self.plan.shard(item)))
+        return hashlib.sha256(stamps.tobytes()).hexdigest()
 
     def read(self, item: int, on_error: OnError) -> Iterator[Sample]:
         """Yield the samples of a shard."""
@@ -56,8 +55,8 @@ class PlannedSamples:
                 policy.handle(error)
 
     def _read_sample(self, at: int) -> Sample:
-        spec = get_rekeyed_spec(self.source, at, self.rekey)
-        sample = read_sample(spec)
+        spec = self.plan.specs.read(at)
+        sample = read_sample(spec, self.storage_options)
         size = sum(len(sample[field]) for field in spec.parts)
         planned = self.plan.payloads[at]
         if planned not in (-1, size):
@@ -109,9 +108,10 @@ def create_shards(
         num_workers: the number of worker processes, by default one per CPU; 0 writes in this process.
         resume: record finished shards in a journal, and write only those that are missing or outdated: ``True`` for a
             file next to local shards, or the path of a local file.
-        options: ``remove_old``, ``progress`` and the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``
-            and so on. By default, surplus shards of an earlier, larger run raise an error before anything is written;
-            ``remove_old=True`` removes them at the end. ``progress=False`` shows no progress bar.
+        options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``storage_options`` and so on.
+            And these: ``remove_old=True`` removes surplus shards of an earlier, larger run at the end, which by default
+            raise an error before anything is written; ``input_options``, the storage options of the files of the
+            samples, if they differ; ``progress=False`` shows no progress bar.
 
     Returns:
         All shards, in order.
@@ -152,40 +152,48 @@ def create_shards(
         )
     writing = RunOptions(**{"encoder": function is not None, **options})  # type: ignore[arg-type]  # mypy mixes them
     policy = ErrorPolicy(on_error, "create_shards")
-    with ProgressMeter("Measuring", len(source), shown=writing.progress, unit="samples") as meter:
-        plan = make_plan(
-            source,
-            maxcount=maxcount,
-            maxsize=maxsize,
-            rekey=rekey,
-            seed=seed,
-            key_rule=writing.key_rule,
-            policy=policy,
-            on_measured=lambda samples, size: meter.add(samples=samples, size=size),
+    with closing(SpecFile()) as specs:
+        total = length_hint(source) or None
+        with ProgressMeter("Measuring", total, shown=writing.progress, unit="samples") as meter:
+            plan = make_plan(
+                source,
+                specs,
+                maxcount=maxcount,
+                maxsize=maxsize,
+                rekey=rekey,
+                seed=seed,
+                key_rule=writing.key_rule,
+                policy=policy,
+                storage_options=writing.read_options,
+                on_measured=lambda samples, size: meter.add(samples=samples, size=size),
+            )
+        if not plan.order:
+            raise EmptySourceError(
+                f"There are no samples to write to {text!r}: the source has none that can be written"
+            )
+        outputs = [text if is_one else text % number for number in range(len(plan.ends))]
+        described = None if function is None else DescribedFunction(function)
+        producer = ShardProducer(
+            PlannedSamples(plan, decode, writing.read_options), described, False, policy.always_raises, writing
         )
-    if not plan.order:
-        raise EmptySourceError(f"There are no samples to write to {text!r}: the source has none that can be written")
-    outputs = [text if is_one else text % number for number in range(len(plan.ends))]
-    described = None if function is None else DescribedFunction(function)
-    producer = ShardProducer(
-        PlannedSamples(source, plan, rekey, decode), described, False, policy.always_raises, writing
-    )
-    made_by = (function, decode, rekey)
-    path = None if resume is False else journal_path(text, None if resume is True else resume, 0, 1)
-    items = range(len(outputs))
-    with ShardRun(items, outputs, text, producer, journal=path, options=writing, made_by=made_by) as run:
-        finished, _ = run.find_finished(keep_changed=False)
-        results = dict[int, ConvertedShard]()
-        # A single archive may be standard output.
-        workers = 0 if is_one or (num_workers is None and len(os.sched_getaffinity(0)) == 1) else num_workers
-        with closing(run.produce(finished, policy, label="Writing", num_workers=workers)) as produced:
-            for number, result in produced:
-                if isinstance(result, WorkerDiedError):
-                    raise WorkerDiedError(f"{result}, while writing {redact(outputs[number])}. Finished shards remain")
-                if not isinstance(result, ConvertedShard):
-                    raise result
-                results[number] = result
-        run.remove_old()
+        made_by = (function, decode)
+        path = None if resume is False else journal_path(text, None if resume is True else resume, 0, 1)
+        items = range(len(outputs))
+        with ShardRun(items, outputs, text, producer, journal=path, options=writing, made_by=made_by) as run:
+            finished, _ = run.find_finished(keep_changed=False)
+            results = dict[int, ConvertedShard]()
+            # A single archive may be standard output.
+            workers = 0 if is_one or (num_workers is None and len(os.sched_getaffinity(0)) == 1) else num_workers
+            with closing(run.produce(finished, policy, label="Writing", num_workers=workers)) as produced:
+                for number, result in produced:
+                    if isinstance(result, WorkerDiedError):
+                        raise WorkerDiedError(
+                            f"{result}, while writing {redact(outputs[number])}. Finished shards remain"
+                        )
+                    if not isinstance(result, ConvertedShard):
+                        raise result
+                    results[number] = result
+            run.remove_old()
     policy.finish()
     return [results[number] for number in sorted(results)]
 

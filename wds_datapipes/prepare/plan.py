@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import string
+import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +24,7 @@ from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
 from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.shard_file import Packer
 
-__all__ = ["Plan", "check_new_key", "get_rekeyed_spec", "make_plan"]
+__all__ = ["Plan", "SpecFile", "check_new_key", "make_plan"]
 
 #: How many specs are loaded before measuring their files, the number of threads, and the specs per task.
 AT_ONCE, THREADS, BATCH = 8192, 16, 128
@@ -28,8 +32,37 @@ AT_ONCE, THREADS, BATCH = 8192, 16, 128
 CONTROL = {*map(chr, range(32)), "\x7f"}
 
 
+class SpecFile:
+    """Specs of samples in an anonymous temporary file, which forked processes read at any position."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  close closes it
+        self._ends = array("Q", [0])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def add(self, spec: SampleSpec | None) -> None:
+        """Add a spec, or ``None`` for a sample without one."""
+        self._ends.append(self._ends[-1] + self._file.write(pickle.dumps(spec, pickle.HIGHEST_PROTOCOL)))
+
+    def flush(self) -> None:
+        """Write all specs to the file."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def read(self, number: int) -> SampleSpec:
+        """Read a spec."""
+        begin, end = self._ends[number : number + 2]
+        spec: SampleSpec = pickle.loads(os.pread(self._file.fileno(), end - begin, begin))  # noqa: S301  ours
+        return spec
+
+
 class Plan(NamedTuple):
-    """The shards to write: a few numbers for each sample, without names."""
+    """The shards to write: a few numbers for each sample, and a file with their specs."""
 
     #: The positions of the samples in the source, in the order of writing.
     order: array[int]
@@ -39,6 +72,8 @@ class Plan(NamedTuple):
     stamps: array[int]
     #: The end of each shard in ``order``.
     ends: list[int]
+    #: The specs, by their positions in the source.
+    specs: SpecFile
 
     def shard(self, number: int) -> array[int]:
         """Return the positions of the samples of a shard."""
@@ -58,21 +93,9 @@ def check_new_key(pattern: str) -> None:
         )
 
 
-def get_rekeyed_spec(source: Source, number: int, rekey: str) -> SampleSpec:
-    """Return the spec of a sample with its final key.
-
-    Raises:
-        SampleSourceError: the source has no valid spec for this sample.
-        EncodeError: a value cannot be encoded.
-    """
-    spec = source.get_spec(number)
-    if not rekey:
-        return spec
-    return spec._replace(key=rekey.format(number=number, key=spec.key, name=spec.key.rpartition("/")[2]))
-
-
 def make_plan(
     source: Source,
+    specs: SpecFile,
     *,
     maxcount: int,
     maxsize: float,
@@ -80,18 +103,21 @@ def make_plan(
     seed: int | None,
     key_rule: KeyRule | None,
     policy: ErrorPolicy,
+    storage_options: Mapping[str, Any] | None = None,
     on_measured: Callable[[int, int], object] | None = None,
 ) -> Plan:
     """Measure all samples, and assign them to shards as `ShardWriter` does.
 
     Args:
         source: the samples.
+        specs: a new file for their specs.
         maxcount: the maximum number of samples in a shard.
         maxsize: the maximum size of a shard in bytes.
         rekey: a pattern for new keys, or an empty string.
         seed: shuffle the samples with this seed.
         key_rule: splits member names into keys and fields when the shards are read.
         policy: handles samples that cannot be written.
+        storage_options: passed to the file systems of the samples.
         on_measured: called with the number of samples measured, and the size of their fields.
 
     Raises:
@@ -100,9 +126,7 @@ def make_plan(
     """
     headers = HeaderWriter(**WriteOptions().tar_settings)
     packer = WriteOptions(encoder=False, key_rule=key_rule).packer()
-    count = len(source)
-    payloads, sizes = array("q", bytes(8 * count)), array("q", bytes(8 * count))
-    stamps, hashes = array("Q", bytes(8 * count)), np.zeros(count, np.int64)
+    payloads, sizes, stamps, hashes = array("q"), array("q"), array("Q"), array("q")
     bad: set[int] = set()
 
     def reject(number: int, error: Exception, key: str = "") -> None:
@@ -110,54 +134,64 @@ def make_plan(
             raise error
         bad.add(number)
 
-    for number, spec, found in _measure_all(source, rekey):
-        if isinstance(found, Exception):
+    for number, (spec, found) in enumerate(_measure_all(source, rekey, storage_options)):
+        specs.add(spec)
+        size, payload, stamp = 0, 0, 0
+        if spec is None or isinstance(found, Exception):
+            assert isinstance(found, Exception)  # noqa: S101  a sample without a spec has an error
             reject(number, found, "" if spec is None else spec.key)
-            continue
-        assert spec is not None  # noqa: S101  it was measured
-        try:
-            sizes[number] = _size(spec, found, packer, headers)
-        except (SampleSourceError, EncodeError) as error:
-            reject(number, error, spec.key)
-            continue
-        payload = sum(found.sizes)
-        payloads[number] = payload if found.is_exact else -1
-        stamps[number], hashes[number] = found.stamp, hash(spec.key)
-        if on_measured is not None:
-            on_measured(1, payload)
-    for number, repeated in _repeated_keys(source, rekey, hashes, bad):
+        else:
+            payload, stamp = sum(found.sizes), found.stamp
+            try:
+                size = _size(spec, found, packer, headers)
+            except (SampleSourceError, EncodeError) as error:
+                reject(number, error, spec.key)
+            if on_measured is not None:
+                on_measured(1, payload)
+            payload = payload if found.is_exact else -1
+        sizes.append(size)
+        payloads.append(payload)
+        stamps.append(stamp)
+        hashes.append(0 if spec is None else hash(spec.key))
+    specs.flush()
+    for number, repeated in _repeated_keys(specs, np.array(hashes, np.int64), bad):
         reject(number, repeated)
-    order = array("L", (number for number in range(count) if number not in bad))
+    order = array("L", (number for number in range(len(specs)) if number not in bad))
     if seed is not None:
         Random(seed).shuffle(order)
-    return Plan(order, payloads, stamps, _shard_ends((sizes[number] for number in order), maxcount, maxsize))
+    ends = _shard_ends((sizes[number] for number in order), maxcount, maxsize)
+    return Plan(order, payloads, stamps, ends, specs)
 
 
-def _measure_all(source: Source, rekey: str) -> Iterator[tuple[int, SampleSpec | None, MeasuredSample | Exception]]:
+def _measure_all(
+    source: Source, rekey: str, storage_options: Mapping[str, Any] | None
+) -> Iterator[tuple[SampleSpec | None, MeasuredSample | Exception]]:
     """Yield each sample in order, with its measured sizes or an error."""
+
+    def measure(specs: list[SampleSpec | Exception]) -> list[MeasuredSample | Exception]:
+        return [_measure_spec(spec, storage_options) for spec in specs]
+
+    numbered = enumerate(source)
     with ThreadPoolExecutor(THREADS) as pool:  # remote stores have a latency for each file
-        for begin in range(0, len(source), AT_ONCE):
-            specs = [_read_spec(source, number, rekey) for number in range(begin, min(begin + AT_ONCE, len(source)))]
+        while specs := [_rekeyed(spec, number, rekey) for number, spec in islice(numbered, AT_ONCE)]:
             batches = [specs[at : at + BATCH] for at in range(0, len(specs), BATCH)]
-            found = (each for batch in pool.map(_measure, batches) for each in batch)
-            for number, (spec, facts) in enumerate(zip(specs, found, strict=True), begin):
-                yield number, spec if isinstance(spec, SampleSpec) else None, facts
+            for batch, found in zip(batches, pool.map(measure, batches), strict=True):
+                for spec, facts in zip(batch, found, strict=True):
+                    yield spec if isinstance(spec, SampleSpec) else None, facts
 
 
-def _read_spec(source: Source, number: int, rekey: str) -> SampleSpec | Exception:
+def _rekeyed(spec: SampleSpec | Exception, number: int, rekey: str) -> SampleSpec | Exception:
+    """Return the spec of a sample with its final key."""
+    if not rekey or isinstance(spec, Exception):
+        return spec
+    return spec._replace(key=rekey.format(number=number, key=spec.key, name=spec.key.rpartition("/")[2]))
+
+
+def _measure_spec(
+    spec: SampleSpec | Exception, storage_options: Mapping[str, Any] | None
+) -> MeasuredSample | Exception:
     try:
-        return get_rekeyed_spec(source, number, rekey)
-    except (SampleSourceError, EncodeError) as error:
-        return error
-
-
-def _measure(specs: list[SampleSpec | Exception]) -> list[MeasuredSample | Exception]:
-    return [_measure_spec(spec) if isinstance(spec, SampleSpec) else spec for spec in specs]
-
-
-def _measure_spec(spec: SampleSpec) -> MeasuredSample | Exception:
-    try:
-        return measure_sample(spec)
+        return spec if isinstance(spec, Exception) else measure_sample(spec, storage_options)
     except SampleSourceError as error:
         return error
 
@@ -189,7 +223,7 @@ def _key_error(spec: SampleSpec, problem: str) -> str:
 
 
 def _repeated_keys(
-    source: Source, rekey: str, hashes: np.ndarray[tuple[int], np.dtype[np.int64]], bad: Iterable[int]
+    specs: SpecFile, hashes: np.ndarray[tuple[int], np.dtype[np.int64]], bad: Iterable[int]
 ) -> Iterator[tuple[int, SampleSourceError]]:
     """Yield the samples with a key that an earlier sample has."""
     good = np.ones(len(hashes), bool)
@@ -200,7 +234,7 @@ def _repeated_keys(
     suspects = np.unique(np.concatenate([numbers[:-1][same], numbers[1:][same]]))
     first: dict[str, str] = {}
     for number in suspects.tolist():
-        key, _, location = get_rekeyed_spec(source, number, rekey)
+        key, _, location = specs.read(number)
         if key in first:
             message = f"Both {first[key]} and {location} have the key {key!r}, and samples with the same key would"
             yield number, SampleSourceError(f"{message} be mixed up. Rename one of them, or use new keys")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from wds_datapipes.errors import SampleSourceError, ShardError
-from wds_datapipes.io.openers import open_url, redact
+from wds_datapipes.io.openers import open_url, redact, split_scheme
 from wds_datapipes.io.remote.range_reader import FileFacts, file_facts
 from wds_datapipes.types import Sample
 
 __all__ = [
-    "CommandPart",
     "FilePart",
     "MeasuredSample",
     "Part",
@@ -37,20 +35,12 @@ class FilePart:
 
 @dataclass(frozen=True)
 class UrlPart:
-    """The content of a remote file."""
+    """The content of a remote file, or the standard output of a bash command (``pipe:COMMAND``)."""
 
     url: str
-    storage_options: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
 
 
-@dataclass(frozen=True)
-class CommandPart:
-    """The standard output of a bash command."""
-
-    command: str
-
-
-Part: TypeAlias = bytes | FilePart | UrlPart | CommandPart
+Part: TypeAlias = bytes | FilePart | UrlPart
 """The data of a field: bytes, or where to read them."""
 
 
@@ -69,20 +59,10 @@ class SampleSpec(NamedTuple):
 
 
 class Source(Protocol):
-    """A random-access source of sample specs."""
+    """Samples to write, in order."""
 
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def get_spec(self, number: int, /) -> SampleSpec:
-        """Return the spec of a sample. Forked processes may call this, too.
-
-        Raises:
-            SampleSourceError: the source has no valid spec for this sample.
-        """
-
-    def close(self) -> None:
-        """Close all open files."""
+    def __iter__(self) -> Iterator[SampleSpec | Exception]:
+        """Yield the spec of each sample, or the error of one that has no valid spec."""
 
 
 class MeasuredSample(NamedTuple):
@@ -92,42 +72,39 @@ class MeasuredSample(NamedTuple):
     sizes: list[int]
     #: Whether all sizes are known; that of a command's output is not.
     is_exact: bool
-    #: A 64-bit hash of names, sizes and modification times that changes when a file changes.
+    #: A 64-bit hash of the key, the names, sizes and modification times that changes when a file changes.
     stamp: int
 
 
-def measure_sample(spec: SampleSpec) -> MeasuredSample:
+def measure_sample(spec: SampleSpec, storage_options: Mapping[str, Any] | None = None) -> MeasuredSample:
     """Look up the sizes of all files of a sample.
 
     Raises:
         SampleSourceError: a file does not exist, or is not a regular file.
     """
-    sizes = []
-    is_exact = True
-    digest = hashlib.blake2b(digest_size=8)
+    sizes: list[int | None] = []
+    digest = hashlib.blake2b(repr(spec.key).encode("utf-8", "surrogatepass"), digest_size=8)
     for field, part in spec.parts.items():
         facts: tuple[object, ...]
         if isinstance(part, FilePart):
             found = _stat(part.path, field, spec)
             sizes.append(found.st_size)
             facts = (part.path, found.st_size, found.st_mtime_ns)
+        elif isinstance(part, UrlPart) and split_scheme(part.url)[0] == "pipe":
+            sizes.append(None)
+            facts = (part.url,)
         elif isinstance(part, UrlPart):
-            known = _ask_size(part, field, spec)
-            is_exact &= known.bytes is not None
-            sizes.append(known.bytes or 0)
+            known = _ask_size(part.url, field, spec, storage_options)
+            sizes.append(known.bytes)
             facts = (redact(part.url), *known)  # a signed URL may have a new signature each time
-        elif isinstance(part, CommandPart):
-            is_exact = False
-            sizes.append(0)
-            facts = (part.command,)
         else:
             sizes.append(len(part))
             facts = (part,)
         digest.update(repr((field, facts)).encode("utf-8", "surrogatepass"))
-    return MeasuredSample(sizes, is_exact, int.from_bytes(digest.digest(), "little"))
+    return MeasuredSample([size or 0 for size in sizes], None not in sizes, int.from_bytes(digest.digest(), "little"))
 
 
-def read_sample(spec: SampleSpec) -> Sample:
+def read_sample(spec: SampleSpec, storage_options: Mapping[str, Any] | None = None) -> Sample:
     """Read the files and run the commands of a sample.
 
     Raises:
@@ -138,9 +115,7 @@ def read_sample(spec: SampleSpec) -> Sample:
         if isinstance(part, FilePart):
             sample[field] = _read_part(part.path, field, spec)
         elif isinstance(part, UrlPart):
-            sample[field] = _fetch_part(part.url, field, spec, storage_options=part.storage_options)
-        elif isinstance(part, CommandPart):
-            sample[field] = _fetch_part(f"pipe:{part.command}", field, spec)
+            sample[field] = _fetch_part(part.url, field, spec, storage_options)
         else:
             sample[field] = part
     return sample
@@ -165,16 +140,16 @@ def _read_part(path: str, field: str, spec: SampleSpec) -> bytes:
         raise _unreadable(path, field, spec, error) from None
 
 
-def _ask_size(part: UrlPart, field: str, spec: SampleSpec) -> FileFacts:
+def _ask_size(url: str, field: str, spec: SampleSpec, storage_options: Mapping[str, Any] | None) -> FileFacts:
     try:
-        return file_facts(part.url, storage_options=part.storage_options)
+        return file_facts(url, storage_options=storage_options)
     except ShardError as error:
         raise _source_error(field, spec, error) from None
 
 
-def _fetch_part(url: str, field: str, spec: SampleSpec, **options: Any) -> bytes:
+def _fetch_part(url: str, field: str, spec: SampleSpec, storage_options: Mapping[str, Any] | None) -> bytes:
     try:
-        with open_url(url, **options) as stream:
+        with open_url(url, storage_options=storage_options) as stream:
             return b"".join(iter(lambda: stream.read(1 << 20), b""))
     except ShardError as error:
         raise _source_error(field, spec, error) from None

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,26 +67,34 @@ class RunKeywords(WriteKeywords, total=False):
     """The keyword arguments of `RunOptions`."""
 
     remove_old: bool
+    input_options: Mapping[str, Any] | None
     progress: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(WriteOptions):
-    """The options of `create_shards` and `convert_shards`: those of `WriteOptions`, and two more.
+    """The options of `create_shards` and `convert_shards`: those of `WriteOptions`, and three more.
 
     Attributes:
         remove_old: remove surplus shards of an earlier, larger run after the new ones are written. By default, they
             raise an error before anything is written.
+        input_options: the storage options of the input, if they differ.
         progress: show a progress bar if standard error is a terminal and rich is installed.
     """
 
     remove_old: bool = False
+    input_options: Mapping[str, Any] | None = field(default=None, repr=False)
     progress: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.format not in (None, "tar"):
             raise ValueError(f"format must be tar, since records are written by a ShardWriter, not {self.format!r}")
+
+    @property
+    def read_options(self) -> Mapping[str, Any] | None:
+        """The storage options of the input."""
+        return self.storage_options if self.input_options is None else self.input_options
 
 
 class ConvertedShard(NamedTuple):

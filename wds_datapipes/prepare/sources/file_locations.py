@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from wds_datapipes.errors import SampleSourceError, ShardOpenError, UnsafeInputError
 from wds_datapipes.io.openers import local_path, redact, split_scheme
@@ -32,20 +30,18 @@ class FileLocations:
     Args:
         listing: the path or URL of the table or recipe.
         root: the folder or URL that relative paths start from, by default that of the listing.
-        storage_options: passed to remote file systems.
 
     Attributes:
         is_local: whether the listing is local.
     """
 
-    def __init__(self, listing: str, root: str | None, storage_options: Mapping[str, Any] | None) -> None:
+    def __init__(self, listing: str, root: str | None) -> None:
         self._scheme, _ = split_scheme(listing)
         self.is_local = is_local_url(listing)
         if root is None:
             root = "" if self._scheme in COMMANDS else folder_of(local_path(listing) or listing)
         self._has_url = local_path(root) is None
         self._root = root if not self._has_url or root.endswith("/") else f"{root}/"
-        self._storage_options = storage_options
 
     def resolve(self, name: str, location: str) -> FilePart | UrlPart:
         """Return the file of a name; ``location`` is the origin of the name for messages.
@@ -61,7 +57,7 @@ class FileLocations:
             if path is None:
                 if not self.is_local and (scheme != self._scheme or "::" in name):
                     check_url(name, allow_local_files=False)
-                return UrlPart(name, self._storage_options)
+                return UrlPart(name)
         except UnsafeInputError:
             raise _location_error(name, location, f"neither in the store of {REMOTE} nor on a network") from None
         except ShardOpenError as error:
@@ -70,7 +66,7 @@ class FileLocations:
             raise _location_error(name, location, f"a chain of file systems, which {REMOTE} cannot name")
         is_absolute = path.startswith("/")
         if self._has_url and not scheme and not is_absolute:
-            return UrlPart(self._root + path, self._storage_options)
+            return UrlPart(self._root + path)
         if not self.is_local and (self._has_url or scheme or is_absolute or ".." in path.split("/")):
             raise _location_error(name, location, f"a local file, which {REMOTE} cannot name")
         return FilePart(os.path.join("" if self._has_url else self._root, path))  # noqa: PTH118  faster than Path

@@ -87,12 +87,15 @@ class ImageFiles:
         """The number of samples."""
         return len(self._stems)
 
-    def get_spec(self, number: int) -> SampleSpec:
-        """Return the spec of a sample.
+    def __iter__(self) -> Iterator[SampleSpec | Exception]:
+        """Yield the spec of each sample."""
+        for number in range(len(self)):
+            try:
+                yield self._spec(number)
+            except SampleSourceError as error:  # noqa: PERF203  two files are for the same field
+                yield error
 
-        Raises:
-            SampleSourceError: two files are for the same field.
-        """
+    def _spec(self, number: int) -> SampleSpec:
         stem, endings = self._stems[number], self._endings[number]
         paths = [os.path.join(self._root, f"{stem}.{ending}") for ending in endings]  # noqa: PTH118  faster than Path
         parts: dict[str, Part] = {}
@@ -105,9 +108,6 @@ class ImageFiles:
                 name = (self.words or self.classes)[label]
                 self._put(parts, self.name_field, _utf8(name, paths[0]), paths[0])
         return SampleSpec(stem, parts, paths[0])
-
-    def close(self) -> None:
-        """Do nothing, as no file is open."""
 
     @staticmethod
     def _put(parts: dict[str, Part], field: str, part: Part, location: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, describe_value, find_codec
@@ -40,7 +40,7 @@ class Table:
         classes: the names of the classes in the column for the field ``cls``, in the order of their numbers. By
             default, the names in that column in alphabetical order, unless one of its values is a number.
         missing: ``"keep"`` omits a field if its column is empty or missing; ``"raise"`` rejects the row.
-        storage_options: passed to remote file systems.
+        storage_options: passed to the file system of the table.
 
     Attributes:
         classes: the names of the classes; ``None`` if the table has none, or has numbers.
@@ -65,38 +65,31 @@ class Table:
     ) -> None:
         table = os.fspath(path)
         self._path = redact(table)  # for messages
-        self._locations = FileLocations(table, None if root is None else os.fspath(root), storage_options)
+        self._locations = FileLocations(table, None if root is None else os.fspath(root))
         self._files, self._key, self._allows_missing = list(files), key, missing == "keep"
         self._chain = EncoderChain({})
         self._rows: Rows = open_rows(table, storage_options)
-        try:
-            self._used = {column for _, column in [*self._files, *(values or ())]} - {REST} | ({key} if key else set())
-            if self._rows.columns is not None:
-                self._check_columns(self._rows.columns)
-                if values is None:
-                    values = [(name.lower(), name) for name in self._rows.columns if name not in self._used]
-            self._values = values
-            for field, column in [*self._files, *(values or ())]:
-                _check_field(field, column)
-            column = next((column for field, column in values or () if field == CLASS), "")
-            self.classes = self._find_classes(column, classes) if column else None
-            self._numbers = {name: b"%d" % number for number, name in enumerate(self.classes or ())}
-        except BaseException:
-            self._rows.close()
-            raise
+        self._used = {column for _, column in [*self._files, *(values or ())]} - {REST} | ({key} if key else set())
+        if self._rows.columns is not None:
+            self._check_columns(self._rows.columns)
+            if values is None:
+                values = [(name.lower(), name) for name in self._rows.columns if name not in self._used]
+        self._values = values
+        for field, column in [*self._files, *(values or ())]:
+            _check_field(field, column)
+        column = next((column for field, column in values or () if field == CLASS), "")
+        self.classes = self._find_classes(column, classes) if column else None
+        self._numbers = {name: b"%d" % number for number, name in enumerate(self.classes or ())}
 
-    def __len__(self) -> int:
-        """The number of rows."""
-        return len(self._rows)
+    def __iter__(self) -> Iterator[SampleSpec | Exception]:
+        """Yield the spec of each row, or an error if the row cannot be read, or lacks a value."""
+        for number, row in enumerate(self._rows):
+            try:
+                yield row if isinstance(row, Exception) else self._spec(number, row)
+            except (SampleSourceError, EncodeError) as error:  # noqa: PERF203  each row may fail
+                yield error
 
-    def get_spec(self, number: int) -> SampleSpec:
-        """Return the spec of a row.
-
-        Raises:
-            SampleSourceError: the row cannot be read, or lacks a value.
-            EncodeError: a value cannot be encoded by the name of its field.
-        """
-        row = self._rows.row(number)
+    def _spec(self, number: int, row: Mapping[str, Any]) -> SampleSpec:
         location = f"row {number + 1} of {self._path!r}"
         key = f"{number:08d}" if not self._key else self._get_key(row, location)
         parts: dict[str, Part] = {}
@@ -121,15 +114,11 @@ class Table:
                 _put(parts, field, self._encode_value(field, column, value, key, location), location)
         return SampleSpec(key, parts, location)
 
-    def close(self) -> None:
-        """Close the table."""
-        self._rows.close()
-
     def _find_classes(self, column: str, known: Sequence[str] | None) -> list[str] | None:
         """Return the names of the classes in a column, or None if it has numbers."""
         found = set[str]()
-        for number in range(len(self._rows)):
-            value = self._rows.row(number).get(column)
+        for row in self._rows:
+            value = None if isinstance(row, Exception) else row.get(column)
             if value is None or value == "":
                 continue
             if not isinstance(value, str) or _is_number(value):

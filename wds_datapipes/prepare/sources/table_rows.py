@@ -1,35 +1,35 @@
-"""Random access to the rows of tables: CSV, JSON lines and Parquet.
-
-Remote files are copied to an anonymous temporary file first.
-"""
+"""Rows of tables: CSV, JSON lines and Parquet."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import mmap
 import os
 import shutil
 import tempfile
-from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 from wds_datapipes.errors import SampleSourceError, ShardError
 from wds_datapipes.extras import require
 from wds_datapipes.io.openers import local_path, open_url, redact, split_scheme
 
-__all__ = ["Rows", "Slices", "get_extension", "open_rows"]
+__all__ = ["Rows", "get_extension", "open_listing", "open_rows"]
 
-#: The rows copied at a time.
-ROWS_PER_BATCH = 1024
+#: The rows of a Parquet file that are read at a time.
+ROWS_PER_BATCH = 256
+
+Row: TypeAlias = "Mapping[str, Any] | Exception"
+"""The values of a row by column, or the error of a row that cannot be read."""
 
 
 class Rows(Protocol):
-    """A table with random access to its rows, also from forked processes."""
+    """The rows of a table, which are read again by each iteration."""
 
     @property
     def columns(self) -> Sequence[str] | None:
@@ -39,18 +39,12 @@ class Rows(Protocol):
     def is_text(self) -> bool:
         """Whether all values are text, as in the file."""
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-
-    def row(self, number: int, /) -> Mapping[str, Any]:
-        """Return a row as a mapping of columns to values.
+    def __iter__(self) -> Iterator[Row]:
+        """Yield each row.
 
         Raises:
-            SampleSourceError: the row cannot be read.
+            SampleSourceError: the table cannot be read.
         """
-
-    def close(self) -> None:
-        """Close the table."""
 
 
 def open_rows(path: str, storage_options: Mapping[str, Any] | None = None) -> Rows:
@@ -89,216 +83,127 @@ def get_extension(path: str) -> str:
     return os.path.splitext(name)[1].lower()  # noqa: PTH122  of a string
 
 
-def open_descriptor(path: str, storage_options: Mapping[str, Any] | None) -> int:
-    """Open a local file, or a temporary copy of a remote one, with random access.
+@contextmanager
+def open_listing(path: str, storage_options: Mapping[str, Any] | None) -> Iterator[BinaryIO]:
+    """Open a table or another list of samples.
 
     Raises:
         SampleSourceError: the file cannot be read.
     """
     local = local_path(path)
     try:
-        if local is not None:
-            return os.open(local, os.O_RDONLY)
-        with open_url(path, storage_options=storage_options) as stream, tempfile.TemporaryFile() as copy:
-            shutil.copyfileobj(stream, copy, 1 << 20)
-            copy.flush()
-            return os.dup(copy.fileno())
+        with open_url(path, storage_options=storage_options) if local is None else open(local, "rb") as stream:  # noqa: PTH123  a string
+            yield stream
     except ShardError as error:
         raise SampleSourceError(str(error)) from None
     except OSError as error:
-        raise SampleSourceError(f"The file {redact(path)!r} cannot be read: {error.strerror}") from None
+        raise SampleSourceError(f"The file {redact(path)!r} cannot be read: {error.strerror or error}") from None
 
 
-class Slices:
-    """Parts of a file by their offsets, read on demand."""
-
-    _file = -1
-
-    def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
-        self.path = redact(path)  # for messages
-        self._begins, self._ends = array("Q"), array("Q")
-        self._file = open_descriptor(path, storage_options)
-
-    def __len__(self) -> int:
-        """The number of parts."""
-        return len(self._begins)
-
-    def add(self, begin: int, end: int) -> None:
-        """Add a part."""
-        self._begins.append(begin)
-        self._ends.append(end)
-
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each line of the file with its end offset."""
-        try:
-            with open(self._file, "rb", closefd=False) as stream:
-                at = stream.seek(0)
-                for line in stream:
-                    at += len(line)
-                    yield at, line
-        except OSError as error:
-            raise SampleSourceError(f"The file {self.path!r} cannot be read: {error.strerror}") from None
-
-    def text(self, number: int) -> str:
-        """Read a part."""
-        begin, end = self._begins[number], self._ends[number]
-        try:
-            data = os.pread(self._file, end - begin, begin)  # forked processes share the file position
-            if len(data) < end - begin:
-                raise OSError(0, "it was truncated")
-            return data.decode()
-        except OSError as error:
-            raise SampleSourceError(f"The file {self.path!r} cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise SampleSourceError(f"{self.describe(number)} is not UTF-8: {error}") from None
-
-    def describe(self, number: int) -> str:
-        """Describe a part for messages."""
-        return f"row {number + 1} of {self.path!r}"
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __del__(self) -> None:
-        self.close()
-
-
+@dataclass
 class CsvRows:
-    """A CSV table with a header; quoted values may contain newlines."""
+    """The rows of a CSV table with a header; quoted values may contain newlines."""
 
+    path: str
+    storage_options: Mapping[str, Any] | None
+    delimiter: str = ","
     is_text = True
 
-    def __init__(self, path: str, storage_options: Mapping[str, Any] | None, delimiter: str = ",") -> None:
-        self._slices, self._delimiter = Slices(path, storage_options), delimiter
-        self._end = 0
-        try:
-            self.columns: list[str] = self._scan(self._slices.path)
-        except BaseException:
-            self.close()
-            raise
-
-    def _scan(self, path: str) -> list[str]:
-        reader = csv.reader(self._decoded(), delimiter=self._delimiter)
-        columns: list[str] | None = None
-        begin = 0
-        try:
-            for row in reader:  # the reader takes exactly the lines of this row
-                if columns is None:
-                    columns = [name.strip() for name in row]
-                elif row:
-                    self._slices.add(begin, self._end)
-                begin = self._end
-        except csv.Error as error:
-            where = "the header" if columns is None else f"row {len(self._slices) + 1}"
-            raise SampleSourceError(f"The table {path!r} cannot be read after {where}: {error}. Fix that row") from None
+    @cached_property
+    def columns(self) -> list[str]:
+        """The columns in order."""
+        columns = [name.strip() for name in next(self._read(), [])]
         if not columns or not all(columns) or len(set(columns)) < len(columns):
-            raise SampleSourceError(f"The first row of {path!r} must name each column once, but it is {columns}")
+            raise SampleSourceError(
+                f"The first row of {redact(self.path)!r} must name each column once, but it is {columns}"
+            )
         return columns
 
-    def _decoded(self) -> Iterator[str]:
-        encoding = "utf-8-sig"
-        for end, line in self._slices.lines():
-            self._end = end
-            # A decoding error is raised when the row is read.
-            yield line.decode(encoding, "surrogateescape")
-            encoding = "utf-8"
+    def __iter__(self) -> Iterator[Row]:
+        columns = self.columns
+        rows = self._read()
+        next(rows)
+        for number, values in enumerate(filter(None, rows), 1):
+            location = f"row {number} of {redact(self.path)!r}"
+            try:
+                "".join(values).encode()
+            except UnicodeEncodeError as error:
+                yield SampleSourceError(f"{location} is not UTF-8: {error}")
+                continue
+            if len(values) == len(columns):
+                yield dict(zip(columns, values, strict=True))
+            else:
+                yield SampleSourceError(
+                    f"{location} has {len(values)} values for {len(columns)} columns. Quote values that contain "
+                    f"{self.delimiter!r}"
+                )
 
-    def __len__(self) -> int:
-        return len(self._slices)
-
-    def row(self, number: int) -> Mapping[str, Any]:
-        """Read a row."""
-        lines = io.StringIO(self._slices.text(number), newline="\n")
-        [values] = csv.reader(lines, delimiter=self._delimiter)
-        if len(values) != len(self.columns):
-            raise SampleSourceError(
-                f"{self._slices.describe(number)} has {len(values)} values for {len(self.columns)} columns. Quote "
-                f"values that contain {self._delimiter!r}"
-            )
-        return dict(zip(self.columns, values, strict=True))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._slices.close()
+    def _read(self) -> Iterator[list[str]]:
+        number = -1
+        with open_listing(self.path, self.storage_options) as stream:
+            # An invalid byte is an error of its row.
+            lines = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+            try:
+                for row in csv.reader(lines, delimiter=self.delimiter):
+                    yield row
+                    number += bool(row)
+            except csv.Error as error:
+                where = "the header" if number < 1 else f"row {number}"
+                raise SampleSourceError(
+                    f"The table {redact(self.path)!r} cannot be read after {where}: {error}. Fix that row"
+                ) from None
 
 
+@dataclass(frozen=True)
 class JsonRows:
-    """A file of JSON objects, one per line."""
+    """The rows of a file of JSON objects, one per line."""
 
+    path: str
+    storage_options: Mapping[str, Any] | None
     columns = None
     is_text = False
 
-    def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
-        self._slices = Slices(path, storage_options)
-        begin = 0
-        for end, line in self._slices.lines():
-            if line.strip():
-                self._slices.add(begin, end)
-            begin = end
-
-    def __len__(self) -> int:
-        return len(self._slices)
-
-    def row(self, number: int) -> Mapping[str, Any]:
-        """Read a row."""
-        try:
-            row = json.loads(self._slices.text(number).removeprefix("\ufeff"))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise SampleSourceError(f"{self._slices.describe(number)} is not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise SampleSourceError(
-                f"{self._slices.describe(number)} is a JSON {type(row).__name__}, not an object with columns"
-            )
-        return row
-
-    def close(self) -> None:
-        """Close the file."""
-        self._slices.close()
+    def __iter__(self) -> Iterator[Row]:
+        with open_listing(self.path, self.storage_options) as stream:
+            for number, line in enumerate((line for line in stream if line.strip()), 1):
+                location = f"row {number} of {redact(self.path)!r}"
+                try:
+                    row = json.loads(line.decode("utf-8-sig"))
+                except UnicodeDecodeError as error:
+                    yield SampleSourceError(f"{location} is not UTF-8: {error}")
+                except (json.JSONDecodeError, RecursionError) as error:
+                    yield SampleSourceError(f"{location} is not JSON: {error}")
+                else:
+                    kind = f"{location} is a JSON {type(row).__name__}, not an object with columns"
+                    yield row if isinstance(row, dict) else SampleSourceError(kind)
 
 
 class ParquetRows:
-    """A Parquet file, copied to an anonymous temporary Arrow file for random access to its rows."""
+    """The rows of a Parquet file."""
 
     is_text = False
 
     def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
-        arrow = require("pyarrow", extra="parquet", purpose="read tables in Parquet")
-        parquet = import_module("pyarrow.parquet")
-        self._memory: mmap.mmap | None = None
+        self._path, self._storage_options = path, storage_options
+        self._arrow = require("pyarrow", extra="parquet", purpose="read tables in Parquet")
+        self._parquet = import_module("pyarrow.parquet")
+        with self._open() as file:
+            self.columns: list[str] = list(file.schema_arrow.names)
+
+    def __iter__(self) -> Iterator[Row]:
+        with self._open() as file:
+            for batch in file.iter_batches(ROWS_PER_BATCH, use_threads=False):
+                yield from batch.to_pylist()
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        """Open the file, or a temporary copy of a remote one."""
         try:
-            with (
-                open(open_descriptor(path, storage_options), "rb") as table,
-                parquet.ParquetFile(table) as file,
-                tempfile.TemporaryFile() as copy,
-            ):
-                with arrow.ipc.new_file(copy, file.schema_arrow) as writer:
-                    for batch in file.iter_batches(ROWS_PER_BATCH, use_threads=False):
-                        writer.write_batch(batch)
-                copy.flush()
-                self._memory = mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, arrow.ArrowException) as error:
-            raise SampleSourceError(f"The table {redact(path)!r} cannot be read: {error}") from None
-        reader = arrow.ipc.open_file(arrow.BufferReader(arrow.py_buffer(self._memory)))
-        self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]  # nothing is read yet
-        self._begins = [0]
-        for batch in self._batches:
-            self._begins.append(self._begins[-1] + batch.num_rows)
-        self.columns: list[str] = list(reader.schema.names)
-
-    def __len__(self) -> int:
-        return self._begins[-1]
-
-    def row(self, number: int) -> Mapping[str, Any]:
-        """Return a row."""
-        at = bisect_right(self._begins, number) - 1
-        batch = self._batches[at]
-        position = number - self._begins[at]
-        return {name: batch.column(index)[position].as_py() for index, name in enumerate(self.columns)}
-
-    def close(self) -> None:
-        """Release the copy, which is freed with the last of its rows."""
-        self._batches = []
-        self._memory = None
+            with open_listing(self._path, self._storage_options) as stream, tempfile.TemporaryFile() as copy:
+                if local_path(self._path) is None:
+                    shutil.copyfileobj(stream, copy, 1 << 20)
+                    copy.seek(0)
+                with self._parquet.ParquetFile(stream if local_path(self._path) is not None else copy) as file:
+                    yield file
+        except (OSError, self._arrow.ArrowException) as error:
+            raise SampleSourceError(f"The table {redact(self._path)!r} cannot be read: {error}") from None

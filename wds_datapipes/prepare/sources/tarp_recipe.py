@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.io.openers import split_scheme
-from wds_datapipes.prepare.sample_spec import CommandPart, Part, SampleSpec
+from wds_datapipes.prepare.sample_spec import Part, SampleSpec, UrlPart
 from wds_datapipes.prepare.sources.file_locations import FileLocations, is_local_url
-from wds_datapipes.prepare.sources.table_rows import Slices
+from wds_datapipes.prepare.sources.table_rows import open_listing
 from wds_datapipes.redaction import redact, redact_command
 from wds_datapipes.samples.keys import KeyRule, first_dot
 
@@ -28,7 +30,7 @@ class Recipe:
         root: the folder or URL that relative paths start from, by default the working directory for a local recipe, and
             the folder of a remote one.
         key_rule: splits names into keys and fields.
-        storage_options: passed to remote file systems.
+        storage_options: passed to the file system of the recipe.
 
     Raises:
         SampleSourceError: the recipe cannot be read, or a line is invalid.
@@ -43,54 +45,27 @@ class Recipe:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         recipe, folder = os.fspath(path), os.fspath(root)
-        self._rule = key_rule
-        self._locations = FileLocations(recipe, folder if folder or is_local_url(recipe) else None, storage_options)
-        self._slices = Slices(recipe, storage_options)
-        try:
-            for begin, end in self._samples():
-                self._slices.add(begin, end)
-        except BaseException:
-            self._slices.close()
-            raise
+        self._rule, self._path, self._storage_options = key_rule, recipe, storage_options
+        self._shown = redact(recipe)
+        self._locations = FileLocations(recipe, folder if folder or is_local_url(recipe) else None)
 
-    def __len__(self) -> int:
-        """The number of samples."""
-        return len(self._slices)
+    def __iter__(self) -> Iterator[SampleSpec | Exception]:
+        """Yield the spec of each sample, or an error if a field is repeated, or a line has an unknown source."""
+        with open_listing(self._path, self._storage_options) as stream:
+            lines = (line for raw in stream if (line := raw.decode("utf-8", "surrogateescape")).strip())
+            for key, parsed in groupby(map(self._parse_line, lines), itemgetter(0)):
+                try:
+                    yield self._spec(key, list(parsed))
+                except SampleSourceError as error:  # noqa: PERF203  each sample may fail
+                    yield error
 
-    def get_spec(self, number: int) -> SampleSpec:
-        """Return the spec of a sample.
-
-        Raises:
-            SampleSourceError: a field is repeated, or a line has an unknown source.
-        """
+    def _spec(self, key: str, lines: Iterable[tuple[str, str, str]]) -> SampleSpec:
         parts: dict[str, Part] = {}
-        key = ""
-        for line in filter(str.strip, self._slices.text(number).split("\n")):
-            key, field, source = self._parse_line(line)
+        for _, field, source in lines:
             if field in parts:
-                raise SampleSourceError(f"The recipe {self._slices.path!r} has {key}.{field} twice. Remove a line")
+                raise SampleSourceError(f"The recipe {self._shown!r} has {key}.{field} twice. Remove a line")
             parts[field] = self._part(source)
-        return SampleSpec(key, parts, f"the sample {key!r} of {self._slices.path!r}")
-
-    def close(self) -> None:
-        """Close the recipe."""
-        self._slices.close()
-
-    def _samples(self) -> Iterator[tuple[int, int]]:
-        """Yield the offsets of the lines of each sample."""
-        latest = ""
-        begin = at = 0
-        for end, raw in self._slices.lines():
-            line = raw.decode("utf-8", "surrogateescape")
-            if line.strip():
-                key, _, _ = self._parse_line(line)
-                if latest and key != latest:
-                    yield begin, at
-                if key != latest:
-                    latest, begin = key, at
-            at = end
-        if latest:
-            yield begin, at
+        return SampleSpec(key, parts, f"the sample {key!r} of {self._shown!r}")
 
     def _parse_line(self, line: str) -> tuple[str, str, str]:
         """Split a line into key, field and source."""
@@ -99,7 +74,7 @@ class Recipe:
         if found is None or not source:
             problem = "no source after the name" if found is not None else "a name that is not of the form KEY.FIELD"
             shown = f"{name} {redact(source)}".strip()
-            raise SampleSourceError(f"The recipe {self._slices.path!r} has the line {shown!r}, with {problem}. Fix it")
+            raise SampleSourceError(f"The recipe {self._shown!r} has the line {shown!r}, with {problem}. Fix it")
         return found[0], found[1].lower(), source
 
     def _part(self, source: str) -> Part:
@@ -107,10 +82,10 @@ class Recipe:
             return source.removeprefix("text:").encode("utf-8", "surrogateescape")
         scheme, rest = split_scheme(source)
         if scheme == "pipe" and self._locations.is_local:
-            return CommandPart(rest)
+            return UrlPart(source)
         if scheme == "pipe":
             raise SampleSourceError(
-                f"The recipe {self._slices.path!r} is remote and has the command {redact_command(rest)!r}. Copy it to "
+                f"The recipe {self._shown!r} is remote and has the command {redact_command(rest)!r}. Copy it to "
                 f"this host, review it, and use the copy to run its commands"
             )
-        return self._locations.resolve(source, f"The recipe {self._slices.path!r}")
+        return self._locations.resolve(source, f"The recipe {self._shown!r}")
