@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
+from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import IndexedSamples, ShardList
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySourceError, EncodeError, StaleSidecarError
 from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, build_indexes
+from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.testing import build_shard, check_coverage
 
 SIZES = (7, 0, 1, 30, 12)
@@ -275,6 +277,33 @@ def test_data_that_makes_no_batch_is_refused_on_every_rank(manifest: Manifest, t
                 next(iter(pipe))
             with pytest.raises(error, match=message):
                 len(pipe)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_do_not_divide_the_global_batch_are_refused(manifest: Manifest, workers: int) -> None:
+    def loader(pipe: Any) -> DataLoader2[Any]:
+        return DataLoader2(pipe, reading_service=ShardReadingService(num_workers=workers))
+
+    samples = IndexedSamples(manifest, global_batch_size=8)
+    message = r"a global_batch_size of 8, which is 8 samples on each of 1 ranks, and \.batch\(6\) .*global_batch_size=6"
+    with pytest.raises(ValueError, match=message), loader(samples.wds_decode().batch(6)) as found:
+        list(found)
+    with loader(IndexedSamples(manifest, global_batch_size=8).batch(4)) as parts:
+        assert {len(batch) for batch in parts} == {4}
+    filtered = IndexedSamples(manifest, global_batch_size=8).filter(bool).batch(6)
+    if workers == 0:
+        with pytest.warns(UserWarning, match=message), loader(filtered) as unsure:
+            list(unsure)
+
+
+def test_a_batch_is_compared_with_the_part_of_a_rank(manifest: Manifest) -> None:
+    def split(size: int) -> None:
+        pipe = IndexedSamples(manifest, global_batch_size=8).batch(size)
+        split_by_worker(split_by_rank(pipe, RankIdentity(2, 1)), WorkerIdentity(2, 0), RankIdentity(2, 1))
+
+    split(4)
+    with pytest.raises(ValueError, match=r"which is 4 samples on each of 2 ranks, .*Pass \.batch\(4\)"):
+        split(8)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, graph_settings
 from wds_datapipes.pipes.graph import name_of, upstream
-from wds_datapipes.pipes.sharding import groups_of, number_instances, splitters
+from wds_datapipes.pipes.sharding import check_batch_sizes, groups_of, number_instances, splitters
 
 __all__ = [
     "ONLY_RANK",
@@ -84,6 +84,7 @@ def split_by_worker(pipe: Any, worker: Any, identity: RankIdentity = ONLY_RANK) 
     for splitter in splitters(pipe) if ranks > 1 else ():
         if len(inspect.signature(splitter.apply_sharding).parameters) < 3:  # the same check as in torch
             splitter.apply_sharding(ranks * worker.num_workers, worker.worker_id * ranks + rank)
+    check_batch_sizes(pipe)
     return pipe
 
 

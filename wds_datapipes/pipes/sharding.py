@@ -9,15 +9,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, Mapper, ShardingFilter
+from wds_datapipes.datapipes import SHARDING_PRIORITIES, Batcher, IterDataPipe, Mapper, ShardingFilter
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import count_yielded, name_of, sources_of, upstream
-from wds_datapipes.pipes.stage import Groups, Stage, as_stage
+from wds_datapipes.pipes.stage import Groups, OneToOneStage, Stage, as_stage
+from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
     "Groups",
     "Instance",
     "SplittingStage",
+    "check_batch_sizes",
     "find_rank_and_worker",
     "groups_of",
     "has_no_shards",
@@ -119,6 +121,36 @@ def number_instances(pipe: Any) -> None:
     for splitter in splitters(pipe):
         if isinstance(splitter, ShardingFilter):
             _number(splitter)
+
+
+def check_batch_sizes(pipe: Any) -> None:
+    """Compare the ``global_batch_size`` of a source with the ``.batch()`` after it, which may split its batches.
+
+    Raises:
+        ValueError: they do not match; if a stage between them may drop or add samples, it is a warning.
+    """
+    for batcher in upstream(pipe):
+        if not isinstance(batcher, Batcher):
+            continue
+        stage, is_sure = batcher.datapipe, True
+        while (whole := getattr(stage, "global_batch_size", None)) is None:
+            sources = list(sources_of(stage))
+            if len(sources) != 1 or isinstance(stage, Batcher) or as_stage(stage).combines_samples:
+                break
+            is_sure &= isinstance(stage, OneToOneStage | Mapper)
+            stage = sources[0]
+        groups = groups_of(stage) or {}
+        ranks = instance_of(groups)[0] // rank_and_worker_of(groups).workers if groups else 1
+        if whole is None or whole % ranks or not whole // ranks % batcher.batch_size:
+            continue  # a batch that the ranks cannot share is an error of its source
+        message = (
+            f"{name_of(stage)} has a global_batch_size of {whole}, which is {whole // ranks} samples on each of "
+            f"{ranks} ranks, and .batch({batcher.batch_size}) after it does not divide them. Pass "
+            f".batch({whole // ranks}), or global_batch_size={batcher.batch_size * ranks}"
+        )
+        if is_sure:
+            raise ValueError(message)
+        warn_user(message)
 
 
 def rotate_assignments(pipe: Any, turn: int) -> None:
