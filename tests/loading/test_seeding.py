@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +21,8 @@ from torchdata.dataloader2.utils import WorkerInfo, process_reset_fn
 from torchdata.datapipes.iter import IterableWrapper, ShardingFilter
 from torchdata.datapipes.map import SequenceWrapper
 
-from wds_datapipes import ShardList, ShardReadingService, StatefulShards
-from wds_datapipes.loading.seeding import EpochSeeds, reset_pipeline, seed_stages
-from wds_datapipes.testing import build_shard
+from wds_datapipes import ShardReadingService, StatefulShards
+from wds_datapipes.loading.seeding import reset_pipeline, seed_stages
 
 Pipe = IterDataPipe[Any]
 
@@ -215,95 +209,6 @@ def test_an_epoch_starts_with_the_functions_of_other_services_and_of_the_user() 
             reset_pipeline(stage, info, generator, iter_reset_fn=functions[0], worker_reset_fn=functions[1])
 
 
-class Run:
-    """The epochs of a loader: their seeds, and the numbers drawn in each."""
-
-    def __init__(self, seed: int) -> None:
-        self.seeds = EpochSeeds()
-        self.generator = SeedGenerator(seed)
-
-    def epoch(self) -> tuple[int, int]:
-        self.seeds.begin(self.generator)
-        found = self.seeds.seed, self.generator.generate_shared_seed()
-        self.seeds.end(self.generator)
-        return found
-
-
-def test_epochs_differ_and_follow_from_the_seed() -> None:
-    runs = [Run(3), Run(3), Run(4)]
-    epochs = [[run.epoch() for _ in range(5)] for run in runs]
-    assert epochs[0] == epochs[1]
-    assert len({epoch for run in epochs[1:] for epoch in run}) == 10
-    assert [run.seeds.epoch for run in runs] == [4, 4, 4]
-
-
-def test_setting_the_seed_again_restarts_the_run() -> None:
-    run, other = Run(3), Run(5)
-    first = [run.epoch() for _ in range(3)]
-    run.generator.seed(3)
-    assert run.epoch() == first[0]
-    run.generator.seed(5)
-    assert [run.epoch(), run.epoch()] == [other.epoch(), other.epoch()]
-
-
-def test_a_restarted_epoch_is_the_same_and_so_is_the_next() -> None:
-    run = Run(3)
-    expected = [run.epoch() for _ in range(5)]
-    for number, (seed, _) in enumerate(expected[:-1]):
-        again = Run(99)
-        again.seeds.resume(again.generator, seed=seed, epoch=number, first=3, engines=None)
-        assert (again.seeds.seed, again.generator.generate_shared_seed()) == expected[number]
-        again.seeds.end(again.generator)
-        assert (again.epoch(), again.seeds.epoch) == (expected[number + 1], number + 1)
-        chosen = Run(3)
-        for each in (again, chosen):
-            each.seeds.set_epoch(9)
-        assert again.epoch() == chosen.epoch()
-
-
-def test_a_restarted_epoch_is_the_same_after_draws_of_another_service() -> None:
-    run, again = Run(3), Run(99)
-    run.generator.generate_shared_seed()
-    run.generator.spawn(1, inplace=True).generate_seed()
-    run.seeds.begin(run.generator)
-    engines = json.loads(json.dumps(run.seeds.engines))
-    again.seeds.resume(again.generator, seed=run.seeds.seed, epoch=0, first=3, engines=engines)
-    for generate in ("generate_shared_seed", "generate_seed") * 3:
-        assert getattr(run.generator, generate)() == getattr(again.generator, generate)()
-
-
-def test_a_chosen_epoch_depends_only_on_its_number() -> None:
-    def chosen(*epochs: int) -> list[tuple[int, int]]:
-        run = Run(3)
-        found = []
-        for epoch in epochs:
-            run.seeds.set_epoch(epoch)
-            found.append(run.epoch())
-        return found
-
-    assert chosen(0, 1, 7) == [*chosen(0), *chosen(1), *chosen(7)]
-    assert len(set(chosen(*range(20)))) == 20
-
-
-def test_all_ranks_use_the_seed_of_the_first() -> None:
-    runs = [Run(rank) for rank in range(3)]
-    for _ in range(3):
-        drawn = runs[0].generator._shared_rng.clone().generate()
-        for run in runs:
-            run.seeds.begin(run.generator, lambda _, drawn=drawn: drawn)  # type: ignore[misc]  # mypy infers no such type
-        assert {run.seeds.seed for run in runs} == {drawn}
-        for run in runs:
-            run.seeds.end(run.generator)
-
-
-def test_the_seeds_of_epochs_are_stable() -> None:
-    """They must stay the same in every release, because states and repeated runs rely on them."""
-    run = Run(7)
-    assert [run.epoch()[0] for _ in range(3)] == [7, 17669291110527860587, 13981942416885084589]
-    run.seeds.set_epoch(1000)
-    assert run.epoch()[0] == 3970937754943617931
-
-
 # whole runs
 
 
@@ -375,17 +280,6 @@ def test_the_first_epoch_without_workers_equals_that_of_torchdata(name: str) -> 
     assert runs[0] == runs[1]
 
 
-def test_shards_have_the_order_of_torchdata(tmp_path: Path) -> None:
-    for shard, count in enumerate([7, 1, 12, 3, 9, 4]):
-        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}/{n}", "cls": f"{n}"} for n in range(count)])
-    pipe = ShardList(str(tmp_path / "{0..5}.tar")).shuffle().sharding_filter()
-    pipe = pipe.load_wds_shards().group_samples().shuffle_samples(8).to_tuple("__key__")
-    ours = read(pipe, 2)
-    assert ours == read(pipe, 2, service=MultiProcessingReadingService)
-    assert all(len(set(epoch)) == 36 for epoch in ours)
-    assert len(set(map(tuple, ours))) == 3
-
-
 def test_the_first_epoch_of_a_seed_equals_that_of_torchdata() -> None:
     """The order was recorded with unpatched torchdata 0.7.1 and 0.9.0."""
     (first,) = read(numbers(12).shuffle().sharding_filter(), 2, seed=11, epochs=1)
@@ -427,37 +321,12 @@ def test_a_run_without_a_seed_follows_the_seed_of_torch(workers: int) -> None:
     assert len({tuple(epoch) for run in runs for epoch in run}) == 9
 
 
-def test_a_run_is_the_same_in_another_interpreter_and_with_spawned_workers() -> None:
-    script = Path(__file__).with_name("seeded_run.py")
-    runs = [
-        subprocess.run(
-            [sys.executable, script, method],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=600,
-        ).stdout
-        for method, hash_seed in (("fork", "1"), ("spawn", "2"))
-    ]
-    assert runs[0] == runs[1]
-    epochs = json.loads(runs[0])
-    assert len({str(epoch) for epoch in epochs}) == 3
-    assert all(len({word for (word, *_), _ in epoch}) == 30 for epoch in epochs)
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("splitter", [ShardingFilter, OwnFilter, Split])
 def test_shuffles_before_any_split_agree_on_all_workers(splitter: Callable[..., Pipe], workers: int) -> None:
     epochs = read(splitter(numbers().shuffle().shuffle(buffer_size=7)), workers)
     assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 3
     assert len(set(map(tuple, epochs))) == 3
-
-
-@pytest.mark.parametrize("splitter", [ShardingFilter, OwnFilter])
-def test_the_order_before_the_split_is_the_same_for_any_number_of_workers(splitter: Callable[..., Pipe]) -> None:
-    runs = [read(splitter(numbers().shuffle()), workers, epochs=4) for workers in range(5)]
-    assert all(run == runs[0] for run in runs)
 
 
 def test_dispatched_items_have_the_same_order_for_any_number_of_workers() -> None:

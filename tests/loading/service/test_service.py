@@ -169,10 +169,6 @@ def plus_one(number: int) -> int:
     return number + 1
 
 
-def small(number: int) -> bool:
-    return number < 5
-
-
 SPLIT_OR_DISPATCHED: dict[str, Callable[[], Pipe]] = {
     "split": lambda: numbers(1000).shuffle().sharding_filter().map(plus_one).batch(8),
     "dispatched": lambda: dispatch(numbers(1000).shuffle().prefetch(20)).map(plus_one).batch(16),
@@ -1068,24 +1064,6 @@ def test_adapters(workers: int) -> None:
         assert sorted(loader) == list(range(20)) != list(loader)
     with DataLoader2(pipe, [Shuffle(False), Added()], service) as loader:
         assert list(loader) == list(range(1, 21))
-
-
-def state_pipe() -> Pipe:
-    pipe: Pipe = InMain(numbers(20).shuffle().sharding_filter().shuffle(buffer_size=3)).shuffle()
-    return pipe
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_pipeline_without_a_position_resumes_by_replay(workers: int) -> None:
-    """Other pipelines are in test_checkpoint.py and test_replay.py."""
-    with load(state_pipe(), workers) as loader:
-        loader.seed(3)
-        items = iter(loader)
-        next(items)
-        state, rest = loader.state_dict(), list(items)
-    with load(state_pipe(), workers) as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == rest
 
 
 # after another service

@@ -20,7 +20,7 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
-from wds_datapipes.errors import RankLostError, StateError
+from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE
 from wds_datapipes.testing import build_shard
 
@@ -108,21 +108,6 @@ def test_an_epoch_can_be_chosen_after_loading_a_state(stateful: bool, workers: i
     if rest:
         assert list(choose(new, 5)) == rest
     assert [list(choose(new, 6)), list(choose(new, 7))] == following
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_another_epoch_than_that_of_the_state_is_refused(workers: int) -> None:
-    run = Run(workers, stateful=True)
-    epoch = run.epoch()
-    next(epoch)
-    state = copy.deepcopy(run.keeper.state_dict())
-    new = Run(workers, stateful=True)
-    new.keeper.load_state_dict(state)
-    new.data.set_epoch(5)
-    with pytest.raises(
-        StateError, match=r"set_epoch\(5\) was called, but the state was saved in the middle of epoch 0"
-    ):
-        list(new.epoch())
 
 
 @pytest.mark.parametrize("drop", ["worker_0", "worker_1"])
@@ -289,87 +274,6 @@ def test_ranks_resume_from_distributed_checkpoints(tmp_path: Path, workers: int,
             assert "its own name" in one
 
 
-def end_early(rank: int, _: Path, *, workers: int, stateful: bool) -> Any:
-    """Save when the epoch of rank 1, which has fewer samples, has ended."""
-    run = Run(workers, stateful=stateful)
-    epoch = run.epoch()
-    head = list(epoch if rank else itertools.islice(epoch, 5))
-    state = copy.deepcopy(run.keeper.state_dict())
-    rest = list(epoch)
-    following = list(run.epoch())
-    states: list[Any] = [None, None]
-    all_gather_object(states, state)
-    found = list[Any]()
-    for each, loads_itself in ((merge_states(states), False), (state, False), (state, stateful)):
-        new = Run(workers, stateful=stateful)
-        try:
-            (new.keeper if loads_itself else new.data).load_state_dict(each)
-            found.append([list(new.epoch()), list(new.epoch())])
-        except StateError as error:
-            found.append(str(error))
-    return head, rest, following, found
-
-
-@pytest.mark.parametrize(("workers", "stateful"), [(0, False), (2, False), (0, True), (2, True)])
-def test_a_rank_whose_epoch_has_ended_waits_for_the_others(tmp_path: Path, workers: int, stateful: bool) -> None:
-    ranks = on_ranks(tmp_path, partial(end_early, workers=workers, stateful=stateful))
-    assert keys_of(*(part for head, rest, *_ in ranks for part in (head, rest))) == KEYS
-    (_, rest, following, found), (_, none, following_of_1, found_of_1) = ranks
-    assert rest
-    assert none == []
-    assert found == [[rest, following]] * 3
-    merged, own, by_loader = found_of_1
-    assert merged == [[], following_of_1]
-    assert "The epoch of rank 1 had ended" in own
-    assert "merge_states" in own
-    assert by_loader == own
-
-
-def load_in_service(rank: int, _: Path, *, cut: int) -> Any:
-    """Save the state of a ``DataLoader2``, and resume from the state of each rank, and from both."""
-
-    def opened(state: Any = None) -> DataLoader2[Any]:
-        service = ShardReadingService(2, distributed=True, timeout_s=60)
-        loader: DataLoader2[Any] = DataLoader2(pipeline().batch(BATCH_SIZE), reading_service=service)
-        loader.seed(3)
-        if state is not None:
-            loader.load_state_dict(state)
-        return loader
-
-    with opened() as loader:
-        if cut:
-            epoch = iter(loader)
-            head = list(itertools.islice(epoch, cut))
-            state = loader.state_dict()
-            rest = list(epoch)
-        else:
-            state = loader.state_dict()
-            head, rest = [], list(loader)
-        following = list(loader)
-    states: list[Any] = [None, None]
-    all_gather_object(states, state)
-    found = list[Any]()
-    for each in (merge_states(states), states[0]):
-        with opened(each) as loader:
-            try:
-                found.append([list(loader), list(loader)])
-            except (StateError, RankLostError) as error:
-                found.append(str(error))
-    return head, rest, following, found
-
-
-@pytest.mark.parametrize("cut", [0, 3, 99])
-def test_ranks_of_a_service_resume_from_the_states_of_all(tmp_path: Path, cut: int) -> None:
-    ranks = on_ranks(tmp_path, partial(load_in_service, cut=cut))
-    assert keys_of(*(part for head, rest, *_ in ranks for part in (head, rest))) == KEYS
-    for _, rest, following, (merged, _) in ranks:
-        assert merged[0] == (rest or following)
-    if cut:
-        assert "state of rank 0 of 2" in ranks[1][3][1] or "one state per rank" in ranks[1][3][1]
-    else:  # no rank has begun
-        assert [result[3][1] for result in ranks] == [result[3][0] for result in ranks]
-
-
 def test_a_state_of_the_service_follows_one_of_the_loader() -> None:
     def opened() -> DataLoader2[Any]:
         loader: DataLoader2[Any] = DataLoader2(pipeline(), reading_service=ShardReadingService(2))
@@ -384,15 +288,3 @@ def test_a_state_of_the_service_follows_one_of_the_loader() -> None:
     with opened() as loader:
         loader.load_state_dict(state)
         assert list(loader) == following
-
-
-def end_together(rank: int, _: Path) -> Any:
-    run = Run(0, pipe=pipeline().with_epoch(6))
-    list(run.epoch())
-    new = Run(0, pipe=pipeline().with_epoch(6))
-    new.data.load_state_dict(run.data.state_dict())
-    return list(new.epoch()) == list(run.epoch())
-
-
-def test_ranks_with_equal_epochs_resume_from_their_own_states_between_two(tmp_path: Path) -> None:
-    assert on_ranks(tmp_path, end_together) == [True, True]

@@ -225,20 +225,3 @@ def test_a_stream_on_another_number_of_workers_is_refused(before: int, after: in
     )
     with pytest.raises(StateError, match=f"there are {after} workers now instead of {before}"):
         next(run.data.tracked(loader))
-
-
-def test_spawned_workers_resume_their_streams() -> None:
-    def of(state: Any = None) -> tuple[StatefulShards, Any]:
-        pipe = ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
-        data = StatefulShards(pipe.to_tuple("__key__").with_epoch(8))
-        if state is not None:
-            data.load_state_dict(state)
-        return data, DataLoader[Any](data, batch_size=3, num_workers=1, multiprocessing_context="spawn")
-
-    data, loader = of()
-    first = list(data.tracked(loader))
-    state, second = data.state_dict(), list(data.tracked(loader))
-    keys = [key for ((*keys,),) in first + second for key in keys]
-    assert len(set(keys)) == len(keys) == 16
-    data, loader = of(state)
-    assert list(data.tracked(loader)) == second
