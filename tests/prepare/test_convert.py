@@ -362,16 +362,6 @@ def test_failed_shards_are_retried_and_reported_and_the_others_written(
     assert new(convert_shards(same, shards, "out/", if_changed="keep")) == ["3.tar"]
 
 
-def test_a_shard_that_fails_once_is_written(shards: list[str]) -> None:
-    def fail_once(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["__key__"].endswith("-4") and noted(f"tries-{sample['__key__']}") == 1:
-            raise OSError("the network is away")
-        return sample
-
-    assert len(convert_shards(fail_once, shards, "out/", retries=1)) == 6
-    assert [keys(f"out/{url}")[-1] for url in shards] == [f"{n}-4" for n in range(6)]
-
-
 class Odd(Exception):
     """Cannot be unpickled."""
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
-import resource
-import signal
-import time
 from collections.abc import Callable
-from contextlib import closing, suppress
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -29,10 +22,8 @@ from wds_datapipes.errors import (
     EncodeError,
     SampleSourceError,
     ShardWriteError,
-    StateError,
     WorkerDiedError,
 )
-from wds_datapipes.parallel import executors
 from wds_datapipes.prepare import create as creation
 from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.plan import make_plan
@@ -43,7 +34,6 @@ from wds_datapipes.prepare.sources.tarp_recipe import Recipe
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import read_shards
-from wds_datapipes.writing.journal import ShardJournal
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -308,65 +298,6 @@ def test_a_killed_worker_is_reported_with_its_shard(files: Path) -> None:
     assert not contents(files, "*.part")  # which a killed process cannot remove
 
 
-def test_a_full_disk_loses_no_finished_shard(files: Path) -> None:
-    create(files, NUMBERS, "b-%02d.tar", maxcount=1)
-    wanted = {name.replace("b", "a", 1): data for name, data in contents(files, "b-*.tar").items()}
-
-    def on_a_small_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        with suppress(ShardWriteError):
-            create(files, NUMBERS, maxcount=1, resume=True)
-            os._exit(0)
-        os._exit(3)
-
-    process = multiprocessing.get_context("fork").Process(target=on_a_small_disk)
-    process.start()
-    process.join()
-    assert process.exitcode == 3
-    process.close()
-    assert contents(files, "a-*.tar") == {name: data for name, data in wanted.items() if len(data) <= 4096}
-    assert not contents(files, "*.part")
-    made = create(files, NUMBERS, maxcount=1, resume=True)
-    assert [shard.is_new for shard in made] == [len(data) > 4096 for data in wanted.values()]
-    assert contents(files, "a-*.tar") == wanted
-
-
-def test_a_killed_main_process_leaves_whole_shards_and_a_second_call_resumes(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The last sample is held until all processes were killed.
-    command = "echo {0} >> begun; while [ {0} = 23 ] && [ -e held ]; do sleep 0.02; done; echo {0}"
-    lines = "".join(f"{n:02d}.txt pipe:{command.format(n)}\n{n:02d}.jpg {n % 10}.jpg\n" for n in range(24))
-    monkeypatch.chdir(files)
-    monkeypatch.setattr(executors, "SHUTDOWN_S", 600.0)  # which a busy machine may need
-    options: dict[str, Any] = {"maxcount": 3, "num_workers": 2, "resume": True}
-    create(files, lines, "b-%02d.tar", **options)
-    wanted = {name.replace("b", "a", 1): data for name, data in contents(files, "b-*.tar").items()}
-    rng = Random(os.getpid())
-    Path("held").touch()
-    for _ in range(3):
-        Path("begun").write_text("")
-        begun = rng.randrange(1, 9)
-        process = multiprocessing.get_context("fork").Process(target=create, args=(files, lines), kwargs=options)
-        process.start()
-        while len(numbers := Path("begun").read_text().split()) < begun and "23" not in numbers:
-            time.sleep(0.001)
-        workers = psutil.Process(process.pid).children()
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-        process.close()
-        for worker in workers:  # which put away what they were writing
-            worker.wait(600)
-        there = contents(files, "a-*.tar")
-        assert there == {name: wanted[name] for name in there}
-    Path("held").unlink()
-    made = create(files, lines, **options)
-    assert sum(shard.is_new for shard in made) <= len(wanted) - len(there) + 2  # those that no journal knew of yet
-    assert contents(files, "a-*.tar") == wanted
-    assert not contents(files, "*.part")
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_second_call_writes_only_missing_or_changed_shards(files: Path, workers: int) -> None:
     options: dict[str, Any] = {"maxcount": 3, "resume": True, "num_workers": workers, "digest": True}
@@ -396,14 +327,6 @@ def test_a_second_call_writes_only_missing_or_changed_shards(files: Path, worker
     assert new(maxcount=4, seed=1) == [0, 1, 2]
     assert new(maxcount=4, seed=1, mtime=7) == [0, 1, 2]
     assert new(maxcount=4, seed=1, mtime=7) == []
-
-
-def test_two_calls_do_not_share_a_journal(files: Path) -> None:
-    with (
-        closing(ShardJournal(f"{files}/a-shards.tar.journal", {"of": "shards of a conversion"})),
-        pytest.raises(StateError, match="in use"),
-    ):
-        create(files, NUMBERS, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -172,10 +172,3 @@ def test_options_of_tar_shards_are_refused_for_records() -> None:
         ShardWriter("a-%d.jsonl", format="json")  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="does not tell its record format"):
         RecordWriter(io.BytesIO())
-
-
-def test_an_error_leaves_no_shard() -> None:
-    shard = RecordWriter("a.msgpack")
-    shard.write({"__key__": "a", "x": b"1"})
-    shard.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert not [*Path().iterdir()]

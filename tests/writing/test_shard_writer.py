@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -301,27 +300,6 @@ def test_a_conversion_killed_at_any_step_resumes(forked: Forked) -> None:
     assert call > 20
 
 
-def die_in(seconds: float) -> None:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
-    timer.daemon = True
-    timer.start()
-    convert(samples(120), resume=True, compress="gz")
-
-
-def test_a_conversion_killed_at_random_moments_resumes(forked: Forked) -> None:
-    convert(samples(120), compress="gz")
-    wanted = shards()
-    for name in files():
-        os.unlink(name)
-    rng = Random(os.getpid())
-    ends = [forked(partial(die_in, seconds)) for seconds in (0.002, *(rng.uniform(0.001, 0.05) for _ in range(12)))]
-    assert ends[0] == -signal.SIGKILL
-    assert set(ends) <= {0, -signal.SIGKILL}
-    convert(samples(120), resume=True, compress="gz")
-    assert shards() == wanted
-    assert files() == [*wanted, "s-shards.tar.journal"]
-
-
 def test_the_caller_may_start_after_the_finished_samples() -> None:
     wanted = whole()
     convert(samples()[:10], resume=True, maxcount=4)
@@ -412,13 +390,6 @@ def test_another_conversion_is_noticed(change: dict[str, Any]) -> None:
     convert(samples()[:8], resume=True)
     with pytest.raises(StateError, match=f"belongs to a conversion with {next(iter(change))}=.*delete the journal"):
         convert(samples(), resume=True, **change)
-
-
-def test_another_file_is_not_a_journal() -> None:
-    Path("s-shards.tar.journal").write_text("my notes\n")
-    with pytest.raises(StateError, match=r"'s-shards\.tar\.journal' is not a journal of shards"):
-        convert(samples(), resume=True)
-    assert Path("s-shards.tar.journal").read_text() == "my notes\n"
 
 
 @pytest.mark.parametrize("text", ["my notes", "my notes\nand others"])

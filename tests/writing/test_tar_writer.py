@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import os
 import resource
 import signal
@@ -19,7 +18,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -130,27 +128,6 @@ def test_leftovers_of_a_killed_process_are_removed_by_the_next_writer(forked: Fo
         with TarWriter("s.tar") as other:  # the file of another active writer is not considered abandoned
             other.write(SAMPLE)
     assert files() == ["s.tar"]
-
-
-def write_and_be_interrupted() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with pytest.raises(KeyboardInterrupt):
-        write_until_interrupted()
-    assert files() == []
-
-
-def write_until_interrupted() -> None:
-    with TarWriter("s.tar") as shard:
-        for number in itertools.count():
-            shard.write({"__key__": str(number), "bin": bytes(100_000)})
-            if number == 5:
-                threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_ctrl_c_in_the_middle_of_a_conversion_leaves_nothing(forked: Forked) -> None:
-    assert forked(write_and_be_interrupted) == 0
-    assert files() == []
 
 
 def test_a_forked_process_leaves_the_shard_to_the_one_that_writes_it(forked: Forked) -> None:
@@ -365,15 +342,6 @@ def test_an_unencodable_value_leaves_nothing_of_its_sample() -> None:
     assert [place.key for place in shard.layout] == ["a"]
 
 
-def test_options_of_the_encoder_and_unsafe_codecs() -> None:
-    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-    sizes = []
-    for quality in (10, 95):
-        with TarWriter("s.tar", encoder={"jpg": {"quality": quality}}, allow_pickle=True) as shard:
-            sizes.append(shard.write({"__key__": "a", "jpg": image, "pyd": {1}}))
-    assert sizes[0] < sizes[1]
-
-
 def test_keys_of_metadata_are_written_on_request() -> None:
     with TarWriter("s.tar", keep_meta=True) as shard:
         shard.write(SAMPLE)
@@ -466,16 +434,6 @@ def write_to_standard_output() -> None:
 def test_standard_output(forked: Forked) -> None:
     assert forked(write_to_standard_output) == 0
     assert names("out.tar") == ["a.txt", "a.cls"]
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_a_command_gets_the_shard() -> None:
-    with TarWriter("pipe:gzip | cat > s.tgz") as shard:
-        shard.write(SAMPLE)
-        shard.write(LARGE)
-    assert names("s.tgz") == ["a.txt", "a.cls", "large.bin"]
-    assert shard.info is not None
-    assert shard.info.url == "pipe:gzip | cat > s.tgz"
 
 
 @pytest.mark.usefixtures("nothing_left")

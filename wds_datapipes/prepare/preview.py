@@ -6,7 +6,6 @@ import io
 import reprlib
 import warnings
 import wave
-import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,9 +13,11 @@ import numpy as np
 from PIL import Image
 
 from wds_datapipes.codecs import UNSAFE, find_codec
+from wds_datapipes.codecs.field_chain import gunzip
 from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, ImageDecoder, open_image
 from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS, open_media
 from wds_datapipes.errors import MissingDependencyError
+from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.prepare.value_summary import (
     array_kind,
     array_text,
@@ -29,8 +30,8 @@ from wds_datapipes.prepare.value_summary import (
 
 __all__ = ["Preview", "preview_field", "preview_value"]
 
-#: The most bytes that gzip data may decompress to.
-MAX_BYTES = 64 << 20
+#: Gzip data may decompress to 64 MiB.
+LIMITS = ReadLimits(member_bytes=64 << 20)
 #: The time base of FFmpeg's durations.
 MEDIA_TICKS_PER_S = 1_000_000
 
@@ -82,7 +83,7 @@ def preview_field(field: str, data: bytes, *, characters: int = 2000, pixels: in
         content = data
         while f".{name}".endswith(".gz"):
             name, prefix = name[:-3], "gzip, "
-            content = _gunzip(content)
+            content = gunzip(content, limits=LIMITS)
         found = _Found(_kind_of_bytes(content))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -239,23 +240,3 @@ def _pixels(value: Any, pixels: int) -> Image.Image | None:
     if array.dtype != np.uint8:
         return None
     return _small(Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2:] == (1,) else array)), pixels)
-
-
-def _gunzip(data: bytes) -> bytes:
-    """Decompress gzip data up to `MAX_BYTES`, as a few bytes may expand to very many."""
-    parts: list[bytes] = []
-    remaining = MAX_BYTES
-    while data:
-        stream = zlib.decompressobj(31)
-        try:
-            part = stream.decompress(data, remaining + 1)
-        except zlib.error as error:
-            raise ValueError(f"not gzip data: {error}") from None
-        remaining -= len(part)
-        if remaining < 0:
-            raise ValueError(f"it decompresses to more than {MAX_BYTES >> 20} MiB")
-        if not stream.eof:
-            raise EOFError("the compressed data end too early")
-        parts.append(part)
-        data = stream.unused_data.lstrip(b"\0")
-    return b"".join(parts)

@@ -42,20 +42,10 @@ def summarize_value(value: Any, depth: int = 0) -> Any:
     return ARRAY.format(reprlib.repr(value))
 
 
-def pretty_json(value: Any, indent: str = "") -> str:
-    """Return JSON with one entry per line if it does not fit on a single line."""
+def pretty_json(value: Any) -> str:
+    """Return JSON, indented if it does not fit on a single line."""
     line = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, dict | list) or len(indent) + len(line) <= LINE:
-        return line
-    deeper = f"{indent}  "
-    if isinstance(value, dict):
-        entries = [
-            f"{json.dumps(key, ensure_ascii=False)}: {pretty_json(inner, deeper)}" for key, inner in value.items()
-        ]
-    else:
-        entries = [pretty_json(inner, deeper) for inner in value]
-    first, last = "{}" if isinstance(value, dict) else "[]"
-    return f"{first}\n" + ",\n".join(f"{deeper}{entry}" for entry in entries) + f"\n{indent}{last}"
+    return line if len(line) <= LINE else json.dumps(value, ensure_ascii=False, indent=2)
 
 
 def number_text(value: float | None) -> str:

@@ -38,6 +38,7 @@ class ImageFiles:
 
     Attributes:
         classes: the names of the classes.
+        files: the files of all samples, in order.
         name_field: the field for the name of the class.
         words: human-readable names of the classes, if known.
         left_out: the number of files without images, by extension.
@@ -48,21 +49,13 @@ class ImageFiles:
         self.classes = None if classes is None else list(classes)
         self.words: list[str] = []
         self.left_out: Counter[str] = Counter()
-        self._stems: list[str] = []
-        self._endings: list[tuple[str, ...]] = []
+        self.files: list[Files] = []
         self._labels = array("l")
-        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def add(self, files: Files, label: int = -1) -> None:
         """Add a sample; its stem is relative to the root."""
-        self._stems.append(files.stem)
-        self._endings.append(self._known.setdefault(files.endings, files.endings))  # few distinct values
+        self.files.append(files)
         self._labels.append(label)
-
-    @property
-    def files(self) -> Iterator[Files]:
-        """The files of all samples, in order."""
-        return map(Files, self._stems, self._endings)
 
     def numbered_by(self, classes: Sequence[str]) -> ImageFiles:
         """Return the same images with classes numbered by a longer list.
@@ -85,24 +78,23 @@ class ImageFiles:
 
     def __len__(self) -> int:
         """The number of samples."""
-        return len(self._stems)
+        return len(self.files)
 
     def __iter__(self) -> Iterator[SampleSpec | Exception]:
         """Yield the spec of each sample."""
-        for number in range(len(self)):
+        for files, label in zip(self.files, self._labels, strict=True):
             try:
-                yield self._spec(number)
+                yield self._spec(files, label)
             except SampleSourceError as error:  # noqa: PERF203  two files are for the same field
                 yield error
 
-    def _spec(self, number: int) -> SampleSpec:
-        stem, endings = self._stems[number], self._endings[number]
+    def _spec(self, files: Files, label: int) -> SampleSpec:
+        stem, endings = files
         paths = [os.path.join(self._root, f"{stem}.{ending}") for ending in endings]  # noqa: PTH118  faster than Path
         parts: dict[str, Part] = {}
         for ending, path in zip(endings, paths, strict=True):
             self._put(parts, field_of(ending), FilePart(path), paths[0])
         if self.classes is not None:
-            label = self._labels[number]
             self._put(parts, "cls", b"%d" % label, paths[0])
             if self.name_field:
                 name = (self.words or self.classes)[label]

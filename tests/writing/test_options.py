@@ -1,0 +1,39 @@
+"""Options of the writers: the dataclasses, and the keywords by which functions take them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+import webdataset
+
+from wds_datapipes import ShardWriter
+from wds_datapipes.prepare.convert import ConvertKeywords, ConvertOptions
+from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions
+from wds_datapipes.prepare.shard_run import RunKeywords, RunOptions
+from wds_datapipes.writing.options import WriteKeywords, WriteOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "keywords"),
+    [
+        (WriteOptions, WriteKeywords),
+        (RunOptions, RunKeywords),
+        (ConvertOptions, ConvertKeywords),
+        (ScanOptions, ScanKeywords),
+    ],
+)
+def test_each_option_has_a_keyword_of_its_type(options: Any, keywords: Any) -> None:
+    types = {field.name: field.type for field in dataclasses.fields(options)}
+    given = {name: hint.__forward_arg__ for name, hint in keywords.__annotations__.items()}
+    assert given == types
+
+
+def test_a_shard_writer_takes_the_positional_arguments_of_webdataset() -> None:
+    theirs, ours = (list(inspect.signature(writer).parameters) for writer in (webdataset.ShardWriter, ShardWriter))
+    named = [name for name in theirs if name not in ("kw", "opener")]
+    assert ours[: len(named)] == named
+    members = set(inspect.signature(webdataset.TarWriter).parameters) - {"fileobj"}
+    assert members <= {field.name for field in dataclasses.fields(WriteOptions)}
