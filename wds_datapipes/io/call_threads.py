@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from wds_datapipes.interrupts import defer_interrupts
@@ -24,14 +25,15 @@ GRACE_S = 2.0
 class CallThreads:
     """A pool of daemon threads that are started on demand.
 
-    Unlike `concurrent.futures.ThreadPoolExecutor`, closing it drops the calls that have not begun, and neither closing
-    it nor the end of the process waits for a slow store.
+    Closing it cancels the calls that have not begun. Unlike with `concurrent.futures.ThreadPoolExecutor`, neither that
+    nor the end of the process waits for a slow store.
 
     Args:
         count: the most calls at a time.
         name: the name of the threads.
 
     Attributes:
+        stop: cancels the calls that have not begun, and waits for none.
         is_closed: set when the results are no longer needed; long calls should check it.
     """
 
@@ -41,13 +43,16 @@ class CallThreads:
         self._threads: list[threading.Thread] = []
         self.is_closed = threading.Event()
         # Also at the exit of the interpreter.
-        self._stop = weakref.finalize(self, _stop_threads, self._calls, self.is_closed, count)
+        self.stop = weakref.finalize(self, _stop_threads, self._calls, self.is_closed, count)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Call a function in a thread, after those submitted before."""
+        """Call a function in a thread, after those submitted before; cancel the call if the pool is closed."""
         future: Future[T] = Future()
+        if self.is_closed.is_set():
+            future.cancel()
+            return future
         self._calls.put((future, call))
-        if len(self._threads) < self._count:
+        if not self._calls.empty() and len(self._threads) < self._count:  # no idle thread has taken it
             thread = threading.Thread(
                 target=_run_calls, args=(self._calls, self.is_closed), name=self._name, daemon=True
             )
@@ -57,8 +62,8 @@ class CallThreads:
         return future
 
     def close(self) -> None:
-        """Drop the calls that have not begun, and wait for the others, but not for long."""
-        self._stop()
+        """Cancel the calls that have not begun, and wait for the others, but not for long."""
+        self.stop()
         end = time.monotonic() + GRACE_S
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
@@ -66,13 +71,18 @@ class CallThreads:
 
 def _stop_threads(calls: Calls, is_closed: threading.Event, count: int) -> None:
     is_closed.set()
+    with suppress(queue.Empty):
+        while (entry := calls.get_nowait()) is not None:
+            entry[0].cancel()
     for _ in range(count):
         calls.put(None)
 
 
 def _run_calls(calls: Calls, is_closed: threading.Event) -> None:
-    while (entry := calls.get()) is not None and not is_closed.is_set():
+    while (entry := calls.get()) is not None:
         future, call = entry
+        if is_closed.is_set():
+            future.cancel()
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(call())

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias, TypeVar
-from weakref import WeakSet
 
 import numpy as np
 
@@ -23,6 +21,7 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.read_plan import sizes_of
 from wds_datapipes.index.reading.sample_reader import SampleReader
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
+from wds_datapipes.io.call_threads import CallThreads
 from wds_datapipes.io.local import local_path
 from wds_datapipes.io.openers import redact
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
@@ -47,8 +46,6 @@ LOGGER = logging.getLogger("wds_datapipes")
 THREADS = 32
 #: At most this many parts of an epoch, each of about this many bytes, are read ahead.
 WINDOWS, WINDOW_BYTES = 4, 8 << 20
-#: Seconds for which closing waits for responses that are no longer needed.
-GRACE_S = 2.0
 
 
 class DatasetReader:
@@ -90,9 +87,7 @@ class DatasetReader:
         self._readers = OrderedDict[int, Future[SampleReader]]()  # the one that was used last is at the end
         self._cache = None if access.cache_dir is None else CacheFolder(access.cache_dir, access.cache_bytes)
         self._is_closed = False
-        self._pool: ThreadPoolExecutor | None = None
-        self._futures = WeakSet[Future[bytes]]()
-        self._process = os.getpid()
+        self._threads = CallThreads(THREADS, "wds-read-ahead")
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +168,7 @@ class DatasetReader:
         begun = None
         if not self._is_local:
             with suppress(WdsError, OSError):  # yielded when its first sample is due
-                begun = self._reader(shard).read_ahead(numbers, self._fields, self._submit)
+                begun = self._reader(shard).read_ahead(numbers, self._fields, self._start)
         return self._read_each(shard, numbers, begun)
 
     def _read_each(self, shard: int, numbers: Numbers, samples: Iterator[Sample] | None) -> Iterator[Item]:
@@ -204,11 +199,6 @@ class DatasetReader:
         except (WdsError, OSError) as error:
             return error
 
-    def _submit(self, read: Callable[[], bytes]) -> Future[bytes]:
-        future = self._start(read)
-        self._futures.add(future)
-        return future
-
     def _start(self, function: Callable[[], T]) -> Future[T]:
         """Call a function in a thread if there are remote shards, otherwise now."""
         if self._is_local:
@@ -218,9 +208,7 @@ class DatasetReader:
             except (WdsError, OSError) as error:
                 done.set_exception(error)
             return done
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(THREADS, "wds-read-ahead")
-        return self._pool.submit(function)
+        return self._threads.submit(function)
 
     def _open_soon(self, shards: Iterable[int]) -> None:
         """Begin to open shards, whose indexes are read, and close those that were used least recently."""
@@ -240,15 +228,11 @@ class DatasetReader:
     def close(self) -> None:
         """Close all shards, and abort the requests that read ahead."""
         self._is_closed = True
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.stop()
         readers, self._readers = self._readers, OrderedDict()
         for opened in readers.values():
             opened.add_done_callback(_close_reader)
-        if pool is not None and os.getpid() == self._process:  # the threads of a forked process run in its parent
-            _, pending = wait([future for future in self._futures if not future.done()], GRACE_S)
-            pool.shutdown(wait=not pending)
+        self._threads.close()
 
     def index_of(self, shard: int) -> ShardIndex:
         """Return the index of a shard, which is built if it is missing and not required.

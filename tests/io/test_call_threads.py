@@ -1,0 +1,54 @@
+"""Calls in background threads: their results and errors, and that nothing waits for those that are no longer needed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from wds_datapipes.io import call_threads
+from wds_datapipes.io.call_threads import CallThreads
+
+LIMIT_S = 300.0
+
+
+def test_calls_run_at_the_same_time_up_to_the_limit() -> None:
+    threads, barrier = CallThreads(3, "calls"), threading.Barrier(3)
+    futures = [threads.submit(lambda: barrier.wait(LIMIT_S)) for _ in range(9)]
+    assert sorted(future.result(LIMIT_S) for future in futures) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    with pytest.raises(ValueError, match="its own"):
+        threads.submit(lambda: int("its own")).result(LIMIT_S)
+    threads.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "calls"]
+
+
+def test_closing_cancels_what_has_not_begun_and_leaves_a_slow_call_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_threads, "GRACE_S", 0.0)
+    threads, begun, released = CallThreads(1, "calls"), threading.Event(), threading.Event()
+
+    def call() -> bool:
+        begun.set()
+        return released.wait(LIMIT_S) and threads.is_closed.is_set()
+
+    slow, next_one = threads.submit(call), threads.submit(lambda: None)
+    assert begun.wait(LIMIT_S)
+    threads.close()
+    for future in (next_one, threads.submit(lambda: None)):
+        with pytest.raises(CancelledError):
+            future.result(LIMIT_S)
+    released.set()
+    assert slow.result(LIMIT_S)
+
+
+def test_threads_end_with_their_pool() -> None:
+    threads = CallThreads(2, "calls")
+    threads.submit(lambda: None).result(LIMIT_S)
+    started = [thread for thread in threading.enumerate() if thread.name == "calls"]
+    assert started
+    del threads
+    gc.collect()
+    for thread in started:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
