@@ -22,7 +22,8 @@ from torchdata.datapipes.iter import IterableWrapper, ShardingFilter
 from torchdata.datapipes.map import SequenceWrapper
 
 from wds_datapipes import ShardReadingService, StatefulShards
-from wds_datapipes.loading.seeding import reset_pipeline, seed_stages
+from wds_datapipes.loading.epoch import EpochRun, EpochStart
+from wds_datapipes.loading.seeding import seed_stages
 
 Pipe = IterDataPipe[Any]
 
@@ -173,13 +174,13 @@ def test_stages_before_a_split_of_any_class_get_the_same_seed_on_all_workers(
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_epoch_seeds_the_generators_as_torchdata_does(shared: bool) -> None:
     states = []
-    for reset in (reset_pipeline, process_reset_fn):
+    for is_ours in (True, False):
         stage = Seeded(ShardingFilter(Seeded()))
         generator = SeedGenerator(8).spawn(2)
-        options: dict[str, Any] = {"distributed_shared_seed": shared}
-        if reset is reset_pipeline:
-            options = {"shared": shared, "iter_reset_fn": None, "worker_reset_fn": None}
-        assert reset(stage, WorkerInfo(3, 2), generator, **options) is stage
+        if is_ours:
+            assert EpochRun(stage, EpochStart(generator, owns_generators=True, is_shared=shared)).pipe is stage
+        else:
+            assert process_reset_fn(stage, WorkerInfo(3, 2), generator, distributed_shared_seed=shared) is stage
         states.append(([random.random(), np.random.random(), torch.rand(()).item()], stage.seeds))
     assert states[0] == states[1]
 
@@ -198,15 +199,16 @@ def test_an_epoch_starts_with_the_functions_of_other_services_and_of_the_user() 
 
     stage, other, last = Seeded(), Seeded(), Seeded()
     info, generator = WorkerInfo(3, 2), SeedGenerator(8)
-    assert reset_pipeline(stage, info, generator, iter_reset_fn=theirs, worker_reset_fn=users) is last
+    assert EpochRun(stage, EpochStart(generator, iter_reset_fn=theirs, worker_reset_fn=users, info=info)).pipe is last
     assert said == [("theirs", stage), ("users", other, info, generator)]
     assert len(stage.seeds) == 1  # before the functions, which may draw other numbers
-    for name, functions in {
-        "iter_reset_fn": (lambda pipe: None, None),
-        "worker_reset_fn": (None, lambda *_: 5),
-    }.items():
+    resets: dict[str, Any] = {
+        "iter_reset_fn": lambda _: None,
+        "worker_reset_fn": lambda *_: 5,
+    }
+    for name, function in resets.items():
         with pytest.raises(TypeError, match=rf"{name} must return the pipeline, but returned (None|5)"):
-            reset_pipeline(stage, info, generator, iter_reset_fn=functions[0], worker_reset_fn=functions[1])
+            EpochRun(stage, EpochStart(generator, info=info, **{name: function}))
 
 
 # whole runs

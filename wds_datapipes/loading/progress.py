@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.pipes.state.pipeline_state import next_epoch_state, save_state, stateful
+from wds_datapipes.pipes.state.pipeline_state import stateful
 from wds_datapipes.samples.position_buffer import BufferHistory, plain_state
 
-__all__ = ["LoopPosition", "Snapshot", "SnapshotWriter", "beginning_of_next_epoch"]
+__all__ = ["LoopPosition", "Snapshot", "SnapshotWriter"]
 
 Snapshot = list[Any] | str | None
 """The snapshots of the stages with a state, None at the beginning of an epoch; or why the pipeline has no state."""
@@ -87,14 +87,6 @@ class _SnapshotPickler(pickle.Pickler):
             return NotImplemented
         self.histories[value.number] = value
         return BufferHistory, (value.number,)
-
-
-def beginning_of_next_epoch(pipe: Any) -> Snapshot:
-    """Return the snapshot at the beginning of an epoch that continues the previous one."""
-    try:
-        return next_epoch_state(save_state(pipe))
-    except StateError as error:
-        return str(error)
 
 
 class _Message(NamedTuple):

@@ -6,14 +6,11 @@ worker, and one that differs between them. Both depend only on the seed of the l
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.random  # NumPy would import it at first use, in every worker
 import torch
 
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, traverse_dps
@@ -21,17 +18,14 @@ from wds_datapipes.pipes.graph import sources_of, takes_seed, upstream
 from wds_datapipes.pipes.sharding import splits
 from wds_datapipes.pipes.stage import as_stage
 from wds_datapipes.pipes.state.seeding import derive_later_seeds
-from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings, seed_listings
 from wds_datapipes.seeds import SeedGenerator, derived_seed
 
 __all__ = [
     "EpochSeeds",
     "call_with_pipeline",
     "draw_seed",
-    "guard_lists",
     "is_drawn",
     "refuse_hidden_stages",
-    "reset_pipeline",
     "seed_of",
     "seed_stages",
 ]
@@ -210,19 +204,6 @@ def refuse_hidden_stages(pipe: Any) -> None:
                     )
 
 
-def guard_lists(pipe: Any, seed: int) -> None:
-    """Insert a `ShardOrder` before each stage that splits the data, so that lists are the same everywhere.
-
-    Call this after the user's functions, so that they see only their own stages in the pipeline.
-
-    Args:
-        pipe: the last stage.
-        seed: the seed of the epoch, which all workers and ranks share.
-    """
-    guard_listings(pipe)
-    seed_listings(pipe, seed)
-
-
 def _stages_in(pipe: Any) -> dict[int, Any]:
     """Return a stage and all stages before it by their identities, breadth first, as torchdata lists them.
 
@@ -250,44 +231,4 @@ def call_with_pipeline(name: str, pipe: Any) -> Any:
     """
     if not isinstance(pipe, (IterDataPipe, MapDataPipe)):
         raise TypeError(f"{name} must return the pipeline, but returned {pipe!r}")
-    return pipe
-
-
-def reset_pipeline(
-    pipe: Any,
-    worker_info: Any,
-    seed_generator: Any,
-    *,
-    iter_reset_fn: Callable[[Any], Any] | None,
-    worker_reset_fn: Callable[[Any, Any, Any], Any] | None,
-    shared: bool = False,
-    mark: int | None = None,
-) -> Any:
-    """Begin an epoch in a worker: seed its global generators and its stages, and call the user's reset function.
-
-    Args:
-        pipe: the last stage.
-        worker_info: the ``WorkerInfo`` of this worker.
-        seed_generator: the seed generator of this worker.
-        iter_reset_fn: the reset function of another reading service, called with the pipe, which it returns.
-        worker_reset_fn: the user's, called with the pipe, the worker and the generator; it returns the pipe.
-        shared: whether all workers share the items of this one.
-        mark: identifies the position at which the epoch resumes; ``None`` at its beginning. It changes the seeds of the
-            global generators, which would otherwise repeat the numbers from the beginning.
-    """
-    remove_listings(pipe)
-    draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
-    seed = seed_of(seed_generator)  # users may change it
-    seeds = [draw() for _ in range(3)]
-    if mark is not None:
-        seeds = [derived_seed("resumed", seed, mark) for seed in seeds]
-    random.seed(seeds[0])
-    torch.manual_seed(seeds[1])
-    np.random.seed(seeds[2] >> 32)
-    seed_stages(pipe, seed_generator, shared=shared)
-    if iter_reset_fn is not None:
-        pipe = call_with_pipeline("iter_reset_fn", iter_reset_fn(pipe))
-    if worker_reset_fn is not None:
-        pipe = call_with_pipeline("worker_reset_fn", worker_reset_fn(pipe, worker_info, seed_generator))
-    guard_lists(pipe, seed)
     return pipe

@@ -9,7 +9,8 @@ from itertools import zip_longest
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.loading.seeding import EpochSeeds, reset_pipeline
+from wds_datapipes.loading.epoch import EpochRun, EpochStart
+from wds_datapipes.loading.seeding import EpochSeeds
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.pipes.sharding import splitters
 from wds_datapipes.seeds import SeedGenerator
@@ -63,7 +64,7 @@ def check_coverage(
     if ranks < 1 or workers < 0:
         raise ValueError(f"check_coverage needs at least 1 rank and 0 workers, not {ranks} and {workers}")
     key_of = _item_key if key is None else key
-    whole = _seed_pipeline(make_pipeline(), WorkerIdentity(1, 0), SeedGenerator(seed))
+    whole = EpochRun(make_pipeline(), EpochStart(SeedGenerator(seed), owns_generators=True)).items
     expected = Counter(map(key_of, whole))
     if not expected:
         raise AssertionError(
@@ -89,7 +90,7 @@ def check_coverage(
             generator = generators[instance]
             seeds[instance].begin(generator)
             own = generator.spawn(rank).spawn(worker)
-            for item in _seed_pipeline(pipes[instance], WorkerIdentity(max(workers, 1), worker), own):
+            for item in EpochRun(pipes[instance], EpochStart(own, owns_generators=True)).items:
                 owners[key_of(item)].append(instance)
             seeds[instance].end(generator)
             for log, first in zip(logs[instance], logs[instances[0]], strict=True):
@@ -115,11 +116,6 @@ def describe_item(item: Any) -> str:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _seed_pipeline(pipe: Pipe, info: Any, generator: Any) -> Pipe:
-    seeded: Pipe = reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
-    return seeded
 
 
 def _item_key(item: Any) -> Hashable:

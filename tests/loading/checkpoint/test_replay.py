@@ -91,7 +91,7 @@ def test_one_line_names_the_stage_and_the_cost(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.INFO, "wds_datapipes"), loader_of(samples().shuffle(), 2, state) as loader:
         list(loader)
     (line,) = [record.getMessage() for record in caplog.records if "replay" in record.getMessage()]
-    assert line.startswith("Resumed by replay: 6 items in 0.")
+    assert line.startswith("Resuming by replay: 6 items are made again. ")
     assert "Shuffler has no position in the shards" in line
 
 
@@ -132,18 +132,36 @@ def test_fewer_items_are_an_error() -> None:
         list(loader)
 
 
-def test_the_state_of_another_loader_is_an_error() -> None:
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_loaders_accept_states_of_each_other(workers: int) -> None:
+    with loader_of(listed(), workers) as loader:
+        items = iter(loader)
+        list(itertools.islice(items, 5))
+        of_service, rest = loader.reading_service.state_dict(), list(items)
+    data = StatefulShards(listed(), seed=3)
+    data.load_state_dict(through_json(of_service))
+    items = data.tracked(DataLoader(data, batch_size=None, num_workers=workers))
+    first = next(items)
+    state = through_json(data.state_dict())
+    assert [first, *items] == rest
+    with loader_of(listed(), workers, state) as loader:
+        assert [first, *loader] == rest
+
+
+def test_a_state_of_another_process_is_an_error() -> None:
+    """Those of the main process count the items of all workers, and those of workers their own."""
     with loader_of(listed(), 1) as loader:
         next(iter(loader))
-        of_service = loader.reading_service.state_dict()
-    data = StatefulShards(listed(), seed=3)
+        of_worker = loader.reading_service.state_dict()
+    with loader_of(InMain(listed()).shuffle(), 1) as loader:
+        next(iter(loader))
+        of_all = loader.reading_service.state_dict()
     with pytest.raises(StateError, match="state of ShardReadingService"):
-        data.load_state_dict(of_service)
-    items = data.tracked(DataLoader(data, batch_size=None, num_workers=1))
-    next(items)
-    state = data.state_dict()
-    del items
-    with loader_of(listed(), 1, state) as loader, pytest.raises(StateError, match="is a state of StatefulShards"):
+        StatefulShards(InMain(listed()).shuffle(), seed=3).load_state_dict(of_all)
+    changed = json.loads(of_all["wds_datapipes"])
+    changed["ranks"][0]["stages"] = json.loads(of_worker["wds_datapipes"])["ranks"][0]["stages"]
+    state = {"wds_datapipes": json.dumps(changed)}
+    with loader_of(listed(), 1, state) as loader, pytest.raises(StateError, match="each worker replays its own"):
         list(loader)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from wds_datapipes.pipes.state.description import difference
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state
 
 __all__ = ["Checkpoint", "WorkerState"]
+
+logger = logging.getLogger("wds_datapipes")
 
 #: Matches the beginning of the description of torch's ``.batch()``.
 BATCH_SIZE = re.compile(r"BatcherIterDataPipe\(batch_size=(\d+)")
@@ -182,6 +185,17 @@ class Checkpoint:
                     f"The state was saved with a different pipeline. Counted from the end, stage {number} "
                     f"{difference(saved, own)}. Load it into the pipeline that it was saved with"
                 )
+
+    def log_replay(self, reason: str) -> None:
+        """Log how many items are made again to resume, if the pipeline is replayed.
+
+        Args:
+            reason: why it is.
+        """
+        stages = [stage or {} for part in self.parts for stage in part.stages or ()]
+        count = sum(stage.get("replayed", 0) for stage in [*stages, self.replay or {}])
+        if count and not self.is_over:
+            logger.warning("Resuming by replay: %d items are made again. %s", count, reason)
 
     def epoch_error(self, chosen: int | None) -> StateError:
         """Return the error for selecting an epoch although the state is from the middle of another one."""

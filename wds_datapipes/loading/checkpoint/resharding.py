@@ -16,7 +16,7 @@ from wds_datapipes.pipes.samples.mixing import SampleMixer
 from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
 from wds_datapipes.pipes.sharding import unsplit
 from wds_datapipes.pipes.state.pipeline_state import replay_reason, stateful
-from wds_datapipes.pipes.state.replay import ReplayedItems
+from wds_datapipes.pipes.state.replay import is_replayed
 
 __all__ = ["merge_states", "reshard_state", "state_of_rank"]
 
@@ -110,7 +110,8 @@ def reshard_state(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
     """
     rank, ranks, distributed, workers = identity
     _check_complete(saved)
-    if any(checkpoint.replay is not None for checkpoint in saved):
+    parts = [part for checkpoint in saved for part in checkpoint.parts]
+    if any(checkpoint.replay is not None for checkpoint in saved) or any(is_replayed(part.stages) for part in parts):
         raise StateError(
             f"{replay_reason(pipe)}. So the pipeline resumes by replaying its items, which requires as many ranks and "
             "workers as before"
@@ -118,9 +119,9 @@ def reshard_state(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
     _check_can_reshard(pipe)
     by_rank = sorted(saved, key=lambda checkpoint: checkpoint.rank)
     # In the numbering of the instances: the first worker of every rank, then the second.
-    parts = [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
+    own = [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
     try:
-        states = reshard_states(pipe, parts, [[] for _ in parts], ranks * max(workers, 1))
+        states = reshard_states(pipe, own, [[] for _ in own], ranks * max(workers, 1))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, StateError):
             raise
@@ -169,11 +170,6 @@ def _check_can_reshard(pipe: Any) -> None:
                 f'The rest of mix_samples(stop="{stage.stop}") depends on what each worker has mixed, so the state is '
                 f"invalid with a different number of ranks or workers. Resume with as many ranks and workers as "
                 f'before, or mix with stop="all"'
-            )
-        if isinstance(stage, ReplayedItems):
-            raise StateError(
-                f"{stage.reason}. So the pipeline resumes by replaying its items, which requires as many ranks and "
-                "workers as before"
             )
         if not stage.can_reshard:
             raise StateError(

@@ -18,14 +18,16 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE
 from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated, facts_of
 from wds_datapipes.loading.distributed import Ranks
+from wds_datapipes.loading.epoch import EpochStart
 from wds_datapipes.loading.report import LoadingReport
-from wds_datapipes.loading.seeding import guard_lists, is_drawn, refuse_hidden_stages, seed_of, seed_stages
+from wds_datapipes.loading.seeding import is_drawn, refuse_hidden_stages, seed_of, seed_stages
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import advice_for_ranks, given_identity, split_by_rank
 from wds_datapipes.loading.torchdata_api import (
     CheckpointableReadingServiceInterface,
     MultiProcessingReadingService,
+    WorkerInfo,
     list_dps,
 )
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
@@ -35,7 +37,6 @@ from wds_datapipes.loading.workers.launch import run_in_process, start_method, s
 from wds_datapipes.loading.workers.pool import WorkerPool
 from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.state.replay import ReplayedItems
-from wds_datapipes.pipes.state.shard_order import remove_listings
 from wds_datapipes.pipes.unsplit_data import advice_for_split
 from wds_datapipes.redaction import short_repr
 from wds_datapipes.user_warnings import warn_user
@@ -213,22 +214,22 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._epoch += 1
         # Without workers, all seeds are drawn here: from a copy, so that the next epoch does not depend on their
         # number.
-        here = seed_generator if self._pool is not None else copy.deepcopy(seed_generator)
-        seed = seed_of(here)
-        if self._local is not None:
-            remove_listings(self._local.source)
-        seed_stages(self._running, here)
         if self._pool is not None:
-            numbers = range(self.num_workers)
-            payloads = [(seed_generator.spawn(number), iter_reset_fn) for number in numbers]
+            seed_stages(self._running, seed_generator)
+            payloads = [(seed_generator.spawn(number), iter_reset_fn) for number in range(self.num_workers)]
             resumed, turn = (None, 0) if resumed_from is None else (resumed_from.parts, resumed_from.turn)
             self._pool.begin(self._epoch, payloads, payloads[0], resumed=resumed, turn=turn)
         elif self._local is not None:
-            self._local.reset_with(iter_reset_fn, self.worker_reset_fn, here)
+            start = EpochStart(
+                copy.deepcopy(seed_generator),
+                None if resumed_from is None else resumed_from.parts[0],
+                self._manager.replay_reason_of_workers,
+                iter_reset_fn=iter_reset_fn,
+                worker_reset_fn=self.worker_reset_fn,
+                info=WorkerInfo(1, 0),
+            )
+            self._local.begin(start, self._running)
             self._end_datapipe = users_part(self._running)
-            guard_lists(self._local.source, seed)
-            if resumed_from is not None:
-                self._local.resume_from(resumed_from.parts[0])
         if self._replayed is not None:
             self._replayed.begin(None if resumed_from is None else resumed_from.replay)
         self._manager.seeds.end(seed_generator)

@@ -48,7 +48,8 @@ class StateManager:
         resumed_from: the checkpoint from which the next epoch resumes, if one was loaded and no epoch has started
             since.
         refusal: the reason why there is no state, or "" if there is one.
-        replay_reason: the reason why the pipeline resumes by replay, or "" if its position is known.
+        replay_reason: the reason why the main process replays the pipeline to resume, or "".
+        replay_reason_of_workers: the reason why each worker replays its own, or "".
         is_resumed: whether the current epoch was resumed mid-epoch.
     """
 
@@ -56,7 +57,7 @@ class StateManager:
         self.seeds = EpochSeeds()
         self.resumed_from: Checkpoint | None = None
         self.refusal = ""
-        self.replay_reason = ""
+        self.replay_reason = self.replay_reason_of_workers = ""
         self.is_resumed = False
         self._group = group
         self._workers = workers
@@ -149,11 +150,6 @@ class StateManager:
             is_over = all(checkpoint.is_over for checkpoint in loaded)
             loaded = [replace(checkpoint, is_over=is_over) for checkpoint in loaded]
         self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self._group.is_split, self._workers))
-        if any(part is not None and is_replayed(part.stages) for part in self.parts):
-            raise StateError(
-                "This is a state of StatefulShards, which resumes the pipeline by replay in each worker. Load it into "
-                "one"
-            )
 
     def refuse(self, pipe: Any, later_stages: Sequence[Any], dispatching: Any = None) -> None:
         """Determine whether there is a state, and whether it resumes by replay.
@@ -165,9 +161,27 @@ class StateManager:
         """
         try:
             later_stages = [stage for stage in later_stages if not isinstance(stage, FullSync)]
-            self.replay_reason = replay_reason(pipe, later_stages, dispatching)
+            reason = replay_reason(pipe, later_stages, dispatching)
         except StateError as error:
             self.refusal = str(error)  # the error itself would keep its frames alive
+            return
+        # Each worker replays its own items, unless stages of another process affect what the loop receives.
+        if later_stages or dispatching is not None:
+            self.replay_reason = reason
+        else:
+            self.replay_reason_of_workers = reason
+        if self.resumed_from is not None and not self.resumed_from.is_over:
+            self.resumed_from.log_replay(reason)
+            if self.replay_reason and any(is_replayed(part.stages) for part in self.resumed_from.parts):
+                raise StateError(
+                    f"This state counts the items of each worker, but here the main process must replay those of all "
+                    f"workers together: {reason}"
+                )
+            if self.replay_reason_of_workers and self.resumed_from.replay is not None:
+                raise StateError(
+                    "This state counts the items of all workers together, but here each worker replays its own. Load "
+                    "it into a loader with the same stages in the main process"
+                )
 
     def begin(self, seed_generator: Any, ranks: Ranks | None) -> Checkpoint | None:
         """Begin an epoch: seed the generator of the loader, and return the checkpoint if the epoch resumes from one.

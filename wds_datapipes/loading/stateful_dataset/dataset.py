@@ -49,7 +49,6 @@ from wds_datapipes.loading.torchdata_patches.local_functions import find_local_c
 from wds_datapipes.pipes.samples.declared_length import DeclaredLength
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
-from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.pipes.unsplit_data import advice_for_split, is_read_by_shard
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.user_warnings import warn_user
@@ -114,13 +113,11 @@ class StatefulShards(IterableDataset[Any]):
         self._group = _group_of(distributed)
         refuse_hidden_stages(pipe)
         check_replicated(pipe, self._group)
-        if reason := replay_reason(pipe):
-            pipe = ReplayedItems(pipe, reason)
         self.pipe = pipe
         self.seed = seed
         self._stages = descriptions(pipe)
         self._shared = SharedEpochs()
-        self._epochs = Epochs(pipe, seed, self._shared, self._group)
+        self._epochs = Epochs(pipe, seed, self._shared, self._group, replay_reason(pipe))
         self._tracked: TrackedEpoch | None = None
         self._is_checked = False
         self._knows_ranks = distributed is not None

@@ -12,8 +12,9 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.loading.data_parallel import DataParallelGroup
+from wds_datapipes.loading.epoch import EpochRun, EpochStart
 from wds_datapipes.loading.progress import SnapshotWriter
-from wds_datapipes.loading.seeding import EpochSeeds, guard_lists, reset_pipeline, seed_of, seed_stages
+from wds_datapipes.loading.seeding import EpochSeeds
 from wds_datapipes.loading.splitting import (
     RankIdentity,
     WorkerIdentity,
@@ -24,8 +25,7 @@ from wds_datapipes.loading.splitting import (
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
 from wds_datapipes.pipes.samples.declared_length import DeclaredLength
 from wds_datapipes.pipes.samples.epochs import compare_length
-from wds_datapipes.pipes.state.pipeline_state import load_state, save_state, spans_epochs
-from wds_datapipes.pipes.state.shard_order import remove_listings
+from wds_datapipes.pipes.state.pipeline_state import save_state, spans_epochs
 from wds_datapipes.seeds import SeedGenerator
 
 __all__ = ["Epochs"]
@@ -39,6 +39,7 @@ class Epochs:
         seed: the seed of the orders.
         shared: the memory that all processes share.
         group: the ranks that share the data.
+        replay_reason: why the pipeline resumes by replay, or "".
 
     Attributes:
         rank: the rank of this process among ``ranks``, if the run is ``distributed``.
@@ -51,7 +52,9 @@ class Epochs:
         is_tracked: whether those processes belong to a tracked loop.
     """
 
-    def __init__(self, pipe: Any, seed: int, shared: SharedEpochs, group: DataParallelGroup) -> None:
+    def __init__(
+        self, pipe: Any, seed: int, shared: SharedEpochs, group: DataParallelGroup, replay_reason: str = ""
+    ) -> None:
         self.distributed = group.is_split
         self.ranks, self.rank = group.identity
         self.loaded: list[Checkpoint] = []
@@ -62,6 +65,8 @@ class Epochs:
         self.before: Checkpoint | None = None
         self.is_tracked = False
         self._pipe = pipe
+        self._replay_reason = replay_reason
+        self._run: EpochRun | None = None
         self._seed = seed  # of the first epoch
         self._shared = shared
         self._loads = 0
@@ -82,7 +87,7 @@ class Epochs:
         is_uninterrupted = self.spans_epochs and self._base.stages is None
         if not self._has_items and not is_uninterrupted:
             return self._base
-        return WorkerState(save_state(self._pipe))
+        return WorkerState(save_state(self._pipe if self._run is None else self._run.items))
 
     def identity(self, workers: int) -> tuple[int, int, bool, int]:
         """Return the rank, ranks, distribution and workers of this process, in the form of a checkpoint."""
@@ -104,7 +109,9 @@ class Epochs:
         """Return a batch; in a worker of a tracked loop, with a snapshot of the worker after it."""
         if not self._records:
             return batch
-        writer = self._snapshots = self._snapshots or SnapshotWriter(self._pipe)
+        if self._snapshots is None:
+            self._snapshots = SnapshotWriter(self._pipe if self._run is None else self._run.items)
+        writer = self._snapshots
         return RecordedBatch(batch, own_worker().worker_id, self.number, writer.pack([writer.snapshot()]))
 
     def record_end(self, *batch: Any) -> RecordedBatch:
@@ -155,6 +162,8 @@ class Epochs:
                     "Load the state before the first epoch, or create another loader"
                 )
             resumed_from = self.placed(workers)
+            if own == 0:
+                resumed_from.log_replay(self._replay_reason)
         seeds, generator = EpochSeeds(), SeedGenerator(row.next if row.epoch else self._seed)
         self.number = own
         if resumed_from is None or resumed_from.is_over:
@@ -201,10 +210,9 @@ class Epochs:
             self._begin()
         worker, identity = WorkerIdentity(own_worker().num_workers, self.number), RankIdentity(self.ranks, self.rank)
         pipe = split_by_worker(self.part_of_rank(), worker, identity)
-        self._seed_stages(pipe, self._seeds.seed, self._base.mark)
-        self._base.load(pipe)
+        self._run = run = EpochRun(pipe, self._start())
         declared = self.declared_length(1) if worker.num_workers == 1 else None
-        for item in pipe:
+        for item in run.items:
             if declared is not None:
                 declared.count()
             self._has_items = True
@@ -228,19 +236,15 @@ class Epochs:
             return self._pipe
         return split_by_rank(self._pipe, RankIdentity(self.ranks, self.rank))
 
-    def _seed_stages(self, pipe: Any, seed: int, mark: int | None = None) -> None:
-        """Seed the pipeline for an epoch, which begins, or resumes at a mark, at the next iteration."""
-        generator, info = SeedGenerator(seed), own_worker()
+    def _start(self) -> EpochStart:
+        """Return how the epoch begins in this process."""
+        seeds, is_worker = SeedGenerator(self._seeds.seed), get_worker_info() is not None
         if self.distributed:
-            generator.spawn(self.rank, inplace=True)
-        if get_worker_info() is None:  # the global generators of this process belong to the training
-            remove_listings(pipe)
-            seed_stages(pipe, generator)
-            guard_lists(pipe, seed_of(generator))
-        else:
-            generator = generator.spawn(self.number)
-            reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None, mark=mark)
-        load_state(pipe, None)
+            seeds.spawn(self.rank, inplace=True)
+        if is_worker:  # otherwise the global generators of this process belong to the training
+            seeds = seeds.spawn(self.number)
+        state = None if self._base.stages is None else self._base
+        return EpochStart(seeds, state, self._replay_reason, owns_generators=is_worker)
 
     def check_stream(self, row: WorkerRow, workers: int, *, is_tracked: bool) -> None:
         """Check that the starting position of an epoch that continues the previous one is known.

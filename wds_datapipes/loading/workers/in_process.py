@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState
+from wds_datapipes.loading.epoch import EpochRun, EpochStart
 from wds_datapipes.loading.progress import LoopPosition, SnapshotWriter
 from wds_datapipes.loading.report import WorkerReport, log_skipped
-from wds_datapipes.loading.seeding import call_with_pipeline
-from wds_datapipes.loading.torchdata_api import WorkerInfo
-from wds_datapipes.pipes.stage import Stage, share_counters
-from wds_datapipes.pipes.state.pipeline_state import (
-    load_state,
-    next_epoch_state,
-    save_state,
-    spans_epochs,
-)
+from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.pipes.state.replay import ReplayedItems
 
 __all__ = ["DeliveredCount", "LocalItems", "users_part"]
@@ -45,22 +38,38 @@ class LocalItems(Stage[Any]):
         self._making_s = 0.0
         self._epoch = 0
         self._logged: Mapping[str, int] = {}
-        self._resumed: WorkerState | None = None
+        self._run: EpochRun | None = None
         self._has_begun = False  # whether this epoch has yielded an item
         #: One entry for each item that was taken but not delivered yet, if a later stage prefetches.
         self.ahead: deque[None] | None = None
         self._position = LoopPosition()
         self.is_over = False
 
+    def begin(self, start: EpochStart, seeded: Any) -> None:
+        """Begin an epoch.
+
+        Args:
+            start: how it begins.
+            seeded: the whole pipeline of this process.
+        """
+        self._epoch += 1
+        self._run = EpochRun(self.source, start, counters=self.counters, seeded=seeded)
+        self.source = self._run.pipe
+        base = self._run.base
+        self._position.begin(WorkerState(None) if isinstance(base, str) else base)  # raised when a state is requested
+        self._has_begun = False
+        self.is_over = False
+        if self.ahead is not None:
+            self.ahead.clear()
+
     def __iter__(self) -> Iterator[Any]:
-        resumed, self._resumed = self._resumed, None
         begin = perf_counter()
-        share_counters(self.source, self.counters)
-        load_state(self.source, None)
-        if resumed is not None:
-            resumed.load(self.source)
-        snapshots = None if self.ahead is None else SnapshotWriter(self.source)
-        for item in self.source:
+        if self._run is None:
+            raise RuntimeError("the pipeline of a ShardReadingService is read by its loader only")
+        if self._has_begun:  # a later stage reads it again
+            load_state(self._run.items, None)
+        snapshots = None if self.ahead is None else SnapshotWriter(self._run.items)
+        for item in self._run.items:
             self._making_s += perf_counter() - begin
             self._items += 1
             self._has_begun = True
@@ -72,11 +81,6 @@ class LocalItems(Stage[Any]):
         self.is_over = self.ahead is None
         self._logged = log_skipped(self._epoch, self.counters.skipped(), self._logged)
 
-    def resume_from(self, resumed: WorkerState) -> None:
-        """Resume mid-epoch at the next iteration."""
-        self._resumed = resumed
-        self._position.begin(resumed)
-
     def deliver(self, mark: None) -> None:  # noqa: ARG002 - there is one worker
         """Count the next item as delivered to the loop."""
         self._position.deliver()
@@ -87,39 +91,11 @@ class LocalItems(Stage[Any]):
         Raises:
             StateError: the pipeline has no state.
         """
-        if (self.ahead is None and self._has_begun) or (self.is_over and spans_epochs(self.source)):
-            return [WorkerState(save_state(self.source))]
+        if self._run is not None and (
+            (self.ahead is None and self._has_begun) or (self.is_over and self._run.spans_epochs)
+        ):
+            return [WorkerState(save_state(self._run.items))]
         return [self._position.state()]
-
-    def reset_with(
-        self,
-        iter_reset_fn: Callable[[Any], Any] | None,
-        worker_reset_fn: Callable[[Any, Any, Any], Any] | None,
-        seed_generator: Any,
-    ) -> None:
-        """Call the reset functions at the beginning of an epoch."""
-        self._epoch += 1
-        base = self._beginning()
-        self._resumed = None if self._resumed is None else base
-        self._position.begin(base)
-        self._has_begun = False
-        self.is_over = False
-        if self.ahead is not None:
-            self.ahead.clear()
-        if iter_reset_fn is not None:
-            self.source = call_with_pipeline("iter_reset_fn", iter_reset_fn(self.source))
-        if worker_reset_fn is not None:
-            source = worker_reset_fn(self.source, WorkerInfo(1, 0), seed_generator)
-            self.source = call_with_pipeline("worker_reset_fn", source)
-
-    def _beginning(self) -> WorkerState:
-        """Return the position at which the next epoch begins."""
-        if self._resumed is not None:
-            return self._resumed.renewed()
-        try:
-            return WorkerState(next_epoch_state(save_state(self.source)) if spans_epochs(self.source) else None)
-        except StateError:  # raised when a state is requested
-            return WorkerState(None)
 
     def report(self) -> WorkerReport:
         """Return statistics of the items so far."""

@@ -95,7 +95,17 @@ def start_pool(
     records_state = not (manager.refusal or manager.replay_reason)
     functions = service.worker_init_fn, service.worker_reset_fn
     jobs = [
-        WorkerJob(share, info, window, together, *functions, part, records_state, identity)
+        WorkerJob(
+            share,
+            info,
+            window,
+            together,
+            *functions,
+            part,
+            records_state,
+            manager.replay_reason_of_workers,
+            identity,
+        )
         for info, part in zip(infos, manager.parts, strict=True)
     ]
     first = None

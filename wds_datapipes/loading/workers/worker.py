@@ -17,8 +17,9 @@ import torch
 from wds_datapipes.datapipes import traverse_dps
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.loading.progress import SnapshotWriter, beginning_of_next_epoch
-from wds_datapipes.loading.seeding import call_with_pipeline, reset_pipeline
+from wds_datapipes.loading.epoch import EpochRun, EpochStart
+from wds_datapipes.loading.progress import SnapshotWriter
+from wds_datapipes.loading.seeding import call_with_pipeline
 from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, split_by_worker
 from wds_datapipes.loading.torchdata_api import (
     DispatchedSource,
@@ -35,8 +36,7 @@ from wds_datapipes.loading.transport.sender import ItemRequest, ReceiverGone, Se
 from wds_datapipes.loading.transport.serialization import serialize
 from wds_datapipes.loading.transport.shared_memory import new_memory
 from wds_datapipes.loading.workers.connection import WorkerConnection
-from wds_datapipes.pipes.stage import Stage, share_counters
-from wds_datapipes.pipes.state.pipeline_state import load_state, spans_epochs
+from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.state.shard_order import listings_before
 
 __all__ = ["DISPATCH_WINDOW", "Payload", "Worker", "WorkerJob", "pack_error", "report_errors_of_worker", "run_worker"]
@@ -58,7 +58,8 @@ class WorkerJob:
         init_fn: the user's, called with the pipe and the worker.
         reset_fn: the user's, called with the pipe, the worker and the seed generator at the beginning of each epoch.
         resumed: the position at which the first epoch resumes.
-        records_state: whether to record the position of the pipeline.
+        records_state: whether to send the state of the pipeline after each item.
+        replay_reason: why the pipeline resumes by replay in the worker; "" if it does not.
         identity: the identity of the rank.
     """
 
@@ -70,6 +71,7 @@ class WorkerJob:
     reset_fn: Callable[[Any, Any, Any], Any] | None = None
     resumed: WorkerState | None = None
     records_state: bool = False
+    replay_reason: str = ""
     identity: RankIdentity = ONLY_RANK
 
     def packed(self) -> WorkerJob:
@@ -155,9 +157,8 @@ class Worker:
         self.is_paused = False
         self.reported = 0
         self.resumed = job.resumed
-        self.is_resumed = False  # whether this epoch was started in an earlier run
+        self.epoch: EpochRun | None = None
         self.snapshots: SnapshotWriter | None = None
-        self.spans_epochs = False  # whether the next epoch continues where this one ends
         self.who = f"worker process {job.info.worker_id}"
 
     def run(self) -> None:
@@ -208,7 +209,7 @@ class Worker:
             except StopIteration:
                 self.iterator = None
                 self.send_skipped()
-                if self.spans_epochs and self.snapshots is not None:
+                if self.snapshots is not None and self.epoch is not None and self.epoch.spans_epochs:
                     sender.send_record(self.snapshots.snapshot())
                 sender.send(Kind.END, serialize(self.split_lists()))
                 return
@@ -222,7 +223,8 @@ class Worker:
     def split_lists(self) -> list[Any]:
         """Return the lists split by the epoch's first pass, which must be the same in every worker."""
         # In a stream or a resumed epoch, each worker may be in a different pass.
-        listings = [] if spans_epochs(self.pipe) or self.is_resumed else listings_before(self.pipe)
+        epoch = self.epoch
+        listings = [] if epoch is None or epoch.spans_epochs or epoch.is_resumed else listings_before(self.pipe)
         return [listing.whole for listing in listings if listing.is_split]
 
     def run_request(self, request: ItemRequest) -> None:
@@ -259,28 +261,27 @@ class Worker:
         self.sender.begin(epoch)
         if self.dispatched is not None:
             self.dispatched.connection.expect(epoch)
-        self.pipe = reset_pipeline(
-            self.pipe,
-            self.job.info,
+        state, self.resumed = self.resumed, None
+        job = self.job
+        start = EpochStart(
             seed_generator,
+            state,
+            job.replay_reason,
+            owns_generators=True,
+            is_shared=self.shared,
             iter_reset_fn=iter_reset_fn,
-            worker_reset_fn=self.job.reset_fn,
-            shared=self.shared,
-            mark=None if self.resumed is None else self.resumed.mark,
+            worker_reset_fn=job.reset_fn,
+            info=job.info,
         )
+        self.epoch = epoch_run = EpochRun(self.pipe, start, counters=self.sender.counters)
+        self.pipe = epoch_run.pipe
         self.name_producer()
-        resumed, self.resumed = self.resumed, None
-        self.is_resumed = resumed is not None
-        share_counters(self.pipe, self.sender.counters)
-        load_state(self.pipe, None)
-        self.spans_epochs = self.job.records_state and spans_epochs(self.pipe)
-        self.snapshots = SnapshotWriter(self.pipe) if self.job.records_state else None
+        self.snapshots = SnapshotWriter(epoch_run.items) if job.records_state else None
         self.sender.pack_records = None if self.snapshots is None else self.snapshots.pack
-        if self.spans_epochs and resumed is None:
-            self.sender.send_record(beginning_of_next_epoch(self.pipe))
-        if resumed is not None:
-            resumed.load(self.pipe)
-        self.iterator = iter(self.pipe)
+        if epoch_run.spans_epochs and not epoch_run.is_resumed:
+            base = epoch_run.base
+            self.sender.send_record(base if isinstance(base, str) else base.stages)
+        self.iterator = iter(epoch_run.items)
 
     def name_producer(self) -> None:
         """Name the stage for errors about items that cannot be sent."""

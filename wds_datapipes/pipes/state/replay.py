@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,6 @@ from wds_datapipes.pipes.stage import SnapshotStage, as_stage
 from wds_datapipes.shards.position import SamplePosition
 
 __all__ = ["ReplayedItems", "digest_item", "is_replayed", "obstacle_to_replay"]
-
-logger = logging.getLogger("wds_datapipes")
 
 #: The number of values of an item that its digest covers, and the number of bytes at each end of a value.
 MAX_VALUES, MAX_BYTES = 64, 1024
@@ -120,7 +116,6 @@ class ReplayedItems(SnapshotStage[Any]):
 
     def _replay(self, items: Iterator[Any], count: int, digest: int) -> list[Any]:
         """Skip ``count`` items, and return a summary of the last one."""
-        begin = perf_counter()
         last: list[Any] = []
         for number in range(count):
             try:
@@ -134,8 +129,6 @@ class ReplayedItems(SnapshotStage[Any]):
             del item
         if (_digest(last) if count else 0) != digest:
             raise StateError(f"{self._mismatch()} Item {count - 1} of the epoch differs")
-        if count:
-            logger.warning("Resumed by replay: %d items in %.1f s. %s", count, perf_counter() - begin, self.reason)
         return last
 
     def _mismatch(self) -> str:
