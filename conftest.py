@@ -69,12 +69,11 @@ SLOW = (
 BESIDE_WEBDATASET = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("folder", "closed_garbage"),
 ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest files first, and each test beside webdataset in a folder of its own."""
+    """Run the slowest files first, and ignore what webdataset leaves open."""
     order = {name: number for number, name in enumerate(SLOW)}
     items.sort(key=lambda item: order.get(item.path.name, len(SLOW)))
     for item in items:
@@ -97,6 +96,14 @@ def doctest_environment(request: pytest.FixtureRequest, doctest_namespace: dict[
         doctest_namespace.update({name: getattr(wds_datapipes, name) for name in wds_datapipes.__all__})
         folder: Path = request.getfixturevalue("tmp_path")
         request.getfixturevalue("monkeypatch").chdir(folder)
+
+
+@pytest.fixture(autouse=True)
+def webdataset_environment(request: pytest.FixtureRequest) -> None:
+    """Run each test beside webdataset in an empty folder, and collect its garbage; do nothing for other tests."""
+    if request.path.parent.name == "contract":
+        request.getfixturevalue("folder")
+        request.getfixturevalue("closed_garbage")
 
 
 @pytest.fixture

@@ -92,6 +92,6 @@ def test_wrong_arguments_of_a_writer_are_one_error(
     make: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(TypeError, match="positional argument"):
-        make(str(tmp_path / "x.tar"), "me")
+        make(str(tmp_path / "x.tar"), *range(9))
     gc.collect()
     assert capsys.readouterr().err == ""

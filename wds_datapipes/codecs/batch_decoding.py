@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.codecs.decoding import DecoderChain, UnusedDecoders
 from wds_datapipes.codecs.field_chain import name_field
-from wds_datapipes.codecs.pixels import pack, packed_shape
 from wds_datapipes.errors import DecodeError, SampleError
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError
 from wds_datapipes.samples.fields import not_a_sample_error
@@ -160,6 +159,8 @@ class _ImageColumn:
     def _allocate(self, size: tuple[int, int]) -> None:
         import torch
 
+        from wds_datapipes.codecs.pixels import packed_shape  # imports Pillow
+
         container, mode, floats = self._decoder.result
         shape = (self._count, *packed_shape(mode, size, container))
         self._size = size
@@ -176,5 +177,7 @@ class _ImageColumn:
         return None
 
     def _pack(self, index: int, pixels: NDArray[Any]) -> None:
+        from wds_datapipes.codecs.pixels import pack  # imports Pillow
+
         container, mode, _ = self._decoder.result
         pack(pixels, mode, container, self._array[index])
