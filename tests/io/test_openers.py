@@ -170,10 +170,6 @@ def test_a_file_url_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert Path(local_path(url) or "").resolve() == (tmp_path / "a b%.tar").resolve()
 
 
-def test_a_remote_url_has_no_local_path() -> None:
-    assert [local_path(url) for url in ("-", "pipe:cat x", "s3://b/x")] == [None] * 3
-
-
 @pytest.mark.parametrize(
     ("url", "message"),
     [

@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes.errors import ShardOpenError, TruncatedShardError
 from wds_datapipes.io import prefetch
 from wds_datapipes.io.prefetch import ShardPrefetcher
 from wds_datapipes.io.remote import fsspec_file
@@ -280,16 +279,6 @@ def test_an_error_of_the_source_comes_after_the_shards_before_it(shards: dict[st
     assert [next(members)[1][0] for _ in range(SIZES["a"] + SIZES["b"])] == ["a"] * SIZES["a"] + ["b"] * SIZES["b"]
     with pytest.raises(LookupError, match="the list ends here"):
         next(members)
-
-
-def test_errors_come_in_their_position(shards: dict[str, str]) -> None:
-    members = load_wds_shards([shards["a"], shards["y"]], ReadOptions(read_ahead=32 << 20))
-    assert len([next(members) for _ in range(SIZES["a"])]) == SIZES["a"]
-    with pytest.raises(ShardOpenError, match=r"watched://y\.tar cannot be opened: there is no such file"):
-        next(members)
-    members = load_wds_shards([shards["x"]], ReadOptions(read_ahead=32 << 20))
-    with pytest.raises(TruncatedShardError, match=r"watched://x\.tar"):
-        list(members)
 
 
 def test_an_endless_source_is_read_only_as_far_as_needed(shards: dict[str, str]) -> None:

@@ -178,13 +178,6 @@ def test_only_schemes_of_networks_pass(scheme: str, rest: str) -> None:
             check_url(url, allow_local_files=False)
 
 
-@given(st.text(max_size=30))
-def test_a_url_without_a_network_scheme_is_refused(text: str) -> None:
-    if not re.match(rf"(?i)({'|'.join(NETWORK_SCHEMES)})://", text):
-        with pytest.raises(UnsafeInputError):
-            check_url(text, allow_local_files=False)
-
-
 def test_schemes_of_networks_do_not_read_this_host() -> None:
     """fsspec's own classes for them: none of them wraps another file system, or reads the host's files."""
     for scheme in NETWORK_SCHEMES & known_implementations.keys():

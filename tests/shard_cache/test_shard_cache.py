@@ -253,16 +253,6 @@ def test_a_running_fetch_counts_with_its_whole_size(folder: CacheFolder, store: 
     assert kept(small) == {"b": 1000}
 
 
-def test_limits_of_two_processes_apply_separately(folder: CacheFolder, store: Store) -> None:
-    store.shards = {name: name.encode() * 1000 for name in "abcde"}
-    for name in "abcd":
-        read(folder, f"store:{name}")
-    read(CacheFolder(folder.path, 2000), "store:e")
-    assert kept(folder) == {"d": 1000, "e": 1000}
-    read(CacheFolder(folder.path, 3000), "store:a")
-    assert kept(folder) == {"a": 1000, "d": 1000, "e": 1000}
-
-
 def overwrite(path: Path, data: bytes) -> None:
     with path.open("r+b") as stream:
         stream.write(data)
@@ -340,13 +330,6 @@ def test_another_digest_than_the_known_one_is_reported(folder: CacheFolder, stor
     assert store.opened == ["a", "a"]
     assert kept(folder) == {}
     assert left_over(folder) == set()
-
-
-def test_a_shard_correct_on_the_second_attempt_is_kept(folder: CacheFolder, store: Store) -> None:
-    whole = b"a" * 1000
-    store.shards["a"] = whole[:500]
-    store.gate = lambda name: store.shards.update(a=whole) if len(store.opened) == 2 else None
-    assert read(folder, "store:a", size=1000) == whole
 
 
 @pytest.mark.parametrize("error", [ShardOpenError("gone"), KeyboardInterrupt(), OSError(5, "Input/output error")])
