@@ -17,7 +17,6 @@ from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiPro
 from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
-from wds_datapipes.loading import splitting
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.pipes.unsplit_data import advice_for_split
 from wds_datapipes.testing import build_shard
@@ -79,12 +78,6 @@ def urls(tmp_path: Path) -> str:
     for shard in range(4):
         build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(5)])
     return str(tmp_path / "{0..3}.tar")
-
-
-@pytest.fixture
-def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a second rank."""
-    monkeypatch.setattr(splitting, "ranks_of_run", lambda: 2)
 
 
 def samples(shards: Any) -> Any:
@@ -198,18 +191,16 @@ class TestWithoutASplit:
 
 
 class TestRanks:
-    def test_a_loader_that_ignores_other_ranks_warns(self, two_ranks: None, urls: str) -> None:
-        (message,) = by_service(samples(ShardList(urls).sharding_filter()), 2)
-        assert message.startswith("There are 2 ranks, and this loader gives all of the data to each of them.")
-        assert "ShardReadingService(..., distributed=True)" in message
-
-    def test_an_explicitly_undistributed_loader_does_not_warn(self, two_ranks: None, urls: str) -> None:
-        assert by_service(samples(ShardList(urls).sharding_filter()), 0, distributed=False) == []
-
-    def test_a_split_by_the_program_itself_does_not_warn(self, two_ranks: None, urls: str) -> None:
+    def test_a_service_splits_between_all_ranks_unless_told_otherwise(
+        self, urls: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("wds_datapipes.loading.service.service.ranks_of_run", lambda: 2)
         pipe = samples(ShardList(urls).sharding_filter())
-        graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
-        assert by_service(pipe, 0) == []
+        assert ShardReadingService().group_of(pipe).is_split
+        assert not ShardReadingService(distributed=False).group_of(pipe).is_split
+        assert ShardReadingService(distributed=(1, 3)).group_of(pipe).identity == (3, 1)
+        graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)  # by the program itself
+        assert not ShardReadingService().group_of(pipe).is_split
 
     def test_ranks_and_workers_are_counted(self) -> None:
         advice = advice_for_split(IterableWrapper(range(3)), workers=3, ranks=2)

@@ -19,11 +19,11 @@ __all__ = [
     "SPLIT_TWICE",
     "RankIdentity",
     "WorkerIdentity",
-    "advice_for_ranks",
     "advice_for_torchrun",
     "given_identity",
     "has_own_stage",
     "is_called_by_accelerate",
+    "is_split_by_rank",
     "own_worker",
     "ranks_of_run",
     "split_by_rank",
@@ -91,7 +91,7 @@ def split_by_worker(pipe: Any, worker: Any, identity: RankIdentity = ONLY_RANK) 
 SPLIT_TWICE = (
     "StatefulShards assigns each rank its share of the data, which accelerate or the Trainer would split again, so "
     "that most samples would be skipped. Do not pass the loader to accelerator.prepare(), and move batches to the "
-    "device in the loop; or pass the pipeline to DataLoader2 with ShardReadingService(..., distributed=True)"
+    "device in the loop; or pass the pipeline to DataLoader2 with a ShardReadingService"
 )
 
 
@@ -102,20 +102,9 @@ def has_own_stage(data: Any) -> bool:
     )
 
 
-def advice_for_ranks(pipe: Any) -> str:
-    """Return advice if each rank of a run has a loader that does not know about the others, or ""."""
-    if advice := advice_for_torchrun():
-        return advice
-    ranks = ranks_of_run()
-    if ranks == 1 or given_identity(pipe) != ONLY_RANK:
-        return ""
-    if any(map(groups_of, splitters(pipe))):
-        return ""  # the program splits the data itself
-    return (
-        f"There are {ranks} ranks, and this loader gives all of the data to each of them. Use "
-        "ShardReadingService(..., distributed=True), which assigns each rank its share; or distributed=False, if the "
-        "list of shards belongs to this rank alone"
-    )
+def is_split_by_rank(pipe: Any) -> bool:
+    """Whether the program, or torchdata's ``DistributedReadingService``, has assigned this rank its share already."""
+    return given_identity(pipe) != ONLY_RANK or any(map(groups_of, splitters(pipe)))
 
 
 def advice_for_torchrun() -> str:
@@ -125,9 +114,8 @@ def advice_for_torchrun() -> str:
         return ""
     return (
         f"torchrun has started {started} ranks, but torch.distributed.init_process_group has not been called, so each "
-        "rank reads all of the data. Call it before you create the loader. Then StatefulShards splits the data between "
-        "ranks, and so does ShardReadingService(..., distributed=True); distributed=False declares that the list "
-        "belongs to this rank alone"
+        "rank reads all of the data. Call it before you create the loader, which then splits the data between ranks; "
+        "distributed=False declares that the list belongs to this rank alone"
     )
 
 

@@ -56,13 +56,11 @@ def save_state(loader: Any, service: ShardReadingService) -> dict[str, str]:
                 f"{type(other).__name__} has its own state, which that of a ShardReadingService cannot contain. Save "
                 f"it along with loader.reading_service.state_dict(), or remove it from the SequentialReadingService"
             )
+    is_split = any(isinstance(each, DistributedReadingService) for each in before)
     if not loader._adapted and loader.datapipe is not None:
-        service.describe(loader.datapipe)
+        service.describe(loader.datapipe, is_split=is_split)
     # The seed that was set since the previous epoch started.
-    service.expect(
-        loader._seed if loader._reset_seed else None,
-        is_shared=any(isinstance(each, DistributedReadingService) for each in before),
-    )
+    service.expect(loader._seed if loader._reset_seed else None, is_shared=is_split)
     return service.state_dict()
 
 
@@ -161,7 +159,7 @@ def length_of(loader: Any) -> int:
     except TypeError as error:
         raise unknown_length_error(error) from None
     own = own_service(loader)
-    group = DataParallelGroup.of(True) if in_step else DataParallelGroup() if own is None else own.group
+    group = DataParallelGroup.of(True) if in_step else DataParallelGroup() if own is None else own.group_of(pipe)
     if not group.is_known:
         raise TypeError("The length depends on the rank, which is unknown until init_process_group is called")
     ranks, rank = group.identity

@@ -23,7 +23,13 @@ from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.seeding import is_drawn, refuse_hidden_stages, seed_of, seed_stages
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
-from wds_datapipes.loading.splitting import advice_for_ranks, given_identity, split_by_rank
+from wds_datapipes.loading.splitting import (
+    advice_for_torchrun,
+    given_identity,
+    is_split_by_rank,
+    ranks_of_run,
+    split_by_rank,
+)
 from wds_datapipes.loading.torchdata_api import (
     CheckpointableReadingServiceInterface,
     MultiProcessingReadingService,
@@ -73,14 +79,15 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         pin_memory: copy tensors to page-locked memory in a thread of the main process, for training on a GPU.
         timeout_s: how long to wait for a worker or another rank before raising an error, in seconds. ``None`` means no
             limit for a live worker, and half an hour for a rank.
-        distributed: assign each rank a share of the data, and give all ranks the same seed. ``True`` splits between
-            all ranks of the default process group. A ``ProcessGroup`` or a one-dimensional ``DeviceMesh``, such as
+        distributed: assign each rank a share of the data, and give all ranks the same seed. By default, all ranks of
+            the default process group, if there is one, unless the pipeline is split between them already; ``True``
+            requires a process group. A ``ProcessGroup`` or a one-dimensional ``DeviceMesh``, such as
             ``mesh["dp"]``, is the data-parallel group of this rank: ranks with the same place in their group, such as
             those of tensor parallelism, read the same items. All ranks of the default process group synchronize at the
             beginning of an epoch, and only then; their numbers of items are not made equal. The pair
             ``(rank, world_size)`` needs no process group, and nothing is synchronized: seed the loaders of all ranks
-            alike. ``False`` declares that the pipeline already reads only the share of this rank; by default that is
-            assumed, with a warning if there are several ranks.
+            alike. ``False`` declares that the pipeline already reads only the share of this rank, or that this rank
+            alone has the loader.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -179,6 +186,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             ValueError: a random stage is stored where it cannot be seeded.
         """
         refuse_hidden_stages(datapipe)
+        self.group = self._manager.group = self.group_of(datapipe)
         if self.group.is_synchronized:
             self._ranks = Ranks(datapipe, self.group, self.timeout_s)
         try:
@@ -243,8 +251,21 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """
         self._manager.seeds.set_epoch(_count("epoch", epoch))
 
-    def describe(self, datapipe: Pipe) -> None:
-        """Record the pipeline, for states that are saved before the first epoch begins."""
+    def group_of(self, datapipe: Pipe) -> DataParallelGroup:
+        """Return the ranks that share the data: by default, all, unless the pipeline is split between them already."""
+        if self._knows_ranks or ranks_of_run() == 1 or is_split_by_rank(datapipe):
+            return self.group
+        return DataParallelGroup.of(True)
+
+    def describe(self, datapipe: Pipe, *, is_split: bool) -> None:
+        """Record the pipeline, for states that are saved before the first epoch begins.
+
+        Args:
+            datapipe: the pipeline.
+            is_split: whether a preceding reading service will split it between ranks.
+        """
+        if not is_split:
+            self.group = self._manager.group = self.group_of(datapipe)
         self._manager.describe(datapipe)
 
     def expect(self, seed: int | None, *, is_shared: bool) -> None:
@@ -378,7 +399,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
 
     def _warn_of_repeated_data(self, datapipe: Pipe) -> None:
         """Warn if several workers or ranks read the same data."""
-        if not self._knows_ranks and (advice := advice_for_ranks(datapipe)):
+        if not self._knows_ranks and (advice := advice_for_torchrun()):
             warn_user(advice)
         if self.worker_init_fn is None and self.worker_reset_fn is None:  # they may split the data
             ranks = self.group.identity.ranks

@@ -44,6 +44,7 @@ class StateManager:
         workers: the number of worker processes.
 
     Attributes:
+        group: the ranks that share the data, as the loader determines when it starts.
         seeds: the seeds of the epochs.
         resumed_from: the checkpoint from which the next epoch resumes, if one was loaded and no epoch has started
             since.
@@ -59,7 +60,7 @@ class StateManager:
         self.refusal = ""
         self.replay_reason = self.replay_reason_of_workers = ""
         self.is_resumed = False
-        self._group = group
+        self.group = group
         self._workers = workers
         self._described: list[str] = []
         self._loaded: list[Checkpoint] = []
@@ -100,7 +101,7 @@ class StateManager:
         """
         self._seed = seed
         if seed is not None:
-            is_derived = is_shared or self._group.is_split
+            is_derived = is_shared or self.group.is_split
             self._first = SeedGenerator(seed).generate_shared_seed() if is_derived else seed
 
     def compare(self, ranks: Ranks, pipe: Any) -> None:
@@ -116,7 +117,7 @@ class StateManager:
             RankLostError: another rank does not arrive in time.
         """
         resumed_from = [checkpoint.seed for checkpoint in self._loaded if not checkpoint.is_over]
-        seed = ranks.gather(resumed_from[0] if resumed_from else None, facts_of(pipe, self._workers, self._group))
+        seed = ranks.gather(resumed_from[0] if resumed_from else None, facts_of(pipe, self._workers, self.group))
         if seed is None:
             return
         if any(checkpoint.seed != seed for checkpoint in self._loaded) or not self._loaded:
@@ -145,11 +146,11 @@ class StateManager:
         ranks_now, rank = self._identity(ranks)
         for checkpoint in loaded:
             checkpoint.check(self._described, ranks_now)
-        if self._group.is_split and ranks is None:  # nothing but the states tells whether the epoch is over on all
+        if self.group.is_split and ranks is None:  # nothing but the states tells whether the epoch is over on all
             check_ranks(loaded, rank, ranks_now, lambda: ends_together(pipe))
             is_over = all(checkpoint.is_over for checkpoint in loaded)
             loaded = [replace(checkpoint, is_over=is_over) for checkpoint in loaded]
-        self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self._group.is_split, self._workers))
+        self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self.group.is_split, self._workers))
 
     def refuse(self, pipe: Any, later_stages: Sequence[Any], dispatching: Any = None) -> None:
         """Determine whether there is a state, and whether it resumes by replay.
@@ -207,13 +208,13 @@ class StateManager:
         meet = (lambda seed: seed) if ranks is None else ranks.meet
         self.is_resumed = resumed_from is not None
         if resumed_from is None:
-            if self._group.is_split and ranks is None and is_drawn(seed_generator):
+            if self.group.is_split and ranks is None and is_drawn(seed_generator):
                 raise RuntimeError(
                     "The loader has no seed, and with distributed=(rank, world_size) the ranks cannot agree on one: "
                     "each would shuffle the data differently before it takes its share. Call loader.seed(n), with the "
                     "same n on every rank"
                 )
-            self.seeds.begin(seed_generator, meet if self._group.is_split else None, rank=_rank())
+            self.seeds.begin(seed_generator, meet if self.group.is_split else None, rank=_rank())
         else:
             meet(0)
             self.seeds.resume(
@@ -224,7 +225,7 @@ class StateManager:
                 engines=resumed_from.engines,
                 wanted=resumed_from.wanted,
             )
-        if self._group.is_split:
+        if self.group.is_split:
             seed_generator.spawn(self._identity(ranks).rank, inplace=True)
         return resumed_from or beginning
 
@@ -265,7 +266,7 @@ class StateManager:
             is_over=is_over,
             rank=identity.rank,
             ranks=identity.ranks,
-            distributed=self._group.is_split,
+            distributed=self.group.is_split,
             workers=self._workers,
             turn=0 if source is None or self.replay_reason else source.turn,
             parts=parts,
@@ -276,7 +277,7 @@ class StateManager:
 
     def _identity(self, ranks: Ranks | None) -> RankIdentity:
         """Return the identity of this rank, even before the service has started."""
-        return self._group.identity if ranks is None else ranks.identity
+        return self.group.identity if ranks is None else ranks.identity
 
 
 def describe_loader_pipeline(pipe: Any) -> list[str]:
