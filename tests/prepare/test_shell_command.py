@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import EncodeError, SampleSourceError
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.prepare.sample_folder import read_many, read_one, write_sample
-from wds_datapipes.prepare.shell_command import SampleCommand
+from wds_datapipes.prepare.shell_command import SampleCommand, read_many, read_one, write_sample
 
 SAMPLE: dict[str, Any] = {"__key__": "d/a", "__url__": "x.tar", "txt": b"a cat", "seg.png": b"\x89", "cls": b"7"}
 

@@ -13,7 +13,7 @@ from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.parallel.remote_shards import ExecutorHandle, run_tasks
+from wds_datapipes.parallel.map_shards import ExecutorHandle, run_in_order
 from wds_datapipes.pipes.graph import takes_seed, upstream
 from wds_datapipes.pipes.shards.shard_shuffle import shuffle_whole_lists
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, as_stage, register_stage
@@ -101,7 +101,7 @@ class ShardProcessor(SeededStage, Stage[Any]):
                 f"The state was saved after {self._shards} shards of process_shards, and there are only {found} now. "
                 "Resume with the same shards"
             )
-        with closing(run_tasks(self._executor.get(), work, urls, self._prefetch_shards)) as results:
+        with closing(run_in_order(self._executor.get(), work, urls, self._prefetch_shards)) as results:
             for url, (items, skipped) in results:
                 self.counters.add_skipped(skipped)
                 for self._items, item in enumerate(items, 1):
