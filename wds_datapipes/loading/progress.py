@@ -13,7 +13,7 @@ import pickle
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState
@@ -55,24 +55,19 @@ class SnapshotWriter:
         file = io.BytesIO()
         pickler = _SnapshotPickler(file)
         pickler.dump(snapshots)
-        parts = [self._part(history) for history in pickler.histories.values()]
-        self._sent = {number: self._sent[number] for number in pickler.histories}
-        return pickle.dumps((file.getvalue(), [tuple(part) for part in parts]), pickle.HIGHEST_PROTOCOL)
+        parts: list[_Part] = []
+        sent = dict[int, tuple[int, int]]()
+        for number, history in pickler.histories.items():
+            changes, appended = self._sent.get(number, (0, 0))
+            new = history.changes[changes:], history.appended[appended:]
+            parts.append((number, *new))
+            sent[number] = changes + len(new[0]), appended + len(new[1])
+        self._sent = sent
+        return pickle.dumps((file.getvalue(), parts), pickle.HIGHEST_PROTOCOL)
 
-    def _part(self, history: BufferHistory) -> _Part:
-        """Return what was added to a history since the last message."""
-        changes, appended = self._sent.get(history.number, (0, 0))
-        part = _Part(history.number, history.changes[changes:], history.appended[appended:])
-        self._sent[history.number] = changes + len(part.changes), appended + len(part.appended)
-        return part
 
-
-class _Part(NamedTuple):
-    """What was added to a `BufferHistory`, as in its attributes."""
-
-    number: int
-    changes: array[int]
-    appended: Sequence[Sequence[int]]
+_Part: TypeAlias = "tuple[int, array[int], list[Sequence[int]]]"
+"""What was added to a `BufferHistory` since the message before: its number, the changes, and the positions."""
 
 
 class _SnapshotPickler(pickle.Pickler):
@@ -141,22 +136,22 @@ class LoopPosition:
             count: the number of items; if 0, the one snapshot replaces that of the item before.
         """
         snapshots, parts = pickle.loads(data)  # noqa: S301 - written by this program
-        for part in map(_Part._make, parts):
-            history = self._histories.setdefault(part.number, BufferHistory(part.number))
-            history.appended += part.appended
-            history.changes += part.changes
-        self._messages.append(_Message(self._received + min(count, 1), snapshots, frozenset(p[0] for p in parts)))
+        for number, changes, appended in parts:
+            history = self._histories.setdefault(number, BufferHistory(number))
+            history.appended += appended
+            history.changes += changes
+        messages = self._messages
+        messages.append(_Message(self._received + min(count, 1), snapshots, frozenset(part[0] for part in parts)))
         self._received += count
+        if len(messages) > 1 and messages[1].first <= self.delivered:
+            while len(messages) > 1 and messages[1].first <= self.delivered:
+                messages.popleft()
+            known = frozenset[int]().union(*(message.histories for message in messages))
+            self._histories = {number: self._histories[number] for number in known}
 
     def deliver(self) -> None:
         """Record that the loop has received the next item."""
         self.delivered += 1
-        messages = self._messages
-        if len(messages) > 1 and messages[1].first <= self.delivered:
-            dropped = messages.popleft()
-            if dropped.histories - messages[0].histories:
-                known = frozenset().union(*(message.histories for message in messages))
-                self._histories = {number: self._histories[number] for number in known}
 
     def state(self) -> WorkerState:
         """Return the state of the pipeline after the last item that the loop has received.

@@ -69,6 +69,7 @@ def test_snapshots_of_delivered_items_are_discarded(tmp_path: Path) -> None:
     for _ in islice(pipe, 190):
         position.add(writer.pack([writer.snapshot()]), 1)
         position.deliver()
-        assert len(position._messages) == 1
-        assert [len(history.changes) < 7000 for history in position._histories.values()] == [True]
+        assert len(position._messages) <= 2
+        assert len(position._histories) <= 2
+        assert all(len(history.changes) < 7000 for history in position._histories.values())
     assert position.state().stages == save_state(pipe)

@@ -170,12 +170,11 @@ class WorkerPool:
 
     def _taken(self, number: int, item: Any, begun: int) -> Any:
         """Count an item that was taken from a worker, unless another epoch has begun meanwhile."""
-        if begun != self._begun:
-            return item
-        if self.ahead is None:
-            self.deliver(number)
-        else:
-            self.ahead.append(number)
+        if begun == self._begun:
+            if self.ahead is None:
+                self.deliver(number)
+            else:
+                self.ahead.append(number)
         return item
 
     def deliver(self, number: int) -> None:
