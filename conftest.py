@@ -53,7 +53,6 @@ SLOW = (
     "test_patches.py",
     "test_ranks.py",
     "test_service_laws.py",
-    "test_repaired_service.py",
     "test_service.py",
     "test_resharding.py",
     "test_golden.py",

@@ -93,12 +93,10 @@ def test_a_run_with_unreadable_samples_resumes_with_any_number_of_workers(tmp_pa
 def test_the_service_of_torchdata_reads_the_same_samples(manifest: Manifest, remainder: str) -> None:
     with service_loader(2, pipeline(manifest, remainder=remainder)) as loader:
         expected = [list(loader) for _ in range(EPOCHS)]
-    repaired: Any = DataLoader2(
-        pipeline(manifest, remainder=remainder), reading_service=MultiProcessingReadingService(2)
-    )
-    repaired.seed(3)
-    with repaired:
-        assert [list(repaired) for _ in range(EPOCHS)] == expected
+    other: Any = DataLoader2(pipeline(manifest, remainder=remainder), reading_service=MultiProcessingReadingService(2))
+    other.seed(3)
+    with other:
+        assert [list(other) for _ in range(EPOCHS)] == expected
 
 
 def test_ranks_of_torchdata_read_one_order(manifest: Manifest) -> None:
