@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -131,33 +130,6 @@ def test_the_error_names_shard_sample_field_decoder_and_cause() -> None:
     assert 'on_error="warn" or "skip"' in text
     assert isinstance(caught.value.__cause__, KeyError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
-
-
-def good_and_bad() -> Iterator[dict[str, Any]]:
-    for index in range(6):
-        yield {"__key__": str(index), "txt": b"t", "cls": b"x" if index % 2 else b"1", "json": b"1"}
-
-
-def test_a_failed_sample_is_skipped_whole() -> None:
-    good = [{"__key__": str(index), "txt": "t", "cls": 1, "json": 1} for index in (0, 2, 4)]
-    assert list(wds_decode(good_and_bad(), on_error="skip")) == good
-    with pytest.warns(UserWarning, match="wds_decode skipped") as warned:
-        assert list(wds_decode(good_and_bad(), on_error="warn")) == good
-    assert len(warned) == 2
-    assert "wds_decode skipped an item: DecodeError: field 'cls' of sample '1'" in str(warned[0].message)
-    assert "wds_decode skipped 3 items: 3 x DecodeError" in str(warned[1].message)
-
-
-def test_a_handler_decides_as_webdatasets_do() -> None:
-    seen: list[Exception] = []
-
-    def resume_from(error: Exception) -> bool:
-        seen.append(error)
-        return True
-
-    assert [sample["__key__"] for sample in wds_decode(good_and_bad(), on_error=resume_from)] == ["0", "2", "4"]
-    assert [type(error) for error in seen] == [DecodeError] * 3
-    assert [sample["__key__"] for sample in wds_decode(good_and_bad(), on_error=lambda error: False)] == ["0"]
 
 
 def test_items_that_are_no_samples_are_refused() -> None:
