@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -60,27 +60,15 @@ class ShardFacts:
         Raises:
             ValueError: the JSON is invalid.
         """
-        names = {each.name for each in fields(cls)}
-        if not isinstance(found, dict) or found.keys() != names:
-            raise ValueError(f"its facts about the shard are not {', '.join(sorted(names))}")
-        for name, kinds in _KINDS.items():
-            if type(found[name]) not in kinds:
+        kinds = get_type_hints(cls)
+        if not isinstance(found, dict) or found.keys() != kinds.keys():
+            raise ValueError(f"its facts about the shard are not {', '.join(sorted(kinds))}")
+        for name, kind in kinds.items():
+            if not isinstance(found[name], kind) or (kind is not bool and isinstance(found[name], bool)):
                 raise ValueError(f"its {name} is {found[name]!r}")
         if found["bytes"] is not None and found["bytes"] < 0:
             raise ValueError(f"its bytes is {found['bytes']}")
         return cls(**found)
-
-
-_KINDS: dict[str, tuple[type, ...]] = {
-    "bytes": (int, type(None)),
-    "sha256": (str, type(None)),
-    "mtime_ns": (int, type(None)),
-    "etag": (str, type(None)),
-    "compression": (str, type(None)),
-    "key_rule": (str,),
-    "lowercase": (bool,),
-    "on_duplicate": (str,),
-}
 
 
 #: The key rules that an index refers to by name.
