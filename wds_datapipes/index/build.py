@@ -114,9 +114,10 @@ def index_from_layout(
     """
     shard = Shard(info.url or "The shard", end=end, is_complete=True)
     placed: Any = (
-        (shard, f"{sample.key}.{field.field}", (field.offset, field.size), sample.offset)
+        (shard, name, (name, field.offset, field.size), sample.offset)
         for sample in layout
         for field in sample.fields
+        for name in [f"{sample.key}.{field.field}"]
     )
     index = index_members(placed, shard, key_rule=options.key_rule, lowercase=options.lowercase)
     index.facts = replace(index.facts, bytes=info.bytes, sha256=info.sha256 or None, compression=compression)

@@ -55,7 +55,7 @@ def index_members(
         DuplicateKeyError: a sample has a field twice, or a key recurs, and the options forbid it.
 
     Examples:
-        >>> members = [("a.tar", "a.txt", (512, 3), 0), ("a.tar", "a.cls", (1536, 1), 1024)]
+        >>> members = [("a.tar", "a.txt", ("a.txt", 512, 3), 0), ("a.tar", "a.cls", ("a.cls", 1536, 1), 1024)]
         >>> index_members(members, Shard("a.tar", end=2048, is_complete=True))[0].entries
         (IndexEntry(field='txt', offset=512, size=3), IndexEntry(field='cls', offset=1536, size=1))
     """
@@ -70,13 +70,12 @@ def index_members(
         on_fault=on_fault,
         remembered_keys=sys.maxsize,
     )
-    named: Any = ((shard, name, (name, *span), start) for _, name, span, start in members)
     progress, end = Progress(), 0
     offsets, counts, key_ends, keys = array("q"), array("q", [0]), array("q"), bytearray()
     member_offsets, member_sizes, member_fields = array("q"), array("q"), array("I")
     numbers: dict[str, int] = {}  # of fields as written in member names
     is_plain = rule_name(key_rule) in RULES
-    for sample in grouping.group([(shard, named)], progress):
+    for sample in grouping.group([(shard, iter(members))], progress):
         key = sample["__key__"]
         _, start, end = progress.last
         for name, offset, size in islice(sample.values(), len(NO_FIELDS), None):

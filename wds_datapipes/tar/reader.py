@@ -79,8 +79,8 @@ def read_members(
         start: the offset of the stream in the archive, in bytes: 0, or the ``offset`` of a member.
         stop: the offset of its end, if it ends before the archive: the ``offset`` of another member.
         limits: the limits on what the archive may request.
-        headers_only: yield the offset of the data and its size instead of the data, which are skipped if the stream can
-            seek.
+        headers_only: yield the name, the offset of the data and its size instead of the data, which are skipped if the
+            stream can seek.
 
     Raises:
         TruncatedShardError: the archive ends inside a member or without its end marker.
@@ -125,7 +125,7 @@ def read_members(
             raise limit_error(limits, "member_bytes", found)
         if is_file and headers_only:
             if chosen is not None:
-                span: Any = (ahead.offset, size)
+                span: Any = (chosen, ahead.offset, size)
                 yield shard, chosen, span, start
             chosen = None
             scan_ahead = FIRST_AHEAD if size >= SEEK_FROM else scan_ahead
@@ -201,7 +201,7 @@ def _plain_members(
             return members, MemberHeader(name, size, True, begin + first_at)
         chosen = name if choose is None else choose(name)
         if chosen is not None:
-            data: Any = (begin + data_at, size) if headers_only else window[data_at : data_at + size]
+            data: Any = (chosen, begin + data_at, size) if headers_only else window[data_at : data_at + size]
             members.append((shard, chosen, data, begin + first_at))
         at = first_at = next_at
     ahead.at = first_at

@@ -30,7 +30,7 @@ class ShardScan:
     Data are skipped if the shard is an uncompressed archive that supports range reads, and no digest is requested.
 
     Yields:
-        MemberTuple: each file, with the offset of its data and its size instead of the data.
+        MemberTuple: each file, with its name, the offset of its data and its size instead of the data.
 
     Args:
         url: the shard.

@@ -41,6 +41,7 @@ class EpochReader:
     ) -> None:
         self._shards, self._reader, self._order = shards, reader, order
         self._policy, self._substitutes = policy, substitutes
+        self._begun = 0  # the number of positions that were looked up
 
     def read(self, chunks: Iterable[Numbers]) -> Iterator[tuple[Sample | None, int, bool]]:
         """Yield each sample, its position, and whether it is a substitute; None stands for an unreadable sample.
@@ -55,12 +56,13 @@ class EpochReader:
             SidecarError: an index is missing or damaged.
         """
         waiting = deque[int]()  # the positions of the samples that are being read
+        take = waiting.popleft
         for item in self._shards.stream(self._reader, self._find(chunks, waiting)):
-            position = waiting.popleft()
-            self._policy.tried += 1
+            position = take()
             if not isinstance(item, Exception):
                 yield item, position, False
                 continue
+            self._policy.tried = self._begun - len(waiting)
             shards, _ = self._order.find(np.array([position % len(self._order)]))
             if not self._policy.handle(item, url=self._shards.urls[shards[0]]):
                 return
@@ -71,6 +73,7 @@ class EpochReader:
         """Yield where samples are, and append their positions to ``waiting``."""
         for chunk in chunks:
             waiting.extend(chunk.tolist())
+            self._begun += len(chunk)
             yield self._order.find(chunk % len(self._order))
 
     def _substitute(self, position: int, error: Exception) -> Sample:

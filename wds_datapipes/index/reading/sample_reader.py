@@ -142,6 +142,7 @@ class SampleReader:
             empty["__local_path__"] = self._ranges.path
         has_names = self.index.key_rule is not None
         current, data, raw_key, name, begin = -1, b"", b"", "", 0
+        extra = self._extra
         try:
             for key, count in zip(plan.keys, plan.counts, strict=True):
                 sample = empty.copy()
@@ -160,7 +161,8 @@ class SampleReader:
                         before = data[max(begin - GAP_BYTES, 0) : begin]
                         self._check_header(before, member, offset, end - begin, raw_key + suffix)
                     sample[name] = data[begin:end]
-                sample |= self._extra
+                if extra:
+                    sample |= extra
                 yield sample
         except (WdsError, OSError) as error:
             at = plan.starts[number] + begin
