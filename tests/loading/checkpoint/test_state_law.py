@@ -96,8 +96,26 @@ def every_second(items: Any) -> Any:
     return itertools.islice(items, 0, None, 2)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3] if os.environ.get("WHOLE_SWEEPS") else [0, 3])
-@pytest.mark.parametrize("name", [*EXACT, *REPLAYED, *IN_MAIN])
+#: Pipelines of each kind. `nox -s nightly` runs all with worker processes, and `tests`, these.
+SOME = (
+    *("a long chain", "random crops in batches", "shuffles in a row", "a shuffle of few bytes", "drawn shards in turn"),
+    *("a truncated shard", "skipped samples", "records and members", "a mixture in a mixture", "buckets of a mixture"),
+    *("a mixture without end", "random buckets", "random parts", "indexed samples by length", "a stage with a state"),
+    *("an indexed mixture by windows", "a stage that holds samples back", "columns of batches", "joined columns"),
+    *("a cache on disk", "a state before a shuffle", "torch's shuffle", "a stage that declares nothing", "zipped"),
+)
+WHOLE = bool(os.environ.get("WHOLE_SWEEPS"))
+WITH_WORKERS = (*EXACT, *REPLAYED) if WHOLE else SOME
+STREAMS_WITH_WORKERS = [*STREAMS] if WHOLE else ["batches", "a filter after it", "packed rows"]
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        *((name, 0) for name in (*EXACT, *REPLAYED)),
+        *itertools.product([*WITH_WORKERS, *IN_MAIN], [1, 2, 3] if WHOLE else [3]),
+    ],
+)
 def test_the_service_resumes(name: str, workers: int) -> None:
     build = {**EXACT, **REPLAYED, **IN_MAIN}[name]
     found = check_law(partial(Service, build, workers), cuts=3 if workers else 9)
@@ -229,7 +247,8 @@ SAVED_BY_WORKERS = ("a chain", "a mixture in a mixture", "batches taken apart", 
 @pytest.mark.parametrize(
     ("name", "loader", "workers"),
     [
-        *itertools.product([*EXACT, *REPLAYED], [Tracked], [0, 2]),
+        *itertools.product([*EXACT, *REPLAYED], [Tracked], [0]),
+        *itertools.product(WITH_WORKERS[::2] if not WHOLE else WITH_WORKERS, [Tracked], [2]),
         *itertools.product(SAVED_BY_WORKERS, [Stateful], [0, 2]),
     ],
 )
@@ -239,13 +258,14 @@ def test_a_dataset_resumes(name: str, loader: Any, workers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loader", "workers"),
+    ("name", "loader", "workers"),
     [
-        *((Service, 0), (Service, 2), (Service, 3), (Tracked, 0), (Tracked, 2), (Persistent, 3), (InStateful, 2)),
-        *((Batches, 0), (Batches, 2)),
+        *itertools.product(STREAMS, [Service, Tracked, Batches], [0]),
+        *itertools.product(STREAMS, [Service], [2]),
+        *itertools.product(STREAMS_WITH_WORKERS, [Tracked, InStateful, Batches], [2]),
+        *itertools.product(STREAMS_WITH_WORKERS, [Service, Persistent], [3]),
     ],
 )
-@pytest.mark.parametrize("name", STREAMS)
 def test_a_stream_resumes(name: str, loader: Any, workers: int) -> None:
     new = partial(loader, STREAMS[name], workers)
     assert check_law(new, cuts=4 if workers else 7) == "exact"
