@@ -174,8 +174,8 @@ class Pairs(Stage[Any]):
     def state_dict(self) -> dict[str, Any]:
         return {"before": self.before}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: object = ()) -> None:
-        self.before, self.is_resumed = [*state["before"]], True
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.before, self.is_resumed = [*state.get("before", ())], True
 
 
 class Windows(IterDataPipe[Any]):

@@ -41,7 +41,7 @@ TABLE = [
         dict.fromkeys(("_number_of_samples_yielded", "_valid_iterator_id"), "torch.utils.data:IterDataPipe()")
         | {"_is_child_datapipe": "", "_snapshot_state": "torch.utils.data:IterDataPipe()", "_fast_forward_iterator": ""}
         | {"_uuid": "", "_enabled": "", "_buffer": ""},
-        ("pipes/graph.py", "pipes/state/description.py", "pipes/stage.py"),
+        ("pipes/inspection.py", "pipes/state/description.py", "pipes/stage.py"),
         "how many items torch has seen a stage yield, and what changes while a stage is iterated",
     ),
     Adapted(
@@ -58,7 +58,7 @@ TABLE = [
     Adapted(
         {"_serialization": SERIALIZATION, "_find_replicable_branches": "torchdata.dataloader2.graph.utils:"}
         | {"_DummyIterDataPipe": "torchdata.dataloader2.utils.dispatch:"},
-        ("loading/torchdata_api.py",),
+        ("loading/torchdata_api.py", "pipes/foreign_stages.py"),
         "how torchdata copies a pipeline and splits it for workers",
     ),
     Adapted(

@@ -62,8 +62,5 @@ class Buckets(Stage[Any]):
     def state_dict(self) -> dict[str, Any]:
         return {"waiting": pack_positions([position for position, _ in self.held] or self.loaded)}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: object = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.loaded = unpack_positions(state.get("waiting", ()))
-
-    def reset_state(self) -> None:
-        self.loaded = []

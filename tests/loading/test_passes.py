@@ -50,8 +50,8 @@ class Twice(Stage[Any]):
     def state_dict(self) -> dict[str, Any]:
         return {"passes": self.passes}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: object = ()) -> None:
-        self.passes = state["passes"]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.passes = state.get("passes", 0)
 
 
 class OwnShuffler(IterDataPipe[Any]):

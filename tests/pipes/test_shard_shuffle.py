@@ -16,7 +16,7 @@ from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Shuffle
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import DatasetSpec, ShardList, ShardReadingService, StatefulShards, merge_states, register_opener
-from wds_datapipes.pipes.shards.shard_shuffle import ShufflerIterDataPipe
+from wds_datapipes.pipes.shards.shard_list import ShufflerIterDataPipe
 
 Pipe = IterDataPipe[Any]
 #: More than the 10,000 that torch's shuffle holds.

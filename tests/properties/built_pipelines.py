@@ -116,8 +116,8 @@ class Lagging(Stage[Any]):
     def state_dict(self) -> dict[str, Any]:
         return {"held": list(self.held)}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: object = ()) -> None:
-        self.held, self.is_resumed = list(state["held"]), True
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.held, self.is_resumed = list(state.get("held", ())), True
 
 
 def tagged(each: dict[str, Any]) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from pipeline_model import known
 from test_random_pipelines import check_case, write_in
 
 from wds_datapipes.index.order.batch_share import BatchShare
-from wds_datapipes.loading.checkpoint import shard_assignment
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.pipes.batches import bucketing
 from wds_datapipes.pipes.samples import grouping
+from wds_datapipes.pipes.state import pipeline_state
 from wds_datapipes.samples.grouping import SampleGrouping
 
 #: Look for each fault from the first case on, not from one nearby, which takes some minutes.
@@ -172,7 +172,7 @@ FAULTS = {
     ),
     "a sample doubled at a resume": Fault(LoopPosition, "state", shifted(-1), resumes, 14),
     "a waiting sample lost at a reshard": Fault(
-        shard_assignment,
+        pipeline_state,
         "_waiting_positions",
         lose_first,
         lambda case: reshards(case) and "shuffle_samples" in names_of(case.steps),

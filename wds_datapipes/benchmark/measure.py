@@ -22,7 +22,7 @@ from wds_datapipes.extras import require
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.pipes import ShardList
-from wds_datapipes.pipes.graph import functional_name_of, sources_of
+from wds_datapipes.pipes.inspection import functional_name_of, sources_of
 from wds_datapipes.pipes.stage import OneToOneStage
 from wds_datapipes.samples.batching import collate_samples
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from wds_datapipes.datapipes import IterableWrapper
 from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, ranks_of_run
-from wds_datapipes.pipes.graph import name_of, upstream
-from wds_datapipes.pipes.sharding import splits, splitters
-from wds_datapipes.pipes.shards.shard_list import ShardList
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import splits, upstream
+from wds_datapipes.pipes.sharding import splitters
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -153,7 +152,7 @@ def check_replicated(pipe: Any, group: DataParallelGroup) -> None:
     Raises:
         ValueError: a stage gives each shard to one process.
     """
-    if group.is_replicated and any(name_of(stage) == "DirectoryShards" for stage in upstream(pipe)):
+    if group.is_replicated and any(declared(stage).claims_shards for stage in upstream(pipe)):
         raise ValueError(
             f"{ranks_of_run()} ranks share the data between {group.identity.ranks}, so some must read the same, but "
             "DirectoryShards gives each shard to one process. List the shards with ShardList"
@@ -230,14 +229,8 @@ def _lists(pipe: Any) -> Iterator[list[str]]:
         for stage in upstream(splitter):
             if id(stage) not in seen:
                 seen.add(id(stage))
-                if type(stage) is ShardList:
-                    yield stage.urls
-                elif type(stage) is IterableWrapper and _is_list_of_urls(stage.iterable):
-                    yield [*stage.iterable]
-
-
-def _is_list_of_urls(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+                if urls := declared(stage).known_list():
+                    yield [*urls]
 
 
 def _summarize(urls: list[str]) -> list[Any]:

@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 
 from wds_datapipes.errors import RankLostError
 from wds_datapipes.loading.data_parallel import DataParallelGroup, Facts, check_facts_match, digest
-from wds_datapipes.pipes.graph import upstream
+from wds_datapipes.pipes.inspection import upstream
 
 __all__ = ["Ranks"]
 

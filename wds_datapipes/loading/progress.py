@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.pipes.state.pipeline_state import stateful
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.samples.position_buffer import BufferHistory, plain_state
 
 __all__ = ["LoopPosition", "Snapshot", "SnapshotWriter"]
@@ -37,7 +37,7 @@ class SnapshotWriter:
         self._refusal = ""
         self._sent: dict[int, tuple[int, int]] = {}  # how much of each history: changes, appended
         try:
-            self._stages = stateful(pipe)
+            self._stages = PipelineGraph(pipe).stateful
         except StateError as error:
             self._refusal = str(error)
 

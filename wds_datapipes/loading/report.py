@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.extras import require
-from wds_datapipes.pipes.graph import upstream
-from wds_datapipes.pipes.stage import as_stage
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import upstream
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -152,7 +152,7 @@ def count_skipped(pipe: IterDataPipe[Any]) -> Skipped:
         >>> len(list(pipe)), count_skipped(pipe).counts
         (1, {'wds_decode: DecodeError': 1})
     """
-    counters = {id(each): each for each in (as_stage(stage).counters for stage in upstream(pipe))}
+    counters = {id(each): each for each in (declared(stage).counters for stage in upstream(pipe))}
     return sum_skipped(each.skipped() for each in counters.values())
 
 

@@ -7,16 +7,15 @@ worker, and one that differs between them. Both depend only on the seed of the l
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, traverse_dps
-from wds_datapipes.pipes.graph import sources_of, takes_seed, upstream
-from wds_datapipes.pipes.sharding import splits
-from wds_datapipes.pipes.stage import as_stage
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.inspection import takes_seed, upstream
 from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.seeds import SeedGenerator, derived_seed
 
@@ -166,16 +165,16 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
     """
     derive_later_seeds(pipe)
     # Draw the seeds in the same order as torchdata, so that the order for a given seed does not change.
-    stages = _stages_in(pipe)
-    splitters = [stage for stage in upstream(pipe) if splits(stage)]
-    before = stages if shared else {key: stage for each in splitters for key, stage in _stages_in(each).items()}
-    after = {key: stage for key, stage in stages.items() if key not in before}
+    graph = PipelineGraph(pipe)
+    before, after = [*graph.before_split.values()], graph.after_split
+    if shared:
+        before, after = upstream(pipe, nearest_first=True), []
     for some, draw in ((before, seed_generator.generate_shared_seed), (after, seed_generator.generate_seed)):
-        for stage in some.values():
+        for stage in some:
             if takes_seed(stage):
                 stage.set_seed(draw())
     # These seeds are derived rather than drawn, so that the others do not change.
-    sharing = [stage for stage in after.values() if as_stage(stage).shares_seed]
+    sharing = [stage for stage in after if declared(stage).shares_seed]
     for number, stage in enumerate(sharing):
         stage.set_seed(derived_seed("shares_seed", seed_of(seed_generator), number))
 
@@ -202,21 +201,6 @@ def refuse_hidden_stages(pipe: Any) -> None:
                         f"{type(stage).__name__} draws random numbers, but a stage after it stores it where it cannot "
                         f"be seeded: store it in an attribute of the stage, or in a list, tuple or dict in one"
                     )
-
-
-def _stages_in(pipe: Any) -> dict[int, Any]:
-    """Return a stage and all stages before it by their identities, breadth first, as torchdata lists them.
-
-    torch's own traversal pickles every stage, which takes a third of the time to the first item.
-    """
-    found: dict[int, Any] = {}
-    waiting = deque([pipe])
-    while waiting:
-        stage = waiting.popleft()
-        if id(stage) not in found:
-            found[id(stage)] = stage
-            waiting += sources_of(stage)
-    return found
 
 
 def call_with_pipeline(name: str, pipe: Any) -> Any:

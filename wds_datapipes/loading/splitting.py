@@ -11,7 +11,8 @@ from torch import distributed as dist
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, graph_settings
-from wds_datapipes.pipes.graph import name_of, upstream
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.sharding import check_batch_sizes, groups_of, number_instances, splitters
 
 __all__ = [
@@ -126,7 +127,7 @@ def is_called_by_accelerate() -> bool:
 
 def given_identity(pipe: Any) -> RankIdentity:
     """Return the rank that torchdata's ``DistributedReadingService`` has assigned to a pipeline."""
-    is_given = ranks_of_run() > 1 and any(name_of(stage) == "FullSync" for stage in upstream(pipe))
+    is_given = ranks_of_run() > 1 and any(declared(stage).syncs_ranks for stage in upstream(pipe))
     return RankIdentity(dist.get_world_size(), dist.get_rank()) if is_given else ONLY_RANK
 
 

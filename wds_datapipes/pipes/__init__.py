@@ -14,9 +14,8 @@ from wds_datapipes.pipes.samples.grouping import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.samples.joining import Associator, ColumnAdder
 from wds_datapipes.pipes.samples.mixing import SampleMixer
 from wds_datapipes.pipes.samples.mock_samples import MockSamples
-from wds_datapipes.pipes.samples.random_functions import RngSampleMapper
 from wds_datapipes.pipes.samples.sample_log import SampleLogger
-from wds_datapipes.pipes.samples.sampling import NonEmptyChecker, SampleRsampler, SampleSlicer
+from wds_datapipes.pipes.samples.sampling import NonEmptyChecker, RngSampleMapper, SampleRsampler, SampleSlicer
 from wds_datapipes.pipes.samples.select import FieldSelector, KeyExtractor, KeyRenamer
 from wds_datapipes.pipes.shards.directory_shards import DirectoryShards
 from wds_datapipes.pipes.shards.loading import ShardLoader

@@ -9,8 +9,8 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.fingerprint import format_value
-from wds_datapipes.pipes.graph import count_yielded, functional_name_of, sources_of
-from wds_datapipes.pipes.stage import as_stage
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import count_yielded, functional_name_of, sources_of
 from wds_datapipes.pipes.state.description import arguments_of
 
 __all__ = ["draw_pipeline"]
@@ -78,8 +78,8 @@ def _changed_arguments(stage: Any) -> str:
 
 
 def _counts(stage: Any) -> str:
-    yielded, skipped = count_yielded(stage), as_stage(stage).counters.skipped().total
+    yielded, skipped = count_yielded(stage), declared(stage).counters.skipped().total
     counts = [f"{yielded:,} yielded"] if yielded else []
-    if skipped and as_stage(stage).on_error != "raise":
+    if skipped and declared(stage).on_error != "raise":
         counts.append(f'<span style="color:#b3261e">{skipped:,} skipped</span>')
     return ", ".join(counts)

@@ -1,94 +1,208 @@
-"""The graph of stages: the sources of each stage, and their properties."""
+"""The graph of a pipeline: its stages, in one order, and what follows from their declarations."""
 
 from __future__ import annotations
 
-import inspect
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
-from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
+from wds_datapipes.errors import StateError
+from wds_datapipes.fingerprint import is_users
+from wds_datapipes.pipes.declarations import Declarations
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import call_of, loop_of, name_of, sources_of, splits, takes_seed, upstream
+from wds_datapipes.pipes.stage import Stage
 
-__all__ = [
-    "TORCH_ATTRIBUTES",
-    "count_yielded",
-    "functional_name_of",
-    "iteration_of",
-    "sources_of",
-    "takes_seed",
-    "upstream",
-]
-
-#: The maximum number of sources in one collection. Larger collections hold data, and would take too long to search.
-_MAX_SOURCES = 1000
-
-#: Private attributes of torch's datapipes, in torch 2.4 to 2.13, that change during iteration. Only this module and the
-#: class attribute `Stage._is_child_datapipe` use private names of torch's datapipes.
-TORCH_ATTRIBUTES = frozenset(
-    {
-        *("_buffer", "_enabled", "_fast_forward_iterator", "_number_of_samples_yielded", "_rng", "_seed"),
-        *("_snapshot_state", "_uuid", "_valid_iterator_id"),
-    }
-)
-
-Pipe = IterDataPipe[Any]
-
-_PIPES = frozenset({IterDataPipe, MapDataPipe})
+__all__ = ["PipelineGraph", "check_shard_list"]
 
 
-def count_yielded(stage: Any) -> int:
-    """Return the number of items that a stage has yielded in its latest iteration; torch counts them."""
-    count: int = stage._number_of_samples_yielded
-    return count
+class PipelineGraph:
+    """The stages of a pipeline at the time of its creation. Create another one if the pipeline changes.
 
+    Args:
+        pipe: the last stage.
 
-def iteration_of(stage: Any) -> int:
-    """Return the number of a stage's latest iteration; torch counts them."""
-    return stage._valid_iterator_id or 0
-
-
-def name_of(stage: Any) -> str:
-    """Return a stage's name: that of its class, or of the class that created it as one of several."""
-    maker = vars(stage).get("main_datapipe", stage)
-    name = type(maker).__name__.lstrip("_").removesuffix("IterDataPipe")
-    return "RandomSplitter" if name == "SplitterIterator" else name
-
-
-def functional_name_of(stage: Any) -> str:
-    """Return the method that adds a stage to a pipeline, such as ``.batch``, or the class of a source."""
-    names = {getattr(build, "__wrapped__", None): name for name, build in IterDataPipe.functions.items()}
-    name = next((names[kind] for kind in type(stage).__mro__ if kind in names), None)
-    return name_of(stage) if name is None or next(sources_of(stage), None) is None else f".{name}"
-
-
-def takes_seed(stage: object) -> bool:
-    """Whether a stage of any package takes a seed for each epoch."""
-    return inspect.ismethod(getattr(stage, "set_seed", None))
-
-
-def upstream(pipe: Any) -> Iterator[Any]:
-    """Yield a stage and all stages before it, each once, in the same order for every copy."""
-    seen, found = set(), [pipe]
-    while found:
-        stage = found.pop()
-        if id(stage) not in seen:
-            seen.add(id(stage))
-            yield stage
-            found += reversed(list(sources_of(stage)))
-
-
-def sources_of(stage: Any) -> Iterator[Any]:
-    """Yield the stages that a stage reads from.
-
-    torch's own traversal pickles all collections of a stage, which may contain functions.
+    Attributes:
+        pipe: the last stage.
+        stages: all stages, each once, from the last one, in the order of `upstream`.
     """
-    return (source for value in vars(stage).values() for source in _pipes(value))
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.stages = upstream(pipe)
+
+    @cached_property
+    def splitters(self) -> list[Any]:
+        """The stages that split the data between ranks and workers."""
+        return [stage for stage in self.stages if splits(stage)]
+
+    @cached_property
+    def before_split(self) -> dict[int, Any]:
+        """The stages up to each splitter, which must yield the same in all processes, by their ids.
+
+        They are in the order in which torchdata draws their seeds, and so are those of `after_split`.
+        """
+        return {id(stage): stage for splitter in self.splitters for stage in upstream(splitter, nearest_first=True)}
+
+    @property
+    def after_split(self) -> list[Any]:
+        """The stages that are not before a splitter."""
+        return [stage for stage in upstream(self.pipe, nearest_first=True) if id(stage) not in self.before_split]
+
+    @cached_property
+    def random_stages(self) -> list[Any]:
+        """The stages that take a seed."""
+        return [stage for stage in self.stages if takes_seed(stage)]
+
+    @property
+    def spans_epochs(self) -> bool:
+        """Whether an epoch continues the previous one."""
+        return any(declared(stage).spans_epochs for stage in self.stages)
+
+    @cached_property
+    def chain(self) -> list[Any]:
+        """The stages from the last one to the first one that has several sources, or none."""
+        return [*_chain_of(self.pipe)]
+
+    @property
+    def length_stages(self) -> list[Any]:
+        """The stages that declare the length of the pipeline, without those of the sources of a mixture."""
+        return [stage for stage in self.chain if declared(stage).declares_length]
+
+    @property
+    def replay_obstacle(self) -> str:
+        """Why the seeds do not determine an epoch, so that it cannot be replayed; "" if they do."""
+        for stage in self.stages:
+            known = declared(stage)
+            if known.spans_epochs:
+                return f"{name_of(stage)} continues from one epoch to the next"
+            if known.replay_obstacle:
+                return f"{name_of(stage)} {known.replay_obstacle}"
+        return ""
+
+    @cached_property
+    def stateful(self) -> list[Any]:
+        """The stages that have a state, from the first to the last.
+
+        The first one has the position in the shards: it reads them, or starts sources of its own.
+
+        Raises:
+            StateError: the position is unknown, or a stage holds samples back and has no state.
+        """
+        return _stateful(self.pipe, [])
 
 
-def _pipes(value: Any) -> Iterator[Any]:
-    # Not isinstance: for each new type, an abstract class asks all of its subclasses, which takes milliseconds.
-    if not _PIPES.isdisjoint(type(value).__mro__):
-        yield value
-    elif isinstance(value, dict | list | tuple) and len(value) <= _MAX_SOURCES:
-        for each in itertools.chain(value, value.values()) if isinstance(value, dict) else value:
-            yield from _pipes(each)
+def _chain_of(pipe: Any) -> Iterator[Any]:
+    """Yield a stage and those before it, up to one that has several sources, or none."""
+    sources = [pipe]
+    while len(sources) == 1:
+        yield sources[0]
+        sources = list(sources_of(sources[0]))
+
+
+def _stateful(pipe: Any, later_stages: Sequence[Any]) -> list[Any]:
+    """Return the stages of a pipeline that have a state, from the first to the last.
+
+    Args:
+        pipe: the pipeline.
+        later_stages: the stages after it, from the last one.
+    """
+    later, found = list(later_stages), list[Any]()
+    for stage in _chain_of(pipe):
+        known = declared(stage)
+        known.check_position()
+        _check_declarations(stage, known, later)
+        later.append(stage)
+        if known.has_state:
+            found.append(stage)
+        for branch in known.nested_sources():
+            _refuse_spanning(branch, stage)
+            _stateful(branch, later)
+        if known.has_position or known.nested_sources():
+            return found[::-1]
+        if known.reads_shards:
+            break
+    else:
+        count = len(list(sources_of(stage)))
+        what = f"has {count} sources" if count else "has no source, and is not .load_wds_shards()"
+        raise StateError(f"{type(stage).__name__} {what}, so the position of the pipeline in its shards is unknown")
+    raise StateError(
+        "The position of a pipeline is recorded by .group_samples() or .load_wds_records(), which is missing here"
+    )
+
+
+def check_shard_list(pipe: Any) -> None:
+    """Make sure that the list of shards can be reproduced from its seeds.
+
+    Args:
+        pipe: yields the list.
+
+    Raises:
+        StateError: the seeds of an epoch do not determine its list.
+    """
+    for stage in upstream(pipe):
+        if declared(stage).spans_epochs:
+            raise StateError(
+                f"{name_of(stage)} continues from one epoch to the next, but before .load_wds_shards() the seeds must "
+                "determine each epoch. Put it after .group_samples()"
+            )
+        if not declared(stage).restarts_once and any(map(takes_seed, upstream(stage)[1:])):
+            raise StateError(
+                f"{name_of(stage)} does not restart its source exactly once per epoch, and a stage before it draws "
+                "random numbers, so the seed does not determine the order of the shards. Put "
+                f"{name_of(stage)} before the random stage"
+            )
+
+
+def _refuse_spanning(source: Any, reader: Any) -> None:
+    """Make sure that a source started by another stage does not continue from one epoch to the next.
+
+    Raises:
+        StateError: it does.
+    """
+    for stage in upstream(source):
+        if declared(stage).spans_epochs:
+            raise StateError(
+                f"{name_of(stage)} continues from one epoch to the next, and has no position before "
+                f"{name_of(reader)}. Put it at the end of the pipeline"
+            )
+
+
+def _check_declarations(stage: Any, known: Declarations, later_stages: Sequence[Any]) -> None:
+    """Make sure that a stage has a state or is stateless, and that later stages can read its items again.
+
+    Raises:
+        StateError: it is neither, its state cannot be loaded, or its items cannot be read again.
+    """
+    reader = next((each for each in reversed(later_stages) if declared(each).rereads_samples), None)
+    if known.combines_samples and reader is not None:
+        raise StateError(
+            f"{name_of(reader)} records the positions of the single samples that it holds back, but here it comes "
+            f"after {call_of(stage)}. Put it before {call_of(stage)}"
+        )
+    if not (known.has_state or known.is_stateless):
+        raise StateError(_refusal(stage, known))
+    name, own = f"{type(stage).__module__}.{type(stage).__qualname__}", type(stage)
+    if known.has_state and own.load_state_dict is Stage.load_state_dict:
+        raise StateError(f"{name} has state_dict() but no load_state_dict(), so its state cannot be loaded")
+    if known.has_state and reader is not None and not known.accepts_again:
+        raise StateError(
+            f"{name} has its own state, and comes before {name_of(reader)}. On resume, the samples held back there "
+            f"are read from their shards again, and would pass through {own.__name__} a second time, which would "
+            f"change its state. Put {own.__name__} after {name_of(reader)}"
+        )
+
+
+def _refusal(stage: Any, known: Declarations) -> str:
+    kind = type(stage)
+    loop = loop_of(*kind.__mro__) or kind
+    if not is_users(loop.__module__):
+        return f"{name_of(stage)} has no position in the shards{known.alternative and '. '}{known.alternative}"
+    base = loop_of(*loop.__mro__[1:])
+    inherited = "" if base is None else f" The declarations of {base.__name__} do not apply to another __iter__."
+    return (
+        f"{kind.__module__}.{kind.__qualname__} may hold samples back, and a state without them would lose them."
+        f"{inherited} Derive it from wds_datapipes.Stage. If it keeps nothing between two items, and yields at most "
+        "one item per item that it reads, set is_stateless = True in its class. Otherwise define state_dict() and "
+        "load_state_dict(state). Or put it after the loader"
+    )

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from wds_datapipes.datapipes import SHARDING_PRIORITIES, Batcher, IterDataPipe, Mapper, ShardingFilter
+from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.graph import count_yielded, name_of, sources_of, upstream
-from wds_datapipes.pipes.stage import Groups, OneToOneStage, Stage, as_stage
+from wds_datapipes.pipes.declarations import Groups, instance_of
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import count_yielded, name_of, sources_of, splits, upstream
+from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
-    "Groups",
     "Instance",
     "SplittingStage",
     "check_batch_sizes",
     "find_rank_and_worker",
     "groups_of",
     "has_no_shards",
-    "instance_of",
     "number_instances",
     "rank_and_worker_of",
     "refuse_remote",
     "rotate_assignments",
     "rotation_period",
     "share",
-    "splits",
     "splitters",
     "unsplit",
 ]
 
-
-#: The attribute of a ``.sharding_filter()`` that holds the rotation of its assignment.
-_ROTATION = "_wds_datapipes_turn"
 
 Pipe = IterDataPipe[Any]
 T_co = TypeVar("T_co", covariant=True)
@@ -51,7 +45,7 @@ class Instance(NamedTuple):
     worker: int = 0
 
 
-class SplittingStage(Stage[T_co]):
+class SplittingStage(EngineStage[T_co]):
     """Base class of stages that split the data between ranks and workers themselves."""
 
     groups: Groups
@@ -92,24 +86,8 @@ def share(count: int, instance: Instance) -> int:
 
 def groups_of(splitter: Any) -> Groups | None:
     """Return the groups that a stage of any package splits the data between; None if they are unknown."""
-    groups: Groups | None = splitter.groups if isinstance(splitter, Stage) else getattr(splitter, "groups", None)
+    groups: Groups | None = getattr(splitter, "groups", None)
     return groups
-
-
-def instance_of(groups: Groups) -> tuple[int, int]:
-    """Return the number of instances that the data is split between, and the index of this instance.
-
-    Instances are numbered as by torch's ``DataLoader``: the first worker of every rank, then the second of every rank,
-    and so on. The remainder of an even split then goes to different ranks.
-
-    >>> [instance_of({2: (2, rank), 3: (3, worker)}) for rank in range(2) for worker in range(3)]
-    [(6, 0), (6, 2), (6, 4), (6, 1), (6, 3), (6, 5)]
-    """
-    if SHARDING_PRIORITIES.DEFAULT in groups:
-        return groups[SHARDING_PRIORITIES.DEFAULT]
-    ranks, rank = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
-    workers, worker = groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0))
-    return ranks * workers, worker * ranks + rank
 
 
 def number_instances(pipe: Any) -> None:
@@ -119,8 +97,7 @@ def number_instances(pipe: Any) -> None:
     `rotate_assignments` is kept.
     """
     for splitter in splitters(pipe):
-        if isinstance(splitter, ShardingFilter):
-            _number(splitter)
+        declared(splitter).number_instances()
 
 
 def check_batch_sizes(pipe: Any) -> None:
@@ -130,23 +107,24 @@ def check_batch_sizes(pipe: Any) -> None:
         ValueError: they do not match; if a stage between them may drop or add samples, it is a warning.
     """
     for batcher in upstream(pipe):
-        if not isinstance(batcher, Batcher):
+        size = declared(batcher).samples_per_batch
+        if size is None:
             continue
-        stage, is_sure = batcher.datapipe, True
+        (stage,), is_sure = sources_of(batcher), True
         while (whole := getattr(stage, "global_batch_size", None)) is None:
             sources = list(sources_of(stage))
-            if len(sources) != 1 or isinstance(stage, Batcher) or as_stage(stage).combines_samples:
+            if len(sources) != 1 or declared(stage).combines_samples:
                 break
-            is_sure &= isinstance(stage, OneToOneStage | Mapper)
+            is_sure &= declared(stage).is_one_to_one
             stage = sources[0]
         groups = groups_of(stage) or {}
         ranks = instance_of(groups)[0] // rank_and_worker_of(groups).workers if groups else 1
-        if whole is None or whole % ranks or not whole // ranks % batcher.batch_size:
+        if whole is None or whole % ranks or not whole // ranks % size:
             continue  # a batch that the ranks cannot share is an error of its source
         message = (
             f"{name_of(stage)} has a global_batch_size of {whole}, which is {whole // ranks} samples on each of "
-            f"{ranks} ranks, and .batch({batcher.batch_size}) after it does not divide them. Pass "
-            f".batch({whole // ranks}), or global_batch_size={batcher.batch_size * ranks}"
+            f"{ranks} ranks, and .batch({size}) after it does not divide them. Pass "
+            f".batch({whole // ranks}), or global_batch_size={size * ranks}"
         )
         if is_sure:
             raise ValueError(message)
@@ -165,28 +143,13 @@ def rotate_assignments(pipe: Any, turn: int) -> None:
         turn: the rotation.
     """
     for stage in _rotating_stages(pipe):
-        if isinstance(stage, ShardingFilter):
-            vars(stage)[_ROTATION] = turn
-            _number(stage)
-        else:
-            as_stage(stage).rotate_assignment(turn)
+        declared(stage).rotate_assignment(turn)
 
 
 def rotation_period(pipe: Any) -> int:
     """Return the number of passes after which an instance has had every share; 1 if the data is not split."""
-    period = 1
-    for stage in _rotating_stages(pipe):
-        if _can_rotate(stage):
-            period = max(period, instance_of(stage.groups)[0])
-    return period
-
-
-def _number(splitter: Any) -> None:
-    """Set the share of a ``.sharding_filter()``."""
-    groups, only = splitter.groups, splitter.sharding_group_filter
-    instances, instance = instance_of(groups) if only is None else groups.get(only, (1, 0))
-    splitter.num_of_instances = instances
-    splitter.instance_id = (instance + vars(splitter).get(_ROTATION, 0)) % instances
+    rotating = (stage for stage in _rotating_stages(pipe) if declared(stage).can_rotate)
+    return max((instance_of(groups_of(stage) or {})[0] for stage in rotating), default=1)
 
 
 def _rotating_stages(pipe: Any) -> Iterator[Any]:
@@ -194,7 +157,7 @@ def _rotating_stages(pipe: Any) -> Iterator[Any]:
     fixed: set[int] = set()
     for stage in upstream(pipe):
         if id(stage) not in fixed:
-            if as_stage(stage).spans_epochs or as_stage(stage).keeps_share:
+            if declared(stage).spans_epochs or declared(stage).keeps_share:
                 fixed.update(map(id, upstream(stage)))
             else:
                 yield stage
@@ -220,7 +183,7 @@ def find_rank_and_worker(pipe: Pipe) -> Instance:
 
 def has_no_shards(pipe: Pipe) -> bool:
     """Whether a stage whose assignment does not rotate had nothing to assign to this instance."""
-    rotating = {id(stage) for stage in _rotating_stages(pipe) if _can_rotate(stage)}
+    rotating = {id(stage) for stage in _rotating_stages(pipe) if declared(stage).can_rotate}
     return any(
         not _has_yielded(splitter) and any(map(_has_yielded, sources_of(splitter)))
         for splitter in splitters(pipe)
@@ -239,17 +202,12 @@ def refuse_remote(pipe: Pipe, what: str) -> None:
         RuntimeError: the source is remote.
     """
     for stage in upstream(pipe):
-        if as_stage(stage).is_remote or type(stage).__module__ == "torchdata.dataloader2.communication.iter":
+        if declared(stage).is_remote:
             raise RuntimeError(
                 f"{what} must be able to restart its source at any time, but its source is in another process, which "
                 "restarts only when the loader starts an epoch. Put the stage before the one that is dispatched or "
                 "that stays in the main process."
             )
-
-
-def splits(stage: object) -> bool:
-    """Whether a stage of any package splits the data between ranks and workers."""
-    return inspect.ismethod(getattr(stage, "apply_sharding", None))
 
 
 def splitters(pipe: Pipe) -> Iterator[Any]:
@@ -263,23 +221,15 @@ def unsplit(pipe: Any) -> Any:
     Raises:
         StateError: the stage is neither a ``.sharding_filter()`` nor a ``.map()`` after one.
     """
-    if type(pipe) is ShardingFilter and pipe.sharding_group_filter is None:
-        return pipe.source_datapipe
-    if type(pipe) is not Mapper:
+    found = declared(pipe).unsplit()
+    if found is None:
         raise StateError(
             f"Resuming with another number of ranks or workers needs the list of shards before it is split, but "
             f"they are read from {type(pipe).__name__}. Put .sharding_filter() directly before .load_wds_shards()"
         )
-    mapper = copy.copy(pipe)
-    mapper.datapipe = unsplit(pipe.datapipe)
-    return mapper
+    return found
 
 
 def _has_yielded(stage: Any) -> bool:
     """Whether a stage has ever yielded an item, by torch's counter."""
     return not isinstance(stage, IterDataPipe) or count_yielded(stage) > 0
-
-
-def _can_rotate(stage: Any) -> bool:
-    """Whether `rotate_assignments` changes the share of a stage that splits the data."""
-    return isinstance(stage, ShardingFilter) or as_stage(stage).can_rotate

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, update_wrapper
+from collections.abc import Callable, Iterable, Mapping
+from functools import update_wrapper
 from typing import Any, Generic, TypeVar
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
-from wds_datapipes.on_error.policy import CountedErrors, OnError
+from wds_datapipes.on_error.policy import CountedErrors
+from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_names import explain_arguments, explain_name, refuse_positions
-from wds_datapipes.pipes.graph import name_of, sources_of, upstream
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import name_of, sources_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.position import ItemCounter, SamplePosition, pack_positions, unpack_positions
 
 __all__ = [
     "CountingStage",
-    "Groups",
+    "EngineStage",
     "OneToOneStage",
     "OpaqueValue",
     "SnapshotStage",
     "Stage",
-    "as_stage",
     "pack_positions",
     "position_reader_of",
     "register_stage",
@@ -36,63 +37,35 @@ T_co = TypeVar("T_co", covariant=True)
 C = TypeVar("C", bound=type[IterDataPipe[Any]])
 
 
-#: The groups of torch's ``ShardingFilter``: sharding priority -> number of instances, index of this instance.
-Groups = dict[int, tuple[int, int]]
+class Stage(Declarations, IterDataPipe[T_co]):
+    """Base class of stages whose state can be saved and loaded, to resume a run in the middle of an epoch.
 
+    A subclass stores its source in an attribute and defines ``__iter__``, which starts from the beginning each time.
+    Then its state is known in one of two cases:
 
-class Stage(IterDataPipe[T_co]):
-    """Base class of stages whose state can be saved and loaded.
+    - It is **stateless**: it keeps nothing between two items, and yields at most one item for each item that it reads.
+      It sets ``is_stateless = True``.
+    - It is **stateful**: it defines `state_dict`, which returns everything that it keeps between two items, and
+      `load_state_dict`. Loaders call `state_dict` after many or all items, so it must be cheap. Put such a stage after
+      shuffles.
 
-    A state resumes a run in the middle of an epoch. It holds the position in the shards, and the state of each stage. A
-    subclass defines ``__iter__``, stores its source in an attribute, and is either stateless or stateful:
+    A pipeline with a stage that is neither resumes by replay, which produces the items of the epoch again. A
+    declaration applies to the ``__iter__`` of the same class; a subclass that overrides ``__iter__`` declares it again.
 
-    - A **stateless** stage keeps nothing between two items, and yields at most one item for each item that it reads. It
-      sets ``is_stateless = True``.
-    - A **stateful** stage defines `state_dict` and `load_state_dict`, and `reset_state` if it keeps a loaded state.
-
-    Either declaration applies to the ``__iter__`` of the same class; a subclass that overrides ``__iter__`` declares it
-    again. A pipeline with a stage that declares neither resumes by replay, which produces the items of the epoch again.
-
-    **State.** Loaders call `state_dict` after many or all items, so it must be cheap. It returns a JSON-serializable
-    dictionary. `load_state_dict` receives this dictionary before iteration starts, or ``{}`` if the stage only has to
-    yield items that later stages have buffered. `reset_state` discards a loaded state.
-
-    **Buffered samples.** A stage that buffers samples, such as a shuffle, does not store them. It sets
-    ``rereads_samples = True`` and stores their positions under ``"waiting"`` with ``pack_positions``. `source_position`
-    provides the position of each item that it reads, unless a stage before has none. When the state is loaded, the
-    stages before it first yield the samples at these positions again, in the order of their positions.
-
-    **Position.** `position_reader` returns a function that returns the position of the item that was yielded last. The
-    default, None, suits a stage that yields an item before it reads another one: it has the position of the stage
-    before. A stateful stage that overrides it accepts ``again`` in `load_state_dict`: the positions of samples that
-    later stages have buffered, which it yields first, without counting them.
-
-    **Seed.** A stage that draws random numbers defines ``set_seed(seed)``, as torch's ``.shuffle()`` does; loaders call
-    it before each epoch. All ranks and workers get the same seed before the data is split, and different ones after it,
-    unless ``shares_seed`` is set.
-
-    **Length.** ``__len__`` returns the number of items of an epoch in this process. The default raises ``TypeError``.
+    A stage that buffers samples does not store them: it sets ``rereads_samples``, and its state has their positions in
+    the shards under ``"waiting"``; see `source_position`. A stage that draws random numbers defines ``set_seed(seed)``,
+    as torch's ``.shuffle()`` does, which loaders call before each epoch: all ranks and workers get the same seed before
+    the data is split, and different ones after it. ``__len__`` returns the number of items of an epoch in this process;
+    the default raises ``TypeError``.
 
     Attributes:
         is_stateless: whether it keeps nothing between two items, and yields at most one for each that it reads.
-        has_position: whether its state contains the position of the pipeline in the shards, so that the stages before
-            it need no state.
         rereads_samples: whether the samples at the ``"waiting"`` positions of its state are read again to resume.
         combines_samples: whether its items consist of several samples, such as batches, so that a position does not
             suffice to read one again.
-        spans_epochs: whether an epoch continues where the previous one ended.
-        keeps_share: whether each item belongs to the same instance of the pipeline whenever its source is iterated.
         can_reshard: whether the rest of an epoch can be assigned to another number of workers: its state consists of
             ``"waiting"`` samples only.
-        is_transparent: whether it never affects which samples are yielded, so that a state is valid with or without it.
-        is_remote: whether its items come from another process, so that only the loader can restart it.
         shares_seed: whether all ranks and workers get the same seed even after the data is split.
-        repeats_shards: whether a shard may occur more than once in an epoch.
-        can_rotate: whether it splits the data, and `rotate_assignment` gives it the share of another worker.
-        skipped_shards: the number of shards that it skips to resume.
-        on_error: the error policy; see `OnError`.
-        counters: the counters of skipped and read items; a loader makes all stages share one object.
-        groups: the numbers of ranks and workers that it splits the data between, and the indices of this instance.
 
     Examples:
         >>> class Lengths(Stage[int]):
@@ -112,26 +85,14 @@ class Stage(IterDataPipe[T_co]):
     # torch looks this attribute up for each item; without it, the lookup searches the functional names and raises.
     _is_child_datapipe = False
 
-    is_stateless: bool = False
-    has_position: bool = False
-    rereads_samples: bool = False
-    combines_samples: bool = False
-    spans_epochs: bool = False
-    keeps_share: bool = False
-    can_reshard: bool = False
-    is_transparent: bool = False
-    is_remote: bool = False
-    shares_seed: bool = False
-    repeats_shards: bool = False
-    can_rotate: bool = False
-    skipped_shards: int = 0
-    groups: Groups | None = None
-    on_error: OnError = "raise"
+    has_state = False  # the methods below do nothing
 
-    @cached_property
-    def counters(self) -> Counters:
-        """The counters of skipped and read items."""
-        return Counters()
+    def __init_subclass__(cls, **options: Any) -> None:
+        own = vars(cls).keys()
+        if own & {"snapshot", "state_dict"} and "has_state" not in own:
+            # The snapshots of another class lack what a new state_dict contains.
+            cls.has_state = "snapshot" in own or cls.snapshot is Stage.snapshot
+        super().__init_subclass__(**options)
 
     @property
     def counted_errors(self) -> Any:  # a CountedErrors, typed so that functions accept it as an OnError
@@ -168,17 +129,29 @@ class Stage(IterDataPipe[T_co]):
         """Return the state after the item that was yielded last, as a JSON-serializable dictionary."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state, from which the next iteration resumes.
 
         Args:
-            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
-            again: the positions of samples that later stages have buffered; they are yielded first.
+            state: a result of `state_dict`; or ``{}``, if the next iteration starts from the beginning.
         """
         raise NotImplementedError(f"{type(self).__name__} has no load_state_dict()")
 
     def reset_state(self) -> None:
-        """Discard a loaded state, so that the next iteration starts from the beginning."""
+        """Discard a loaded state, so that the next iteration starts from the beginning.
+
+        Raises:
+            StateError: `load_state_dict` does not accept an empty state.
+        """
+        if not self.has_state or type(self).load_state_dict is Stage.load_state_dict:
+            return
+        try:
+            self.load_state_dict({})
+        except LookupError as error:
+            raise StateError(
+                f"{type(self).__name__}.load_state_dict({{}}) raised {error!r}. At the beginning of an epoch, the "
+                "state is an empty dictionary: read its values with state.get()"
+            ) from error
 
     def snapshot(self) -> dict[str, Any]:
         """Return the result of `state_dict`, unaffected by later items; loaders call this after each item.
@@ -196,13 +169,6 @@ class Stage(IterDataPipe[T_co]):
             ) from error
         return frozen
 
-    def position_reader(self) -> Callable[[], SamplePosition] | None:
-        """Return a function that returns the position of the item that was yielded last.
-
-        The default, None, stands for the position of the stage before.
-        """
-        return None
-
     def source_position(self) -> Callable[[], SamplePosition] | None:
         """Return a function that returns the position of the item that was read last; None if it is unknown.
 
@@ -211,13 +177,6 @@ class Stage(IterDataPipe[T_co]):
         sources = list(sources_of(self))
         return position_reader_of(sources[0]) if len(sources) == 1 else None
 
-    def nested_sources(self) -> Sequence[IterDataPipe[Any]]:
-        """Return the sources that it restarts at any time, and whose states are part of its own."""
-        return ()
-
-    def rotate_assignment(self, turn: int) -> None:
-        """Rotate the assignment by ``turn`` workers, if this stage splits the data."""
-
     def _repr_html_(self) -> str:
         """Draw the pipeline up to this stage, for notebooks."""
         from wds_datapipes.pipes.drawing import draw_pipeline
@@ -225,8 +184,35 @@ class Stage(IterDataPipe[T_co]):
         return draw_pipeline(self)
 
 
-class OneToOneStage(Stage[T_co]):
+class EngineStage(Stage[T_co]):
+    """Base class of the stages of this package, which make more `Declarations`."""
+
+    accepts_again = True
+    draws_globally = False
+    holds_items = False
+
+    #: What was loaded, until the next iteration starts.
+    _loaded: Any = None
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+        """Load a state, from which the next iteration resumes.
+
+        Args:
+            state: the result of `state_dict`; or ``{}`` if only the items of ``again`` remain.
+            again: the positions of items that later stages have buffered; they are yielded first, and not counted.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no load_state_dict()")
+
+    def reset_state(self) -> None:
+        """Discard a loaded state, so that the next iteration starts from the beginning."""
+        if self._loaded is not None:
+            self._loaded = None
+
+
+class OneToOneStage(EngineStage[T_co]):
     """Base class of stages that yield one item for each one that they read, unless ``on_error`` skips it."""
+
+    is_one_to_one = True
 
     source: Any
 
@@ -237,7 +223,7 @@ class OneToOneStage(Stage[T_co]):
         return len(self.source)
 
 
-class SnapshotStage(Stage[T_co]):
+class SnapshotStage(EngineStage[T_co]):
     """Base class of stages that define `snapshot` instead of `state_dict`, since their state may be large.
 
     A snapshot consists of immutable values and of those that no later item changes, and has `BufferContents` in place
@@ -273,34 +259,15 @@ class CountingStage(SnapshotStage[T_co]):
         """
         self._loaded = ItemCounter(state.get("passed", 0), again)
 
-    def reset_state(self) -> None:
-        """Discard a loaded state, so that the next iteration starts from the beginning."""
-        self._loaded = None
-
     def _begin_counting(self) -> ItemCounter:
         """Start an epoch, from the loaded state if there is one."""
         self._count, self._loaded = self._loaded or ItemCounter(), None
         return self._count
 
 
-class _ForeignStage(Stage[Any]):
-    """Placeholder for a stage of another package, which declares nothing."""
-
-    def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
-
-
-_FOREIGN = _ForeignStage()
-
-
-def as_stage(pipe: Any) -> Stage[Any]:
-    """Return a stage as a `Stage`; for one of another package, a `Stage` that declares nothing."""
-    return pipe if isinstance(pipe, Stage) else _FOREIGN
-
-
 def position_reader_of(pipe: Any) -> Callable[[], SamplePosition] | None:
     """Return a function that returns the position of the item that a stage has yielded last; None if it is unknown."""
-    while (reader := as_stage(pipe).position_reader()) is None:
+    while (reader := declared(pipe).position_reader()) is None:
         sources = list(sources_of(pipe))
         if len(sources) != 1:
             return None

@@ -10,10 +10,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from wds_datapipes.datapipes import IterDataPipe, ShardingFilter
-from wds_datapipes.pipes.graph import name_of, sources_of
-from wds_datapipes.pipes.sharding import groups_of, splits, splitters
-from wds_datapipes.pipes.stage import as_stage
+from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import call_of, name_of, sources_of, splits
+from wds_datapipes.pipes.sharding import groups_of, splitters
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = ["advice_for_split", "is_read_by_shard", "warn_of_copies"]
@@ -62,7 +62,7 @@ def warn_of_copies(pipe: Any) -> None:
         if advice:
             warn_user(advice)
         return
-    splitter = ".sharding_filter()" if isinstance(hidden, ShardingFilter) else name_of(hidden)
+    splitter = call_of(hidden)
     if info is not None and info.num_workers > 1:
         if info.id == 0:
             warn_user(
@@ -96,14 +96,14 @@ def _unsplit(pipe: Any, instances: int, ranks: int) -> Iterator[tuple[Any, int]]
     seen, found = set[int](), [(pipe, instances)]
     while found:
         stage, readers = found.pop()
-        if id(stage) in seen or splits(stage) or as_stage(stage).spans_epochs or not _is_replicated(stage):
+        if id(stage) in seen or splits(stage) or declared(stage).spans_epochs or not _is_replicated(stage):
             continue
         seen.add(id(stage))
-        if name_of(stage) == "ShardingRoundRobinDispatcher":
+        if declared(stage).is_dispatched:
             readers = ranks
         sources = [source for source in sources_of(stage) if isinstance(source, IterDataPipe)]
         # A stage that takes shards from a directory gives each shard to one process.
-        if not sources and name_of(stage) != "DirectoryShards":
+        if not sources and not declared(stage).claims_shards:
             yield stage, readers
         found += [(source, readers) for source in reversed(sources)]
 

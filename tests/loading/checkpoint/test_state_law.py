@@ -47,7 +47,7 @@ from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.codecs.extensions import ExtensionDecoder
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.service.pinning import MemoryPinner
-from wds_datapipes.pipes.state.pipeline_state import check_state
+from wds_datapipes.pipes.graph import PipelineGraph
 
 pytestmark = [
     # torchdata calls it whenever a StatefulDataLoader is created.
@@ -534,4 +534,4 @@ def test_every_registered_stage_is_swept() -> None:
         sources = [each for each in inspect.signature(kind).parameters if "source" in each or "datapipe" in each]
         stage.__dict__[sources[0] if sources else "source_datapipe"] = split()
         with pytest.raises(StateError, match=kind.__name__.removesuffix("IterDataPipe")):
-            check_state(stage)
+            PipelineGraph(stage).stateful  # noqa: B018

@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.graph import upstream
+from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.testing import build_shard
 
 #: torch warns of lambdas where they are passed.

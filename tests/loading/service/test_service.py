@@ -39,7 +39,7 @@ from wds_datapipes.loading.transport.protocol import Command, Kind, new_channel
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import Sender
 from wds_datapipes.loading.workers.connection import WorkerConnection
-from wds_datapipes.pipes.graph import upstream
+from wds_datapipes.pipes.inspection import upstream
 
 Pipe = IterDataPipe[Any]
 Item = tuple[int, int]

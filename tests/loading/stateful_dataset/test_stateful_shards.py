@@ -155,8 +155,8 @@ class FirstFour(Stage[Any]):
     def state_dict(self) -> dict[str, int]:
         return {"count": self.count}
 
-    def load_state_dict(self, state: Mapping[str, int], again: object = ()) -> None:
-        self.count = state["count"]
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.count = state.get("count", 0)
 
     def __iter__(self) -> Iterator[Any]:
         if self.count < 4:

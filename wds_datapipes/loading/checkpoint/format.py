@@ -12,15 +12,15 @@ from typing import Any
 from zlib import crc32
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state.description import difference
+from wds_datapipes.pipes.state.description import PER_RANK, difference
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state
 
 __all__ = ["Checkpoint", "WorkerState"]
 
 logger = logging.getLogger("wds_datapipes")
 
-#: Matches the beginning of the description of torch's ``.batch()``.
-BATCH_SIZE = re.compile(r"BatcherIterDataPipe\(batch_size=(\d+)")
+#: Matches a number in the description of a stage that is divided between the ranks, such as the size of a batch.
+OF_RANK = re.compile(rf"=(\d+){PER_RANK}")
 
 #: The numeric fields, and their bounds.
 NUMBERS = {
@@ -206,10 +206,10 @@ class Checkpoint:
 
 
 def _batch_size(stage: str | None) -> int:
-    """Return the batch size in the description of a stage; 0 if the stage is not torch's ``.batch()``."""
-    found = BATCH_SIZE.match(stage or "")
+    """Return the number in the description of a stage that is divided between the ranks, as of ``.batch()``, or 0."""
+    found = OF_RANK.search(stage or "")
     return 0 if found is None else int(found[1])
 
 
 def _without_size(stage: str | None) -> str:
-    return BATCH_SIZE.sub("", stage or "")
+    return OF_RANK.sub("", stage or "")

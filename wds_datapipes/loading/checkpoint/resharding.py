@@ -10,12 +10,8 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
-from wds_datapipes.loading.checkpoint.shard_assignment import reshard_states
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks
-from wds_datapipes.pipes.samples.mixing import SampleMixer
-from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
-from wds_datapipes.pipes.sharding import unsplit
-from wds_datapipes.pipes.state.pipeline_state import replay_reason, stateful
+from wds_datapipes.pipes.state.pipeline_state import check_resharding, replay_reason, reshard_states
 from wds_datapipes.pipes.state.replay import is_replayed
 
 __all__ = ["merge_states", "reshard_state", "state_of_rank"]
@@ -116,7 +112,7 @@ def reshard_state(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
             f"{replay_reason(pipe)}. So the pipeline resumes by replaying its items, which requires as many ranks and "
             "workers as before"
         )
-    _check_can_reshard(pipe)
+    check_resharding(pipe)
     by_rank = sorted(saved, key=lambda checkpoint: checkpoint.rank)
     # In the numbering of the instances: the first worker of every rank, then the second.
     own = [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
@@ -159,24 +155,3 @@ def _check_complete(saved: Sequence[Checkpoint]) -> None:
         raise StateError(
             "The states are from different epochs: they were saved between different steps, or in different runs"
         )
-
-
-def _check_can_reshard(pipe: Any) -> None:
-    """Check that the rest of a pipeline's epoch can be resharded."""
-    stages = stateful(pipe)
-    for stage in stages:
-        if isinstance(stage, SampleMixer) and stage.stop != "all":
-            raise StateError(
-                f'The rest of mix_samples(stop="{stage.stop}") depends on what each worker has mixed, so the state is '
-                f"invalid with a different number of ranks or workers. Resume with as many ranks and workers as "
-                f'before, or mix with stop="all"'
-            )
-        if not stage.can_reshard:
-            raise StateError(
-                f"{type(stage).__name__} records or counts what each worker has read, so its state is invalid with a "
-                f"different number of ranks or workers. Resume with as many ranks and workers as before, or remove it"
-            )
-    for branch in stages[0].nested_sources():
-        _check_can_reshard(branch)
-    if isinstance(stages[0], PositionedSamples) and (reader := stages[0].shard_reader) is not None:
-        unsplit(reader.source)

@@ -11,14 +11,15 @@ from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in
 from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import ShardReadingService
-from wds_datapipes.loading.service.state_manager import describe_loader_pipeline
 from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.loading.torchdata_api import DistributedReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
-from wds_datapipes.pipes.graph import upstream
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.samples.declared_length import DeclaredLength
-from wds_datapipes.pipes.samples.epochs import EpochSetter, LengthSetter, compare_length
-from wds_datapipes.pipes.sharding import Instance, find_rank_and_worker, share
+from wds_datapipes.pipes.samples.epochs import compare_length
+from wds_datapipes.pipes.sharding import Instance
+from wds_datapipes.pipes.state.description import descriptions
 
 __all__ = [
     "declared_length_of",
@@ -76,7 +77,7 @@ def load_state(loader: Any, service: ShardReadingService, state: Any) -> None:
     pipe = loader._datapipe_before_reading_service_adapt
     if pipe is None:
         raise StateError(NO_PIPELINE)
-    stages = describe_loader_pipeline(pipe)
+    stages = descriptions(pipe)
     for checkpoint in checkpoints:
         checkpoint.check(stages)
     if loader._adapted:
@@ -218,12 +219,10 @@ def length_of_rank(pipe: Any, rank: int, ranks: int, workers: int) -> int:
     own = RankIdentity(ranks, rank)
     if ranks > 1:
         split_by_rank(pipe, own)
-    declared = [(stage, stage.n) for stage in upstream(pipe) if isinstance(stage, EpochSetter | LengthSetter)]
     length = 0
     for worker in range(workers):
         split_by_worker(pipe, WorkerIdentity(workers, worker), own)
-        for stage, count in declared:  # summed over all workers of the rank
-            is_shared = isinstance(stage, LengthSetter)
-            stage.n = share(count, Instance(rank, workers, worker) if is_shared else find_rank_and_worker(stage.source))
+        for stage in upstream(pipe):  # the lengths that are declared for all workers of the rank
+            declared(stage).share_length(Instance(rank, workers, worker))
         length += len(pipe)
     return length

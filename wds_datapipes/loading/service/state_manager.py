@@ -17,13 +17,13 @@ from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.seeding import EpochSeeds, is_drawn
 from wds_datapipes.loading.splitting import RankIdentity
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks, ends_together
-from wds_datapipes.loading.torchdata_api import FullSync
+from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayed
 from wds_datapipes.seeds import SeedGenerator
 
-__all__ = ["ItemSource", "StateManager", "describe_loader_pipeline"]
+__all__ = ["ItemSource", "StateManager"]
 
 
 class ItemSource(Protocol):
@@ -90,7 +90,7 @@ class StateManager:
 
     def describe(self, pipe: Any) -> None:
         """Record the pipeline, before the split."""
-        self._described = describe_loader_pipeline(pipe)
+        self._described = descriptions(pipe)
 
     def expect(self, seed: int | None, *, is_shared: bool) -> None:
         """Record the seed that was set on the loader since the previous epoch began.
@@ -161,7 +161,7 @@ class StateManager:
             dispatching: the pipeline of the dispatching process, if there is one.
         """
         try:
-            later_stages = [stage for stage in later_stages if not isinstance(stage, FullSync)]
+            later_stages = [stage for stage in later_stages if not declared(stage).syncs_ranks]
             reason = replay_reason(pipe, later_stages, dispatching)
         except StateError as error:
             self.refusal = str(error)  # the error itself would keep its frames alive
@@ -278,11 +278,6 @@ class StateManager:
     def _identity(self, ranks: Ranks | None) -> RankIdentity:
         """Return the identity of this rank, even before the service has started."""
         return self.group.identity if ranks is None else ranks.identity
-
-
-def describe_loader_pipeline(pipe: Any) -> list[str]:
-    """Describe a pipeline without the stage that torchdata appends for ranks."""
-    return descriptions(pipe, without=(FullSync,))
 
 
 def _rank() -> int:

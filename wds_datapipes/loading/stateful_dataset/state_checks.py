@@ -7,8 +7,8 @@ from typing import Any
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
-from wds_datapipes.pipes.graph import sources_of
-from wds_datapipes.pipes.samples.epochs import EpochSetter, LengthSetter
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.graph import PipelineGraph
 
 __all__ = ["check_identity", "check_ranks", "check_replay", "check_seed", "ends_together"]
 
@@ -115,10 +115,9 @@ def ends_together(pipe: Any) -> bool:
         len(pipe)
     except TypeError:  # as after a filter
         return False
-    stage = pipe
-    while not isinstance(stage, EpochSetter):
-        sources = list(sources_of(stage))
-        if len(sources) != 1 or isinstance(stage, LengthSetter):
+    for stage in PipelineGraph(pipe).chain:
+        if declared(stage).declares_length:
             return False
-        (stage,) = sources
-    return True
+        if declared(stage).spans_epochs:
+            return True
+    return False

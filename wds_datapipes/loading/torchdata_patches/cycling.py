@@ -10,8 +10,9 @@ from torchdata.datapipes.iter import Cycler
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.pipes.graph import count_yielded, name_of, sources_of
-from wds_datapipes.pipes.sharding import groups_of, instance_of, rank_and_worker_of, rotation_period, splitters
+from wds_datapipes.pipes.declarations import instance_of
+from wds_datapipes.pipes.inspection import count_yielded, name_of, sources_of
+from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, rotation_period, splitters
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
 __all__ = ["EndingCycler"]

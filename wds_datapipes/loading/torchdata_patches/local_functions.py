@@ -16,7 +16,7 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, graph
 from wds_datapipes.loading.transport.serialization import describe, takes
-from wds_datapipes.pipes.graph import functional_name_of, sources_of, upstream
+from wds_datapipes.pipes.inspection import functional_name_of, sources_of, upstream
 
 __all__ = ["copy_pipeline", "explain_worker_pickling", "find_local_classes"]
 

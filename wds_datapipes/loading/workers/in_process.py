@@ -14,9 +14,9 @@ from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.epoch import EpochRun, EpochStart
 from wds_datapipes.loading.progress import LoopPosition, SnapshotWriter
 from wds_datapipes.loading.report import WorkerReport, log_skipped
+from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
-from wds_datapipes.pipes.state.replay import ReplayedItems
 
 __all__ = ["DeliveredCount", "LocalItems", "users_part"]
 
@@ -28,6 +28,7 @@ class LocalItems(Stage[Any]):
         source: the pipeline.
     """
 
+    is_loaders = True
     #: The main process is the only worker.
     turn = 0
 
@@ -118,6 +119,8 @@ class LocalItems(Stage[Any]):
 class DeliveredCount(Stage[Any]):
     """Reports delivered items to their source, one by one, after stages that prefetch."""
 
+    is_loaders = True
+
     def __init__(self, source: IterDataPipe[Any], supplier: Any) -> None:
         self.source = source
         self._supplier = supplier
@@ -137,6 +140,6 @@ class DeliveredCount(Stage[Any]):
 
 def users_part(pipe: Any) -> Any:
     """Return a pipeline without the stages that count its items, which are the last ones."""
-    while isinstance(pipe, LocalItems | DeliveredCount | ReplayedItems):
+    while declared(pipe).is_loaders:
         pipe = pipe.source
     return pipe

@@ -11,7 +11,6 @@ from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import RankIdentity, split_by_worker
 from wds_datapipes.loading.torchdata_api import (
     DispatchedSource,
-    FullSync,
     WorkerInfo,
     attach_wrapper,
     find_lca_round_robin_sharding_dp,
@@ -22,6 +21,7 @@ from wds_datapipes.loading.torchdata_api import (
 from wds_datapipes.loading.workers.in_process import LocalItems
 from wds_datapipes.loading.workers.pool import PooledItems, WorkerPool
 from wds_datapipes.loading.workers.worker import WorkerJob
+from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.state.pipeline_state import spans_epochs
 
 __all__ = ["run_in_process", "start_method", "start_pool"]
@@ -47,7 +47,7 @@ def run_in_process(
     if service.worker_init_fn is not None:
         datapipe = call_with_pipeline("worker_init_fn", service.worker_init_fn(datapipe, WorkerInfo(1, 0)))
     # FullSync, torchdata's stage that synchronizes ranks, prefetches an item, as it does with workers.
-    waiting = datapipe if isinstance(datapipe, FullSync) else None
+    waiting: Any = datapipe if declared(datapipe).syncs_ranks else None
     part = datapipe if waiting is None else waiting.datapipe
     manager.refuse(part, [])
     items = LocalItems(part)

@@ -64,6 +64,7 @@ class BatchDecoder(DecodingStage[dict[str, Any]]):
     """
 
     is_stateless = True
+    ignored_arguments = frozenset({"num_threads"})
 
     def __init__(
         self,

@@ -62,6 +62,8 @@ class SampleBucketer(BufferingStage[list[Any]]):
         [['bcde', 'hijkl'], ['a', 'f', 'g'], ['mno']]
     """
 
+    draws_globally = True
+
     def __init__(
         self,
         source: IterDataPipe[Any],

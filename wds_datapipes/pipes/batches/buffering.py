@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.graph import name_of
+from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.stage import SnapshotStage, unpack_positions
 from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
@@ -21,6 +21,7 @@ class BufferingStage(SnapshotStage[T_co]):
 
     rereads_samples = True
     combines_samples = True
+    holds_items = True
     can_reshard = True
 
     def __init__(self) -> None:
@@ -60,10 +61,6 @@ class BufferingStage(SnapshotStage[T_co]):
     def position_reader(self) -> Callable[[], SamplePosition] | None:
         """Return a function that returns the position of the first sample of the item that was yielded last."""
         return None if self.source_position() is None else (lambda: self._buffer.at)
-
-    def reset_state(self) -> None:
-        """Discard a loaded state, so that the next iteration starts from the beginning."""
-        self._loaded = None
 
     def _begin_buffer(self) -> SampleBuffer:
         """Start an epoch, from the loaded state if there is one."""

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.samples.batching import split_lists, unbatch_samples
 
 __all__ = ["SampleUnbatcher"]
 
 
 @register_stage("unbatch_samples")
-class SampleUnbatcher(Stage[Any]):
+class SampleUnbatcher(EngineStage[Any]):
     """Split collated batches into samples (functional name: ``unbatch_samples``).
 
     It is the inverse of torch's ``.collate()``. A batch is a dict, a tuple or a list of columns, or a single column. A
@@ -57,10 +57,11 @@ class SampleUnbatcher(Stage[Any]):
         [{'__key__': 'a', 'cls': 3}, {'__key__': 'b', 'cls': 4}]
     """
 
+    holds_items = True
+
     def __init__(
         self, source: IterDataPipe[Any], *, nested_lists: bool = False, copy: bool = False, collated: bool = True
     ) -> None:
-        super().__init__()
         if not collated and (nested_lists or copy):
             raise ValueError(
                 "unbatch_samples accepts nested_lists and copy only for collated batches, not with collated=False"

@@ -10,21 +10,21 @@ from torch.utils.data import get_worker_info
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import CacheError
-from wds_datapipes.pipes.graph import takes_seed, upstream
-from wds_datapipes.pipes.sharding import groups_of, instance_of, splits
-from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.declarations import instance_of
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.inspection import splits, takes_seed
+from wds_datapipes.pipes.sharding import groups_of
+from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.samples.caching import CachedPart, DiskCache, MemoryCache, SampleCache
 from wds_datapipes.seeds import derived_seed
 
 __all__ = ["SampleCacher"]
 
-#: Modules of stages whose items come from a pipeline in another process.
-REMOTE = ("torchdata.dataloader2.", "wds_datapipes.loading.")
-
 
 @register_stage("cache_samples")
-class SampleCacher(Stage[Any]):
+class SampleCacher(EngineStage[Any]):
     """Cache the samples of the first complete pass for all later ones (functional name: ``cache_samples``).
 
     Later passes yield the same samples in the same order, and do not read the source. An incomplete pass is not cached.
@@ -69,6 +69,8 @@ class SampleCacher(Stage[Any]):
     """
 
     keeps_share = True
+    restarts_once = False
+    ignored_arguments = frozenset({"path", "max_bytes"})
 
     def __init__(
         self,
@@ -78,7 +80,6 @@ class SampleCacher(Stage[Any]):
         max_bytes: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
         self.path = None if path is None else os.fspath(path)
         if max_bytes is not None and max_bytes < 0:
             raise ValueError(f"max_bytes must not be negative, not {max_bytes!r}")
@@ -91,9 +92,9 @@ class SampleCacher(Stage[Any]):
         self._described: list[str] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        stages = list(upstream(self.source))
-        part = _part(stages)
-        yield from self._cache.cached(lambda: self._begin(stages, part), part, self._describe)
+        graph = PipelineGraph(self.source)
+        part = _part(graph)
+        yield from self._cache.cached(lambda: self._begin(graph, part), part, self._describe)
 
     def _describe(self) -> list[str]:
         """Describe the cached pipeline, once, before later stages change items that may be arguments of a stage."""
@@ -101,12 +102,11 @@ class SampleCacher(Stage[Any]):
             self._described = [f"seed {self.seed}", *descriptions(self.source)]
         return self._described
 
-    def _begin(self, stages: list[Any], part: CachedPart) -> IterDataPipe[Any]:
+    def _begin(self, graph: PipelineGraph, part: CachedPart) -> IterDataPipe[Any]:
         """Set the seeds of all stages before this one: the same in every pass and run, and on every rank."""
-        before_split = {id(stage) for splitter in stages if splits(splitter) for stage in upstream(splitter)}
-        for position, stage in enumerate(stages):
+        for position, stage in enumerate(graph.stages):
             if takes_seed(stage):
-                own = () if id(stage) in before_split else part
+                own = () if id(stage) in graph.before_split else part
                 stage.set_seed(derived_seed("cache_samples", self.seed, position, *own))
         return self.source
 
@@ -114,11 +114,11 @@ class SampleCacher(Stage[Any]):
         return len(self.source)
 
 
-def _part(stages: list[Any]) -> CachedPart:
+def _part(graph: PipelineGraph) -> CachedPart:
     """Return which part of the data a pipeline yields in this process."""
     parts = set()
-    for stage in stages:
-        if type(stage).__module__.startswith(REMOTE):
+    for stage in graph.stages:
+        if declared(stage).is_remote:
             raise CacheError(
                 "cache_samples cannot cache items that another process dispatches (sharding_round_robin_dispatch), "
                 "since a worker gets other items each time. Put the cache before the dispatch, or use "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
+from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
 
 __all__ = ["StreamComposer"]
 
@@ -14,7 +14,7 @@ Function = Callable[[Iterator[Any]], Iterable[Any]]
 
 
 @register_stage("compose")
-class StreamComposer(Stage[Any]):
+class StreamComposer(EngineStage[Any]):
     """Apply a function to the whole stream of items (functional name: ``compose``).
 
     A custom stage can be written as a generator function of an iterator: it may yield several items for one, skip
@@ -43,8 +43,10 @@ class StreamComposer(Stage[Any]):
         [1, -1, 2, -2]
     """
 
+    draws_globally = True
+    holds_items = True
+
     def __init__(self, source: IterDataPipe[Any], *through: Function) -> None:
-        super().__init__()
         if not through:
             raise TypeError("compose needs a function from an iterator to an iterator, as in compose(patches)")
         for function in through:

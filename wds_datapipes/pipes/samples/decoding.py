@@ -17,7 +17,7 @@ from wds_datapipes.codecs.extensions import (
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.samples.random_functions import seeds_of_samples
+from wds_datapipes.pipes.samples.sampling import seeds_of_samples
 from wds_datapipes.pipes.stage import OneToOneStage, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sampling import SampleSeeds
@@ -130,6 +130,7 @@ class SampleDecoder(DecodingStage[Sample]):
     """
 
     is_stateless = True
+    draws_globally = True
 
     #: In a subclass: the extensions it decodes, as for `handle_extension`.
     extensions: str | Iterable[str] = ()

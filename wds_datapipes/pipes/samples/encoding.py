@@ -60,6 +60,7 @@ class SampleEncoder(OneToOneStage[Sample]):
     """
 
     is_stateless = True
+    draws_globally = True
 
     def __init__(
         self,
@@ -71,7 +72,6 @@ class SampleEncoder(OneToOneStage[Sample]):
         on_error: OnError = "raise",
         **by_extension: FieldEncoder,
     ) -> None:
-        super().__init__()
         check_on_error(on_error)
         refuse_handler(by_extension, "keywords are extensions, as in json=dump")
         self.source = source

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.graph import sources_of
+from wds_datapipes.pipes.foreign_stages import ForeignStage, declared
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.samples.declared_length import DeclaredLength
 from wds_datapipes.pipes.sharding import (
+    Instance,
     find_rank_and_worker,
     has_no_shards,
     number_instances,
@@ -17,12 +19,12 @@ from wds_datapipes.pipes.sharding import (
     rotation_period,
     share,
 )
-from wds_datapipes.pipes.stage import SnapshotStage, Stage, position_reader_of, register_stage
+from wds_datapipes.pipes.stage import EngineStage, SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.nested_sources import NestedPasses
 from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["EpochSetter", "LengthSetter", "compare_length", "length_setters"]
+__all__ = ["EpochSetter", "LengthSetter", "compare_length"]
 
 
 @register_stage("with_epoch")
@@ -61,9 +63,9 @@ class EpochSetter(SnapshotStage[Any]):
     """
 
     spans_epochs = True
+    _share: int | None = None
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
-        super().__init__()
         self.source = source
         self.n = _check_number("n must be the number of items in an epoch, at least 1", n, 1)
         self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
@@ -147,8 +149,12 @@ class EpochSetter(SnapshotStage[Any]):
             rotation_period=lambda: rotation_period(self.source),
         )
 
+    def share_length(self, instance: Instance) -> None:  # noqa: ARG002 - without a split, each worker yields all
+        """Let ``len()`` return the part of one worker."""
+        self._share = share(self.n, find_rank_and_worker(self.source))
+
     def __len__(self) -> int:
-        return self.n
+        return self.n if self._share is None else self._share
 
     def _begin(self, number: int) -> Iterator[Any]:
         if number == 0:
@@ -157,7 +163,7 @@ class EpochSetter(SnapshotStage[Any]):
 
 
 @register_stage("with_length")
-class LengthSetter(Stage[Any]):
+class LengthSetter(EngineStage[Any]):
     """Declare the number of items, without changing them (functional name: ``with_length``).
 
     ``len()`` returns ``n``, also for stages that derive their length, such as ``.batch()``, and for loaders. If another
@@ -183,26 +189,22 @@ class LengthSetter(Stage[Any]):
     """
 
     is_stateless = True
+    declares_length = True
+    _share: int | None = None
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
-        super().__init__()
         self.source = source
         self.n = _check_number("n must be the number of items, at least 0", n, 0)
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.source
 
+    def share_length(self, instance: Instance) -> None:
+        """Let ``len()`` return the part of one worker."""
+        self._share = share(self.n, instance)
+
     def __len__(self) -> int:
-        return self.n
-
-
-def length_setters(pipe: Any) -> Iterator[LengthSetter]:
-    """Yield the ``.with_length()`` of a pipeline, without those of the sources of a mixture, which weigh them."""
-    sources = [pipe]
-    while len(sources) == 1:
-        if isinstance(sources[0], LengthSetter):
-            yield sources[0]
-        sources = list(sources_of(sources[0]))
+        return self.n if self._share is None else self._share
 
 
 def compare_length(
@@ -218,14 +220,16 @@ def compare_length(
         ranks: the number of ranks that share the data.
         rank: the number of this rank.
     """
-    declared = [stage.n for stage in length_setters(pipe)]
-    if not declared:
+    # torchdata's .set_length() is not compared.
+    stages = PipelineGraph(pipe).length_stages
+    lengths = [stage.n for stage in stages if not isinstance(declared(stage), ForeignStage)]
+    if not lengths:
         return None
     try:
         found = length()
     except TypeError:
         return None
-    return DeclaredLength(found, ranks, rank) if workers < 2 or found in declared else None
+    return DeclaredLength(found, ranks, rank) if workers < 2 or found in lengths else None
 
 
 def _check_number(what: str, value: Any, least: int) -> int:

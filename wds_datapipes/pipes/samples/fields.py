@@ -7,7 +7,7 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import OneToOneStage, OpaqueValue, Stage, register_stage
+from wds_datapipes.pipes.stage import EngineStage, OneToOneStage, OpaqueValue, register_stage
 from wds_datapipes.samples.fields import (
     Function,
     Missing,
@@ -53,7 +53,6 @@ class TupleMaker(OneToOneStage[tuple[Any, ...]]):
     def __init__(
         self, source: IterDataPipe[Sample], *specs: str, missing: Missing = "raise", on_error: OnError = "raise"
     ) -> None:
-        super().__init__()
         check_on_error(on_error)
         parse_specs(specs)
         if missing not in ("raise", "none"):
@@ -95,7 +94,6 @@ class FieldRenamer(OneToOneStage[Sample]):
     def __init__(
         self, source: IterDataPipe[Sample], /, *, keep: bool = True, on_error: OnError = "raise", **new: str
     ) -> None:
-        super().__init__()
         check_on_error(on_error)
         refuse_handler(new, 'keywords are new names, as in image="jpg;png"')
         for name, old in new.items():
@@ -111,7 +109,7 @@ class FieldRenamer(OneToOneStage[Sample]):
 
 
 @register_stage("map_samples")
-class SampleMapper(Stage[Any]):
+class SampleMapper(EngineStage[Any]):
     """Apply a function to whole samples (functional name: ``map_samples``).
 
     It differs from torch's ``.map()`` in three points: a sample is skipped if the function returns None; an error names
@@ -136,9 +134,9 @@ class SampleMapper(Stage[Any]):
     """
 
     is_stateless = True
+    draws_globally = True
 
     def __init__(self, source: IterDataPipe[Any], function: Function, *, on_error: OnError = "raise") -> None:
-        super().__init__()
         check_on_error(on_error)
         if not callable(function):
             raise TypeError(f"map_samples applies a function to each sample, not {function!r}")
@@ -172,9 +170,9 @@ class DictMapper(OneToOneStage[Sample]):
     """
 
     is_stateless = True
+    draws_globally = True
 
     def __init__(self, source: IterDataPipe[Sample], /, *, on_error: OnError = "raise", **by_field: Function) -> None:
-        super().__init__()
         check_on_error(on_error)
         refuse_handler(by_field, "keywords are fields. For a field of that name, use map_samples")
         if not by_field:
@@ -212,11 +210,11 @@ class TupleMapper(OneToOneStage[tuple[Any, ...]]):
     """
 
     is_stateless = True
+    draws_globally = True
 
     def __init__(
         self, source: IterDataPipe[Sequence[Any]], *by_position: Function | None, on_error: OnError = "raise"
     ) -> None:
-        super().__init__()
         check_on_error(on_error)
         for function in by_position:
             if function is not None and not callable(function):

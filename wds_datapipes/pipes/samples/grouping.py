@@ -9,8 +9,9 @@ from typing import Any
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError, check_on_error
+from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
-from wds_datapipes.pipes.shards.loading import ShardLoader, ShardReadingStage
+from wds_datapipes.pipes.shards.loading import ShardReadingStage
 from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, SampleGrouping, split_by_shard
@@ -93,7 +94,7 @@ class SampleGrouper(PositionedSamples):
     @property
     def shard_reader(self) -> ShardReadingStage[Any] | None:
         """The stage that reads the shards, if it comes directly before this one."""
-        return self.source if type(self.source) is ShardLoader else None
+        return self.source if declared(self.source).reads_members else None
 
     def _make_grouping(self) -> SampleGrouping:
         return SampleGrouping(
@@ -137,6 +138,7 @@ class SampleShuffler(SeededStage, SnapshotStage[Sample]):
 
     rereads_samples = True
     can_reshard = True
+    holds_items = True
 
     def __init__(
         self,
@@ -146,7 +148,6 @@ class SampleShuffler(SeededStage, SnapshotStage[Sample]):
         initial: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        super().__init__()
         if not isinstance(buffer_size, int):
             raise TypeError(f"buffer_size must be an integer, not {buffer_size!r}")
         initial = buffer_size if initial is None else initial
@@ -196,10 +197,6 @@ class SampleShuffler(SeededStage, SnapshotStage[Sample]):
         loaded.draws = state.get("draws", 0)
         loaded.again = set(again)
         self._loaded = loaded
-
-    def reset_state(self) -> None:
-        """Discard a loaded state, so that the next iteration starts from the beginning."""
-        self._loaded = None
 
     def set_shuffle(self, shuffle: bool = True) -> SampleShuffler:
         """Turn shuffling on or off; loaders call this."""

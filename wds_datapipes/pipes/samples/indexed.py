@@ -20,10 +20,11 @@ from wds_datapipes.index.reading.epoch_reader import EpochReader
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.selection import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
+from wds_datapipes.pipes.declarations import Groups, instance_of
 from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
-from wds_datapipes.pipes.sharding import SplittingStage, instance_of, rank_and_worker_of
-from wds_datapipes.pipes.stage import Groups, SnapshotStage
+from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of
+from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.pipes.unsplit_data import warn_of_copies
 from wds_datapipes.samples.fields import PADDING_MARK
@@ -128,7 +129,6 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         epoch: EpochOptions = EpochOptions(),  # noqa: B008  immutable
         access: AccessOptions = AccessOptions(),  # noqa: B008  immutable
     ) -> None:
-        super().__init__()
         for name, value, choices in (
             ("order", order, Order),
             ("remainder", remainder, Remainder),
@@ -300,15 +300,9 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         self._loaded = None
 
     def reshard_states(
-        self, states: Sequence[Mapping[str, Any] | None], waiting: Iterable[SamplePosition], instances: int
+        self, states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
     ) -> list[dict[str, Any]]:
-        """Return the states from which a different number of instances resumes.
-
-        Args:
-            states: the states of all previous instances, in the order of `instance_of`.
-            waiting: the positions of samples that later stages have buffered.
-            instances: the current number of instances.
-        """
+        """Return the states from which another number of instances resumes: all share the rest of the epoch."""
         known = [state or {} for state in states]
         # An instance that has not begun does not know it, and nothing depends on it if none has.
         ranks = next((state["ranks"] for state in known if state.get("passed")), 1)
@@ -317,5 +311,5 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             (self._share_of(ranks, number % ranks, len(states) // ranks, number // ranks, rest), state.get("passed", 0))
             for number, state in enumerate(known)
         ]
-        left = rest_of_epoch(shares, [position.start for position in waiting])
+        left = rest_of_epoch(shares, [position.start for held in waiting for position in held])
         return [{"passed": 0, "rest": left.state_dict()} for _ in range(instances)]

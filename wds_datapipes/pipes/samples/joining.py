@@ -7,9 +7,9 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.graph import functional_name_of, upstream
-from wds_datapipes.pipes.shards.loading import ShardReadingStage
-from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import functional_name_of, upstream
+from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
 from wds_datapipes.samples.joining import Entry, add_columns, associate, parse_url_of
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.select import Lacking
@@ -19,7 +19,7 @@ __all__ = ["Associator", "ColumnAdder"]
 
 
 @register_stage("associate")
-class Associator(Stage[Sample]):
+class Associator(EngineStage[Sample]):
     """Add fields from a table, looked up by a sample's key or shard (functional name: ``associate``).
 
     Added fields replace fields of the same name, except ``__key__``, ``__url__``, ``__local_path__`` and
@@ -49,6 +49,7 @@ class Associator(Stage[Sample]):
     """
 
     is_stateless = True
+    draws_globally = True
 
     def __init__(
         self,
@@ -59,7 +60,6 @@ class Associator(Stage[Sample]):
         missing: Lacking = "raise",
         on_error: OnError = "raise",
     ) -> None:
-        super().__init__()
         check_on_error(on_error)
         if missing not in ("raise", "keep", "skip"):
             raise ValueError(f'missing must be "raise", "keep" or "skip", not {missing!r}')
@@ -78,7 +78,7 @@ class Associator(Stage[Sample]):
 
 
 @register_stage("add_columns")
-class ColumnAdder(Stage[Sample]):
+class ColumnAdder(EngineStage[Sample]):
     """Add the fields of the same samples in parallel shards (functional name: ``add_columns``).
 
     For example, ``images-000.tar`` contains images, and ``captions-000.tar`` captions with the same keys in the same
@@ -122,6 +122,8 @@ class ColumnAdder(Stage[Sample]):
         [(b'...', b'A cat.')]
     """
 
+    ignored_arguments = frozenset({"storage_options"})
+
     def __init__(
         self,
         source: IterDataPipe[Sample],
@@ -133,7 +135,6 @@ class ColumnAdder(Stage[Sample]):
         on_error: OnError = "raise",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
         check_on_error(on_error)
         if isinstance(fields, str):
             raise TypeError(f'fields must be a collection of names, as in ["txt", "cls"], not the string {fields!r}')
@@ -152,10 +153,10 @@ class ColumnAdder(Stage[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         for stage in upstream(self.source):
-            if isinstance(stage, ShardReadingStage) and stage.open_shards > 1:
+            if (open_shards := declared(stage).open_shards) > 1:
                 raise RuntimeError(
                     "add_columns reads the parallel shards one after the other, but the samples of "
-                    f"{functional_name_of(stage)}(open_shards={stage.open_shards}) alternate between shards. Use "
+                    f"{functional_name_of(stage)}(open_shards={open_shards}) alternate between shards. Use "
                     "open_shards=1, and a larger shuffle_samples() after add_columns"
                 )
         yield from add_columns(

@@ -9,9 +9,11 @@ from random import Random
 from typing import Any, Literal
 
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.sharding import find_rank_and_worker, has_no_shards, refuse_remote, rotation_period
 from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds
+from wds_datapipes.pipes.state.pipeline_state import reshard_states
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.mixing import MixState, Stop, mix_samples
 from wds_datapipes.seeds import derived_seed
@@ -66,7 +68,6 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         weights: Sequence[float] | Literal["sizes"] | None = None,
         stop: Stop = "first",
     ) -> None:
-        super().__init__()
         for other in others:
             if not isinstance(other, IterDataPipe):
                 raise TypeError(f"mix_samples mixes datapipes, not {other!r}")
@@ -95,6 +96,33 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
     def can_reshard(self) -> bool:  # type: ignore[override]  # it depends on an argument
         """Whether the rest of an epoch can be assigned to another number of workers."""
         return self.stop == "all"
+
+    def check_resharding(self) -> None:
+        """Make sure that the mixture of all workers ends when all sources are exhausted.
+
+        Raises:
+            StateError: it does not.
+        """
+        if not self.can_reshard:
+            raise StateError(
+                f'The rest of mix_samples(stop="{self.stop}") depends on what each worker has mixed, so the state is '
+                f"invalid with a different number of ranks or workers. Resume with as many ranks and workers as "
+                f'before, or mix with stop="all"'
+            )
+
+    def reshard_states(
+        self, states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
+    ) -> list[dict[str, Any]]:
+        """Return the states from which another number of instances resumes: that of each source is resharded."""
+        resharded = []
+        for number, source in enumerate(self.nested_sources()):
+            own = [None if state is None else state["sources"][number]["state"] for state in states]
+            # The source and pass numbers come first; all instances have the same pass.
+            held = [
+                [each._replace(route=each.route[2:]) for each in some if each.route[0] == number] for some in waiting
+            ]
+            resharded.append(reshard_states(source, own, held, instances))
+        return [{"sources": [{"pass": 0, "state": state} for state in each]} for each in zip(*resharded, strict=True)]
 
     def position_reader(self) -> Callable[[], SamplePosition] | None:
         """Return a function that returns the position of the item that was yielded last, if all sources have one."""
@@ -148,10 +176,6 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
             again: the positions of samples that later stages have buffered; they are yielded first.
         """
         self._loaded = state, [*again]
-
-    def reset_state(self) -> None:
-        """Discard a loaded state, so that the next iteration starts from the beginning."""
-        self._loaded = None
 
     def reset(self) -> None:
         """Start an epoch, with the seed that was set for it or one from torch's generator."""

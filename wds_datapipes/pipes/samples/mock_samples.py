@@ -7,12 +7,12 @@ from copy import deepcopy
 from typing import Any
 
 from wds_datapipes.on_error.policy import note
-from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.pipes.stage import EngineStage
 
 __all__ = ["MockSamples"]
 
 
-class MockSamples(Stage[Any]):
+class MockSamples(EngineStage[Any]):
     """Generate synthetic samples, to test or benchmark a pipeline without its data.
 
     Every worker generates all of them, unless ``.sharding_filter()`` splits them.
@@ -36,8 +36,9 @@ class MockSamples(Stage[Any]):
         [{'__key__': '0000'}, {'__key__': '0001'}]
     """
 
+    draws_globally = True
+
     def __init__(self, sample: Callable[[int], Any] | Any, length: int) -> None:
-        super().__init__()
         if isinstance(length, bool) or not isinstance(length, int):
             raise TypeError(f"length must be an integer, not {length!r}")
         if length < 0:

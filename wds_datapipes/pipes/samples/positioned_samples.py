@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from wds_datapipes.pipes.sharding import rotation_period
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.graph import check_shard_list
+from wds_datapipes.pipes.sharding import rotation_period, unsplit
 from wds_datapipes.pipes.shards.loading import ShardReadingStage
 from wds_datapipes.pipes.stage import OpaqueValue, SnapshotStage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
-from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, check_seen, listings_before
+from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, check_seen, listings_before, merge_seen
 from wds_datapipes.samples.grouping import SampleGrouping, check_next_key
 from wds_datapipes.samples.interleaving import interleave_samples
 from wds_datapipes.samples.records import RecordGrouping
+from wds_datapipes.shards.assignment import assign_shards
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import (
     END_OF_SHARDS,
@@ -96,13 +99,22 @@ class PositionedSamples(SnapshotStage[Sample]):
                 self._listed = seen
         return self._listed
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Load a state, from which the next iteration resumes.
+    def check_position(self) -> None:
+        """Make sure that this stage knows the position of each item in the shards.
 
-        Args:
-            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
-            again: the positions of earlier samples, which are yielded first.
+        Raises:
+            StateError: it does not, or the list of shards cannot be reproduced from its seeds.
         """
+        reader = self.shard_reader
+        if reader is None:
+            raise StateError(
+                "group_samples can determine its position only directly after load_wds_shards, but here it comes after "
+                f"{type(self.source).__name__}"
+            )
+        check_shard_list(reader.source)
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+        """Load a state, from which the next iteration resumes."""
         spans = defaultdict[int, list[tuple[int, int]]](list)
         for position in again:
             spans[position.shard].append((position.start, position.end))
@@ -115,6 +127,25 @@ class PositionedSamples(SnapshotStage[Sample]):
     def reset_state(self) -> None:
         """Discard a loaded state, so that the next iteration starts from the beginning."""
         self._resume = None
+
+    def check_resharding(self) -> None:
+        """Make sure that the list of shards can be read before it is split.
+
+        Raises:
+            StateError: it cannot.
+        """
+        super().check_resharding()
+        if (reader := self.shard_reader) is not None:
+            unsplit(reader.source)
+
+    def reshard_states(
+        self, states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
+    ) -> list[dict[str, Any]]:
+        """Return the states from which another number of instances resumes: each gets its share of the shards."""
+        seen = merge_seen([(state or {}).get("listed", ()) for state in states])
+        listed = {"listed": seen} if seen else {}
+        shares = assign_shards(states, waiting, instances)
+        return [{"next": [0, 0, ""], **listed, "dealt": share.state_dict()} for share in shares]
 
     def __iter__(self) -> Iterator[Sample]:
         self._empty_passes.check(self, rotation_period(self.source))

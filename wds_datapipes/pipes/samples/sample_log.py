@@ -65,7 +65,6 @@ class SampleLogger(CountingStage[Any]):
         name: str = "log_samples",
         width: int = 60,
     ) -> None:
-        super().__init__()
         for option, number, least in (("first", first, 0), ("every", every, 1), ("width", width, 1)):
             if number is None and option == "every":
                 continue

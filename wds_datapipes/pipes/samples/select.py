@@ -7,7 +7,7 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import OneToOneStage, Stage, register_stage
+from wds_datapipes.pipes.stage import EngineStage, OneToOneStage, register_stage
 from wds_datapipes.samples.fields import Missing
 from wds_datapipes.samples.select import (
     Alternatives,
@@ -24,7 +24,7 @@ __all__ = ["FieldSelector", "KeyExtractor", "KeyRenamer"]
 
 
 @register_stage("select_fields")
-class FieldSelector(Stage[Sample]):
+class FieldSelector(EngineStage[Sample]):
     """Keep only the fields that match patterns (functional name: ``select_fields``).
 
     A shell pattern, case-insensitive, matches a field with or without a leading dot: ``"*.png"`` matches ``png`` and
@@ -60,7 +60,6 @@ class FieldSelector(Stage[Sample]):
         missing: Lacking = "raise",
         on_error: OnError = "raise",
     ) -> None:
-        super().__init__()
         check_on_error(on_error)
         parse_patterns("select_fields", patterns)
         if missing not in ("raise", "keep", "skip"):
@@ -111,7 +110,6 @@ class KeyExtractor(OneToOneStage[tuple[Any, ...]]):
         missing: Missing = "raise",
         on_error: OnError = "raise",
     ) -> None:
-        super().__init__()
         check_on_error(on_error)
         parse_patterns("extract_keys", patterns)
         if missing not in ("raise", "none"):
@@ -168,7 +166,6 @@ class KeyRenamer(OneToOneStage[Sample]):
         on_error: OnError = "raise",
         **new: str,
     ) -> None:
-        super().__init__()
         check_on_error(on_error)
         refuse_handler(new, 'keywords are new names, as in image="*.png"')
         parse_rules(pairs, new)

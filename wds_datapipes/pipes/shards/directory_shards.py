@@ -10,7 +10,7 @@ from pathlib import Path
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.pipes.foreign_names import explain_arguments
-from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.shards.directory_queue import After, Select, take_files
 from wds_datapipes.shards.patterns import expand_braces
 
@@ -21,7 +21,7 @@ ARCHIVES = f"*{{{','.join(SHARD_SUFFIXES)}}}"
 
 
 @explain_arguments
-class DirectoryShards(Stage[str]):
+class DirectoryShards(EngineStage[str]):
     """Yield shards from a directory as other programs write them.
 
     A shard is claimed before it is yielded, by moving it to a private directory below ``.claims``. So all workers,
@@ -66,6 +66,9 @@ class DirectoryShards(Stage[str]):
         ['a.tar']
     """
 
+    claims_shards = True
+    replay_obstacle = "reads shards that may be gone by then"
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -76,7 +79,6 @@ class DirectoryShards(Stage[str]):
         poll_s: float = 1.0,
         timeout_s: float | None = None,
     ) -> None:
-        super().__init__()
         if not Path(path).is_dir():
             raise SpecError(f"DirectoryShards needs a directory, and there is none at {os.fspath(path)!r}")
         if not pattern or "/" in pattern:

@@ -10,11 +10,11 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.graph import upstream
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import name_of, upstream
 from wds_datapipes.pipes.sharding import unsplit
-from wds_datapipes.pipes.shards.directory_shards import DirectoryShards
-from wds_datapipes.pipes.shards.shard_shuffle import shuffle_whole_lists
-from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.shards.shard_list import shuffle_whole_lists
+from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.pipes.unsplit_data import warn_of_copies
 from wds_datapipes.shards.loading import ReadOptions, ShardMembers, StreamOptions, read_shards
 from wds_datapipes.shards.open_shards import OpenShards
@@ -28,11 +28,13 @@ __all__ = ["ShardLoader", "ShardReadingStage"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class ShardReadingStage(Stage[T_co]):
+class ShardReadingStage(EngineStage[T_co]):
     """Base class of stages that open shards; their options tell the format."""
 
+    reads_shards = True
+    ignored_arguments = frozenset({"options"})
+
     source: Any
-    open_shards: int
     _options: StreamOptions
 
     def read_shards(self, resume: Resume | None = None) -> Iterator[ShardMembers]:
@@ -54,11 +56,11 @@ class ShardReadingStage(Stage[T_co]):
         """
         options = self._begin()
         for stage in upstream(self.source):
-            if isinstance(stage, DirectoryShards):
+            if declared(stage).claims_shards:
                 raise RuntimeError(
                     f"{self._options.stage}(open_shards={self.open_shards}) requests shards before it has read the "
-                    "earlier ones, but DirectoryShards counts a shard as read when the next one is requested, and may "
-                    "delete it. Read it with open_shards=1"
+                    f"earlier ones, but {name_of(stage)} counts a shard as read when the next one is requested, and "
+                    "may delete it. Read it with open_shards=1"
                 )
         return OpenShards(self._list_of(resume), options, resume)
 
@@ -131,6 +133,8 @@ class ShardLoader(ShardReadingStage[Member]):
         [('a.txt', b'one', 0), ('a.cls', b'1', 1024)]
     """
 
+    reads_members = True
+
     def __init__(
         self,
         source: IterDataPipe[str],
@@ -148,7 +152,6 @@ class ShardLoader(ShardReadingStage[Member]):
         limits: ReadLimits = DEFAULT_LIMITS,
         allow_local_files: bool = True,
     ) -> None:
-        super().__init__()
         # In one private attribute: torch prints public ones in error messages, and these may contain credentials.
         self._options = ReadOptions(
             select_files=select_files,

@@ -14,9 +14,11 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import ExecutorHandle, run_in_order
-from wds_datapipes.pipes.graph import takes_seed, upstream
-from wds_datapipes.pipes.shards.shard_shuffle import shuffle_whole_lists
-from wds_datapipes.pipes.stage import OpaqueValue, Stage, as_stage, register_stage
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.graph import check_shard_list
+from wds_datapipes.pipes.inspection import takes_seed, upstream
+from wds_datapipes.pipes.shards.shard_list import shuffle_whole_lists
+from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage, derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import ShardOrder, check_seen, listings_before
 from wds_datapipes.seeds import derived_seed
@@ -26,7 +28,7 @@ __all__ = ["ShardProcessor"]
 
 
 @register_stage("process_shards")
-class ShardProcessor(SeededStage, Stage[Any]):
+class ShardProcessor(SeededStage, EngineStage[Any]):
     """Run a pipeline for each shard on the processes of a cluster (functional name: ``process_shards``).
 
     Each shard is read, decoded and batched by one task, and its items return in the order of the shards. So the
@@ -68,6 +70,7 @@ class ShardProcessor(SeededStage, Stage[Any]):
     has_position = True
     combines_samples = True
     shares_seed = True
+    ignored_arguments = frozenset({"executor", "prefetch_shards"})
 
     def __init__(
         self,
@@ -114,6 +117,10 @@ class ShardProcessor(SeededStage, Stage[Any]):
                     )
                 self._shards, self._items, to_skip = self._shards + 1, 0, 0
 
+    def check_position(self) -> None:
+        """Make sure that the list of shards can be reproduced from its seeds."""
+        check_shard_list(self.source)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the number of finished shards, and that of the items of the current one."""
         if self._loaded is not None:
@@ -128,10 +135,6 @@ class ShardProcessor(SeededStage, Stage[Any]):
     ) -> None:
         """Load a state, from which the next iteration resumes."""
         self._loaded = state
-
-    def reset_state(self) -> None:
-        """Discard a loaded state, so that the next iteration starts from the beginning."""
-        self._loaded = None
 
 
 def process_shard(build: Callable[[list[str]], IterDataPipe[Any]], url: str, *, seed: int) -> tuple[list[Any], Skipped]:
@@ -148,5 +151,5 @@ def process_shard(build: Callable[[list[str]], IterDataPipe[Any]], url: str, *, 
         if takes_seed(stage):
             stage.set_seed(derived_seed("process_shards", seed, url, number))
     items = list(pipe)
-    counters = {id(each): each for each in (as_stage(stage).counters for stage in upstream(pipe))}
+    counters = {id(each): each for each in (declared(stage).counters for stage in upstream(pipe))}
     return items, sum_skipped(each.skipped() for each in counters.values())

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from random import Random
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.sharding import Groups, SplittingStage, rank_and_worker_of, share
+from wds_datapipes.pipes.declarations import Groups
+from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, share
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -47,7 +48,6 @@ class ShardResampler(SeededStage, SplittingStage[str]):
     can_rotate = True
 
     def __init__(self, source: IterDataPipe[str], count: int | None = None, *, seed: int = 0) -> None:
-        super().__init__()
         try:
             count = None if count is None else operator.index(count)
         except TypeError:

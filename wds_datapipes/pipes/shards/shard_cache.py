@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.graph import upstream
-from wds_datapipes.pipes.shards.directory_shards import DirectoryShards
-from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.stage import EngineStage, register_stage
 
 if TYPE_CHECKING:
     from wds_datapipes.index.manifest import Manifest
@@ -22,7 +22,7 @@ VERBOSE = "WDS_VERBOSE_CACHE"
 
 
 @register_stage("cache_wds_shards")
-class ShardCacher(Stage[str]):
+class ShardCacher(EngineStage[str]):
     """Read shards from local copies, which are downloaded on first use (functional name: ``cache_wds_shards``).
 
     Put it directly before ``.load_wds_shards()``: while a shard is read, the next shards of the worker are downloaded.
@@ -78,7 +78,6 @@ class ShardCacher(Stage[str]):
         manifest: Manifest | str | os.PathLike[str] | None = None,
         check: Literal["size", "digest"] = "size",
     ) -> None:
-        super().__init__()
         if not isinstance(cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir must be the path of a folder, not {cache_dir!r}")
         if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int)):
@@ -105,7 +104,7 @@ class ShardCacher(Stage[str]):
         verbose = os.environ.get(VERBOSE, "0") not in ("", "0")
         folder = CacheFolder(self.cache_dir, self.max_bytes, self.check, verbose=verbose)
         # Requesting the next shard from DirectoryShards marks the last one as read, which may delete it.
-        prefetch = 0 if any(isinstance(stage, DirectoryShards) for stage in upstream(self.source)) else self.prefetch
+        prefetch = 0 if any(declared(stage).claims_shards for stage in upstream(self.source)) else self.prefetch
         yield from cache_wds_shards(self.source, folder, prefetch=prefetch, known=self._known)
 
     def __len__(self) -> int:

@@ -1,21 +1,100 @@
-"""Sources of shard URLs."""
+"""Sources of shard URLs, and the shuffle of a list of shards as a whole."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
+from wds_datapipes.datapipes import IterDataPipe, Shuffler
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import redact
 from wds_datapipes.pipes.foreign_names import explain_arguments
-from wds_datapipes.pipes.shards.shard_shuffle import ListingStage
+from wds_datapipes.pipes.foreign_stages import TORCH_BUFFER_SIZE, declared
+from wds_datapipes.pipes.inspection import sources_of, upstream
+from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.shards.url_rewriting import Rewrite
 
-__all__ = ["DatasetSpec", "ShardList"]
+__all__ = ["DatasetSpec", "ListingStage", "ShardList", "ShufflerIterDataPipe", "shuffle_whole_lists"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ShufflerIterDataPipe(Shuffler[T_co]):
+    """torch's ``.shuffle()`` for the whole of a list, however long, in a buffer of references.
+
+    torch's own chooses from 10,000 items, so a shard of a longer list would stay near its place in the list. Lists of
+    at most 10,000 shards have the same order as with torch's. The name is that of torch's class, which states and
+    caches record, so that they remain valid.
+
+    Yields:
+        T_co: the items of ``datapipe``, in another order in each epoch.
+
+    Args:
+        datapipe: yields URLs of shards.
+    """
+
+    def __iter__(self) -> Iterator[T_co]:
+        if not self._enabled:
+            yield from self.datapipe
+            return
+        held = list(self.datapipe)
+        while held:
+            at = self._rng.randint(0, len(held) - 1)
+            if len(held) > TORCH_BUFFER_SIZE:  # closing the gap in a list of a million items takes 0.1 ms
+                held[at], held[-1] = held[-1], held[at]
+                at = -1
+            yield held.pop(at)
+
+
+class ListingStage(EngineStage[T_co]):
+    """Base class of stages that list shards."""
+
+    lists_shards = True
+
+    def shuffle(self, buffer_size: int | None = None, *, unbatch_level: int = 0) -> Shuffler[T_co]:
+        """Shuffle the whole list, however long it is.
+
+        Args:
+            buffer_size: the number of shards to choose from, as for torch's ``.shuffle()``; by default, all.
+            unbatch_level: as for torch's ``.shuffle()``.
+
+        Raises:
+            ValueError: ``buffer_size`` is not positive.
+        """
+        if buffer_size is None:
+            return ShufflerIterDataPipe(self, unbatch_level=unbatch_level)
+        if buffer_size < 1:
+            raise ValueError(f"buffer_size must be a positive integer, not {buffer_size!r}")
+        return Shuffler(self, buffer_size=buffer_size, unbatch_level=unbatch_level)
+
+
+def shuffle_whole_lists(source: IterDataPipe[Any]) -> None:
+    """Let each ``.shuffle()`` of torch with its default buffer shuffle the whole list of shards, if the list ends.
+
+    Args:
+        source: yields URLs of shards.
+    """
+    for stage in upstream(source):
+        # A source of shards has made torch's stage only if it was given this size.
+        is_default = declared(stage).is_default_shuffle and not declared(stage.datapipe).lists_shards
+        if is_default and _ends(stage.datapipe):
+            stage.__class__ = ShufflerIterDataPipe  # in place, since the program may have references to this stage
+
+
+def _ends(pipe: Any) -> bool:
+    """Whether the items of a stage are known to end."""
+    if not declared(pipe).declares_length:  # it may be the length of an endless stream
+        with suppress(Exception):  # of a user's stage
+            len(pipe)
+            return True
+    sources = list(sources_of(pipe))
+    is_known = declared(pipe).is_transparent or type(pipe).__module__.partition(".")[0] in ("torch", "torchdata")
+    return is_known and declared(pipe).restarts_once and bool(sources) and all(map(_ends, sources))
 
 
 @explain_arguments
@@ -58,6 +137,8 @@ class ShardList(ListingStage[str]):
         ['/mnt/bucket/0.tar', '/mnt/bucket/1.tar']
     """
 
+    ignored_arguments = frozenset({"storage_options", "allow_local_files", "rewrite"})
+
     def __init__(
         self,
         urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -66,7 +147,6 @@ class ShardList(ListingStage[str]):
         rewrite: Rewrite | None = None,
         allow_local_files: bool = True,
     ) -> None:
-        super().__init__()
         self._urls = _UrlList(
             expand_urls(
                 urls,
@@ -81,6 +161,10 @@ class ShardList(ListingStage[str]):
     def urls(self) -> list[str]:
         """The URLs of all shards."""
         return self._urls.urls
+
+    def known_list(self) -> Sequence[str]:
+        """Return the URLs of all shards."""
+        return self.urls
 
     def __iter__(self) -> Iterator[str]:
         yield from self._urls.urls
@@ -143,6 +227,8 @@ class DatasetSpec(SeededStage, ListingStage[str]):
         ['a-0.tar', 'a-1.tar', 'a-2.tar']
     """
 
+    ignored_arguments = frozenset({"storage_options", "allow_local_files"})
+
     def __init__(
         self,
         spec: str | os.PathLike[str] | Mapping[str, Any],
@@ -150,7 +236,6 @@ class DatasetSpec(SeededStage, ListingStage[str]):
         storage_options: Mapping[str, Any] | None = None,
         allow_local_files: bool = True,
     ) -> None:
-        super().__init__()
         from wds_datapipes.shards.mixture_spec import read_mixture  # imports fsspec
 
         self._mixture = read_mixture(

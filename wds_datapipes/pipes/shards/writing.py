@@ -12,14 +12,14 @@ from torch.utils.data import get_worker_info
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, splitters
-from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
+from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
 from wds_datapipes.types import Sample, ShardInfo
 
 __all__ = ["SampleWriter"]
 
 
 @register_stage("write_wds_shards")
-class SampleWriter(Stage[ShardInfo]):
+class SampleWriter(EngineStage[ShardInfo]):
     """Writes samples to shards, as `ShardWriter` does (functional name: ``write_wds_shards``).
 
     It ends a pipeline, which writes while it is iterated. Values are encoded as by ``wds_encode``. If iteration is
@@ -60,6 +60,10 @@ class SampleWriter(Stage[ShardInfo]):
         train-001.tar 2 5120
     """
 
+    holds_items = True
+    replay_obstacle = "would write its samples again"
+    alternative = "Resume with write_wds_shards(resume=True), which keeps a journal of the finished shards"
+
     def __init__(
         self,
         source: IterDataPipe[Sample],
@@ -73,7 +77,6 @@ class SampleWriter(Stage[ShardInfo]):
     ) -> None:
         from wds_datapipes.writing.shard_writer import ALONE, ShardWriter
 
-        super().__init__()
         check_on_error(on_error)
         self.source = source
         self._pattern = os.fspath(pattern)

@@ -9,41 +9,29 @@ from typing import Any
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
 from wds_datapipes.fingerprint import fingerprint, format_value, is_secret, is_users
 from wds_datapipes.io.read_limits import ReadLimits
-from wds_datapipes.pipes.graph import TORCH_ATTRIBUTES, upstream
-from wds_datapipes.pipes.sharding import splits
-from wds_datapipes.pipes.stage import OpaqueValue, as_stage
-from wds_datapipes.pipes.state.seeding import SEED, SEEDS, SeededStage
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import TORCH_ATTRIBUTES, splits, upstream
+from wds_datapipes.pipes.stage import OpaqueValue
+from wds_datapipes.pipes.state.seeding import SEED, SEEDS
 
-__all__ = ["arguments_of", "description", "descriptions", "difference"]
-
-#: Arguments of this package's stages that affect how data are read or stored, but not which samples are yielded.
-IGNORED_ARGUMENTS = {
-    "BatchDecoder": {"num_threads"},
-    "RandomBatchDecoder": {"num_threads"},
-    "SampleCacher": {"path", "max_bytes"},
-    "ColumnAdder": {"storage_options"},
-    "DatasetSpec": {"storage_options", "allow_local_files"},
-    "RecordLoader": {"options"},
-    "ShardList": {"storage_options", "allow_local_files", "rewrite"},
-    "ShardLoader": {"options"},
-    "ShardProcessor": {"executor", "prefetch_shards"},
-}
+__all__ = ["PER_RANK", "arguments_of", "description", "descriptions", "difference"]
 
 #: Attributes with the progress of a stage, or with settings made by the loader.
-_IGNORED_ATTRIBUTES = {*TORCH_ATTRIBUTES, "counters", SEED}
+_IGNORED_ATTRIBUTES = {*TORCH_ATTRIBUTES, *SEEDS, "counters", SEED}
 
 _PIPES = (IterDataPipe, MapDataPipe)
 #: Types that descriptions omit: stages are described separately, and limits do not change samples.
 _IGNORED_TYPES = (*_PIPES, ReadLimits)
 
+#: Marks an argument whose values on all ranks together determine the items.
+PER_RANK = " per rank"
 #: A fingerprint in a description.
 _FINGERPRINT = re.compile(r" #[0-9a-f]{12}")
 
 
-def descriptions(pipe: Any, *, without: tuple[type, ...] = ()) -> list[str]:
+def descriptions(pipe: Any) -> list[str]:
     """Describe the stages of a pipeline that determine its items, from the last to the first."""
-    relevant = (stage for stage in upstream(pipe) if not as_stage(stage).is_transparent)
-    return [description(stage) for stage in relevant if not isinstance(stage, without)]
+    return [description(stage) for stage in upstream(pipe) if not declared(stage).is_transparent]
 
 
 def description(stage: Any) -> str:
@@ -55,7 +43,11 @@ def description(stage: Any) -> str:
     facts = arguments_of(stage)
     if vars(stage).get("_enabled", True) is False:  # set by DataLoader(shuffle=False)
         facts["enabled"] = False
-    text = ", ".join(f"{name}={format_value(value, _IGNORED_TYPES)}" for name, value in facts.items())
+    of_rank = declared(stage).arguments_of_rank
+    text = ", ".join(
+        f"{name}={format_value(value, _IGNORED_TYPES)}{PER_RANK if name in of_rank else ''}"
+        for name, value in facts.items()
+    )
     if not is_users(type(stage).__module__):
         return f"{type(stage).__name__}({text})"
     return f"{type(stage).__name__}({text}) #{fingerprint(type(stage))[:12]}"
@@ -73,8 +65,7 @@ def difference(saved: str | None, own: str | None) -> str:
 
 def arguments_of(stage: Any) -> dict[str, Any]:
     """Return a stage's arguments if it stores them under their names, or else all of its attributes."""
-    seeds = SEEDS if isinstance(stage, SeededStage) else ()
-    attributes = {n: value for n, value in vars(stage).items() if n not in _IGNORED_ATTRIBUTES and n not in seeds}
+    attributes = {name: value for name, value in vars(stage).items() if name not in _IGNORED_ATTRIBUTES}
     kinds = [kind for kind in type(stage).__mro__ if "__init__" in vars(kind) and issubclass(kind, _PIPES)]
     found, missing = dict[str, Any](), not kinds
     for kind in kinds:
@@ -88,7 +79,7 @@ def arguments_of(stage: Any) -> dict[str, Any]:
     if missing and not splits(stage):  # stages that split the data store the number of their share
         kept = {id(value) for value in found.values()}
         found |= {name.lstrip("_"): value for name, value in attributes.items() if id(value) not in kept}
-    ignored = IGNORED_ARGUMENTS.get(type(stage).__name__, ())
+    ignored = declared(stage).ignored_arguments
     return {
         name: value.value if isinstance(value, OpaqueValue) else value
         for name, value in found.items()

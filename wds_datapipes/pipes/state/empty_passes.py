@@ -9,24 +9,14 @@ from typing import Any, NamedTuple
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.pipes.graph import count_yielded, iteration_of, name_of, upstream
-from wds_datapipes.pipes.stage import as_stage
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import count_yielded, iteration_of, name_of, upstream
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
 __all__ = ["EmptyPassGuard"]
 
 #: The maximum number of items that a stage of another package may read before yielding one.
 MAX_HELD_BACK = 100_000
-
-#: Stages that read several items before yielding one.
-HOLDING = {
-    *("Batcher", "ReplayedItems", "SampleBucketer", "SamplePacker", "SampleShuffler", "SampleUnbatcher"),
-    *("SampleWriter", "Shuffler", "StreamComposer"),
-}
-
-
-#: Stages of other packages that read a single item before yielding one.
-ONE_AT_A_TIME = ("Collator", "Cycler", "Filter", "Mapper")
 
 
 class _Yielded(NamedTuple):
@@ -73,7 +63,7 @@ class EmptyPassGuard:
         waiting = _waiting_for(stage)
         for before, each in itertools.pairwise(waiting):
             mark, made = _mark_of(each), count_yielded(before)
-            if made < as_stage(each).skipped_shards:  # it is resuming, and later stages wait
+            if made < declared(each).skipped_shards:  # it is resuming, and later stages wait
                 self._yielded.clear()
                 return
             found = self._yielded.get(id(each))
@@ -113,7 +103,5 @@ def _mark_of(stage: Any) -> tuple[int, int]:
 
 def _may_hold(stage: Any, taken: int) -> bool:
     """Whether a stage may need more items than it has read since it last yielded one."""
-    if name_of(stage) in HOLDING:
-        return True
-    is_ours = type(stage).__module__.partition(".")[0] == "wds_datapipes"
-    return not (is_ours or name_of(stage) in ONE_AT_A_TIME) and taken < MAX_HELD_BACK
+    holds_items = declared(stage).holds_items
+    return taken < MAX_HELD_BACK if holds_items is None else holds_items

@@ -7,9 +7,10 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.graph import count_yielded, takes_seed, upstream
-from wds_datapipes.pipes.sharding import Instance, rotate_assignments, splitters
-from wds_datapipes.pipes.state.pipeline_state import load_state, stateful
+from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.inspection import count_yielded
+from wds_datapipes.pipes.sharding import Instance, rotate_assignments
+from wds_datapipes.pipes.state.pipeline_state import load_state
 from wds_datapipes.pipes.state.seeding import later_seed, pending_seed
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition, missing_samples_error
@@ -97,7 +98,7 @@ class NestedPasses:
         state = self._loaded or {}
         number = state.get("pass", -1)
         for earlier in sorted(of_pass.keys() - {number}):
-            items = self.begin(source, earlier, [{} for _ in stateful(source)], of_pass[earlier])
+            items = self.begin(source, earlier, [{} for _ in PipelineGraph(source).stateful], of_pass[earlier])
             yield from _exactly(len(of_pass[earlier]), items)
             del items  # closes the current shard
         items = self.begin(source, number, state.get("state"), of_pass[number])
@@ -111,7 +112,8 @@ class NestedPasses:
             return {"pass": self._loaded["pass"], "state": self._loaded["state"]}
         if not self._has_started:
             return {"pass": self.number, "state": self._state}
-        self._stages = self._stages or stateful(source)  # finding the stages takes longer than saving their states
+        # Finding the stages takes longer than saving their states.
+        self._stages = self._stages or PipelineGraph(source).stateful
         if (yielded := count_yielded(source)) != self._yielded:
             snapshots = [stage.snapshot() for stage in self._stages]
             self._yielded, self._snapshot = yielded, {"pass": self.number, "state": snapshots}
@@ -125,8 +127,9 @@ class NestedPasses:
         yield from source
 
     def _set_seeds(self, source: Pipe) -> None:
-        before = {id(stage) for splitter in splitters(source) for stage in upstream(splitter)}
-        stages = list(zip(_seeded_stages(source), self.first, strict=True))
+        graph = PipelineGraph(source)
+        before = graph.before_split
+        stages = list(zip(graph.random_stages, self.first, strict=True))
         shared = [first for stage, first in stages if id(stage) in before and first is not None]
         for position, (stage, first) in enumerate(stages):
             if self.number == 0:
@@ -147,15 +150,10 @@ def first_seeds(source: Pipe, before: Sequence[int | None] | None = None) -> lis
         before: the previous result of this function. The new seeds are derived from it if no loader has set seeds
             since, because the number of passes since then may differ between workers.
     """
-    seeds = [pending_seed(stage) for stage in _seeded_stages(source)]
+    seeds = [pending_seed(stage) for stage in PipelineGraph(source).random_stages]
     if before is None or any(seed is not None for seed in seeds):
         return seeds
     return [None if seed is None else later_seed(seed) for seed in before]
-
-
-def _seeded_stages(source: Pipe) -> Iterator[Any]:
-    """Yield the stages that take a seed."""
-    return filter(takes_seed, upstream(source))
 
 
 def _exactly(count: int, items: Iterator[Any]) -> Iterator[Any]:

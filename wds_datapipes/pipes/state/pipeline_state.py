@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from wds_datapipes.datapipes import Batcher
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.graph import name_of, sources_of, takes_seed, upstream
-from wds_datapipes.pipes.samples.grouping import SampleGrouper
-from wds_datapipes.pipes.shards.loading import ShardLoader, ShardReadingStage
-from wds_datapipes.pipes.stage import as_stage
-from wds_datapipes.pipes.state.replay import ReplayedItems, obstacle_to_replay
-from wds_datapipes.pipes.state.stateless import check_declaration, has_state, is_users
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.inspection import name_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.position import SamplePosition, unpack_positions
 
 __all__ = [
+    "Part",
     "State",
-    "check_state",
+    "check_resharding",
     "load_state",
     "next_epoch_state",
     "replay_reason",
+    "reshard_states",
     "save_state",
     "spans_epochs",
-    "stateful",
 ]
+
+Part = Sequence[Mapping[str, Any] | None]
+"""The state of one instance of a pipeline."""
 
 State = list[dict[str, Any]]
 """The states of the stages that have one, from the first stage to the last.
@@ -33,9 +33,6 @@ State = list[dict[str, Any]]
 The first one belongs to ``.group_samples()``, or to the last stage that starts its sources itself and therefore
 includes their states (see `Stage.nested_sources`). A pipeline that resumes by replay has a single state.
 """
-
-#: Stages that restart their source within an epoch, or never.
-NOT_RESTARTED_EACH_EPOCH = ("Cycler", "InMemoryCacheHolder", "SampleCacher")
 
 #: The numbers in the states of this package's stages, and their upper bounds.
 COUNTS, LIMIT = ("cut", "draws", "given", "passed", "room", "turn"), 1 << 63
@@ -47,17 +44,8 @@ def save_state(pipe: Any) -> State:
     Raises:
         StateError: a stage holds samples back and has no state.
     """
-    state: State = plain_state([stage.snapshot() for stage in stateful(pipe)])
+    state: State = plain_state([stage.snapshot() for stage in PipelineGraph(pipe).stateful])
     return state
-
-
-def check_state(pipe: Any) -> None:
-    """Make sure that a pipeline has a state.
-
-    Raises:
-        StateError: a stage holds samples back and has no state.
-    """
-    stateful(pipe)
 
 
 def replay_reason(pipe: Any, later_stages: Sequence[Any] = (), dispatching: Any = None) -> str:
@@ -74,13 +62,14 @@ def replay_reason(pipe: Any, later_stages: Sequence[Any] = (), dispatching: Any 
     try:
         if dispatching is not None:
             raise StateError("sharding_round_robin_dispatch has no position in the shards")
-        stateful(pipe)
+        PipelineGraph(pipe).stateful  # noqa: B018 - it raises
         if not later_stages:
             return ""
         reason = f"{name_of(later_stages[0])} runs in the main process, where no stage has a state"
     except StateError as error:
         reason = str(error)
-    if obstacle := obstacle_to_replay(pipe, *later_stages, *([] if dispatching is None else [dispatching])):
+    pipes = [pipe, *later_stages, *([] if dispatching is None else [dispatching])]
+    if obstacle := next(filter(None, (PipelineGraph(each).replay_obstacle for each in pipes)), ""):
         raise StateError(f"{reason}. The pipeline cannot be replayed: {obstacle}")
     return reason
 
@@ -99,10 +88,10 @@ def load_state(
         StateError: as in `save_state`; or the state belongs to other stages.
     """
     for stage in upstream(pipe):
-        as_stage(stage).reset_state()
+        declared(stage).reset_state()
     if state is None:
         return
-    stages = stateful(pipe)
+    stages = PipelineGraph(pipe).stateful
     if len(stages) != len(state):
         raise StateError(
             f"The state has entries for {len(state)} stages, but {len(stages)} stages of the pipeline have a state"
@@ -112,13 +101,15 @@ def load_state(
         if own is None:
             continue
         try:
-            if not is_users(stage):
+            if stage.accepts_again:
                 _check_numbers(own)
-            stage.load_state_dict(own, waiting)
+                stage.load_state_dict(own, waiting)
+            else:
+                stage.load_state_dict(own)
             if stage.rereads_samples:
                 waiting = list(dict.fromkeys([*waiting, *unpack_positions(own.get("waiting", ()))]))
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            if is_users(stage) or isinstance(error, StateError):
+            if not stage.accepts_again or isinstance(error, StateError):
                 raise
             raise StateError(f"The state of {type(stage).__name__} is corrupt: {error}") from error
 
@@ -149,120 +140,39 @@ def next_epoch_state(state: Sequence[Mapping[str, Any] | None] | None) -> list[d
 
 def spans_epochs(pipe: Any) -> bool:
     """Whether an epoch of a pipeline continues the previous one."""
-    return any(as_stage(stage).spans_epochs for stage in upstream(pipe))
+    return PipelineGraph(pipe).spans_epochs
 
 
-def _stages_of(pipe: Any) -> Iterator[Any]:
-    """Yield the stages of a pipeline from the last one to the one that reads the shards or begins its sources.
+def check_resharding(pipe: Any) -> None:
+    """Make sure that the rest of a pipeline's epoch can be resharded.
 
     Raises:
-        StateError: there is no such stage.
+        StateError: it cannot.
     """
-    while True:
-        yield pipe
-        if isinstance(pipe, ShardReadingStage | ReplayedItems) or as_stage(pipe).nested_sources():
-            return
-        sources = list(sources_of(pipe))
-        if not sources and as_stage(pipe).has_position:
-            return
-        if len(sources) != 1:
-            what = f"has {len(sources)} sources" if sources else "has no source, and is not .load_wds_shards()"
-            raise StateError(f"{type(pipe).__name__} {what}, so the position of the pipeline in its shards is unknown")
-        pipe = sources[0]
+    stages = PipelineGraph(pipe).stateful
+    for stage in stages:
+        stage.check_resharding()
+    for branch in stages[0].nested_sources():
+        check_resharding(branch)
 
 
-def stateful(pipe: Any, later_stages: Sequence[Any] = ()) -> list[Any]:
-    """Return the stages that have a state, from the first to the last.
+def reshard_states(
+    pipe: Any, parts: Sequence[Part | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
+) -> list[list[dict[str, Any] | None]]:
+    """Return the state from which each instance of a pipeline resumes after resharding.
 
     Args:
-        pipe: the pipeline.
-        later_stages: the stages after it.
-
-    Raises:
-        StateError: one of the stages holds samples back and has no state.
+        pipe: the pipeline, or a source of it.
+        parts: the states of all previous instances.
+        waiting: for each, the samples that later stages hold back.
+        instances: the current number of instances.
     """
-    found: list[Any] = []
-    later = list(later_stages)
-    for stage in _stages_of(pipe):
-        if isinstance(stage, ShardReadingStage):
-            _check_shard_list(stage)
-            if not stage.has_position:
-                break
-        if isinstance(stage, SampleGrouper) and type(stage.source) is not ShardLoader:
-            raise StateError(
-                "group_samples can determine its position only directly after load_wds_shards, but here it comes after "
-                f"{type(stage.source).__name__}"
-            )
-        if isinstance(stage, Batcher) or as_stage(stage).combines_samples:
-            _check_batches(stage, later)
-        check_declaration(stage, later)
-        later.append(stage)
-        if has_state(stage):
-            found.append(stage)
-        for branch in as_stage(stage).nested_sources():
-            _check_epochs(branch, stage)
-            stateful(branch, later)
-    first = found[-1] if found else None
-    if not (as_stage(first).has_position or as_stage(first).nested_sources()):
-        raise StateError(
-            "The position of a pipeline is recorded by .group_samples() or .load_wds_records(), which is missing here"
-        )
-    return found[::-1]
+    first, *others = PipelineGraph(pipe).stateful
+    held = [[*later, *_waiting_positions(part)] for later, part in zip(waiting, parts, strict=True)]
+    firsts = first.reshard_states([None if part is None else part[0] for part in parts], held, instances)
+    return [[each, *[None] * len(others)] for each in firsts]
 
 
-def _check_shard_list(loader: Any) -> None:
-    """Make sure that the list of shards can be reproduced from its seeds.
-
-    Args:
-        loader: the stage that loads the shards.
-
-    Raises:
-        StateError: the seeds of an epoch do not determine its list.
-    """
-    for stage in upstream(loader.source):
-        if as_stage(stage).spans_epochs:
-            raise StateError(
-                f"{name_of(stage)} continues from one epoch to the next, but before .load_wds_shards() the seeds must "
-                "determine each epoch. Put it after .group_samples()"
-            )
-        if name_of(stage) in NOT_RESTARTED_EACH_EPOCH and any(
-            each is not stage and takes_seed(each) for each in upstream(stage)
-        ):
-            raise StateError(
-                f"{name_of(stage)} does not restart its source exactly once per epoch, and a stage before it draws "
-                "random numbers, so the seed does not determine the order of the shards. Put "
-                f"{name_of(stage)} before the random stage"
-            )
-
-
-def _check_batches(batcher: Any, later_stages: Sequence[Any]) -> None:
-    """Make sure that no stage after one that makes batches records their positions: only samples can be read again.
-
-    Args:
-        batcher: the stage that makes batches.
-        later_stages: the stages after it.
-
-    Raises:
-        StateError: a stage does.
-    """
-    name = ".batch()" if isinstance(batcher, Batcher) else name_of(batcher)
-    for stage in later_stages:
-        if as_stage(stage).rereads_samples:
-            raise StateError(
-                f"{name_of(stage)} records the positions of the single samples that it holds back, but here it comes "
-                f"after {name}. Put it before {name}"
-            )
-
-
-def _check_epochs(source: Any, reader: Any) -> None:
-    """Make sure that a source started by another stage does not continue from one epoch to the next.
-
-    Raises:
-        StateError: it does.
-    """
-    for stage in upstream(source):
-        if as_stage(stage).spans_epochs:
-            raise StateError(
-                f"{name_of(stage)} continues from one epoch to the next, and has no position before "
-                f"{name_of(reader)}. Put it at the end of the pipeline"
-            )
+def _waiting_positions(part: Part | None) -> list[SamplePosition]:
+    """Return the positions of the samples that the stages of an instance hold back."""
+    return [at for stage in part or () for at in unpack_positions((stage or {}).get("waiting", ()))]

@@ -13,11 +13,10 @@ import torch
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.graph import name_of, takes_seed, upstream
-from wds_datapipes.pipes.stage import SnapshotStage, as_stage
+from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["ReplayedItems", "digest_item", "is_replayed", "obstacle_to_replay"]
+__all__ = ["ReplayedItems", "digest_item", "is_replayed"]
 
 #: The number of values of an item that its digest covers, and the number of bytes at each end of a value.
 MAX_VALUES, MAX_BYTES = 64, 1024
@@ -29,12 +28,6 @@ _TEXTS, _NUMBERS, _LISTS, _MAPPINGS = (
     (list, tuple),
     (dict, Mapping),
 )
-
-#: Stages that cannot be replayed, and why.
-_NEVER_REPLAYED = {
-    "DirectoryShards": "reads shards that may be gone by then",
-    "SampleWriter": "would write its samples again",
-}
 
 
 class ReplayedItems(SnapshotStage[Any]):
@@ -57,10 +50,11 @@ class ReplayedItems(SnapshotStage[Any]):
     """
 
     is_transparent = True
+    is_loaders = True
     has_position = True
+    holds_items = True
 
     def __init__(self, source: IterDataPipe[Any], reason: str) -> None:
-        super().__init__()
         self.source = source
         self.reason = reason
         self.is_over = False
@@ -140,22 +134,20 @@ class ReplayedItems(SnapshotStage[Any]):
     def __len__(self) -> int:
         return len(self.source)
 
+    def check_resharding(self) -> None:
+        """Refuse: the items of a worker can only be replayed by the same worker.
+
+        Raises:
+            StateError: always.
+        """
+        raise StateError(
+            f"{self.reason}. So the pipeline resumes by replaying its items, which requires as many ranks and workers "
+            "as before"
+        )
+
     def is_replicable(self) -> bool:
         """Return False: it is the last stage of a process."""
         return False
-
-
-def obstacle_to_replay(*pipes: Any) -> str:
-    """Return why the seeds do not determine an epoch of some pipelines, so that it cannot be replayed."""
-    for stage in (stage for pipe in pipes for stage in upstream(pipe)):
-        name = name_of(stage)
-        if name in _NEVER_REPLAYED:
-            return f"{name} {_NEVER_REPLAYED[name]}"
-        if as_stage(stage).spans_epochs:
-            return f"{name} continues from one epoch to the next"
-        if name == "InMemoryCacheHolder" and any(map(takes_seed, upstream(stage))):
-            return f"{name} keeps the order of the epoch in which it was filled"
-    return ""
 
 
 def is_replayed(state: Sequence[Mapping[str, Any] | None] | None) -> bool:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.graph import takes_seed, upstream
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import takes_seed, upstream
 from wds_datapipes.seeds import derived_seed
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class SeededStage:
     then, stages before the split must draw the same numbers in all workers and ranks.
     """
 
+    derives_seeds = True
     _seed: int | None = None
     _last_seed: int | None = None
 
@@ -81,7 +83,7 @@ def derive_later_seeds(pipe: Any) -> None:
         pipe: the last stage.
     """
     for stage in upstream(pipe):
-        if not takes_seed(stage) or isinstance(stage, SeededStage):
+        if not takes_seed(stage) or declared(stage).derives_seeds:
             continue
         for name, wrapped in {"set_seed": _recording_set_seed, "reset": _reseeding_reset}.items():
             # Wrap it in the class that defines it: a new method in another class would change that one's fingerprint.

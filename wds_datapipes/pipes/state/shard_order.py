@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from wds_datapipes.datapipes import IterableWrapper, IterDataPipe
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import ChangedShardError
-from wds_datapipes.pipes.graph import upstream
-from wds_datapipes.pipes.sharding import splits
-from wds_datapipes.pipes.shards.loading import ShardReadingStage
-from wds_datapipes.pipes.stage import Stage, as_stage
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.inspection import splits, upstream
+from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.redaction import mask_credentials, may_hold_credentials, redact
 from wds_datapipes.seeds import derived_seed
@@ -40,27 +40,8 @@ Seen = list[Any]
 #: The maximum length of an item's text in a message.
 MAX_TEXT = 200
 
-#: Stages of torch and torchdata that draw no random numbers, or use the seed set by the loader.
-NOT_RANDOM = {
-    f"{name}IterDataPipe"
-    for name in ("Batcher", "Concater", "Cycler", "Enumerator", "FileLister", "Header", "LengthSetter", "Multiplexer")
-} | {f"{name}IterDataPipe" for name in ("Repeater", "ShardingFilter", "Shuffler", "UnBatcher", "Zipper")}
-#: Stages of this package that call the user's functions, which may draw random numbers.
-CALLING_USER_CODE = {
-    *(
-        "Associator",
-        "DictMapper",
-        "MockSamples",
-        "RngSampleMapper",
-        "RegisteredDecoder",
-        "SampleDecoder",
-        "SampleEncoder",
-    ),
-    *("SampleBucketer", "SampleMapper", "StreamComposer", "TupleMapper"),
-}
 
-
-class ShardOrder(Stage[Any]):
+class ShardOrder(EngineStage[Any]):
     """Yields the items of a list, such as the URLs of shards, and keeps a digest of them.
 
     Loaders insert it before the stage that splits the list. The digest is part of the state, so a changed list is
@@ -87,7 +68,6 @@ class ShardOrder(Stage[Any]):
     changes = 0
 
     def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True) -> None:
-        super().__init__()
         self.source = source
         self.is_split = is_split
         self.whole: Seen | None = None
@@ -192,14 +172,14 @@ def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[ShardOrder]:
     Returns:
         list: all such stages of the pipeline, in the same order in every worker.
     """
-    for stage in [*upstream(pipe)]:
+    for stage in upstream(pipe):
         is_split = splits(stage)
-        if is_split or isinstance(stage, ShardReadingStage):
+        if is_split or declared(stage).reads_shards:
             for name, source in [*vars(stage).items()]:
                 if not isinstance(source, IterDataPipe) or isinstance(source, ShardOrder) or _is_split(source):
                     continue
                 is_split = is_split and not _is_dispatched(source)
-                may_draw = _may_draw(source)
+                may_draw = any(declared(each).draws_globally for each in upstream(source))
                 if may_draw or not drawn_only:
                     setattr(stage, name, (ResampledShardOrder if may_draw else ShardOrder)(source, is_split=is_split))
     found = listings_before(pipe)
@@ -222,7 +202,7 @@ def seed_listings(pipe: Any, seed: int) -> None:
 
 def remove_listings(pipe: Any) -> None:
     """Remove the stages that `guard_listings` has inserted, so that users' functions find their own stages."""
-    for stage in [*upstream(pipe)]:
+    for stage in upstream(pipe):
         for name, source in [*vars(stage).items()]:
             if isinstance(source, ShardOrder):
                 setattr(stage, name, source.source)
@@ -250,27 +230,12 @@ def merge_seen(parts: Sequence[Sequence[Seen]]) -> list[Seen]:
 
 
 def _is_split(pipe: Any) -> bool:
-    return any(map(splits, upstream(pipe)))
+    return bool(PipelineGraph(pipe).splitters)
 
 
 def _is_dispatched(pipe: Any) -> bool:
     """Whether a list comes from a process that distributes the items to the workers, so there is nothing to split."""
-    return any(as_stage(stage).is_remote for stage in upstream(pipe))
-
-
-def _may_draw(pipe: Any) -> bool:
-    """Whether any stage of a pipeline may draw from the global generators."""
-    return not all(map(_draws_nothing, upstream(pipe)))
-
-
-def _draws_nothing(stage: Any) -> bool:
-    kind = type(stage)
-    package = kind.__module__.partition(".")[0]
-    if kind is IterableWrapper:
-        return type(stage.iterable) in (list, tuple, range, str, dict)
-    if package == "wds_datapipes":
-        return kind.__name__ not in CALLING_USER_CODE
-    return package in ("torch", "torchdata") and kind.__name__ in NOT_RANDOM
+    return any(declared(stage).is_remote for stage in upstream(pipe))
 
 
 def _check(begun: list[Any], expected: Seen) -> None:

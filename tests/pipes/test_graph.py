@@ -1,0 +1,58 @@
+"""The graph of a pipeline: its stages in the two orders that seeds depend on, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata.dataloader2.graph import find_dps, list_dps, traverse_dps
+
+from wds_datapipes import ShardList
+from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.inspection import name_of, upstream
+
+
+def shards(*, maps: int = 0) -> Any:
+    pipe: Any = ShardList("{a,b}.tar").shuffle()
+    for _ in range(maps):
+        pipe = pipe.map(str)
+    return pipe.sharding_filter().load_wds_shards().group_samples()
+
+
+def forked() -> Any:
+    first, second = shards().fork(2)
+    return first.map(dict).zip(second)
+
+
+PIPES: dict[str, Callable[[], Any]] = {
+    "a chain": lambda: shards().shuffle_samples(3).batch(2),
+    "a mixture": lambda: shards(maps=2).shuffle_samples(3).mix_samples(shards(), shards(maps=1)),
+    "a mixture in a mixture": lambda: shards().mix_samples(shards(maps=1).mix_samples(shards())).with_epoch(9),
+    "a fork": forked,
+}
+
+
+@pytest.mark.parametrize("case", PIPES)
+def test_seeds_are_drawn_in_the_order_of_torchdata(case: str) -> None:
+    pipe = PIPES[case]()
+    graph = traverse_dps(pipe)
+    assert [*map(id, upstream(pipe, nearest_first=True))] == [*map(id, list_dps(graph))]
+    found = PipelineGraph(pipe)
+    assert {*map(id, found.splitters)} == {id(stage) for stage in find_dps(graph, type(found.splitters[0]))}
+    before, after = {*found.before_split}, {*map(id, found.after_split)}
+    assert not before & after
+    assert before | after == {*map(id, found.stages)}
+
+
+def test_stages_are_listed_branch_by_branch() -> None:
+    pipe = IterableWrapper("ab").map(str).mix_samples(IterableWrapper("cd").shuffle().filter(bool))
+    names = [name_of(stage) for stage in PipelineGraph(pipe).stages]
+    assert names == ["SampleMixer", "Mapper", "IterableWrapper", "Filter", "Shuffler", "IterableWrapper"]
+
+
+def test_the_lengths_of_the_sources_of_a_mixture_do_not_declare_its_length() -> None:
+    sources = IterableWrapper("ab").with_length(2), IterableWrapper("cd").with_length(2)
+    pipe = sources[0].mix_samples(sources[1]).map(str).with_length(4)
+    assert [stage.n for stage in PipelineGraph(pipe).length_stages] == [4]

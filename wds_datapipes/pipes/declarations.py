@@ -1,0 +1,214 @@
+"""Everything that loaders ask of a stage, with the answers for one about which nothing is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from wds_datapipes.counters import Counters
+from wds_datapipes.datapipes import SHARDING_PRIORITIES
+from wds_datapipes.errors import StateError
+from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.pipes.inspection import loop_of, name_of
+from wds_datapipes.shards.position import SamplePosition
+
+__all__ = ["Declarations", "Groups", "instance_of"]
+
+#: The groups of torch's ``ShardingFilter``: sharding priority -> number of instances, index of this instance.
+Groups = dict[int, tuple[int, int]]
+
+
+def instance_of(groups: Groups) -> tuple[int, int]:
+    """Return the number of instances that the data is split between, and the index of this instance.
+
+    Instances are numbered as by torch's ``DataLoader``: the first worker of every rank, then the second of every rank,
+    and so on. The remainder of an even split then goes to different ranks.
+
+    >>> [instance_of({2: (2, rank), 3: (3, worker)}) for rank in range(2) for worker in range(3)]
+    [(6, 0), (6, 2), (6, 4), (6, 1), (6, 3), (6, 5)]
+    """
+    if SHARDING_PRIORITIES.DEFAULT in groups:
+        return groups[SHARDING_PRIORITIES.DEFAULT]
+    ranks, rank = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
+    workers, worker = groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0))
+    return ranks * workers, worker * ranks + rank
+
+
+#: The declarations that describe a loop, with their values for an unknown one.
+PROMISES = {
+    **dict.fromkeys(
+        ("has_state", "is_stateless", "has_position", "rereads_samples", "can_reshard", "keeps_share"), False
+    ),
+    **dict.fromkeys(("is_transparent", "is_one_to_one", "reads_shards", "reads_members"), False),
+    "draws_globally": True,
+    "holds_items": None,
+}
+
+
+class Declarations:
+    """What the engine knows about a stage of any package.
+
+    Those of users' stages are documented in `Stage`. The others belong to this package: stages of it declare them as
+    attributes, and `foreign_stages` declares them for stages of torch and torchdata.
+
+    A subclass that overrides the ``__iter__`` of another class has another loop, so it inherits none of the
+    declarations that describe the loop (`PROMISES`), and has to make them again.
+
+    Attributes:
+        has_state: whether ``state_dict`` contains everything that the stage keeps between two items; follows from
+            defining it.
+        accepts_again: whether ``load_state_dict`` takes the positions of samples that later stages have buffered, as
+            ``again``; it yields them first, and does not count them.
+        has_position: whether its state contains the position of the pipeline in the shards, so that the stages before
+            it need no state.
+        spans_epochs: whether an epoch continues where the previous one ended.
+        keeps_share: whether each item belongs to the same instance of the pipeline whenever its source is iterated.
+        is_transparent: whether it never affects which samples are yielded, so that a state is valid with or without it.
+        is_loaders: whether a loader has added it, after the pipeline of the user.
+        is_remote: whether its items come from another process, so that only the loader can restart it.
+        is_dispatched: whether one process of each rank runs the stages before it, for all workers.
+        syncs_ranks: whether torchdata has added it, and has split the data between ranks.
+        is_one_to_one: whether it yields an item for each one that it reads, but for errors.
+        samples_per_batch: the number of samples in each batch; None if it makes none, or none of a fixed size.
+        reads_shards: whether its source is the list of shards.
+        reads_members: whether it yields the members of shards, and `read_shards` yields them faster.
+        open_shards: the number of shards that it keeps open.
+        lists_shards: whether it is a source of shards, whose own ``.shuffle()`` shuffles the whole list.
+        is_default_shuffle: whether it is torch's ``.shuffle()``, with its default buffer.
+        claims_shards: whether it gives each shard to one process, and counts it as read when the next is requested.
+        repeats_shards: whether a shard may occur more than once in an epoch.
+        restarts_once: whether it restarts its source exactly once in each epoch.
+        draws_globally: whether it may draw from the generators of Python, NumPy and torch, as users' functions do.
+        holds_items: whether it may read any number of items before it yields one; None if that is unknown.
+        declares_length: whether its length was declared, and the number of items may differ.
+        derives_seeds: whether it derives the seeds of later passes from that of the first, as `SeededStage` does.
+        can_rotate: whether it splits the data, and `rotate_assignment` gives it the share of another worker.
+        skipped_shards: the number of shards that it skips to resume.
+        replay_obstacle: why an epoch cannot be replayed, after the name of the stage; "" if it can.
+        alternative: what to use instead if it has no position; "" if nothing is known.
+        ignored_arguments: the names of arguments that do not affect which samples are yielded.
+        arguments_of_rank: the names of arguments that are divided between the ranks.
+        groups: the numbers of ranks and workers that it splits the data between, and the indices of this instance.
+        on_error: the error policy; see `OnError`.
+    """
+
+    is_stateless: bool = False
+    rereads_samples: bool = False
+    combines_samples: bool = False
+    can_reshard: bool = False
+    shares_seed: bool = False
+
+    has_state: bool = False
+    accepts_again: bool = False
+    has_position: bool = False
+    spans_epochs: bool = False
+    keeps_share: bool = False
+    is_transparent: bool = False
+    is_loaders: bool = False
+    is_remote: bool = False
+    is_dispatched: bool = False
+    syncs_ranks: bool = False
+    is_one_to_one: bool = False
+    samples_per_batch: int | None = None
+    reads_shards: bool = False
+    reads_members: bool = False
+    open_shards: int = 1
+    lists_shards: bool = False
+    is_default_shuffle: bool = False
+    claims_shards: bool = False
+    repeats_shards: bool = False
+    restarts_once: bool = True
+    draws_globally: bool = True
+    holds_items: bool | None = None
+    declares_length: bool = False
+    derives_seeds: bool = False
+    can_rotate: bool = False
+    skipped_shards: int = 0
+    replay_obstacle: str = ""
+    alternative: str = ""
+    ignored_arguments: frozenset[str] = frozenset()
+    arguments_of_rank: frozenset[str] = frozenset()
+    groups: Groups | None = None
+    on_error: OnError = "raise"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        others = (
+            [base for base in cls.__bases__ if loop_of(*base.__mro__) is not None] if "__iter__" in vars(cls) else []
+        )
+        for name, unknown in PROMISES.items() if others else ():
+            definer = next(kind for kind in cls.__mro__ if name in vars(kind))
+            if definer is not cls and any(issubclass(base, definer) for base in others):
+                setattr(cls, name, unknown)
+
+    @cached_property
+    def counters(self) -> Counters:
+        """The counters of skipped and read items."""
+        return Counters()
+
+    def reset_state(self) -> None:
+        """Discard a loaded state, so that the next iteration starts from the beginning."""
+
+    def position_reader(self) -> Callable[[], SamplePosition] | None:
+        """Return a function that returns the position of the item that was yielded last.
+
+        The default, None, stands for the position of the stage before, and suits a stage that yields an item before it
+        reads another one.
+        """
+        return None
+
+    def nested_sources(self) -> Sequence[Any]:
+        """Return the sources that it restarts at any time, and whose states are part of its own."""
+        return ()
+
+    def known_list(self) -> Sequence[str]:
+        """Return the URLs of shards that it yields, if they are known before reading; an empty list otherwise."""
+        return ()
+
+    def check_position(self) -> None:
+        """Make sure that the position in its state belongs to the shards, if it has one.
+
+        Raises:
+            StateError: it does not.
+        """
+
+    def check_resharding(self) -> None:
+        """Make sure that the rest of an epoch can be assigned to another number of workers.
+
+        Raises:
+            StateError: it cannot.
+        """
+        if not self.can_reshard:
+            raise StateError(
+                f"{name_of(self)} records or counts what each worker has read, so its state is invalid with a "
+                f"different number of ranks or workers. Resume with as many ranks and workers as before, or remove it"
+            )
+
+    def reshard_states(
+        self,
+        states: Sequence[Mapping[str, Any] | None],
+        waiting: Sequence[Sequence[SamplePosition]],
+        instances: int,
+    ) -> list[dict[str, Any]]:
+        """Return the states from which another number of instances resumes, if its state has the position.
+
+        Args:
+            states: the states of all previous instances, in the order of `instance_of`.
+            waiting: for each, the positions of samples that later stages have buffered.
+            instances: the current number of instances.
+        """
+        raise NotImplementedError
+
+    def number_instances(self) -> None:
+        """Number the instances that it splits the data between as `instance_of` does."""
+
+    def rotate_assignment(self, turn: int) -> None:
+        """Rotate the assignment by ``turn`` workers, if this stage splits the data."""
+
+    def unsplit(self) -> Any:
+        """Return a copy of the stage that reads the list of shards before it is split; None if it is unknown."""
+        return None
+
+    def share_length(self, instance: Any) -> None:
+        """Let ``len()`` return the part of one worker of a length that is declared for all workers of a rank."""

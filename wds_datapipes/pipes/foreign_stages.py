@@ -1,0 +1,161 @@
+"""The declarations of stages of torch and torchdata."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from wds_datapipes.pipes.declarations import Declarations, instance_of
+from wds_datapipes.pipes.inspection import loop_of, takes_seed, upstream
+
+__all__ = ["TORCH_BUFFER_SIZE", "ForeignStage", "declared"]
+
+#: The attribute of a ``.sharding_filter()`` that holds the rotation of its assignment.
+_ROTATION = "_wds_datapipes_turn"
+
+#: The default size of the buffer of torch's ``.shuffle()``.
+TORCH_BUFFER_SIZE = 10_000
+
+_MIXED = "Use .mix_samples(), or mix the shards before .load_wds_shards()"
+
+
+class ForeignStage(Declarations):
+    """What a stage of another package declares; nothing, unless it is in `STAGES`.
+
+    Args:
+        pipe: the stage.
+    """
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+
+
+class _Batcher(ForeignStage):
+    is_stateless = True
+    combines_samples = True
+    draws_globally = False
+    holds_items = True
+    arguments_of_rank = frozenset({"batch_size"})
+
+    @property
+    def samples_per_batch(self) -> int:  # type: ignore[override]  # it is an argument
+        size: int = self.pipe.batch_size
+        return size
+
+
+class _IterableWrapper(ForeignStage):
+    @property
+    def draws_globally(self) -> bool:  # type: ignore[override]  # it depends on an argument
+        return type(self.pipe.iterable) not in (list, tuple, range, str, dict)
+
+    def known_list(self) -> Sequence[str]:
+        urls = self.pipe.iterable
+        return urls if isinstance(urls, list | tuple) and all(isinstance(url, str) for url in urls) else ()
+
+
+class _Mapper(ForeignStage):
+    is_stateless = True
+    is_one_to_one = True
+    holds_items = False
+
+    def unsplit(self) -> Any:
+        source = declared(self.pipe.datapipe).unsplit()
+        if source is None:
+            return None
+        mapper = copy.copy(self.pipe)
+        mapper.datapipe = source
+        return mapper
+
+
+class _ShardingFilter(ForeignStage):
+    draws_globally = False
+    can_rotate = True
+    alternative = "Put .sharding_filter() before .load_wds_shards()"
+
+    def number_instances(self) -> None:
+        pipe, only = self.pipe, self.pipe.sharding_group_filter
+        instances, instance = instance_of(pipe.groups) if only is None else pipe.groups.get(only, (1, 0))
+        pipe.num_of_instances = instances
+        pipe.instance_id = (instance + vars(pipe).get(_ROTATION, 0)) % instances
+
+    def rotate_assignment(self, turn: int) -> None:
+        vars(self.pipe)[_ROTATION] = turn
+        self.number_instances()
+
+    def unsplit(self) -> Any:
+        return self.pipe.source_datapipe if self.pipe.sharding_group_filter is None else None
+
+
+class _Shuffler(ForeignStage):
+    draws_globally = False
+    holds_items = True
+    alternative = "Use .shuffle_samples(n) for samples; .shuffle() belongs before .load_wds_shards()"
+
+    @property
+    def is_default_shuffle(self) -> bool:  # type: ignore[override]  # it depends on an argument
+        is_torchs = type(self.pipe).__module__.partition(".")[0] == "torch"
+        return is_torchs and self.pipe.buffer_size == TORCH_BUFFER_SIZE
+
+
+class _InMemoryCache(ForeignStage):
+    restarts_once = False
+
+    @property
+    def replay_obstacle(self) -> str:  # type: ignore[override]  # it depends on the stages before
+        is_random = any(map(takes_seed, upstream(self.pipe)))
+        return "keeps the order of the epoch in which it was filled" if is_random else ""
+
+
+def _row(**declared: Any) -> type[ForeignStage]:
+    """Return the declarations of a stage that depend on none of its arguments."""
+    return type("ForeignStage", (ForeignStage,), declared)
+
+
+#: The declarations of stages by the package and the name of the class that defines their ``__iter__``.
+STAGES: dict[str, dict[str, type[ForeignStage]]] = {
+    "torch": {
+        "BatcherIterDataPipe": _Batcher,
+        "ConcaterIterDataPipe": _row(draws_globally=False, alternative=_MIXED),
+        "FileListerIterDataPipe": _row(draws_globally=False),
+        "FilterIterDataPipe": _row(is_stateless=True, holds_items=False),
+        "IterableWrapperIterDataPipe": _IterableWrapper,
+        "MapperIterDataPipe": _Mapper,
+        "MultiplexerIterDataPipe": _row(draws_globally=False, alternative=_MIXED),
+        "SamplerIterDataPipe": _row(repeats_shards=True),
+        "ShardingFilterIterDataPipe": _ShardingFilter,
+        "ShufflerIterDataPipe": _Shuffler,
+        "UnBatcherIterDataPipe": _row(draws_globally=False),
+        "ZipperIterDataPipe": _row(
+            draws_globally=False,
+            alternative="Use .associate() with a table, or write all fields of a sample to one shard",
+        ),
+    },
+    "torchdata": {
+        "BatchMapperIterDataPipe": _row(alternative="Use .batch(n) and .map()"),
+        "CyclerIterDataPipe": _row(draws_globally=False, holds_items=False, repeats_shards=True, restarts_once=False),
+        "EnumeratorIterDataPipe": _row(draws_globally=False),
+        "FullSyncIterDataPipe": _row(syncs_ranks=True, is_transparent=True),
+        "HeaderIterDataPipe": _row(draws_globally=False, alternative="Use .slice_samples(n)"),
+        "InMemoryCacheHolderIterDataPipe": _InMemoryCache,
+        "LengthSetterIterDataPipe": _row(draws_globally=False, declares_length=True, alternative="Use .with_length(n)"),
+        "PinMemoryIterDataPipe": _row(alternative="Use ShardReadingService(pin_memory=True)"),
+        "PrefetcherIterDataPipe": _row(alternative="The workers of ShardReadingService prefetch items already"),
+        "RepeaterIterDataPipe": _row(draws_globally=False, repeats_shards=True),
+        "ShardingRoundRobinDispatcherIterDataPipe": _row(is_dispatched=True),
+        # The items of a worker or of the dispatching process.
+        "NonBlocking": _row(is_remote=True),
+        "_DummyIterDataPipe": _row(is_remote=True),
+        "_IterateQueueDataPipes": _row(is_remote=True),
+    },
+    # torch's .shuffle(), for whole lists: a subclass that existing stages change into, so it can have no other base.
+    "wds_datapipes": {"ShufflerIterDataPipe": _Shuffler},
+}
+
+
+def declared(pipe: Any) -> Declarations:
+    """Return what a stage of any package declares."""
+    if isinstance(pipe, Declarations):
+        return pipe
+    kind = loop_of(*type(pipe).__mro__) or type(pipe)
+    return STAGES.get(kind.__module__.partition(".")[0], {}).get(kind.__name__, ForeignStage)(pipe)

@@ -1,0 +1,127 @@
+"""Stages of any package: their names, their sources, and what torch counts and calls."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any
+
+from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
+
+__all__ = [
+    "TORCH_ATTRIBUTES",
+    "call_of",
+    "count_yielded",
+    "functional_name_of",
+    "iteration_of",
+    "loop_of",
+    "name_of",
+    "sources_of",
+    "splits",
+    "takes_seed",
+    "upstream",
+]
+
+#: The maximum number of sources in one collection. Larger collections hold data, and would take too long to search.
+_MAX_SOURCES = 1000
+
+#: Private attributes of torch's datapipes, in torch 2.4 to 2.13, that change during iteration. Only this module and the
+#: class attribute `Stage._is_child_datapipe` use private names of torch's datapipes.
+TORCH_ATTRIBUTES = frozenset(
+    {
+        *("_buffer", "_enabled", "_fast_forward_iterator", "_number_of_samples_yielded", "_rng", "_seed"),
+        *("_snapshot_state", "_uuid", "_valid_iterator_id"),
+    }
+)
+
+Pipe = IterDataPipe[Any]
+
+_PIPES = frozenset({IterDataPipe, MapDataPipe})
+#: Classes that define no loop, or one that does nothing.
+_ABSTRACT = frozenset(IterDataPipe.__mro__)
+
+
+def count_yielded(stage: Any) -> int:
+    """Return the number of items that a stage has yielded in its latest iteration; torch counts them."""
+    count: int = stage._number_of_samples_yielded
+    return count
+
+
+def iteration_of(stage: Any) -> int:
+    """Return the number of a stage's latest iteration; torch counts them."""
+    return stage._valid_iterator_id or 0
+
+
+def name_of(stage: Any) -> str:
+    """Return a stage's name: that of its class, or of the class that created it as one of several."""
+    maker = vars(stage).get("main_datapipe", stage)
+    name = type(maker).__name__.lstrip("_").removesuffix("IterDataPipe")
+    return "RandomSplitter" if name == "SplitterIterator" else name
+
+
+def functional_name_of(stage: Any) -> str:
+    """Return the method that adds a stage to a pipeline, such as ``.batch``, or the class of a source."""
+    names = {getattr(build, "__wrapped__", None): name for name, build in IterDataPipe.functions.items()}
+    name = next((names[kind] for kind in type(stage).__mro__ if kind in names), None)
+    return name_of(stage) if name is None or next(sources_of(stage), None) is None else f".{name}"
+
+
+def call_of(stage: Any) -> str:
+    """Return how a program adds a stage, such as ``.batch()``, or the class of a source."""
+    name = functional_name_of(stage)
+    return f"{name}()" if name.startswith(".") else name
+
+
+def loop_of(*kinds: type) -> type | None:
+    """Return the first of some classes that defines ``__iter__``, without abstract ones; None if none does."""
+    found = next((kind for kind in kinds if "__iter__" in vars(kind)), None)
+    return None if found in _ABSTRACT else found
+
+
+def takes_seed(stage: object) -> bool:
+    """Whether a stage of any package takes a seed for each epoch."""
+    return inspect.ismethod(getattr(stage, "set_seed", None))
+
+
+def splits(stage: object) -> bool:
+    """Whether a stage of any package splits the data between ranks and workers."""
+    return inspect.ismethod(getattr(stage, "apply_sharding", None))
+
+
+def upstream(pipe: Any, *, nearest_first: bool = False) -> list[Any]:
+    """Return a stage and all stages before it, each once, in the same order for every copy: branch by branch.
+
+    Args:
+        pipe: the last stage.
+        nearest_first: order them by the number of stages in between, as torchdata does when it draws their seeds.
+    """
+    found: dict[int, tuple[tuple[int, ...], Any]] = {id(pipe): ((), pipe)}
+    waiting = deque(found.values())
+    while waiting:
+        path, stage = waiting.popleft()
+        for number, source in enumerate(sources_of(stage)):
+            if id(source) not in found:
+                found[id(source)] = (*path, number), source
+                waiting.append(found[id(source)])
+    ordered = found.values() if nearest_first else sorted(found.values(), key=itemgetter(0))
+    return [stage for _, stage in ordered]
+
+
+def sources_of(stage: Any) -> Iterator[Any]:
+    """Yield the stages that a stage reads from.
+
+    torch's own traversal pickles all collections of a stage, which may contain functions.
+    """
+    return (source for value in vars(stage).values() for source in _pipes(value))
+
+
+def _pipes(value: Any) -> Iterator[Any]:
+    # Not isinstance: for each new type, an abstract class asks all of its subclasses, which takes milliseconds.
+    if not _PIPES.isdisjoint(type(value).__mro__):
+        yield value
+    elif isinstance(value, dict | list | tuple) and len(value) <= _MAX_SOURCES:
+        for each in itertools.chain(value, value.values()) if isinstance(value, dict) else value:
+            yield from _pipes(each)
