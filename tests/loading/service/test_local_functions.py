@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardList, ShardReadingService
@@ -45,8 +45,6 @@ def with_local_class(factor: int) -> IterDataPipe[int]:
 
 
 SERVICES: dict[str, Callable[[], Any]] = {
-    "none": lambda: None,
-    "torchdata, in process": InProcessReadingService,
     "torchdata, 2 workers": lambda: MultiProcessingReadingService(2, "fork"),
     "0 workers": ShardReadingService,
     "2 workers": lambda: ShardReadingService(2),
@@ -66,7 +64,7 @@ def test_a_loader_has_its_own_copy_of_what_a_pipeline_holds() -> None:
     pipe = with_lambda(1)
     numbers: Any = next(stage for stage in upstream(pipe) if isinstance(stage, IterableWrapper))
     numbers.iterable = numbers_of_user = [1, 2]
-    loader = DataLoader2(pipe)
+    loader = DataLoader2(pipe, reading_service=ShardReadingService())
     numbers_of_user.append(3)
     assert list(loader) == [1, 2]
 
@@ -166,4 +164,4 @@ def test_a_stage_that_cannot_be_copied_is_named() -> None:
         pickle.PicklingError,
         match=r"copies its pipeline, but 'locks' of the stage Locked is a list whose part 0 is .*__iter__",
     ):
-        DataLoader2(Locked(with_lambda(3)))
+        DataLoader2(Locked(with_lambda(3)), reading_service=ShardReadingService())
