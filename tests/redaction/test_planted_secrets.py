@@ -30,13 +30,17 @@ from wds_datapipes import (
     ShardWriter,
     TarWriter,
     convert_shards,
+    create_shards,
+    dataset_stats,
     index,
+    verify_shards,
 )
 from wds_datapipes.index import AccessOptions
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.loading.report import count_skipped
+from wds_datapipes.prepare.sample_spec import SampleSpec, UrlPart
 from wds_datapipes.prepare.shell_command import SampleCommand
 from wds_datapipes.testing import build_shard
 
@@ -170,6 +174,7 @@ def write(url: str, folder: Path) -> Iterator[object]:
 
 def convert(url: str, folder: Path) -> Iterator[object]:
     good = build_shard("a.tar", [{"__key__": "a", "txt": "x"}])
+    of_text, of_url = (SampleSpec("a", {"txt": part}, "row 1") for part in (b"x", UrlPart(url)))
     quick: dict[str, Any] = {"num_workers": 0, "retries": 1}
     yield lambda: convert_shards(same, [url, good], "out/", **quick)
     yield lambda: convert_shards(same, [url, good], "out/", **quick, if_changed="redo", on_error="skip")
@@ -177,6 +182,11 @@ def convert(url: str, folder: Path) -> Iterator[object]:
     for output in (url, f"{url}%06d", f"{url}{{name}}"):
         yield lambda output=output: convert_shards(same, [good], output, journal=folder / "journal", **quick)
         yield lambda output=output: convert_shards(same, [good, good], output, journal=folder / "journal", **quick)
+        yield lambda output=output: create_shards([of_text], output, num_workers=0)
+    yield lambda: create_shards([of_url], "made/%d.tar", num_workers=0)
+    yield lambda: create_shards([of_url], "made/%d.tar", num_workers=0, on_error="warn")
+    yield lambda: verify_shards([url], decode=True, num_workers=0)
+    yield lambda: dataset_stats([url], label="txt", num_workers=0)
     command = SampleCommand(url.partition(":")[2])
     yield command
     yield lambda: command({"__key__": "a"})
