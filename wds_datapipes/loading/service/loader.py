@@ -16,8 +16,7 @@ from wds_datapipes.loading.torchdata_api import DistributedReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
-from wds_datapipes.pipes.samples.declared_length import DeclaredLength
-from wds_datapipes.pipes.samples.epochs import compare_length
+from wds_datapipes.pipes.samples.epochs import DeclaredLength, compare_length
 from wds_datapipes.pipes.sharding import Instance
 from wds_datapipes.pipes.state.description import descriptions
 

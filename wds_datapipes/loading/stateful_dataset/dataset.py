@@ -46,7 +46,7 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
     begin_recording,
 )
 from wds_datapipes.loading.torchdata_patches.local_functions import find_local_classes
-from wds_datapipes.pipes.samples.declared_length import DeclaredLength
+from wds_datapipes.pipes.samples.epochs import DeclaredLength
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.pipes.unsplit_data import advice_for_split, is_read_by_shard

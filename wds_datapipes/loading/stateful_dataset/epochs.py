@@ -23,8 +23,7 @@ from wds_datapipes.loading.splitting import (
     split_by_worker,
 )
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
-from wds_datapipes.pipes.samples.declared_length import DeclaredLength
-from wds_datapipes.pipes.samples.epochs import compare_length
+from wds_datapipes.pipes.samples.epochs import DeclaredLength, compare_length
 from wds_datapipes.pipes.state.pipeline_state import save_state, spans_epochs
 from wds_datapipes.seeds import SeedGenerator
 
