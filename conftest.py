@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -172,16 +173,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@functools.cache
+def command_line() -> Any:
+    """Build the command line once, which takes longer than most commands."""
+    from wds_datapipes.cli import COMMANDS
+    from wds_datapipes.cli._app import build_program
+
+    return build_program(COMMANDS)
+
+
 @pytest.fixture
 def program(folder: Path) -> Callable[..., Ended]:
     """Return a function that runs the command line in this process; any exception but an exit is raised."""
     from typer.testing import CliRunner
 
-    from wds_datapipes.cli import COMMANDS
-    from wds_datapipes.cli._app import build_program
-
     def run(*arguments: str) -> Ended:
-        result = CliRunner().invoke(build_program(COMMANDS), list(arguments), prog_name="wds-datapipes")
+        result = CliRunner().invoke(command_line(), list(arguments), prog_name="wds-datapipes")
         if not isinstance(result.exception, SystemExit | None):
             raise result.exception
         return Ended(result.exit_code, result.stdout, result.stderr)

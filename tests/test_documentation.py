@@ -44,7 +44,7 @@ def test_a_page_runs(page: Path, programs: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     write_example_shards(text, tmp_path)
     if page == ROOT / "README.md":  # whose block reads the output of the command above it
-        demo_folder = tmp_path / inspect.signature(demo).parameters["output"].default
+        demo_folder = tmp_path / inspect.signature(demo).parameters["output_dir"].default
         demo_folder.mkdir()
         write_photographs(demo_folder)
     is_started_anew = page == ROOT / STARTED_ANEW

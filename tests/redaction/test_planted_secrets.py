@@ -289,7 +289,7 @@ verify {good} --manifest {}
 index {}
 index --json {}
 index {good} --manifest {}
-index {} --folder f
+index {} --index-dir f
 stats {}
 stats --json {}
 bench {}
@@ -300,12 +300,12 @@ shuffle {} -o s-%06d.tar
 shuffle {good} -o {}%06d.tar
 sort {} -o t-%06d.tar
 map --command true {} -o m/
-map --json --command true {good} {} -o n/ --workers 0
-map --command {} {good} -o k/ --workers 0
-map --command true {good} -o {} --workers 0
-cache warm {} --dir c
-cache warm --json {} --dir c
-cache ls --dir c
+map --json --command true {good} {} -o n/ --num-workers 0
+map --command {} {good} -o k/ --num-workers 0
+map --command true {good} -o {} --num-workers 0
+cache warm {} --cache-dir c
+cache warm --json {} --cache-dir c
+cache ls --cache-dir c
 create recipe {} -o r-%06d.tar
 create table {} -o r-%06d.tar
 create images {} -o r-%06d.tar

@@ -156,10 +156,10 @@ def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -
     with pytest.raises(ConversionError, match="bytes of zeros"):
         convert_shards(unchanged, "a.tar", "b-%d.tar", retries=0, num_workers=0)
     assert not Path("b-0.tar").exists()
-    done = program("verify", "a.tar", "--workers", "1")
+    done = program("verify", "a.tar", "--num-workers", "0")
     assert done.code == 1
-    assert "use --limit tail_bytes=... with more, or with none for no limit" in done.out
-    assert program("verify", "a.tar", "--workers", "1", "--limit", "tail_bytes=20kB").code == 0
+    assert "use --limit tail_bytes=... with more, or with None for no limit" in done.out
+    assert program("verify", "a.tar", "--num-workers", "0", "--limit", "tail_bytes=20kB").code == 0
 
 
 def test_an_archive_of_only_zeros_is_empty_only_if_it_is_small() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_datapipes.benchmark.measure import LOADER, Delivery, ShardBenchmark
 
-__all__ = ["best_delivery", "headroom", "recommend", "required_rate"]
+__all__ = ["best_delivery", "facts_of", "headroom", "recommend"]
 
 #: The stages that decode.
 DECODERS = (".wds_decode", ".decode_batch")
@@ -24,14 +24,9 @@ BUSY = 0.9
 LARGE_IMAGE = 1_000_000
 
 
-def required_rate(step_s: float, batch_size: int) -> float:
-    """Return the number of samples per second that training steps consume."""
-    return batch_size / step_s
-
-
 def headroom(delivery: Delivery, step_s: float, batch_size: int) -> float:
     """Return how many times as many samples arrive as training steps consume."""
-    return delivery.samples_per_s / required_rate(step_s, batch_size)
+    return delivery.samples_per_s * step_s / batch_size
 
 
 def best_delivery(found: ShardBenchmark, *, step_s: float | None, batch_size: int) -> Delivery:
@@ -128,29 +123,16 @@ def _has_turbo() -> bool:
 
 def facts_of(found: ShardBenchmark, advice: list[str], *, step_s: float | None, batch_size: int) -> Mapping[str, Any]:
     """Return the results for JSON."""
-    sample_s = found.sample_s
-    return {
-        "shards": found.shards,
-        "fields": found.fields,
-        "sample_bytes": found.sample_bytes,
-        "image_pixels": found.image_pixels,
-        "raw_bytes_per_s": found.raw_bytes_per_s,
-        "open_s": found.open_s,
-        "passes": found.passes,
-        "stages": {
-            name: {"seconds_per_sample": seconds, "share": seconds / sample_s if sample_s else 0.0}
-            for name, seconds in found.stages.items()
-        },
-        "processor_share": found.processor_share,
-        "deliveries": [
-            {
-                **each._asdict(),
-                "loop_share": each.loop_share,
-                "bytes_per_s": each.samples_per_s * found.sample_bytes,
-                "headroom": None if step_s is None else headroom(each, step_s, batch_size),
-            }
-            for each in found.deliveries
-        ],
-        "skipped": dict(found.skipped.counts),
-        "recommendation": advice,
-    }
+    total = found.sample_s or 1.0
+    stages = {name: {"seconds_per_sample": seconds, "share": seconds / total} for name, seconds in found.stages.items()}
+    deliveries = [
+        {
+            **each._asdict(),
+            "loop_share": each.loop_share,
+            "bytes_per_s": each.samples_per_s * found.sample_bytes,
+            "headroom": None if step_s is None else headroom(each, step_s, batch_size),
+        }
+        for each in found.deliveries
+    ]
+    skipped = dict(found.skipped.counts)
+    return {**vars(found), "stages": stages, "deliveries": deliveries, "skipped": skipped, "recommendation": advice}

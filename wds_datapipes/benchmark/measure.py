@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 
-from wds_datapipes.benchmark.page_cache import drop_pages
 from wds_datapipes.codecs.crops import RandomResizedCrop
 from wds_datapipes.codecs.images import ImageDecoder, open_image
 from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.extras import require
+from wds_datapipes.io.local import local_path
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.pipes import ShardList
 from wds_datapipes.pipes.inspection import functional_name_of, sources_of
 from wds_datapipes.pipes.stage import OneToOneStage
 from wds_datapipes.samples.batching import collate_samples
+from wds_datapipes.samples.keys import KeyRule, first_dot
 
 __all__ = ["LOADER", "BenchmarkOptions", "Delivery", "ShardBenchmark", "count_samples", "measure_shards"]
 
@@ -50,7 +53,7 @@ class BenchmarkOptions:
         seconds: how long each measurement takes, in seconds.
         cold: remove a local shard from the page cache each time before it is read.
         reading: arguments for ``.load_wds_shards()``, such as ``storage_options``.
-        grouping: arguments for ``.group_samples()``, such as ``key_rule``.
+        key_rule: splits member names into keys and fields.
         pipeline: takes the URLs and returns the pipeline to measure instead, of batches or samples.
     """
 
@@ -61,15 +64,23 @@ class BenchmarkOptions:
     seconds: float = 5.0
     cold: bool = False
     reading: Mapping[str, Any] = field(default_factory=dict)
-    grouping: Mapping[str, Any] = field(default_factory=dict)
+    key_rule: KeyRule = first_dot
     pipeline: Callable[[list[str]], IterDataPipe[Any]] | None = None
 
     def build(self, urls: Sequence[str]) -> IterDataPipe[Any]:
         """Return the pipeline that is measured."""
         if self.pipeline is not None:
             return self.pipeline(list(urls))
-        samples = _shards(urls, self).load_wds_shards(**self.reading).group_samples(**self.grouping)
-        return _batch(_decode(samples, self), self)
+        shards: IterDataPipe[Any] = ShardList(list(urls)).resample_wds_shards()
+        if self.cold:
+            shards = shards.map(drop_pages)  # which the last time that the shard was read has left
+        samples = shards.load_wds_shards(**self.reading).group_samples(key_rule=self.key_rule)
+        crop = None if self.crop is None else RandomResizedCrop(self.crop, flip_probability=0.5)
+        decoders = () if self.spec is None else (ImageDecoder(self.spec, crop=crop, min_size=self.min_size),)
+        batches: IterDataPipe[Any] = samples.wds_decode(*decoders, on_error="skip").batch(self.batch_size).map(list)
+        if self.crop is not None:  # so that images have one size
+            batches = batches.map(partial(collate_samples, ragged="list"))
+        return batches
 
 
 class Delivery(NamedTuple):
@@ -191,7 +202,7 @@ def measure_shards(urls: Sequence[str], workers: Sequence[int], options: Benchma
 
 def _inspect(urls: Sequence[str], options: BenchmarkOptions, found: ShardBenchmark) -> None:
     """Find the fields of the first samples, and their sizes."""
-    samples = ShardList(list(urls)).load_wds_shards(**options.reading).group_samples(**options.grouping)
+    samples = ShardList(list(urls)).load_wds_shards(**options.reading).group_samples(key_rule=options.key_rule)
     with closing(cast("Generator[Any, None, None]", iter(samples))) as first:
         examples = list(itertools.islice(first, EXAMPLES))
     if not examples:
@@ -223,7 +234,7 @@ def _measure_raw(urls: Sequence[str], options: BenchmarkOptions, found: ShardBen
     size, opened, opening_s, begin = 0, 0, 0.0, time.perf_counter()
     for url in itertools.cycle(urls):
         if options.cold:
-            drop_pages([url])
+            drop_pages(url)
         opened += 1
         asked = time.perf_counter()
         with open_url(url, **opening) as file:
@@ -353,35 +364,13 @@ def _waited(loader: Any) -> float:
     return seconds
 
 
-def _shards(urls: Sequence[str], options: BenchmarkOptions) -> IterDataPipe[Any]:
-    shards: IterDataPipe[Any] = ShardList(list(urls)).resample_wds_shards()
-    return shards.map(_without_pages) if options.cold else shards
-
-
-def _without_pages(url: str) -> str:
-    """Return the URL of a shard, after dropping it from the page cache, where the last time it was read has left it."""
-    drop_pages([url])
+def drop_pages(url: str) -> str:
+    """Remove the pages of a local file from the page cache, so that it is read from the disk; return its URL."""
+    if (path := local_path(url)) is not None:
+        with open(path, "rb") as file:  # noqa: PTH123  a path may be longer than Path permits
+            os.fsync(file)  # pages that are not written yet cannot be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return url
-
-
-def _decode(samples: IterDataPipe[Any], options: BenchmarkOptions) -> IterDataPipe[Any]:
-    crop = None if options.crop is None else RandomResizedCrop(options.crop, flip_probability=0.5)
-    decoders = () if options.spec is None else (ImageDecoder(options.spec, crop=crop, min_size=options.min_size),)
-    decoded: IterDataPipe[Any] = samples.wds_decode(*decoders, on_error="skip")
-    return decoded
-
-
-def _batch(samples: IterDataPipe[Any], options: BenchmarkOptions) -> IterDataPipe[Any]:
-    """Return batches: columns if images have one size, and lists of samples otherwise."""
-    lists: IterDataPipe[Any] = samples.batch(options.batch_size).map(list)
-    if options.crop is None:
-        return lists
-    columns: IterDataPipe[Any] = lists.map(_collate)
-    return columns
-
-
-def _collate(samples: list[Any]) -> Any:
-    return collate_samples(samples, ragged="list")
 
 
 def _memory_of(pid: int) -> int | None:

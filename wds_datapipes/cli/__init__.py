@@ -1,7 +1,7 @@
-"""The command line ``wds-datapipes``, with one module per command.
+"""The command line ``wds-datapipes``: each command is a function, whose docstring is its help.
 
-To add a command, write a module with a function of the same name, and add the name to `COMMANDS`. As importing the
-package imports torch, every command, and completion, takes as long to start as torch does.
+To add a command, write a function of the same name, as `_declaration` describes, and add it to `COMMANDS`. As importing
+the package imports torch, every command, and completion, takes as long to start as torch does.
 """
 
 import gc
@@ -18,23 +18,23 @@ __all__ = ["COMMANDS", "main"]
 
 #: Help is not made narrower than this number of columns, since it would lack parts of the names of options.
 NARROWEST = 80
-#: The commands in the order of the help page: each is a function in the module of the same name.
-COMMANDS = (
-    "demo",
-    "create",
-    "ls",
-    "show",
-    "cat",
-    "verify",
-    "index",
-    "stats",
-    "bench",
-    "split",
-    "shuffle",
-    "sort",
-    "map",
-    "cache",
-)
+#: The commands in the order of the help page, and the modules of their functions.
+COMMANDS = {
+    "demo": "demo",
+    "create": "create",
+    "ls": "ls",
+    "show": "show",
+    "cat": "copy",
+    "verify": "verify",
+    "index": "index",
+    "stats": "stats",
+    "bench": "bench",
+    "split": "copy",
+    "shuffle": "reorder",
+    "sort": "reorder",
+    "map": "map",
+    "cache": "cache",
+}
 
 
 def main() -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Annotated, Any, ParamSpec, get_type_hints
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
-from typer.models import OptionInfo
 
 import wds_datapipes
+from wds_datapipes.cli._declaration import declare_options, describe_command, options_of_command
 from wds_datapipes.errors import (
     MissingDependencyError,
     ShardOpenError,
@@ -27,62 +26,22 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.redaction import redact, redact_text
 
-__all__ = [
-    "FAULT_FOUND",
-    "WRONG_USE",
-    "WrongUse",
-    "build_program",
-    "expand_options",
-    "has_options",
-    "message_of",
-    "on_one_line",
-    "printable",
-    "say_nothing_found",
-    "without_controls",
-]
+__all__ = ["FAULT_FOUND", "WRONG_USE", "WrongUse", "build_program", "on_one_line", "printable"]
 
 P = ParamSpec("P")
 
 #: Exit codes other than 0; the last two stand for Ctrl-C and a closed output pipe.
 FAULT_FOUND, WRONG_USE, INTERRUPTED, UNREAD = 1, 2, 130, 141
-#: Maps advice for Python callers in messages to the command line; an empty text removes it.
-WORDS = {
-    'pass end_marker="optional"': "use --end-marker optional",
-    "pass ignore_zeros=True to read them all": "read them in Python, with .load_wds_shards(ignore_zeros=True)",
-    "pass limits=ReadLimits(": "use --limit ",
-    "=...) with more, or with None for no limit": "=... with more, or with none for no limit",
-    ' on_error="warn" or "skip" skips such samples': "",
-    ", or pass key_rule=None if that is intended": "",
-    ', or pass on_duplicate="first" or "last"': "",
-    "Pass another directory for indexes, index_dir=": ("Use --folder with another directory for indexes"),
-    "If all readers trust the shard, allow it with allow_pickle=True; otherwise choose": "Choose",
-    ", or pass keys=False, which supports sequential reading only": "",
-    "Call build_indexes(columns=...) with it": "Use --columns with it",
-    ", or use new keys": ", or use --rekey '{number:08d}'",
-    ", or keep the sample without it": ", or use --missing keep",
-    "if the folders are not classes, pass has_classes=False": "if the folders are not classes, use --no-classes",
-    "or pass the extensions of its files": "or name the extensions of its files with --ending",
-    ", or name a file with their labels": ", or name a file with --labels",
-    'pass missing="first" or "last"': "use --missing first, or --missing last",
-    "or pass remove_old=True": "or use --remove-old",
-    "Use a text field for the column, as in txt=": "Use a text field for the column, as in --field txt=",
-    "Pass a column of file names as files=; use a text field for a column of text, as in txt=": (
-        "Name a column of file names with --file; use a text field for a column of text, as in --field txt="
-    ),
-    "pass key_rule=last_dot, and read the shard with it; or key_rule=None, to skip the check": (
-        "use --key-rule last-dot"
-    ),
-}
-#: Characters that would affect the terminal or the line: control characters, and bytes that are not text.
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-#: Characters that change the direction of text, so that a name could be disguised.
-DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-#: An option in a message.
-OPTION = re.compile(r"--[a-z][a-z-]+")
-#: The options of the running command, used to filter advice in messages; ``None`` if no command runs.
-_available: frozenset[str] | None = None
+#: Advice to pass an argument in Python, in the messages of the package.
+ADVICE = re.compile(
+    r"\b(?P<verb>[Pp]ass|[Uu]se|with) (?:limits=ReadLimits\((?P<limit>\w+=\.\.\.)\)|"
+    r'(?P<name>\w+)=(?P<value>"[^"]*"|\w+(?:\.\w+)*))'
+)
+#: Characters that would affect the terminal or the line: control characters, bytes that are not text, and characters
+#: that change the direction of text, so that a name could be disguised.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: The options of the running command, used to translate advice.
+_available: frozenset[str] = frozenset()
 
 
 class WrongUse(Exception):
@@ -91,14 +50,12 @@ class WrongUse(Exception):
 
 #: What typer raises for an invalid command line, of the copy of click that it uses.
 UsageError: Any = typer.BadParameter.__base__
-
-
 #: Errors that are fixed by changing the command line, not the data.
 USER_ERRORS = (MissingDependencyError, SpecError, ShardOpenError, UnknownSchemeError, UnsafeInputError, WrongUse)
 
 
-def build_program(commands: Sequence[str]) -> typer.Typer:
-    """Build the program from the named commands."""
+def build_program(commands: Mapping[str, str]) -> typer.Typer:
+    """Build the program from the names of commands and of their modules."""
 
     class InOrder(Program):
         def list_commands(self, _context: object) -> list[str]:
@@ -112,18 +69,22 @@ def build_program(commands: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     program.callback()(describe)
-    for name in commands:
-        command = getattr(import_module(f"wds_datapipes.cli.{name}"), name)
+    for name, module in commands.items():
+        command = getattr(import_module(f"wds_datapipes.cli.{module}"), name)
         if isinstance(command, Mapping):
-            below = typer.Typer(
-                no_args_is_help=True, help=sys.modules[f"wds_datapipes.cli.{name}"].HELP, cls=CommandGroup
-            )
+            group = sys.modules[f"wds_datapipes.cli.{module}"].HELP
+            below = typer.Typer(no_args_is_help=True, help=group, cls=CommandGroup)
             for word, each in command.items():
-                below.command(word, cls=ProgramCommand)(report_errors(expand_options(each)))
+                add_command(below, word, each)
             program.add_typer(below, name=name)
         else:
-            program.command(name, cls=ProgramCommand)(report_errors(expand_options(command)))
+            add_command(program, name, command)
     return program
+
+
+def add_command(program: typer.Typer, name: str, function: Callable[..., None]) -> None:
+    """Add a command, which is a function as described in `declare_options`."""
+    program.command(name, cls=ProgramCommand, help=describe_command(function))(report_errors(declare_options(function)))
 
 
 class ProgramCommand(TyperCommand):
@@ -205,31 +166,6 @@ def describe(
     """Train from WebDataset tar shards with torchdata DataPipes."""
 
 
-def expand_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the dataclass parameter ``options`` of a command by the fields of its class, as typer requires."""
-    hints = get_type_hints(command, include_extras=True)
-    if "options" not in hints:
-        return command
-    kind = hints.pop("options")
-    shared = get_type_hints(kind, include_extras=True)
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        options = kind(**{name: given.pop(name) for name in shared})
-        command(options=options, **given)
-
-    fields = inspect.signature(kind).parameters
-    names = [name for each in kind.__mro__ for name in vars(each).get("__annotations__", ()) if name in fields]
-    own = (each for each in inspect.signature(command).parameters.values() if each.name != "options")
-    keywords = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=(hints | shared)[each.name])
-        for each in (*own, *(fields[name] for name in names))
-    ]
-    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # read by inspect.signature
-    run.__annotations__ = hints | shared
-    return run
-
-
 def report_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Replace the tracebacks of expected errors by a one-line message and an exit code.
 
@@ -260,31 +196,9 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def options_of_command(command: Callable[..., object]) -> frozenset[str]:
-    """Return the names of the options of a command."""
-    names: set[str] = set()
-    for name, kind in get_type_hints(command, include_extras=True).items():
-        for option in getattr(kind, "__metadata__", ()):
-            if isinstance(option, OptionInfo):
-                given = (option.default, *(option.param_decls or ()))  # typer stores the first name as the default
-                words = [word for word in given if isinstance(word, str) and word.startswith("-")]
-                names.update(words or [f"--{name.replace('_', '-')}"])
-    return frozenset(names)
-
-
-def has_options(text: str) -> bool:
-    """Whether the running command has all options named in a text."""
-    return _available is None or _available.issuperset(OPTION.findall(text))
-
-
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Show a warning as one line, without its location in the code."""
     typer.echo(f"Warning: {on_one_line(str(message))}", err=True)
-
-
-def say_nothing_found(shards: int, what: str = "sample") -> None:
-    """Print a note to standard error that the shards have nothing to show."""
-    typer.echo(f"Note: there is no {what} in {shards:,} shard{'' if shards == 1 else 's'}", err=True)
 
 
 def printable(text: str) -> str:
@@ -293,34 +207,35 @@ def printable(text: str) -> str:
     >>> printable("a\x1b[31m\n"), printable("Bär"), printable("a\u202eb")
     ('a\\x1b[31m\\x0a', 'Bär', 'a\\u202eb')
     """
-    return DIRECTIONS.sub(lambda found: f"\\u{ord(found[0]):04x}", without_controls(text))
+    return UNPRINTABLE.sub(_escape, text)
 
 
-def without_controls(text: str) -> str:
-    """Escape the control characters in a text."""
-    return UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def on_one_line(message: str) -> str:
-    """Format a message for the command line: replace its advice by an option, or remove it if there is none.
+    """Format a message for the command line, with advice to pass an argument as the option of the same name.
 
     >>> on_one_line('It has no end marker. If it was written so, pass end_marker="optional"')
-    'It has no end marker. If it was written so, use --end-marker optional'
+    'It has no end marker. If it was written so, in Python, pass end_marker="optional"'
     """
-    for words, option in WORDS.items():
-        if words in message:
-            message = message.replace(words, option) if has_options(option) else _without(message, words)
-    return printable(redact_text(message))
+    return printable(redact_text(ADVICE.sub(_as_option, message)))
 
 
-def _without(message: str, words: str) -> str:
-    """Remove the clause that starts with the words, or the sentence that contains them."""
-    at = message.index(words)
-    end = message.find(". ", at)
-    end = len(message) if end < 0 else end
-    if words.startswith(","):
-        return message[:at] + message[at + len(words) :]
-    return f"{message[: max(message.rfind('. ', 0, at), 0)]}{message[end:]}" or message
+def _as_option(found: re.Match[str]) -> str:
+    """Return advice as an option of the running command, or as advice for Python if the command has none."""
+    name, value = ("limit", found["limit"]) if found["limit"] else (found["name"], found["value"].strip('"'))
+    option = f"--{name.replace('_', '-')}"
+    verb = found["verb"]
+    if option not in _available or value in ("None", "False"):
+        words = f"in Python, {verb.lower()}{found[0][len(verb) :]}"
+        return words if verb.islower() else f"I{words[1:]}"
+    verb = {"pass": "use", "Pass": "Use"}.get(verb, verb)
+    if value == "True":
+        return f"{verb} {option}"
+    return f"{verb} {option} {value if found['limit'] else value.replace('_', '-')}"
 
 
 def message_of(error: Exception) -> str:

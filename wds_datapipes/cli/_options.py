@@ -1,120 +1,75 @@
-"""Options shared by several commands."""
+"""Options shared by several commands, and the parsing of their values."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from enum import Enum
 from functools import cached_property
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
-
-import typer
+from typing import Any, Literal
 
 from wds_datapipes.cli._app import WrongUse
+from wds_datapipes.cli._declaration import Natural
+from wds_datapipes.codecs.decoding import DecoderChain
+from wds_datapipes.errors import WdsError
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.redaction import redact
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.shards.patterns import expand_urls
 
 __all__ = [
-    "AsJson",
-    "LimitedOptions",
-    "Limits",
-    "ReadingOptions",
-    "SampleOptions",
-    "Shards",
-    "StoreOptions",
-    "Workers",
+    "LimitArguments",
+    "LimitedArguments",
+    "ReadArguments",
+    "SampleArguments",
+    "StoreArguments",
+    "load_function",
     "parse_bytes",
-    "parse_limits",
+    "parse_decoders",
+    "parse_pairs",
+    "wrong_use",
 ]
 
 #: Suffixes of a number of bytes, and their factors.
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-class KeyRuleWord(str, Enum):
-    """The key rules on the command line."""
-
-    first_dot = "first-dot"
-    last_dot = "last-dot"
-
-
-class Presence(str, Enum):
-    """Whether archives must have an end marker."""
-
-    required = "required"
-    optional = "optional"
-
-
-Shards: TypeAlias = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SHARDS",
-        help="Paths, URLs or patterns, such as 'train-{000..099}.tar' or 's3://bucket/\\*.tar'; - is standard input.",
-        show_default=False,
-    ),
-]
-Workers: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        min=1,
-        metavar="NUMBER",
-        help="The number of processes; by default one per CPU.",
-        show_default=False,
-    ),
-]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")]
-Limits: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--limit",
-        metavar="NAME=VALUE",
-        help="A limit for reading, such as member_bytes=20GiB or expansion=none; may be repeated.",
-        show_default=False,
-    ),
-]
+#: Selects the basic decoders alone.
+BASIC = "basic"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreOptions:
-    """Options of commands that read from stores."""
+class StoreArguments:
+    """Options of commands that read from stores.
 
-    storage_options: Annotated[
-        str,
-        typer.Option(
-            "--storage-options", metavar="JSON", help="Options for fsspec, such as '{\"anon\": true}', or @FILE."
-        ),
-    ] = ""
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout",
-            metavar="SECONDS",
-            help="The timeout for a silent store; 30 by default for web servers.",
-            show_default=False,
-        ),
-    ] = None
-    retries: Annotated[
-        int | None,
-        typer.Option(
-            "--retries",
-            min=0,
-            metavar="NUMBER",
-            help="The number of retries of a request to a store; 10 by default.",
-            show_default=False,
-        ),
-    ] = None
+    Stores:
+        --storage-options JSON: Options for fsspec, such as '{"anon": true}', or @FILE.
+        --timeout SECONDS: The timeout for a silent store; 30 by default for web servers.
+        --retries NUMBER: The number of retries of a request to a store; 10 by default.
+    """
+
+    storage_options: str = ""
+    timeout: float | None = None
+    retries: Natural | None = None
 
     @cached_property
     def store(self) -> dict[str, Any] | None:
-        """The storage options, parsed."""
-        return parse_storage_options(self.storage_options, self.timeout, self.retries)
+        """The storage options, parsed, with ``--timeout`` and ``--retries``.
+
+        >>> StoreArguments(storage_options='{"anon": true}', timeout=5).store
+        {'anon': True, 'timeout_s': 5}
+        """
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise WrongUse(f"--timeout must be a positive number of seconds, not {self.timeout:g}")
+        waiting = {"timeout_s": self.timeout, "retries": self.retries}
+        options = {name: value for name, value in waiting.items() if value is not None}
+        return {**_parse_json_options(self.storage_options), **options} or None
 
     def list_shards(self, patterns: Sequence[str]) -> list[str]:
         """Expand patterns to the URLs of shards, in order."""
@@ -123,80 +78,90 @@ class StoreOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleOptions(StoreOptions):
-    """Options of commands that handle samples."""
+class SampleArguments(StoreArguments):
+    r"""Options of commands that handle samples.
 
-    as_json: AsJson = False
-    key_rule: Annotated[KeyRuleWord, typer.Option("--key-rule", help="Where the key ends in a file name.")] = (
-        KeyRuleWord.first_dot
-    )
+    Options:
+        SHARDS: Paths, URLs or patterns, such as 'train-{000..099}.tar' or 's3://bucket/train-\*.tar'; - is standard
+            input.
+        --num-workers NUMBER: The number of processes, by default one per CPU; 0 uses this process.
+        --json: Print the facts as JSON.
+        --key-rule: Where the key ends in a file name.
+    """
+
+    json: bool = False
+    key_rule: Literal["first-dot", "last-dot"] = "first-dot"
 
     @property
     def rule(self) -> KeyRule:
         """The key rule."""
-        return {KeyRuleWord.first_dot: first_dot, KeyRuleWord.last_dot: last_dot}[self.key_rule]
+        return first_dot if self.key_rule == "first-dot" else last_dot
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingOptions(SampleOptions):
-    """Options of commands that read shards."""
+class ReadArguments(SampleArguments):
+    """Options of commands that read shards.
 
-    end_marker: Annotated[Presence, typer.Option("--end-marker", help="Whether a shard must have an end marker.")] = (
-        Presence.required
-    )
+    Options:
+        --end-marker: Whether a shard must have an end marker.
+    """
+
+    end_marker: Literal["required", "optional"] = "required"
 
     @property
     def reading(self) -> dict[str, Any]:
         """Keyword arguments for functions that read samples."""
-        return {"key_rule": self.rule, "end_marker": self.end_marker.value, "storage_options": self.store}
+        return {"key_rule": self.rule, "end_marker": self.end_marker, "storage_options": self.store}
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitedOptions(ReadingOptions):
+class LimitArguments:
+    """The option for limits.
+
+    Options:
+        --limit NAME=VALUE: A limit for reading, such as member_bytes=20GiB or expansion=none; may be repeated.
+    """
+
+    limit: list[str] | None = None
+
+    @property
+    def limits(self) -> ReadLimits:
+        """The limits.
+
+        >>> LimitArguments(limit=["member_bytes=20GB", "expansion=none"]).limits.member_bytes
+        20000000000
+        """
+        names = [field.name for field in fields(ReadLimits)]
+        found: dict[str, Any] = {}
+        for text in self.limit or ():
+            name, _, value = text.partition("=")
+            if name not in names or not value:
+                raise WrongUse(f"--limit must be NAME=VALUE with one of the names {', '.join(names)}, not {text!r}")
+            number = None if value.lower() == "none" else parse_bytes(value, f"--limit {name}")
+            found[name] = number if number is None or name == "expansion" else int(number)
+        with wrong_use("--limit: "):
+            return ReadLimits(**found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitedArguments(ReadArguments, LimitArguments):
     """Options of commands that read shards with limits."""
 
-    limits: Limits = None
-
     @property
     def reading(self) -> dict[str, Any]:
         """Keyword arguments for functions that read samples."""
-        return {**super().reading, "limits": parse_limits(self.limits)}
+        return {**super().reading, "limits": self.limits}
 
 
-def parse_limits(texts: Sequence[str] | None) -> ReadLimits:
-    """Parse --limit into read limits.
-
-    >>> parse_limits(["member_bytes=20GB", "expansion=none"]).member_bytes
-    20000000000
-    """
-    names = [field.name for field in fields(ReadLimits)]
-    found: dict[str, Any] = {}
-    for text in texts or ():
-        name, _, value = text.partition("=")
-        if name not in names or not value:
-            raise WrongUse(f"--limit must be NAME=VALUE with one of the names {', '.join(names)}, not {text!r}")
-        if value == "none":
-            found[name] = None
-        else:
-            number = parse_bytes(value, f"--limit {name}")
-            found[name] = number if name == "expansion" else int(number)
+@contextmanager
+def wrong_use(prefix: str = "", *kinds: type[Exception]) -> Iterator[None]:
+    """Raise `WrongUse` in place of a ValueError or an error of these kinds, unless it is one of this package."""
     try:
-        return ReadLimits(**found)
-    except ValueError as error:
-        raise WrongUse(f"--limit: {error}") from None
-
-
-def parse_storage_options(text: str, timeout: float | None = None, retries: int | None = None) -> dict[str, Any] | None:
-    """Parse storage options from JSON or a JSON file, and add ``--timeout`` and ``--retries``.
-
-    >>> parse_storage_options('{"anon": true}', timeout=5)
-    {'anon': True, 'timeout_s': 5}
-    """
-    if timeout is not None and not 0 < timeout < math.inf:
-        raise WrongUse(f"--timeout must be a positive number of seconds, not {timeout:g}")
-    waiting = {name: value for name, value in (("timeout_s", timeout), ("retries", retries)) if value is not None}
-    options = {**_parse_json_options(text), **waiting}
-    return options or None
+        yield
+    except Exception as error:
+        if not isinstance(error, (ValueError, *kinds)) or (isinstance(error, WdsError) and type(error) not in kinds):
+            raise
+        raise WrongUse(f"{prefix}{error}") from None
 
 
 def _parse_json_options(text: str) -> dict[str, Any]:
@@ -225,6 +190,77 @@ def parse_bytes(text: str, option: str) -> float:
         size = float(number) * UNITS[word[len(number) :].strip()]
     except (KeyError, ValueError):
         raise WrongUse(f"{option} must be a number of bytes, such as 500MB, 2GiB or 1e9, not {text!r}") from None
-    if not 0 < size < float("inf"):
+    if not 0 < size < math.inf:
         raise WrongUse(f"{option} must be a positive number of bytes, not {text!r}")
     return size
+
+
+def parse_pairs(texts: Sequence[str], pattern: str, rule: str) -> dict[str, str]:
+    """Parse values such as NAME=VALUE, each name once.
+
+    >>> parse_pairs(["train=9", "val=1"], "[^=]+", "--part must be NAME=SHARE")
+    {'train': '9', 'val': '1'}
+
+    Args:
+        texts: the values of the option.
+        pattern: matches a name.
+        rule: what they must be, for the message.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not re.fullmatch(pattern, name) or not value or name in pairs:
+            raise WrongUse(f"{rule}, not {text!r}")
+        pairs[name] = value
+    return pairs
+
+
+def load_function(reference: str, option: str = "--function") -> Callable[..., Any]:
+    """Import a function; its module may be in the current folder.
+
+    Errors in the module itself keep their traceback.
+
+    >>> load_function("os.path:basename")("a/b")
+    'b'
+
+    Args:
+        reference: ``module:function``, or ``package.module:Class.method``.
+        option: the option that names it, for messages.
+
+    Raises:
+        WrongUse: the module or function does not exist.
+    """
+    module_name, _, path = reference.partition(":")
+    if not path or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
+        raise WrongUse(f"{option} must be MODULE:FUNCTION, as in convert:smaller, not {reference!r}")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as python -m does
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists, but one that it imports does not
+        raise WrongUse(f"No module named {error.name!r}, neither installed nor in {folder}") from None
+    try:
+        found: Any = attrgetter(path)(module)
+    except AttributeError as error:
+        raise WrongUse(f"There is no {reference!r} in {getattr(module, '__file__', 'no file')}: {error}") from None
+    if not callable(found):
+        raise WrongUse(f"{reference!r} is not a function, but {type(found).__name__}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def parse_decoders(words: list[str] | None) -> list[str] | None:
+    """Parse --decode into the names of decoders; an empty list means the basic decoders alone.
+
+    Raises:
+        WrongUse: a decoder does not exist.
+    """
+    if words is None:
+        return None
+    names = [word for word in words if word != BASIC]
+    with wrong_use("--decode: "):
+        DecoderChain(names, {})
+    return names

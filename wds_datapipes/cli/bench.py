@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from wds_datapipes.benchmark.advice import facts_of, headroom, recommend
 from wds_datapipes.benchmark.measure import BenchmarkOptions, ShardBenchmark, measure_shards
-from wds_datapipes.benchmark.page_cache import find_remote
-from wds_datapipes.benchmark.plot import plot_results, require_matplotlib
-from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
-from wds_datapipes.cli._functions import load_function
-from wds_datapipes.cli._meter import plural
-from wds_datapipes.cli._options import LimitedOptions, Shards
-from wds_datapipes.cli.stats import print_table
+from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, printable
+from wds_datapipes.cli._declaration import Positive
+from wds_datapipes.cli._options import LimitedArguments, load_function
+from wds_datapipes.cli._report import plural, print_error, print_json, print_table
 from wds_datapipes.codecs.images import IMAGE_SPECS
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.io.local import local_path
 from wds_datapipes.parallel.progress import human_bytes
 
 __all__ = ["bench"]
@@ -33,86 +29,52 @@ REPEATED = 2
 #: The width of the longest bar, and of text that is not for a terminal.
 WIDTH, TEXT_WIDTH = 30, 100
 
-PLOT_EXTENSIONS = (".png", ".svg", ".pdf")
-
 
 def bench(
-    shards: Shards,
-    options: LimitedOptions,
-    workers: Annotated[
-        str,
-        typer.Option(
-            "--workers", metavar="LIST", help="Numbers of workers, such as 0,2,4; by default up to one per CPU."
-        ),
-    ] = "",
-    decode: Annotated[
-        str,
-        typer.Option("--decode", metavar="SPEC", help="How images are decoded, such as rgb8 or pil; none: not at all."),
-    ] = "torchrgb8",
-    crop: Annotated[
-        int | None,
-        typer.Option("--crop", min=1, metavar="PIXELS", help="Random resized crops of this size.", show_default=False),
-    ] = None,
-    min_size: Annotated[
-        int | None,
-        typer.Option(
-            "--min-size",
-            min=1,
-            metavar="PIXELS",
-            help="Decode JPEG at a fraction of its size whose short side has this many.",
-            show_default=False,
-        ),
-    ] = None,
-    pipeline: Annotated[
-        str | None,
-        typer.Option(
-            "--pipeline",
-            metavar="MODULE:FUNCTION",
-            help="Measure your own pipeline, which this function returns for the list of shards.",
-            show_default=False,
-        ),
-    ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, metavar="NUMBER", help="Samples in a batch.")] = 64,
-    step_time: Annotated[
-        float | None,
-        typer.Option(
-            "--step-time", metavar="SECONDS", help="The time of a training step, to compare with.", show_default=False
-        ),
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", metavar="SECONDS", help="The duration of each measurement.")
-    ] = 5.0,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Read from the disk, not from the page cache; for local shards.")
-    ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Plot the results, as PNG, SVG or PDF.", show_default=False),
-    ] = None,
+    shards: list[str],
+    options: LimitedArguments,
+    num_workers: str = "",
+    decode: str = "torchrgb8",
+    crop: Positive | None = None,
+    min_size: Positive | None = None,
+    pipeline: str | None = None,
+    batch_size: Positive = 64,
+    step_time: float | None = None,
+    seconds: float = 5.0,
+    cold: bool = False,
 ) -> None:
     """Measure how fast shards are read, decoded and delivered.
 
     Prints the time of each stage in one process, the rate of each number of workers, and a recommendation. With
     --pipeline, it measures the pipeline of your training.
+
+    Options:
+        --num-workers LIST: Numbers of workers, such as 0,2,4; by default up to one per CPU.
+        --decode SPEC: How images are decoded, such as rgb8 or pil; none: not at all.
+        --crop PIXELS: Random resized crops of this size.
+        --min-size PIXELS: Decode JPEG at a fraction of its size whose short side has this many.
+        --pipeline MODULE:FUNCTION: Measure your own pipeline, which this function returns for the list of shards.
+        --batch-size NUMBER: Samples in a batch.
+        --step-time SECONDS: The time of a training step, to compare with.
+        --seconds SECONDS: The duration of each measurement.
+        --cold: Read from the disk, not from the page cache; for local shards.
     """
     if not 0 < seconds < float("inf") or (step_time is not None and not 0 < step_time < float("inf")):
         raise WrongUse("--seconds and --step-time must be positive numbers of seconds")
     cores = len(os.sched_getaffinity(0))
-    counts = parse_workers(workers, cores)
-    if plot is not None:
-        check_plot(plot)
+    counts = parse_workers(num_workers, cores)
     if decode not in (*IMAGE_SPECS, "none"):
         raise WrongUse(f"--decode must be none or one of {', '.join(IMAGE_SPECS)}, not {decode!r}")
     if pipeline is not None and (crop or min_size or cold or decode != "torchrgb8"):
         raise WrongUse("--pipeline measures your own pipeline, so --decode, --crop, --min-size and --cold do not apply")
     urls = options.list_shards(shards)
-    remote = find_remote(urls)
+    remote = next((url for url in urls if local_path(url) is None), None)
     if cold and remote is not None:
         raise WrongUse(f"--cold drops local shards from the page cache, but {printable(remote)} is not a local file")
     if remote == "-":
         raise WrongUse("bench reads shards more than once, but standard input can be read only once")
     reading = options.reading
-    key_rule = reading.pop("key_rule")
+    del reading["key_rule"]
     setting = BenchmarkOptions(
         spec=None if decode == "none" else decode,
         crop=crop,
@@ -121,7 +83,7 @@ def bench(
         seconds=seconds,
         cold=cold,
         reading=reading,
-        grouping={"key_rule": key_rule},
+        key_rule=options.rule,
         pipeline=None if pipeline is None else load_pipeline(pipeline),
     )
     found = ShardBenchmark(len(urls))
@@ -134,17 +96,14 @@ def bench(
         if sys.stderr.isatty():
             sys.stderr.write("\r\x1b[K")
         advice = recommend(found, step_s=step_time, batch_size=batch_size, cores=cores, urls_are_local=remote is None)
-        if found.fields and options.as_json:
-            facts = facts_of(found, advice, step_s=step_time, batch_size=batch_size)
-            sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        if found.fields and options.json:
+            print_json(facts_of(found, advice, step_s=step_time, batch_size=batch_size))
         elif found.fields:
             print_results(found, advice, step_time, batch_size, is_warm=remote is None and not cold)
         sys.stdout.flush()
         if found.skipped.total:
-            reason = on_one_line(found.skipped.latest[-1].reason)
-            typer.echo(f"Error: {plural(found.skipped.total, 'sample')} skipped, such as: {reason}", err=True)
-    if plot is not None:
-        plot_results(plot, found)
+            reason = found.skipped.latest[-1].reason
+            print_error(f"{plural(found.skipped.total, 'sample')} skipped, such as: {reason}")
     if found.skipped.total:
         raise typer.Exit(FAULT_FOUND)
 
@@ -163,7 +122,7 @@ def load_pipeline(reference: str) -> Callable[[list[str]], IterDataPipe[Any]]:
 
 
 def parse_workers(text: str, cores: int) -> list[int]:
-    """Parse ``--workers``; the default is 0, 1, 2, 4 and so on, up to the number of processors.
+    """Parse ``--num-workers``; the default is 0, 1, 2, 4 and so on, up to the number of processors.
 
     >>> parse_workers("4,0", 2), parse_workers("", 6)
     ([0, 4], [0, 1, 2, 4, 6])
@@ -175,22 +134,8 @@ def parse_workers(text: str, cores: int) -> list[int]:
     except ValueError:
         counts = [-1]
     if counts[0] < 0:
-        raise WrongUse(f"--workers must be numbers of processes, such as 0,2,4, not {text!r}")
+        raise WrongUse(f"--num-workers must be numbers of processes, such as 0,2,4, not {text!r}")
     return counts
-
-
-def check_plot(path: Path) -> None:
-    """Check that a plot can be written, before anything is measured.
-
-    Raises:
-        WrongUse: the file has an unknown extension, or its directory does not exist.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    require_matplotlib()
-    if path.suffix.lower() not in PLOT_EXTENSIONS:
-        raise WrongUse(f"--plot must end in {', '.join(PLOT_EXTENSIONS)}, unlike {str(path)!r}")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise WrongUse(f"--plot cannot write {str(path)!r}: name a file in a directory that exists and can be written")
 
 
 def print_results(

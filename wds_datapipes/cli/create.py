@@ -4,164 +4,177 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from enum import Enum
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import typer
-
-from wds_datapipes.cli._app import WrongUse
-from wds_datapipes.cli._create import CreateOptions, create_from
-from wds_datapipes.io.openers import local_path, redact
-from wds_datapipes.io.small_files import read_sidecar
+from wds_datapipes.cli._app import WrongUse, printable
+from wds_datapipes.cli._declaration import Natural
+from wds_datapipes.cli._options import SampleArguments, load_function, parse_decoders, parse_pairs, wrong_use
+from wds_datapipes.cli._report import print_error, report_shards, skipped_errors
+from wds_datapipes.cli.copy import WriteArguments
+from wds_datapipes.codecs.encoding import EncoderChain
+from wds_datapipes.index.manifest import Manifest, write_manifest
+from wds_datapipes.io.compression.formats import strip_shard_suffix
+from wds_datapipes.io.openers import local_path, redact, split_scheme
+from wds_datapipes.io.small_files import read_sidecar, write_sidecar
+from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.sample_spec import Source
-from wds_datapipes.prepare.sources.image_folder import IMAGE_ENDINGS, Faults, find_images
+from wds_datapipes.prepare.sources.image_folder import IMAGE_ENDINGS, Faults, ImageFiles, find_images
 from wds_datapipes.prepare.sources.imagenet import find_imagenet
 from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.prepare.sources.tarp_recipe import Recipe
-from wds_datapipes.samples.keys import KeyRule
+from wds_datapipes.writing.shard_names import NUMBER
 
 __all__ = ["create"]
 
-OWN = {"rich_help_panel": "Input"}
-StoreOptions: TypeAlias = "Mapping[str, Any] | None"
-
-ClassName: TypeAlias = Annotated[
-    str, typer.Option("--class-name", metavar="FIELD", help="A field for the class name, such as txt.", **OWN)
-]
-ClassList: TypeAlias = Annotated[
-    str, typer.Option("--class-list", metavar="FILE", help="The list of classes, if not next to the shards.", **OWN)
-]
-ClassesFrom: TypeAlias = Annotated[
-    str,
-    typer.Option(metavar="FILE", help="Number classes as in this list, which was written for another split.", **OWN),
-]
+OpenSource: TypeAlias = Callable[[Faults], Source]
+"""Opens a source, given an error policy."""
 
 
-class MissingValue(str, Enum):
-    """How to handle a row that lacks a value."""
+@dataclass(frozen=True, kw_only=True)
+class CreateArguments(WriteArguments, SampleArguments):
+    """The options of all ``create`` commands.
 
-    fault = "raise"
-    keep = "keep"
+    Input:
+        --class-name FIELD: A field for the class name, such as txt.
+        --class-list FILE: The list of classes, if not next to the shards.
+        --classes-from FILE: Number classes as in this list, which was written for another split.
+        --root-dir DIR: The folder for relative paths.
+
+    Options:
+        --output, -o TARGET: Files or URLs with %06d for the shard number; without it, one archive; 'pipe:COMMAND' or -.
+        --manifest FILE: Write a manifest of all shards, with their SHA-256.
+        --resume: Keep a journal, and write only missing shards.
+        --journal FILE: The journal for shards that are not local.
+        --num-workers NUMBER: The number of processes, by default one per CPU; 0 uses this process.
+
+    Order and keys:
+        --shuffle: Shuffle the samples.
+        --seed NUMBER: The seed for --shuffle.
+        --rekey PATTERN: A pattern for new keys with {number}, {key} and {name}, such as '{number:08d}'.
+
+    User function:
+        --function, -f MODULE:FUNCTION: A function that maps a sample to a sample, None or several samples.
+        --decode, -d WORD: Decode fields first: basic, or also images: pil, rgb8, torch ...; may be repeated.
+        --encode EXT:OPTION=VALUE: Options for encoding returned images, such as jpg:quality=90; may be repeated.
+    """
+
+    output: str
+    shuffle: bool = False
+    seed: int = 0
+    rekey: str = ""
+    function: str = ""
+    decode: list[str] | None = None
+    encode: list[str] | None = None
+    manifest: str = ""
+    resume: bool = False
+    journal: Path | None = None
+    num_workers: Natural | None = None
 
 
 def create_images(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder of images.", show_default=False)],
-    options: CreateOptions,
-    no_classes: Annotated[bool, typer.Option("--no-classes", help="Folders are not classes.", **OWN)] = False,
-    all_files: Annotated[
-        bool, typer.Option("--all-files", help="Group all files with the same key into one sample.", **OWN)
-    ] = False,
-    ending: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="EXT", help="The extension of samples, instead of those of images; may be repeated.", **OWN
-        ),
-    ] = None,
-    class_name: ClassName = "",
-    class_list: ClassList = "",
-    classes_from: ClassesFrom = "",
+    folder: str,
+    options: CreateArguments,
+    no_classes: bool = False,
+    all_files: bool = False,
+    ending: list[str] | None = None,
+    class_name: str = "",
+    class_list: str = "",
+    classes_from: str = "",
 ) -> None:
     """Create shards from a folder of images.
 
     Each subfolder is a class, and its number is the field cls. The class names are written to classes.json next to the
     shards. Files are copied unchanged, unless --function transforms the samples. The shards do not depend on the number
     of workers.
+
+    Input:
+        FOLDER: A folder of images.
+        --no-classes: Folders are not classes.
+        --all-files: Group all files with the same key into one sample.
+        --ending EXT: The extension of samples, instead of those of images; may be repeated.
     """
-    if no_classes and (class_name or classes_from):
-        raise WrongUse("--no-classes cannot be used with --class-name or --classes-from")
-    if no_classes and class_list:
-        raise WrongUse("--class-list cannot be used with --no-classes")
+    if no_classes and (class_name or classes_from or class_list):
+        raise WrongUse("--no-classes cannot be used with --class-name, --class-list or --classes-from")
     path = existing_folder(folder)
 
-    def find(on_fault: Faults, key_rule: KeyRule, storage_options: StoreOptions) -> Source:
+    def find(on_fault: Faults) -> Source:
         found = find_images(
             path,
             has_classes=not no_classes,
             endings=ending or IMAGE_ENDINGS,
-            key_rule=key_rule if all_files else None,
+            key_rule=options.rule if all_files else None,
             name_field=class_name,
             on_fault=on_fault,
         )
-        return found.numbered_by(read_class_list(classes_from, storage_options)) if classes_from else found
+        return found.numbered_by(read_class_list(classes_from, options.store)) if classes_from else found
 
     create_from(find, options, class_list)
 
 
 def create_imagenet(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder with train and val.", show_default=False)],
-    options: CreateOptions,
-    split: Annotated[str, typer.Option(metavar="NAME", help="The split, train or val.", **OWN)] = "train",
-    labels: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The labels of val, if not in the folder.", show_default=False, **OWN),
-    ] = None,
-    class_name: ClassName = "",
-    class_list: ClassList = "",
+    folder: str,
+    options: CreateArguments,
+    split: str = "train",
+    labels: Path | None = None,
+    class_name: str = "",
+    class_list: str = "",
 ) -> None:
     """Create shards from ImageNet, as distributed by torchvision and Kaggle.
 
     Samples have the fields jpg and cls. Keys are numbers, or file names with --rekey '{name}'.
+
+    Input:
+        FOLDER: The folder with train and val.
+        --split NAME: The split, train or val.
+        --labels FILE: The labels of val, if not in the folder.
     """
     path = existing_folder(folder)
 
-    def find(on_fault: Faults, _rule: KeyRule, _options: StoreOptions) -> Source:
+    def find(on_fault: Faults) -> Source:
         return find_imagenet(path, split, labels=labels, name_field=class_name, on_fault=on_fault)
 
     create_from(find, replace(options, rekey=options.rekey or "{number:07d}"), class_list)
 
 
 def create_table(
-    table: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE", help="The path or URL of a CSV, JSON lines or Parquet file.", show_default=False
-        ),
-    ],
-    options: CreateOptions,
-    file: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[FIELD=]COLUMN", help="A column of file names; may be repeated.", **OWN),
-    ] = None,
-    field: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[FIELD=]COLUMN",
-            help="A column of values; by default all columns. json=* stores all as JSON; may be repeated.",
-            **OWN,
-        ),
-    ] = None,
-    key: Annotated[
-        str, typer.Option(metavar="COLUMN", help="The column of keys; by default, keys are numbers.", **OWN)
-    ] = "",
-    missing: Annotated[
-        MissingValue, typer.Option(help="How to handle a row that lacks a value.", **OWN)
-    ] = MissingValue.fault,
-    root: Annotated[
-        str, typer.Option(metavar="DIR", help="The folder for relative paths; by default that of the table.", **OWN)
-    ] = "",
-    class_list: ClassList = "",
-    classes_from: ClassesFrom = "",
+    table: str,
+    options: CreateArguments,
+    file: list[str] | None = None,
+    field: list[str] | None = None,
+    key: str = "",
+    missing: Literal["raise", "keep"] = "raise",
+    root_dir: str = "",
+    class_list: str = "",
+    classes_from: str = "",
 ) -> None:
     """Create shards from the rows of a table, whose columns are values or name files.
 
     If the column for the field cls has names of classes, they are numbered, and written to classes.json next to the
-    shards.
+    shards. Relative paths start from the folder of the table, or from --root-dir.
+
+    Input:
+        TABLE: The path or URL of a CSV, JSON lines or Parquet file.
+        --file [FIELD=]COLUMN: A column of file names; may be repeated.
+        --field [FIELD=]COLUMN: A column of values; by default all columns. json=* stores all as JSON; may be repeated.
+        --key COLUMN: The column of keys; by default, keys are numbers.
+        --missing: How to handle a row that lacks a value.
     """
     path = existing_file(table)
 
-    def open_table(_fault: Faults, _rule: KeyRule, storage_options: StoreOptions) -> Source:
+    def open_table(_fault: Faults) -> Source:
         found = Table(
             path,
             files=[split_pair(each, "--file", "") for each in file or ()],
             values=[split_pair(each, "--field", None) for each in field or ()] or None,
             key=key,
-            root=root or None,
-            classes=read_class_list(classes_from, storage_options) if classes_from else None,
-            missing=missing.value,
-            storage_options=storage_options,
+            root=root_dir or None,
+            classes=read_class_list(classes_from, options.store) if classes_from else None,
+            missing=missing,
+            storage_options=options.store,
         )
         if found.classes is None and (class_list or classes_from):
             raise WrongUse(
@@ -173,26 +186,100 @@ def create_table(
     create_from(open_table, options, class_list)
 
 
-def create_recipe(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe for tarp create: a path, a URL, or -.", show_default=False)
-    ],
-    options: CreateOptions,
-    root: Annotated[
-        str, typer.Option(metavar="DIR", help="The folder for relative paths; by default the current one.", **OWN)
-    ] = "",
-) -> None:
+def create_recipe(recipe: str, options: CreateArguments, root_dir: str = "") -> None:
     """Create shards from a tarp recipe, which lists files, texts and commands.
 
     Each line has a name in the archive and a path, URL, text:STRING or pipe:COMMAND. Consecutive lines with the same
-    key form a sample.
+    key form a sample. Relative paths start from the current folder, or from --root-dir.
+
+    Input:
+        RECIPE: A recipe for tarp create: a path, a URL, or -.
     """
     path = existing_file(recipe)
+    create_from(lambda _: Recipe(path, root=root_dir, key_rule=options.rule, storage_options=options.store), options)
 
-    def open_recipe(_fault: Faults, key_rule: KeyRule, storage_options: StoreOptions) -> Source:
-        return Recipe(path, root=root, key_rule=key_rule, storage_options=storage_options)
 
-    create_from(open_recipe, options)
+def create_from(open_source: OpenSource, options: CreateArguments, class_list: str = "") -> None:
+    """Write shards of a source, and print what was written.
+
+    Args:
+        open_source: opens the source.
+        options: the options of the command.
+        class_list: the path or URL for the list of classes; next to the shards by default.
+
+    Raises:
+        WrongUse: an option is invalid.
+    """
+    output = options.output
+    if output == "-" and (options.json or sys.stdout.isatty()):
+        raise WrongUse(
+            "The archive cannot go to a terminal, or to standard output together with --json. Name a file with --output"
+        )
+    if not options.function and (options.decode is not None or options.encode is not None):
+        raise WrongUse("--decode and --encode require --function. Without it, files are copied unchanged")
+    function_options: dict[str, Any] = {}
+    if options.function:
+        decode = parse_decoders(options.decode)
+        function_options = {"function": load_function(options.function), "decode": decode}
+    if options.encode:
+        function_options["encoder"] = parse_encoders(options.encode)
+    maxsize = options.max_bytes
+    faults: list[Exception] = []
+
+    def skip(error: Exception) -> bool:
+        if options.on_error == "raise":
+            raise error
+        faults.append(error)
+        return True
+
+    with wrong_use():
+        source = open_source(skip)
+        class_list = locate_class_list(output, source, class_list)
+        made = create_shards(
+            source,
+            output,
+            maxcount=options.maxcount,
+            maxsize=maxsize,
+            **function_options,
+            rekey=options.rekey,
+            seed=options.seed if options.shuffle else None,
+            key_rule=options.rule,
+            on_error="raise" if options.on_error == "raise" else skip,
+            remove_old=options.remove_old,
+            num_workers=options.num_workers,
+            resume=options.journal or options.resume,
+            progress=output != "-",
+            compress=options.compress,  # type: ignore[arg-type]  # the writer checks it
+            index=options.index,
+            digest=bool(options.manifest),
+            storage_options=options.store,
+        )
+    shards = [shard.info for shard in made]
+    if class_list:
+        write_class_list(source, class_list, options.store)
+    if options.manifest:
+        write_manifest(Manifest(shards), options.manifest, storage_options=options.store)
+    left_out = dict(source.left_out) if isinstance(source, ImageFiles) else {}
+    if left_out:
+        counts = ", ".join(f"{name} {count:,}" for name, count in sorted(left_out.items()))
+        print_error(counts, "Ignored files that are not images")
+    held = sum(not shard.is_new for shard in made)
+    facts = {
+        "samples": sum(info.samples for info in shards),
+        "held": held,
+        "classes": redact(class_list) or None,
+        "manifest": redact(options.manifest) or None,
+        "left_out": left_out,
+    }
+    shown = shards if output != "-" else []
+    report_shards(shown, skipped_errors(faults), as_json=options.json, facts=facts)
+    if options.json or output == "-":
+        return
+    for label, written in (("Classes", class_list), ("Manifest", options.manifest)):
+        if written:
+            sys.stdout.write(f"{label}: {printable(redact(written))}\n")
+    if held:
+        sys.stdout.write(f"{held:,} of {len(shards):,} shards were already finished\n")
 
 
 def existing_folder(folder: str) -> str:
@@ -232,7 +319,59 @@ def split_pair(text: str, option: str, field: str | None) -> tuple[str, str]:
     return name, column
 
 
-def read_class_list(url: str, storage_options: StoreOptions) -> list[str]:
+def parse_encoders(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Parse --encode into options of image formats by field extension.
+
+    >>> parse_encoders(["jpg:quality=90,optimize=true", "webp:method=6"])
+    {'jpg': {'quality': 90, 'optimize': True}, 'webp': {'method': 6}}
+
+    Raises:
+        WrongUse: a text has no options, or an option is not supported.
+    """
+    encoders = {}
+    for text in texts:
+        field, _, options = text.partition(":")
+        rule = "--encode must be EXT:OPTION=VALUE, as in jpg:quality=90"
+        pairs = parse_pairs(options.split(","), r"\w+", rule)
+        encoders[field] = {name: _json_value(value) for name, value in pairs.items()}
+    with wrong_use("--encode: ", TypeError):
+        EncoderChain(encoders)
+    return encoders
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def locate_class_list(output: str, source: Source, given: str) -> str:
+    """Return the path or URL for the list of classes: next to the shards by default; "" if there is no list.
+
+    >>> locate_class_list("out/train-%06d.tar.gz", ImageFiles("", ["cat"]), "")
+    'out/train-classes.json'
+    >>> locate_class_list("s3://bucket/%d.tar", ImageFiles("", ["cat"]), "")
+    's3://bucket/classes.json'
+    """
+    if not isinstance(source, ImageFiles | Table) or source.classes is None:
+        return ""
+    if given or split_scheme(output)[0] in ("-", "pipe"):
+        return given
+    folder, slash, name = strip_shard_suffix(output).rpartition("/")
+    name = NUMBER.sub("classes", name) if NUMBER.search(name) else f"{name}-classes"
+    return f"{folder}{slash}{name}.json"
+
+
+def write_class_list(source: Source, url: str, storage_options: Mapping[str, Any] | None) -> None:
+    """Write the class names in the order of their numbers."""
+    assert isinstance(source, ImageFiles | Table)  # noqa: S101  other sources have no list
+    words = source.words if isinstance(source, ImageFiles) else []
+    facts = {"classes": source.classes, **({"words": words} if words else {})}
+    write_sidecar(url, (json.dumps(facts, indent=1) + "\n").encode(), storage_options)
+
+
+def read_class_list(url: str, storage_options: Mapping[str, Any] | None) -> list[str]:
     """Read the class names from a file written by `write_class_list`."""
     try:
         names = json.loads(read_sidecar(url, storage_options))["classes"]
@@ -248,7 +387,7 @@ def read_class_list(url: str, storage_options: StoreOptions) -> list[str]:
 #: The help text of the command group.
 HELP = "Create shards from image folders, ImageNet, tables or recipes."
 #: The subcommands.
-create: dict[str, Callable[..., Any]] = {
+create: dict[str, Callable[..., None]] = {
     "images": create_images,
     "imagenet": create_imagenet,
     "table": create_table,

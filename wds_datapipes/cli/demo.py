@@ -8,7 +8,6 @@ import sys
 import tarfile
 from itertools import product
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -74,31 +73,30 @@ with DataLoader2(
 '''
 
 
-def demo(
-    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the shards and the script.")] = Path(
-        "wds-datapipes-demo"
-    ),
-) -> None:
+def demo(output_dir: Path = Path("wds-datapipes-demo")) -> None:
     """Train a small network from tar shards, within half a minute.
 
     Writes 2,728 patches of the two photographs in scikit-learn (nothing is downloaded) as shards, and a script that
     trains on random crops of them, through DataLoader2 with two worker processes. Then runs the script, which you can
     modify.
+
+    Options:
+        --output-dir DIR: The folder for the shards and the script.
     """
     require("torchdata.dataloader2", extra="demo", purpose="train with DataLoader2")
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WrongUse(
-            f"The folder {output} cannot be created: {error.strerror}. Name another with --output"
+            f"The folder {output_dir} cannot be created: {error.strerror}. Name another with --output-dir"
         ) from error
-    first, *_ = write_photographs(output)
-    script = output / "train.py"
+    first, *_ = write_photographs(output_dir)
+    script = output_dir / "train.py"
     script.write_text(SCRIPT)
     with tarfile.open(first) as archive:
         members = "".join(f"  {name}\n" for name in archive.getnames()[:4])
     sys.stdout.write(
-        f"Wrote {TRAIN_SHARDS} + {TEST_SHARDS} shards of photographs to {output}\n"
+        f"Wrote {TRAIN_SHARDS} + {TEST_SHARDS} shards of photographs to {output_dir}\n"
         f"A shard is a plain tar file. tar tf {first}:\n{members}  ...\n\nThe script {script}:\n\n{SCRIPT}\n"
     )
     sys.stdout.flush()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, printable, say_nothing_found
-from wds_datapipes.cli._meter import plural
-from wds_datapipes.cli._options import ReadingOptions, Shards
+from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, printable
+from wds_datapipes.cli._declaration import Positive
+from wds_datapipes.cli._options import ReadArguments
+from wds_datapipes.cli._report import plural, print_error, print_json, print_nothing_found
 from wds_datapipes.index.shard_index import IndexedSample
 from wds_datapipes.io.openers import redact
 from wds_datapipes.prepare.shard_contents import ScanOptions, ShardContents, read_contents
@@ -19,25 +19,21 @@ from wds_datapipes.prepare.shard_contents import ScanOptions, ShardContents, rea
 __all__ = ["ls"]
 
 
-def ls(
-    shards: Shards,
-    options: ReadingOptions,
-    by_shard: Annotated[bool, typer.Option("--shards", "-s", help="Print one line per shard.")] = False,
-    count: Annotated[
-        int | None,
-        typer.Option("--count", "-n", min=1, metavar="NUMBER", help="List at most this many samples of each shard."),
-    ] = None,
-) -> None:
+def ls(shards: list[str], options: ReadArguments, by_shard: bool = False, count: Positive | None = None) -> None:
     """List the samples of shards: the key, the total size, and each field with its size in bytes.
 
     Only headers are read if the shard supports range requests. For a truncated shard, the samples before the end are
     listed, followed by the error, and the exit code is 1.
+
+    Options:
+        --by-shard, -s: Print one line per shard.
+        --count, -n NUMBER: List at most this many samples of each shard.
     """
     urls, worst, samples = options.list_shards(shards), 0, 0
     for number, url in enumerate(urls):
         contents = read_contents(url, ScanOptions(**options.reading))
         samples += len(contents.samples)
-        if options.as_json:
+        if options.json:
             print_facts(contents, by_shard, count)
         elif by_shard:
             sys.stdout.write(f"{shard_line(contents)}\n")
@@ -46,11 +42,10 @@ def ls(
                 sys.stdout.write(f"{'' if number == 0 else chr(10)}{printable(redact(url))}:\n")
             print_samples(contents.samples[:count])
         for fault in contents.faults:
-            sys.stdout.flush()
-            typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
+            print_error(fault.message)
             worst = max(worst, FAULT_FOUND if fault.kind != "ShardOpenError" else WRONG_USE)
     if not samples and not worst and not by_shard:
-        say_nothing_found(len(urls))
+        print_nothing_found(len(urls))
     if worst:
         raise typer.Exit(worst)
 
@@ -68,27 +63,27 @@ def print_samples(samples: list[IndexedSample]) -> None:
 
 def shard_line(contents: ShardContents) -> str:
     """Describe a shard in one line."""
-    fields = Counter(field for sample in contents.samples for field in sample.fields)
     count = len(contents.samples)
     described = ", ".join(
-        printable(field) if times == count else f"{printable(field)} (of {times:,})" for field, times in fields.items()
+        printable(field) if times == count else f"{printable(field)} (of {times:,})"
+        for field, times in count_fields(contents).items()
     )
     size = "broken" if contents.bytes is None else f"{contents.bytes:,} bytes"
     return f"{printable(redact(contents.url))}: {plural(count, 'sample')}, {size}: {described or 'no fields'}"
+
+
+def count_fields(contents: ShardContents) -> Counter[str]:
+    """Return the number of samples that have each field."""
+    return Counter(field for sample in contents.samples for field in sample.fields)
 
 
 def print_facts(contents: ShardContents, by_shard: bool, count: int | None) -> None:
     """Print one line of JSON for the shard, or one per sample."""
     facts: dict[str, Any] = {"shard": redact(contents.url)}
     if by_shard:
-        fields = Counter(field for sample in contents.samples for field in sample.fields)
-        facts |= {
-            "samples": len(contents.samples),
-            "bytes": contents.bytes,
-            "compression": contents.index.facts.compression,
-        }
-        sys.stdout.write(json.dumps({**facts, "fields": fields, "strays": contents.strays}) + "\n")
+        facts["samples"], facts["bytes"] = len(contents.samples), contents.bytes
+        facts["compression"] = contents.index.facts.compression
+        print_json({**facts, "fields": count_fields(contents), "strays": contents.strays}, indent=None)
         return
     for sample in contents.samples[:count]:
-        sys.stdout.write(json.dumps({**facts, "key": sample.key, "offset": sample.offset, "fields": sample.fields}))
-        sys.stdout.write("\n")
+        print_json({**facts, "key": sample.key, "offset": sample.offset, "fields": sample.fields}, indent=None)

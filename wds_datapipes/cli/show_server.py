@@ -20,9 +20,8 @@ import numpy.typing as npt
 
 from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.cli._options import parse_bytes
-from wds_datapipes.cli.show_sheet import make_sheet
-from wds_datapipes.cli.show_sheet_html import POLICY, sheet_as_html
-from wds_datapipes.prepare.dataset_contents import DatasetContents, RandomSamples
+from wds_datapipes.cli.show_sheet import POLICY, facts_of_dataset, sheet_as_html
+from wds_datapipes.prepare.dataset_contents import DatasetContents
 from wds_datapipes.prepare.preview_html import escape_text
 
 __all__ = ["Filters", "SampleServer"]
@@ -79,7 +78,6 @@ class SampleServer(ThreadingHTTPServer):
     Args:
         table: the samples.
         title: the title of the page.
-        label_fields: the fields with the class.
         count: the number of samples on a page.
         port: the port, or 0 for any that is free.
 
@@ -93,10 +91,8 @@ class SampleServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(
-        self, table: DatasetContents, title: str, *, label_fields: Sequence[str], count: int, port: int
-    ) -> None:
-        self.table, self.title, self.label_fields, self.count = table, title, label_fields, count
+    def __init__(self, table: DatasetContents, title: str, *, count: int, port: int) -> None:
+        self.table, self.title, self.count = table, title, count
         self.classes = [name for name, _ in Counter(filter(None, table.classes)).most_common()]
         self.find = lru_cache(maxsize=16)(self._find)
         #: The open connections, by the time of their last answer, and whether each is being answered.
@@ -156,13 +152,10 @@ class SampleServer(ThreadingHTTPServer):
         page = min(filters.page, last)
         start = (page - 1) * self.count
         samples, faults = self.table.read(found[start : start + self.count].tolist())
-        table = self.table
-        shown = RandomSamples(samples, table.sizes[found], table.shards, table.bytes, [], table.unread_shards)
-        sheet = make_sheet(shown, self.title, label_fields=self.label_fields)
-        facts = [("samples", f"{len(self.table):,}"), ("found", f"{len(found):,}"), *sheet.facts[1:-1]]
+        facts = {**facts_of_dataset(self.table), "found": f"{len(found):,}"}
         notes = [message, *(fault.message for fault in (*self.table.faults, *faults))]
         pages = self._pages(filters, page, last) if len(found) else ""
-        return status, sheet_as_html(sheet._replace(facts=facts), controls=self._form(filters, notes), pages=pages)
+        return status, sheet_as_html(samples, self.title, facts, controls=self._form(filters, notes), pages=pages)
 
     def _form(self, filters: Filters, notes: Sequence[str]) -> str:
         """Return the filters as a form, and the messages above the samples."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line, printable
-from wds_datapipes.cli._meter import plural, size_of_shards
-from wds_datapipes.cli._options import ReadingOptions, Shards, Workers
+from wds_datapipes.cli._app import WrongUse, printable
+from wds_datapipes.cli._declaration import Natural
+from wds_datapipes.cli._options import ReadArguments
+from wds_datapipes.cli._report import end_with_faults, plural, print_bars, print_json, print_table, size_of_shards
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
@@ -21,43 +18,30 @@ __all__ = ["stats"]
 
 #: The number of the most and of the least frequent classes that are shown.
 CLASSES = 10
-#: The width of the longest bar of the histogram.
-WIDTH = 40
 
 
 def stats(
-    shards: Shards,
-    options: ReadingOptions,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            "--label", metavar="FIELD", help="Also count the classes in this field, such as cls.", show_default=False
-        ),
-    ] = None,
-    workers: Workers = None,
+    shards: list[str], options: ReadArguments, label: str | None = None, num_workers: Natural | None = None
 ) -> None:
     """Count samples and fields, and summarize their sizes.
 
     Only headers are read if shards support range requests, except with --label. Errors are reported at the end, with
     exit code 1, or 2 if a shard does not exist.
+
+    Options:
+        --label FIELD: Also count the classes in this field, such as cls.
     """
     urls = options.list_shards(shards)
     if label is not None and (streams := [url for url in urls if is_stream(url)]):
         raise WrongUse(f"--label reads shards twice, so {printable(streams[0])!r} must be a file. Copy it to one first")
-    found = dataset_stats(urls, label=label, num_workers=workers, **options.reading)
-    if options.as_json:
-        sys.stdout.write(json.dumps(facts_of(found), indent=1) + "\n")
-    else:
-        if found.samples.number or not found.faults:
-            print_stats(found, len(urls))
-            if label is not None:
-                print_classes(found, label)
-            sys.stdout.flush()
-        for fault in found.faults:
-            typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
-    if found.faults:
-        exists = all(fault.kind != "ShardOpenError" for fault in found.faults)
-        raise typer.Exit(FAULT_FOUND if exists else WRONG_USE)
+    found = dataset_stats(urls, label=label, num_workers=num_workers, **options.reading)
+    if options.json:
+        print_json(facts_of(found))
+    elif found.samples.number or not found.faults:
+        print_stats(found, len(urls))
+        if label is not None:
+            print_classes(found, label)
+    end_with_faults(found.faults, is_printed=not options.json)
 
 
 def facts_of(found: DatasetStats) -> dict[str, Any]:
@@ -87,26 +71,14 @@ def print_stats(found: DatasetStats, shards: int) -> None:
     print_table(rows)
     if found.histogram:
         sys.stdout.write("\nSamples by size\n")
-        most = max(found.histogram.values())
-        bars = [
-            (f"from {human_bytes(size)}", f"{count:,}", "#" * max(1, round(count * WIDTH / most)))
-            for size, count in found.histogram.items()
-        ]
-        print_table(bars, left=(0, 2))
+        print_bars((f"from {human_bytes(size)}", count) for size, count in found.histogram.items())
 
 
 def print_classes(found: DatasetStats, label: str) -> None:
     """Print the most and the least frequent classes, and the number of samples without one."""
-    classes = list((found.classes or {}).items())
-    count = f"{len(classes):,} {'class' if len(classes) == 1 else 'classes'}"
-    sys.stdout.write(f"\nSamples by class: {count} in {printable(label)}\n")
-    shown = classes if len(classes) <= 2 * CLASSES else [*classes[:CLASSES], ("...", 0), *classes[-CLASSES:]]
-    most = max((count for _, count in classes), default=1)
-    bars = [
-        (printable(name), f"{count:,}" if count else "", "#" * round(count * WIDTH / most)) for name, count in shown
-    ]
-    if bars:
-        print_table(bars, left=(0, 2))
+    classes = [(printable(name), count) for name, count in (found.classes or {}).items()]
+    sys.stdout.write(f"\nSamples by class: {plural(len(classes), 'class', 'classes')} in {printable(label)}\n")
+    print_bars(classes if len(classes) <= 2 * CLASSES else [*classes[:CLASSES], ("...", 0), *classes[-CLASSES:]])
     if without := found.samples.number - sum(count for _, count in classes):
         sys.stdout.write(f"{plural(without, 'sample')} without a class\n")
 
@@ -121,14 +93,3 @@ def row(name: str, sizes: Sizes) -> tuple[str, ...]:
     """Return a row of the table of sizes."""
     values = (sizes.total, sizes.smallest, sizes.median, sizes.mean, sizes.largest)
     return name, f"{sizes.number:,}", *map(human_bytes, values)
-
-
-def print_table(rows: Sequence[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> None:
-    """Print rows in columns, with numbers aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        line = "  ".join(
-            f"{cell:{width}}" if at in left else f"{cell:>{width}}"
-            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        sys.stdout.write(f"{line.rstrip()}\n")

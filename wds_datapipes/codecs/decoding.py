@@ -311,7 +311,7 @@ def _decode_error(sample: Sample, field: str, decoder: str, data: bytes, error: 
     cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
     return DecodeError(
         f"{name_field(sample, field)} cannot be decoded by {decoder}: {cause}. The data is "
-        f'{_excerpt(data)}. on_error="warn" or "skip" skips such samples'
+        f'{_excerpt(data)}. Pass on_error="skip" to skip such samples'
     )
 
 

@@ -214,8 +214,8 @@ def _changed_error(path: str, others: Mapping[str, str]) -> StateError:
     more = f", and {len(others) - MAX_LISTED} more" if len(others) > MAX_LISTED else ""
     return StateError(
         f"The journal {path!r} has shards with other inputs or options: {', '.join(shown)}{more}. Pass "
-        f'if_changed="redo" to convert them again, if_changed="keep" to keep them, or choose another '
-        f"output"
+        f'if_changed="redo" to convert them again, pass if_changed="keep" to keep them, or choose '
+        f"another output"
     )
 
 

@@ -28,6 +28,8 @@ __all__ = ["Plan", "SpecFile", "check_new_key", "make_plan"]
 
 #: How many specs are loaded before measuring their files, the number of threads, and the specs per task.
 AT_ONCE, THREADS, BATCH = 8192, 16, 128
+#: The advice for keys that cannot be written.
+NEW_KEYS = 'pass rekey="{number:08d}" for new keys'
 #: Characters that would break a line of a listing.
 CONTROL = {*map(chr, range(32)), "\x7f"}
 
@@ -209,7 +211,7 @@ def _size(spec: SampleSpec, found: MeasuredSample, packer: Packer, headers: Head
     try:
         total = packer.pack({"__key__": key, **dict.fromkeys(spec.parts, b"")}).size
     except EncodeError as error:
-        advice = ", or use new keys" if str(error).startswith("The key") else ""
+        advice = f", or {NEW_KEYS}" if str(error).startswith("The key") else ""
         raise EncodeError(f"{spec.location}: {error}{advice}") from None
     for field, size in zip(spec.parts, found.sizes, strict=True):
         total += size + -size % 512
@@ -219,7 +221,7 @@ def _size(spec: SampleSpec, found: MeasuredSample, packer: Packer, headers: Head
 
 
 def _key_error(spec: SampleSpec, problem: str) -> str:
-    return f"The key {spec.key!r} of {spec.location!r} has {problem}. Rename its file, or use new keys"
+    return f"The key {spec.key!r} of {spec.location!r} has {problem}. Rename its file, or {NEW_KEYS}"
 
 
 def _repeated_keys(
@@ -237,7 +239,7 @@ def _repeated_keys(
         key, _, location = specs.read(number)
         if key in first:
             message = f"Both {first[key]} and {location} have the key {key!r}, and samples with the same key would"
-            yield number, SampleSourceError(f"{message} be mixed up. Rename one of them, or use new keys")
+            yield number, SampleSourceError(f"{message} be mixed up. Rename one of them, or {NEW_KEYS}")
         else:
             first[key] = location
 

@@ -145,7 +145,8 @@ class SampleEntries:
                         if key in seen:
                             raise EncodeError(
                                 f"The sample {key!r} occurs twice, the second time in {redact(shard.url)}, and samples "
-                                f"with the same key cannot be distinguished after reordering. Number them"
+                                f"with the same key cannot be distinguished after reordering. Pass "
+                                'rekey="{number:08d}" for new keys'
                             )
                         packer.pack(sample)
                         seen.add(key)

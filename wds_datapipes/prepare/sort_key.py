@@ -70,7 +70,7 @@ class FieldSortKey:
                 has = ", ".join(field for field in sample if field[:2] != "__")
                 raise MissingFieldError(
                     f"The {_name(sample)} has no {self._by!r} to sort by. It has {has}. "
-                    f'To keep it, pass missing="first" or "last"'
+                    f'To keep it, pass missing="first" or pass missing="last"'
                 )
             return self._without
         if isinstance(value, str | bytes) and self._numeric:

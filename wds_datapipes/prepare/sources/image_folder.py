@@ -150,7 +150,7 @@ def find_images(
     for stray in choose.samples("", files):
         raise SampleSourceError(
             f"The image {_describe_path(top, stray)!r} is not in the folder of a class. Move it to one; or, if the "
-            f"folders are not classes, pass has_classes=False"
+            f"folders are not classes, say so: has_classes=False, or --no-classes"
         )
     for label, name in enumerate(folders):
         before = len(found)
@@ -160,7 +160,7 @@ def find_images(
             fault(
                 SampleSourceError(
                     f"The folder {os.path.join(top, name)!r} of the class {name!r} has no image "  # noqa: PTH118  texts
-                    f"({', '.join(sorted(choose.endings))}). Remove it, or pass the extensions of its files"
+                    f"({', '.join(sorted(choose.endings))}). Remove it, or name the extensions of its files"
                 )
             )
     return found

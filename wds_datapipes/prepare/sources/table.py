@@ -156,7 +156,8 @@ class Table:
     def _check_missing(self, column: str, location: str) -> None:
         if not self._allows_missing:
             raise SampleSourceError(
-                f"{location} has no value in its column {column!r}. Fill it in, or keep the sample without it"
+                f"{location} has no value in its column {column!r}. Fill it in, or pass "
+                'missing="keep" to keep the sample without it'
             )
 
     def _encode_value(self, field: str, column: str, value: Any, key: str, location: str) -> bytes:
@@ -167,7 +168,7 @@ class Table:
         if isinstance(value, str) and ending in IMAGE_FORMATS:
             raise EncodeError(
                 f"{location} has the text {value!r:.60} in its column {column!r}, but the field {field!r} holds "
-                f"images. Pass a column of file names as files=; use a text field for a column of text, as in "
+                f"images. Name a column of file names in files; use a text field for a column of text, as in "
                 f"txt={column}"
             )
         if isinstance(value, str) and (self._rows.is_text or not is_known):

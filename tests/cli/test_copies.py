@@ -1,0 +1,113 @@
+"""Properties of the commands that copy samples: ``cat``, ``split``, ``shuffle``, ``sort`` and ``cache``."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes import ShardList
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.shards.loading import read_shards
+from wds_datapipes.testing import build_shard
+
+
+def read(*urls: str) -> list[dict[str, Any]]:
+    """The samples of shards, with their keys and fields."""
+    samples = group_samples(read_shards(urls))
+    return [{f: v for f, v in sample.items() if f == "__key__" or f[:2] != "__"} for sample in samples]
+
+
+def keys(*urls: str) -> list[str]:
+    return [sample["__key__"] for sample in read(*urls)]
+
+
+@pytest.mark.parametrize("field", ["jpg", "json", "npy", "pyd", "jpg.gz"])
+def test_bytes_stay_whatever_they_are(program: Any, folder: Path, field: str) -> None:
+    data = random.Random(0).randbytes(70_000)
+    build_shard("raw.tar", [{"__key__": "a", field: data}])
+    for command in ("cat", "shuffle", "split"):
+        assert program(command, "raw.tar", "-o", f"{command}-%d.tar").code == 0
+        assert read(f"{command}-0.tar") == [{"__key__": "a", field: data}]
+
+
+def test_a_share_of_the_samples_is_drawn_by_a_seed(program: Any, folder: Path) -> None:
+    build_shard("many.tar", [{"__key__": f"{n:04d}", "txt": "x"} for n in range(1000)])
+
+    def drawn(seed: int) -> list[str]:
+        program("cat", "many.tar", "-o", "o.tar", "--sample", "0.3", "--seed", str(seed))
+        return keys("o.tar")
+
+    assert 240 < len(drawn(1)) < 360
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_parts_depend_only_on_keys(program: Any, folder: Path) -> None:
+    samples: list[dict[str, bytes | str]] = [{"__key__": f"{n:04d}", "txt": f"{n}"} for n in range(600)]
+    build_shard("x.tar", samples[:400])
+    build_shard("y.tar", samples[400:])
+    build_shard("z.tar", samples[::-2])
+    arguments = ["-p", "train=80", "-p", "val=20", "-o", "{part}-%d.tar", "--json"]
+    facts = json.loads(program("split", "x.tar", "y.tar", *arguments).out)
+    train, val = read("train-0.tar"), keys("val-0.tar")
+    assert facts["parts"] == {"train": len(train), "val": len(val)}
+    assert sorted([*train, *read("val-0.tar")], key=lambda sample: sample["__key__"]) == read("x.tar", "y.tar")
+    assert 70 < len(val) < 170
+    program("split", "z.tar", *arguments)
+    assert set(keys("val-0.tar")) == set(val) & set(keys("z.tar"))
+    program("split", "x.tar", "y.tar", *arguments, "--seed", "1")
+    assert keys("val-0.tar") != val
+
+
+@given(
+    st.lists(st.tuples(st.integers(-3, 12), st.integers(0, 400)), min_size=1, max_size=25),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # each writes its own files
+def test_it_sorts_as_python_does(program: Any, values: list[tuple[int, int]], numeric: bool, reverse: bool) -> None:
+    samples: list[dict[str, bytes | str]] = [
+        {"__key__": f"{number:03d}", "cls": f"{value}", "bin": bytes([number]) * size}
+        for number, (value, size) in enumerate(values)
+    ]
+    build_shard("x.tar", samples[:10])
+    build_shard("y.tar", samples[10:])
+    arguments = [*["--numeric"][: int(numeric)], *["--reverse"][: int(reverse)]]
+    assert program("sort", "x.tar", "y.tar", "-o", "o.tar", "--by", "cls", *arguments).code == 0
+    before = read("x.tar", "y.tar")
+    assert read("o.tar") == sorted(
+        before, key=lambda sample: int(sample["cls"]) if numeric else sample["cls"], reverse=reverse
+    )
+
+
+def test_shards_of_a_web_server_are_read_by_ranges(program: Any, shards: list[str], nginx: Any) -> None:
+    if not nginx.is_running:
+        nginx.start()
+    (nginx.files / "shuffled").mkdir()
+    for name in shards:
+        shutil.copy(name, nginx.files / "shuffled")
+    assert program("shuffle", *shards, "-o", "here.tar").code == 0
+    for place in ("", "whole/"):
+        done = program("shuffle", f"http://127.0.0.1:{nginx.http}/{place}shuffled/a-{{0..2}}.tar", "-o", "there.tar")
+        assert ("is compressed or has no random access" in done.err) is bool(place)
+        assert done.code == (2 if place else 0)
+    assert Path("there.tar").read_bytes() == Path("here.tar").read_bytes()
+
+
+def test_cached_copies_in_use_are_not_removed(program: Any, shards: list[str]) -> None:
+    assert program("cache", "warm", *shards, "--cache-dir", "copies").code == 0
+    Path(shards[2]).unlink()
+    reading = iter(ShardList(shards[2]).cache_wds_shards("copies").load_wds_shards())
+    next(reading)
+    assert program("cache", "clear", "--cache-dir", "copies").lines == ["2 copies removed, 1 left, 10.2 kB"]
+    list(reading)
+    del reading
+    assert program("cache", "clear", "--cache-dir", "copies").lines == ["1 copy removed, 0 left"]

@@ -1,0 +1,140 @@
+"""Results on standard output, as text or JSON, and faults on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import typer
+
+from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, printable
+from wds_datapipes.errors import WdsError
+from wds_datapipes.io.openers import redact
+from wds_datapipes.parallel.progress import human_bytes
+from wds_datapipes.prepare.shard_contents import ShardFault
+from wds_datapipes.types import ShardInfo
+
+__all__ = [
+    "SkippedError",
+    "end_with_faults",
+    "message_with_notes",
+    "plural",
+    "print_bars",
+    "print_error",
+    "print_json",
+    "print_nothing_found",
+    "print_skipped",
+    "print_table",
+    "report_shards",
+    "size_of_shards",
+    "skipped_errors",
+]
+
+#: The number of skipped errors shown, and the width of the longest bar.
+SHOWN, WIDTH = 10, 40
+
+
+class SkippedError(NamedTuple):
+    """An error that was skipped: its class and its message."""
+
+    kind: str
+    message: str
+
+
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """Format a count with its noun.
+
+    >>> plural(1, "shard"), plural(1200, "shard"), plural(2, "copy", "copies")
+    ('1 shard', '1,200 shards', '2 copies')
+    """
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
+def size_of_shards(total: int, shards: int, unread: int) -> str:
+    """Format the total size of shards, without those that could not be read to the end.
+
+    >>> size_of_shards(30_720, 3, 0), size_of_shards(30_720, 3, 1), size_of_shards(0, 2, 2)
+    ('30.7 kB', 'more than 30.7 kB', 'unknown size')
+    """
+    if unread and unread == shards:
+        return "unknown size"
+    return f"{'more than ' if unread else ''}{human_bytes(total)}"
+
+
+def print_json(facts: object, *, indent: int | None = 1) -> None:
+    """Print facts as JSON; without indentation, they are one line."""
+    sys.stdout.write(json.dumps(facts, indent=indent) + "\n")
+
+
+def print_table(rows: Sequence[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> None:
+    """Print rows in columns, with numbers aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        line = "  ".join(
+            f"{cell:{width}}" if at in left else f"{cell:>{width}}"
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        sys.stdout.write(f"{line.rstrip()}\n")
+
+
+def print_bars(counts: Iterable[tuple[str, int]]) -> None:
+    """Print names and counts with a bar for each; a name without a count stands for others."""
+    rows = list(counts)
+    most = max((count for _, count in rows), default=0)
+    bars = [(name, f"{n:,}", "#" * max(1, round(n * WIDTH / most))) if n else (name, "", "") for name, n in rows]
+    if bars:
+        print_table(bars, left=(0, 2))
+
+
+def print_error(message: str, label: str = "Error") -> None:
+    """Print a line to standard error, after what was printed to standard output."""
+    sys.stdout.flush()
+    typer.echo(f"{label}: {on_one_line(message)}", err=True)
+
+
+def print_nothing_found(shards: int, what: str = "sample") -> None:
+    """Print a note to standard error that the shards have nothing to show."""
+    print_error(f"there is no {what} in {plural(shards, 'shard')}", "Note")
+
+
+def print_skipped(errors: Sequence[SkippedError]) -> None:
+    """Print the kinds and messages of the first skipped errors to standard error."""
+    for error in errors[:SHOWN]:
+        print_error(f"{error.kind}: {error.message}", "Skipped")
+    if len(errors) > SHOWN:
+        print_error(f"{len(errors) - SHOWN:,} more", "Skipped")
+
+
+def skipped_errors(errors: Iterable[Exception]) -> list[SkippedError]:
+    """Return the kinds and messages of errors, without duplicates, as from a shard that was tried again."""
+    return list(dict.fromkeys(SkippedError(type(error).__name__, message_with_notes(error)) for error in errors))
+
+
+def message_with_notes(error: BaseException) -> str:
+    """Return the message of an error, with its notes if it is not an error of this package."""
+    notes = () if isinstance(error, WdsError) else [str(note) for note in getattr(error, "__notes__", ())]
+    return f"{error} ({'; '.join(notes)})" if notes else str(error)
+
+
+def end_with_faults(faults: Sequence[ShardFault], *, is_printed: bool = True) -> None:
+    """Print the faults of shards, and end with the exit code for them if there are any."""
+    for fault in faults if is_printed else ():
+        print_error(fault.message)
+    if faults:
+        raise typer.Exit(WRONG_USE if any(fault.kind == "ShardOpenError" for fault in faults) else FAULT_FOUND)
+
+
+def report_shards(
+    shards: Sequence[ShardInfo], skipped: Sequence[SkippedError], *, as_json: bool, facts: Mapping[str, Any]
+) -> None:
+    """Print the shards written, and the skipped errors to standard error; ``facts`` are others for JSON."""
+    if as_json:
+        written = [{"url": redact(info.url), "samples": info.samples, "bytes": info.bytes} for info in shards]
+        print_json({**facts, "shards": written, "skipped": [each._asdict() for each in skipped]}, indent=None)
+        return
+    for info in shards:
+        size = f"{plural(info.samples, 'sample')}, {human_bytes(info.bytes)}"
+        sys.stdout.write(f"{printable(redact(info.url))}: {size}\n")
+    print_skipped(skipped)
