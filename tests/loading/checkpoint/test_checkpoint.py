@@ -164,7 +164,7 @@ def ungathered() -> Any:
         (taken_apart, "UnBatcher has no position in the shards"),
         (dispatched, "sharding_round_robin_dispatch has no position in the shards"),
         (central, "InMain runs in the main process"),
-        (ungathered, r"recorded by \.group_samples\(\)"),
+        (ungathered, "ShardLoader has no position in the shards"),
     ],
 )
 def test_a_stage_without_a_state_is_named_when_a_state_is_loaded(

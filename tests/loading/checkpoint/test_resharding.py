@@ -55,7 +55,7 @@ RESHARDED: dict[str, Callable[[], Pipe]] = {
         for name in (
             *("keys", "a chain", "random crops", "a shuffle of few bytes", "shards in turn", "all shards in turn"),
             *("records", "records and members", "a mixture of shards in turn", "buckets", "packed rows"),
-            *("indexed samples by windows", "indexed samples in padded batches", "indexed samples by length"),
+            *("indexed samples by windows", "indexed samples by length"),
             *("packed indexed samples", "a stage that holds samples back"),
         )
     },
@@ -66,6 +66,7 @@ RESHARDED: dict[str, Callable[[], Pipe]] = {
         split("a").mix_samples(split("b"), weights=[2, 1], stop="all"), stop="all"
     ),
     "indexed samples in order": lambda: IndexedSamples("{0..5}.tar", global_batch_size=4, order="sequential"),
+    "padded samples of an index": lambda: IndexedSamples("{0..5}.tar", global_batch_size=4, remainder="pad"),
     "kept samples of an index": lambda: IndexedSamples(
         "{0..5}.tar", global_batch_size=4, remainder="keep"
     ).shuffle_samples(4),
