@@ -31,7 +31,7 @@ ENTRY = re.compile(r"((?:--[a-z-]+(?:/--[a-z-]+)?(?:, -\w)?)|[A-Z]+)(?: (\S+))?:
 DEFAULT_PANEL = "Options"
 
 
-class Entry(NamedTuple):
+class OptionEntry(NamedTuple):
     """The description of an option, or of an argument, which has no dashes."""
 
     names: tuple[str, ...]
@@ -52,19 +52,19 @@ def describe_command(command: Callable[..., object]) -> str:
     return "\n".join(lines[:end]).strip()
 
 
-def entries_of(docstring: str | None) -> list[Entry]:
+def entries_of(docstring: str | None) -> list[OptionEntry]:
     r"""Return the entries of a docstring.
 
     >>> entries_of("Copy.\n\nOptions:\n    --output, -o TARGET: The file to write,\n        or a URL.")
-    [Entry(names=('--output', '-o'), metavar='TARGET', panel='Options', help='The file to write, or a URL.')]
+    [OptionEntry(names=('--output', '-o'), metavar='TARGET', panel='Options', help='The file to write, or a URL.')]
     """
-    entries: list[Entry] = []
+    entries: list[OptionEntry] = []
     panel = ""
     for line in inspect.cleandoc(docstring or "").splitlines():
         if HEADING.fullmatch(line):
             panel = line[:-1]
         elif panel and (found := ENTRY.fullmatch(line.strip())):
-            entries.append(Entry(tuple(found[1].split(", ")), found[2] or "", panel, found[3]))
+            entries.append(OptionEntry(tuple(found[1].split(", ")), found[2] or "", panel, found[3]))
         elif entries and entries[-1].panel == panel and line.startswith(" "):
             entries[-1] = entries[-1]._replace(help=f"{entries[-1].help} {line.strip()}")
     return entries
@@ -76,7 +76,7 @@ def declare_options(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)}
     for kind in groups.values():
         owners += [each for each in getattr(kind, "__mro__", ()) if is_dataclass(each)]
-    described: dict[str, Entry] = {}
+    described: dict[str, OptionEntry] = {}
     for entry in (each for owner in owners for each in entries_of(owner.__doc__)):
         described.setdefault(entry.parameter, entry)
     signatures = [inspect.signature(owner) for owner in (command, *groups.values())]
@@ -104,7 +104,7 @@ def declare_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _declare(parameter: inspect.Parameter, kind: Any, bounded: Any, entry: Entry) -> inspect.Parameter:
+def _declare(parameter: inspect.Parameter, kind: Any, bounded: Any, entry: OptionEntry) -> inspect.Parameter:
     """Return a parameter with the annotation that typer reads."""
     default = parameter.default
     is_required = default is inspect.Parameter.empty
