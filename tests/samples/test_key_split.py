@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples, ShardList
-from wds_datapipes.samples.key_split import KeySplit
+from wds_datapipes.samples.keys import KeySplit
 from wds_datapipes.testing import build_shard
 
 KEYS = [f"d/{number:05d}" for number in range(20_000)]

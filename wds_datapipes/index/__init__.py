@@ -11,7 +11,7 @@ from wds_datapipes.index.manifest import Manifest, check_manifest, read_manifest
 from wds_datapipes.index.options import AccessOptions, EpochOptions, IndexOptions
 from wds_datapipes.index.sample_table import SampleTable, balance, read_table, resample
 from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.samples.key_split import KeySplit
+from wds_datapipes.samples.keys import KeySplit
 
 __all__ = [
     "AccessOptions",

@@ -1,11 +1,15 @@
-"""Key rules: split a member's name into the key of its sample and the name of its field."""
+"""Keys of samples: the rules that split them from member names, and the assignment of samples to splits by keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import accumulate
+from typing import Protocol, TypeAlias
 
-__all__ = ["KeyRule", "first_dot", "is_meta", "last_dot"]
+__all__ = ["KeyRule", "KeySplit", "first_dot", "is_meta", "last_dot"]
 
 KeyRule: TypeAlias = Callable[[str], "tuple[str, str] | None"]
 """Maps a member's name to ``(key, field)``, or to ``None`` for a file that belongs to no sample."""
@@ -55,3 +59,69 @@ def is_meta(name: str) -> bool:
     """
     first = name.partition("/")[0]
     return len(first) >= 4 and first.startswith("__") and first.endswith("__")
+
+
+class HasKeys(Protocol):
+    """A description of samples with their keys, such as a `ShardIndex`."""
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the samples."""
+
+
+class KeySplit:
+    """Assigns samples to splits by their keys alone.
+
+    A sample stays in its split regardless of its shard, its position, and the other samples. The rule is the same in
+    all versions, and in ``wds-datapipes split``.
+
+    Args:
+        shares: maps the name of each split to its share; only their proportions count.
+        seed: a different seed assigns samples differently.
+
+    Raises:
+        ValueError: there are no shares, or one is not positive.
+
+    Examples:
+        >>> splits = KeySplit({"train": 0.8, "val": 0.2})
+        >>> [splits.assign(f"{number:06d}") for number in range(6)]
+        ['train', 'train', 'train', 'train', 'train', 'train']
+
+        In a stream, ``.filter(lambda sample: splits.assign(sample["__key__"]) == "val")`` keeps a split. Indexed
+        samples are selected by `select`:
+
+        >>> from wds_datapipes import IndexedSamples
+        >>> from wds_datapipes.testing import build_shard
+        >>> url = build_shard("a.tar", [{"__key__": f"{number:06d}", "cls": "1"} for number in range(100)])
+        >>> [len(IndexedSamples(url, select=splits.select(name))) for name in ("train", "val")]
+        [82, 18]
+    """
+
+    def __init__(self, shares: Mapping[str, float], *, seed: int = 0) -> None:
+        if not shares or not all(0 < share < float("inf") for share in shares.values()):
+            raise ValueError(
+                f"the shares of splits must be positive, as in {{'train': 0.9, 'val': 0.1}}, not {dict(shares)!r}"
+            )
+        self.names = list(shares)
+        self._ends = list(accumulate(shares.values()))
+        self._seed = str(seed).encode()[:64]
+
+    def assign(self, key: str) -> str:
+        """Return the split of the sample with this key."""
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=7, key=self._seed).digest()
+        # 53 bits are exact as a float.
+        at = int.from_bytes(digest, "big") >> 3
+        return self.names[bisect_right(self._ends, at / (1 << 53) * self._ends[-1], hi=len(self._ends) - 1)]
+
+    def select(self, name: str) -> Callable[[HasKeys], list[bool]]:
+        """Return a function for ``select`` of `IndexedSamples`, which selects the samples of a split.
+
+        Raises:
+            ValueError: there is no such split.
+        """
+        if name not in self.names:
+            raise ValueError(f"there is no split {name!r}, only {self.names}")
+        return partial(self._is_in, name)
+
+    def _is_in(self, name: str, index: HasKeys) -> list[bool]:
+        return [self.assign(key) == name for key in index.keys]
