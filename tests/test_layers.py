@@ -21,6 +21,7 @@ ORDER = [
     "extras",
     "seeds",
     "counters",
+    "arguments",
     "interrupts",
     "io",
     "on_error",

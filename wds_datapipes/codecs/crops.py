@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+
+from wds_datapipes.arguments import check_choice
 
 __all__ = ["Box", "CenterCrop", "Crop", "Interpolation", "RandomResizedCrop", "RandomSource"]
 
@@ -57,8 +59,7 @@ class Crop(ABC):
         height, width = (size, size) if isinstance(size, int) else size
         if min(height, width) < 1:
             raise ValueError(f"size must be at least 1 pixel, or a pair (height, width) of such, not {size!r}")
-        if interpolation not in get_args(Interpolation):
-            raise ValueError(f'interpolation must be "bilinear" or "bicubic", not {interpolation!r}')
+        check_choice("interpolation", interpolation, Interpolation)
         self.size = (height, width)
         self.interpolation = interpolation
 

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
+from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import StaleSidecarError
 from wds_datapipes.index.builder import index_members, index_scan
-from wds_datapipes.index.options import IndexOptions, check_choice
+from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.index.user_columns import ComputeColumns, add_columns
 from wds_datapipes.io.openers import redact

@@ -10,9 +10,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import CorruptSidecarError, ShardError, StaleSidecarError
 from wds_datapipes.index.build import Depth, build_index
-from wds_datapipes.index.options import IndexOptions, check_choice
+from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar

@@ -5,36 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
 from wds_datapipes.index.order.length_order import Lengths
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.grouping import OnDuplicate
-from wds_datapipes.samples.keys import KeyRule, first_dot
+from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
 from wds_datapipes.tar.headers import EndMarker
 
-__all__ = ["AccessOptions", "EpochOptions", "IndexOptions", "check_choice", "check_counts"]
-
-
-def check_choice(name: str, value: object, choices: object) -> None:
-    """Raise ValueError unless an argument is one of the values of a ``Literal``."""
-    if value not in (known := get_args(choices)):
-        named = ", ".join(f'"{each}"' for each in known[:-1])
-        raise ValueError(f'{name} must be {named} or "{known[-1]}", not {value!r}')
-
-
-def check_counts(**counts: object) -> None:
-    """Raise unless each argument is None or an integer from 1.
-
-    Raises:
-        TypeError: one is not an integer.
-        ValueError: one is below 1.
-    """
-    for name, number in counts.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-            raise TypeError(f"{name} must be an integer, not {number!r}")
-        if number is not None and number < 1:
-            raise ValueError(f"{name} must be at least 1, not {number}")
+__all__ = ["AccessOptions", "EpochOptions", "IndexOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +52,7 @@ class IndexOptions:
     limits: ReadLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
-        if not callable(self.key_rule):
-            raise TypeError(
-                f"key_rule must be first_dot, last_dot or another function of a name, not {self.key_rule!r}"
-            )
+        check_key_rule(self.key_rule)
         check_choice("on_duplicate", self.on_duplicate, OnDuplicate)
         check_choice("end_marker", self.end_marker, EndMarker)
 
@@ -111,7 +88,8 @@ class AccessOptions:
 
     def __post_init__(self) -> None:
         check_choice("indexes", self.indexes, Literal["build", "require"])
-        check_counts(open_shards=self.open_shards, cache_bytes=self.cache_bytes)
+        check_integer("open_shards", self.open_shards, 1)
+        check_optional_integer("cache_bytes", self.cache_bytes, 1)
         if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir must be the path of a folder, not {self.cache_dir!r}")
         if self.cache_bytes is not None and self.cache_dir is None:
@@ -142,4 +120,6 @@ class EpochOptions:
     bucket_window: int = 50
 
     def __post_init__(self) -> None:
-        check_counts(samples=self.samples, window_shards=self.window_shards, bucket_window=self.bucket_window)
+        check_optional_integer("samples", self.samples, 1)
+        check_integer("window_shards", self.window_shards, 1)
+        check_integer("bucket_window", self.bucket_window, 1)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
+from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterableWrapper, IterDataPipe
 from wds_datapipes.errors import EmptySourceError, EncodeError, StateError
 from wds_datapipes.extras import require
@@ -92,8 +93,7 @@ def external_source(
         >>> [bytes(value) for value in pipe.run()[0]]
         [b'0', b'1']
     """
-    if cycle not in ("quiet", "raise", "no"):
-        raise ValueError(f'cycle must be "quiet", "raise" or "no", not {cycle!r}')
+    check_choice("cycle", cycle, Cycle)
     if not batch and cycle != "quiet" and not pad_last_batch:
         raise ValueError(
             f"DALI drops an incomplete last batch of single samples with cycle={cycle!r}: pass batch=True, "

@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, 
 from contextlib import closing
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from wds_datapipes.arguments import check_optional_integer
 from wds_datapipes.errors import SpecError, WorkerDiedError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.executors import ShardExecutor, start_workers
@@ -71,8 +72,7 @@ def map_shards(
         ValueError: ``num_workers`` is invalid.
         WorkerDiedError: a worker process died without a result.
     """
-    if num_workers is not None and num_workers < 0:
-        raise ValueError(f"num_workers must be at least 0, not {num_workers!r}")
+    check_optional_integer("num_workers", num_workers, 0)
     count = len(os.sched_getaffinity(0)) if num_workers is None else num_workers
     if "-" in urls or min(count, len(urls)) == 1:
         num_workers = 0 if executor is None else None

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from wds_datapipes.arguments import check_choice, check_integer
 from wds_datapipes.codecs.decoding import Decoder, wds_decode
 from wds_datapipes.errors import ConversionError, ShardOpenError, StateError
 from wds_datapipes.io.compression.formats import strip_shard_suffix
@@ -59,8 +60,7 @@ class ConvertOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.retries < 0:
-            raise ValueError(f"retries must be at least 0, not {self.retries}")
+        check_integer("retries", self.retries, 0)
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,7 @@ def convert_shards(
         [False, False]
     """
     check_on_error(on_error)
-    if if_changed not in ("raise", "redo", "keep"):
-        raise ValueError(f'if_changed must be "raise", "redo" or "keep", not {if_changed!r}')
+    check_choice("if_changed", if_changed, IfChanged)
     if not callable(function):
         raise TypeError(f"convert_shards takes a function of a sample, not {function!r}")
     if num_workers is not None and num_workers < (executor is not None):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
+from wds_datapipes.arguments import check_optional_integer
 from wds_datapipes.codecs.decoding import Decoder, wds_decode
 from wds_datapipes.errors import EmptySourceError, SampleSourceError, WorkerDiedError
 from wds_datapipes.io.openers import redact
@@ -144,8 +145,7 @@ def create_shards(
         maxcount, maxsize = 2**62, float("inf")
     else:
         check_pattern(text, maxcount=maxcount, maxsize=maxsize)
-    if num_workers is not None and num_workers < 0:
-        raise ValueError(f"num_workers must be at least 0, not {num_workers}")
+    check_optional_integer("num_workers", num_workers, 0)
     if decode is not None and function is None:
         raise ValueError(
             "decode requires a function, which gets the decoded values. Without one, files are written unchanged"

@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from wds_datapipes.arguments import check_choice
+
 __all__ = ["collate_samples", "split_lists", "unbatch_samples"]
 
 #: The kinds of columns, for messages.
@@ -47,8 +49,7 @@ def collate_samples(
         >>> list(samples.batch(2).collate(collate_fn=collate_samples))
         [{'json': [[1, 2], [4]], 'cls': array([3, 5])}]
     """
-    if ragged not in ("raise", "list"):
-        raise ValueError(f'ragged must be "raise" or "list", not {ragged!r}')
+    check_choice("ragged", ragged, Ragged)
     if not samples:
         raise ValueError("collate_samples needs at least one sample, but got none")
     rows = [_named_values(sample) for sample in samples]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from wds_datapipes.arguments import check_integer
 from wds_datapipes.errors import MissingFieldError, SampleSizeError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
 from wds_datapipes.samples.fields import describe_sample, not_a_sample_error
@@ -35,8 +36,8 @@ class LengthBuckets:
         max_tokens: the most tokens in a padded batch: the longest length times the number of samples.
 
     Raises:
-        TypeError: an argument is not an integer.
-        ValueError: there is no limit, an argument is too small, or the boundaries are not in ascending order.
+        TypeError: a boundary is not an integer.
+        ValueError: there is no limit, a boundary is negative, or the boundaries are not in ascending order.
 
     Examples:
         >>> buckets = LengthBuckets(batch_size=8)
@@ -53,13 +54,8 @@ class LengthBuckets:
     def __post_init__(self) -> None:
         if self.batch_size is None and self.max_tokens is None:
             raise ValueError("bucket_samples needs batch_size, max_tokens, or both")
-        named = [("batch_size", self.batch_size, 1), ("max_tokens", self.max_tokens, 1)]
-        named += [("each of boundaries", boundary, 0) for boundary in self.boundaries or ()]
-        for name, number, least in named:
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-                raise TypeError(f"{name} must be an integer, not {number!r}")
-            if number is not None and number < least:
-                raise ValueError(f"{name} must be at least {least}, not {number}")
+        for boundary in self.boundaries or ():
+            check_integer("each of boundaries", boundary, 0)
         if any(low >= high for low, high in pairwise(self.boundaries or ())):
             raise ValueError(f"boundaries must be in ascending order, without repetitions, not {self.boundaries}")
 

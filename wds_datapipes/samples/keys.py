@@ -9,10 +9,16 @@ from functools import partial
 from itertools import accumulate
 from typing import Protocol, TypeAlias
 
-__all__ = ["KeyRule", "KeySplit", "first_dot", "is_meta", "last_dot"]
+__all__ = ["KeyRule", "KeySplit", "check_key_rule", "first_dot", "is_meta", "last_dot"]
 
 KeyRule: TypeAlias = Callable[[str], "tuple[str, str] | None"]
 """Maps a member's name to ``(key, field)``, or to ``None`` for a file that belongs to no sample."""
+
+
+def check_key_rule(key_rule: object) -> None:
+    """Raise TypeError unless an argument is a function."""
+    if not callable(key_rule):
+        raise TypeError(f"key_rule must be first_dot, last_dot or another function of a name, not {key_rule!r}")
 
 
 def first_dot(name: str) -> tuple[str, str] | None:

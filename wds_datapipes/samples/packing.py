@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import MissingFieldError, SampleError, SampleSizeError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.samples.fields import PADDING_MARK, describe_sample, not_a_sample_error
@@ -57,7 +58,7 @@ class RowFormat:
         pad: the value with which each field is filled up to ``max_length``; by default, rows are shorter.
 
     Raises:
-        TypeError: a name or the length has the wrong type.
+        TypeError: a name is not a string.
         ValueError: an argument is invalid.
     """
 
@@ -67,17 +68,12 @@ class RowFormat:
     pad: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_length, bool) or not isinstance(self.max_length, int):
-            raise TypeError(f"max_length must be an integer, not {self.max_length!r}")
-        if self.max_length < 1:
-            raise ValueError(f"max_length must be at least 1, not {self.max_length}")
         if not all(isinstance(name, str) for name in self.fields):
             raise TypeError(f"fields must be names of fields, not {self.fields!r}")
         added = ("__key__", "position_ids", *get_args(Layout))
         if not self.fields or len({*self.fields, *added}) < len(self.fields) + len(added):
             raise ValueError(f"pack_samples needs fields with distinct names, other than {added}, not {self.fields}")
-        if self.layout not in get_args(Layout):
-            raise ValueError(f'layout must be "segment_ids" or "cu_seqlens", not {self.layout!r}')
+        check_choice("layout", self.layout, Layout)
         if self.pad is not None and self.layout == "cu_seqlens":
             raise ValueError('pad fills up rows with layout="segment_ids"; the offsets of "cu_seqlens" need no padding')
         if self.pad is not None and self.pad.keys() != {*self.fields}:

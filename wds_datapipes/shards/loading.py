@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, BinaryIO, ClassVar
 
+from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
 from wds_datapipes.errors import (
     ChangedShardError,
     CorruptShardError,
@@ -76,12 +76,9 @@ class StreamOptions:
         check_on_error(self.on_error)
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
-        if self.retries is not None and operator.index(self.retries) < 0:
-            raise ValueError(f"retries must be a non-negative integer, not {self.retries!r}")
-        if operator.index(self.read_ahead) < 0:
-            raise ValueError(f"read_ahead must be a non-negative number of bytes, not {self.read_ahead!r}")
-        if isinstance(self.open_shards, bool) or operator.index(self.open_shards) < 1:
-            raise ValueError(f"open_shards must be a positive integer, not {self.open_shards!r}")
+        check_optional_integer("retries", self.retries, 0)
+        check_integer("read_ahead", self.read_ahead, 0)
+        check_integer("open_shards", self.open_shards, 1)
         if not isinstance(self.limits, ReadLimits):
             raise TypeError(f"limits must be a ReadLimits, such as ReadLimits(member_bytes=10**9), not {self.limits!r}")
 
@@ -126,8 +123,7 @@ class ReadOptions(StreamOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.end_marker not in ("required", "optional"):
-            raise ValueError(f'end_marker must be "required" or "optional", not {self.end_marker!r}')
+        check_choice("end_marker", self.end_marker, EndMarker)
         for option in ("select_files", "rename_files"):
             function = getattr(self, option)
             if function is not None and not callable(function):

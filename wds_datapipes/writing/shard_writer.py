@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
+from wds_datapipes.arguments import check_choice, check_integer
 from wds_datapipes.errors import EncodeError, SampleError, UnsafeInputError
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.openers import local_path, redact
@@ -107,10 +108,8 @@ class ShardWriter:
     ) -> None:
         self._options = WriteOptions(**options)
         every_pattern = check_pattern(pattern, maxcount=maxcount, maxsize=maxsize)
-        if old_shards not in ("warn", "remove", "keep"):
-            raise ValueError(f'old_shards must be "warn", "remove" or "keep", not {old_shards!r}')
-        if start_shard < 0:
-            raise ValueError(f"start_shard must be at least 0, not {start_shard}")
+        check_choice("old_shards", old_shards, OldShards)
+        start_shard = check_integer("start_shard", start_shard, 0)
         if self._options.index and opener is not None:
             raise ValueError("index=True needs file names, to write indexes next to the files, and no opener")
         self.pattern = share.fill(every_pattern)

@@ -55,7 +55,7 @@ def test_workers_share_the_samples(workers: int) -> None:
 def test_wrong_lengths_are_refused() -> None:
     with pytest.raises(TypeError, match=r"length must be an integer, not 2\.0"):
         MockSamples("a", 2.0)  # type: ignore[arg-type]  # that is what is tested
-    with pytest.raises(ValueError, match="length must not be negative, not -1"):
+    with pytest.raises(ValueError, match="length must be at least 0, not -1"):
         MockSamples("a", -1)
 
 

@@ -127,7 +127,7 @@ def test_a_given_buffer_size_is_respected(size: int) -> None:
 
 @pytest.mark.parametrize("bad", [0, -1])
 def test_a_bad_buffer_size_is_an_error(bad: int) -> None:
-    with pytest.raises(ValueError, match=f"buffer_size must be a positive integer, not {bad}"):
+    with pytest.raises(ValueError, match=f"buffer_size must be at least 1, not {bad}"):
         ShardList(PATTERN).shuffle(buffer_size=bad)
 
 

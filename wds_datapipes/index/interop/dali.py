@@ -15,9 +15,10 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, Literal, TypeAlias
 
+from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import CorruptSidecarError, StaleSidecarError, UnsupportedSidecarError
 from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
-from wds_datapipes.index.options import IndexOptions, check_choice
+from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar, write_sidecar

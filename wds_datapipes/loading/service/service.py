@@ -6,13 +6,13 @@ import copy
 import inspect
 import math
 import multiprocessing.util
-import operator
 import sys
 import weakref
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, NoReturn
 
+from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe, traverse_dps
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE
@@ -124,7 +124,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         timeout_s: float | None = None,
         distributed: Distributed = None,
     ) -> None:
-        num_workers = _count("num_workers", num_workers)
+        num_workers = check_integer("num_workers", num_workers, 0)
         methods = multiprocessing.get_all_start_methods()
         if multiprocessing_context not in (None, *methods):
             raise ValueError(f"multiprocessing_context must be one of {methods}, not {multiprocessing_context!r}")
@@ -142,8 +142,8 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         super().__init__(
             max(num_workers, 1),
             multiprocessing_context,
-            _count("worker_prefetch_cnt", worker_prefetch_cnt),
-            _count("main_prefetch_cnt", main_prefetch_cnt),
+            check_integer("worker_prefetch_cnt", worker_prefetch_cnt, 0),
+            check_integer("main_prefetch_cnt", main_prefetch_cnt, 0),
             worker_init_fn,
             worker_reset_fn,
         )
@@ -249,7 +249,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         Args:
             epoch: the number. Without a selection, each epoch's order follows from that of the previous epoch.
         """
-        self._manager.seeds.set_epoch(_count("epoch", epoch))
+        self._manager.seeds.set_epoch(check_integer("epoch", epoch, 0))
 
     def group_of(self, datapipe: Pipe) -> DataParallelGroup:
         """Return the ranks that share the data: by default, all, unless the pipeline is split between them already."""
@@ -429,17 +429,6 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             payloads = [(limit_fn, _share(num_batches, number, self.num_workers)) for number in range(self.num_workers)]
             self._pool.run_command(Command.LIMIT, payloads, (limit_fn, num_batches))
         limit_fn(self._end_datapipe, num_batches)
-
-
-def _count(name: str, value: Any) -> int:
-    """Return an argument as a valid count."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a non-negative integer, not {value!r}") from None
-    if count < 0:
-        raise ValueError(f"{name} must be a non-negative integer, not {value!r}")
-    return count
 
 
 def _share(count: int | None, number: int, workers: int) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
@@ -106,8 +107,7 @@ class StatefulShards(IterableDataset[Any]):
         find_local_classes()
         if not isinstance(pipe, IterDataPipe):
             raise TypeError(f"StatefulShards requires a pipeline, not {pipe!r}")
-        if not isinstance(seed, int):
-            raise TypeError(f"seed must be an integer, not {seed!r}")
+        seed = check_integer("seed", seed)
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed must be a non-negative integer of at most 64 bits, not {seed}")
         self._group = _group_of(distributed)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
+from wds_datapipes.arguments import check_integer
 from wds_datapipes.codecs.batch_decoding import decode_batches
 from wds_datapipes.codecs.decoding import Decoder, DecoderChain
 from wds_datapipes.datapipes import IterDataPipe
@@ -81,8 +82,7 @@ class BatchDecoder(DecodingStage[dict[str, Any]]):
     ) -> None:
         check_on_error(on_error)
         refuse_handler(by_extension, "keywords are extensions, as in json=parse")
-        if num_threads < 1:
-            raise ValueError(f"num_threads must be at least 1, not {num_threads!r}")
+        num_threads = check_integer("num_threads", num_threads, 1)
         self.source = source
         self.on_error = on_error
         self.num_threads = num_threads

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from wds_datapipes.arguments import check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.batches.buffering import BufferingStage
@@ -82,11 +83,11 @@ class SampleBucketer(BufferingStage[list[Any]]):
         self.source = source
         self.size = size
         self.boundaries = None if boundaries is None else tuple(np.asarray(boundaries).tolist())
-        self.batch_size = batch_size
-        self.max_tokens = max_tokens
+        self.batch_size = check_optional_integer("batch_size", batch_size, 1)
+        self.max_tokens = check_optional_integer("max_tokens", max_tokens, 1)
         self.drop_last = drop_last
         self.on_error = on_error
-        self._buckets()  # checks the arguments
+        self._buckets()  # checks the boundaries
 
     def _buckets(self) -> LengthBuckets:
         return LengthBuckets(self.boundaries, self.batch_size, self.max_tokens)

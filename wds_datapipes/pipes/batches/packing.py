@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
+from wds_datapipes.arguments import check_choice, check_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.batches.buffering import BufferingStage
@@ -79,17 +80,12 @@ class SamplePacker(BufferingStage[Sample]):
     ) -> None:
         super().__init__()
         check_on_error(on_error)
-        if long_samples not in get_args(LongSamples):
-            raise ValueError(f'long_samples must be "raise", "truncate" or "split", not {long_samples!r}')
-        if isinstance(open_rows, bool) or not isinstance(open_rows, int):
-            raise TypeError(f"open_rows must be an integer, not {open_rows!r}")
-        if open_rows < 1:
-            raise ValueError(f"open_rows must be at least 1, not {open_rows}")
+        check_choice("long_samples", long_samples, LongSamples)
         self.source = source
-        self.max_length = max_length
+        self.max_length = check_integer("max_length", max_length, 1)
         self.fields = (fields,) if isinstance(fields, str) or not isinstance(fields, Iterable) else tuple(fields)
         self.long_samples = long_samples
-        self.open_rows = open_rows
+        self.open_rows = check_integer("open_rows", open_rows, 1)
         self.layout = layout
         self.pad = pad
         self.on_error = on_error

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import CacheError
 from wds_datapipes.pipes.declarations import instance_of
@@ -81,10 +82,8 @@ class SampleCacher(EngineStage[Any]):
         seed: int = 0,
     ) -> None:
         self.path = None if path is None else os.fspath(path)
-        if max_bytes is not None and max_bytes < 0:
-            raise ValueError(f"max_bytes must not be negative, not {max_bytes!r}")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(f"seed must be an integer, not {seed!r}")
+        max_bytes = check_optional_integer("max_bytes", max_bytes, 0)
+        seed = check_integer("seed", seed)
         self.source = source
         self.max_bytes = max_bytes
         self.seed = seed

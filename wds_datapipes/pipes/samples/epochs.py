@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import ForeignStage, declared
 from wds_datapipes.pipes.graph import PipelineGraph
@@ -118,7 +118,7 @@ class EpochSetter(SnapshotStage[Any]):
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
         self.source = source
-        self.n = _check_number("n must be the number of items in an epoch, at least 1", n, 1)
+        self.n = check_integer("n, the number of items in an epoch,", n, 1)
         self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
         self._stream: Stream[Any] = Stream()
         self._passes = NestedPasses(source, find_rank_and_worker(source), None)
@@ -245,7 +245,7 @@ class LengthSetter(EngineStage[Any]):
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
         self.source = source
-        self.n = _check_number("n must be the number of items, at least 0", n, 0)
+        self.n = check_integer("n, the number of items,", n, 0)
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.source
@@ -281,14 +281,3 @@ def compare_length(
     except TypeError:
         return None
     return DeclaredLength(found, ranks, rank) if workers < 2 or found in lengths else None
-
-
-def _check_number(what: str, value: Any, least: int) -> int:
-    """Return an argument as an int; raise if it is not an integer of at least ``least``."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{what}, not {value!r}") from None
-    if isinstance(value, bool) or number < least:
-        raise ValueError(f"{what}, not {value!r}")
-    return number

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.pipes.stage import EngineStage, OneToOneStage, OpaqueValue, register_stage
@@ -55,8 +56,7 @@ class TupleMaker(OneToOneStage[tuple[Any, ...]]):
     ) -> None:
         check_on_error(on_error)
         parse_specs(specs)
-        if missing not in ("raise", "none"):
-            raise ValueError(f'missing must be "raise" or "none", not {missing!r}')
+        check_choice("missing", missing, Missing)
         self.source = source
         self.specs = specs
         self.missing = missing

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
+from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError, check_on_error
@@ -15,7 +16,7 @@ from wds_datapipes.pipes.shards.loading import ShardReadingStage
 from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, SampleGrouping, split_by_shard
-from wds_datapipes.samples.keys import KeyRule, first_dot
+from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
 from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import Resume, SamplePosition, unpack_positions
@@ -75,14 +76,10 @@ class SampleGrouper(PositionedSamples):
     ) -> None:
         super().__init__()
         check_on_error(on_error)
-        if not callable(key_rule):
-            raise TypeError(f"key_rule must be first_dot, last_dot or another function of a name, not {key_rule!r}")
-        if isinstance(fields, str):
-            raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not the string {fields!r}')
-        if on_duplicate not in ("raise", "first", "last"):
-            raise ValueError(f'on_duplicate must be "raise", "first" or "last", not {on_duplicate!r}')
-        if on_repeated_key not in ("warn", "raise", "ignore"):
-            raise ValueError(f'on_repeated_key must be "warn", "raise" or "ignore", not {on_repeated_key!r}')
+        check_key_rule(key_rule)
+        check_fields(fields)
+        check_choice("on_duplicate", on_duplicate, OnDuplicate)
+        check_choice("on_repeated_key", on_repeated_key, OnRepeatedKey)
         self.source = source
         self.key_rule = key_rule
         self.fields = fields
@@ -148,13 +145,11 @@ class SampleShuffler(SeededStage, SnapshotStage[Sample]):
         initial: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        if not isinstance(buffer_size, int):
-            raise TypeError(f"buffer_size must be an integer, not {buffer_size!r}")
+        buffer_size = check_integer("buffer_size", buffer_size)
         initial = buffer_size if initial is None else initial
         if not 1 <= initial <= buffer_size:
             raise ValueError(f"shuffle_samples needs 1 <= initial <= buffer_size, not {initial} and {buffer_size}")
-        if max_bytes is not None and max_bytes < 0:
-            raise ValueError(f"max_bytes must not be negative, not {max_bytes}")
+        max_bytes = check_optional_integer("max_bytes", max_bytes, 0)
         self.source = source
         self.buffer_size = buffer_size
         self.initial = initial

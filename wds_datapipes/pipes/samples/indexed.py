@@ -8,10 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from wds_datapipes.arguments import check_choice, check_fields, check_optional_integer
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.manifest import Manifest
-from wds_datapipes.index.options import AccessOptions, EpochOptions, check_choice, check_counts
+from wds_datapipes.index.options import AccessOptions, EpochOptions
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.order.epoch_order import EpochOrder, Order, SampleOrder
 from wds_datapipes.index.order.length_order import LengthOrder
@@ -129,16 +130,12 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         epoch: EpochOptions = EpochOptions(),  # noqa: B008  immutable
         access: AccessOptions = AccessOptions(),  # noqa: B008  immutable
     ) -> None:
-        for name, value, choices in (
-            ("order", order, Order),
-            ("remainder", remainder, Remainder),
-            ("missing", missing, Lacking),
-        ):
-            check_choice(name, value, choices)
+        check_choice("order", order, Order)
+        check_choice("remainder", remainder, Remainder)
+        check_choice("missing", missing, Lacking)
         check_on_error(on_error)
-        check_counts(global_batch_size=global_batch_size)
-        if isinstance(fields, str):
-            raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not the string {fields!r}')
+        global_batch_size = check_optional_integer("global_batch_size", global_batch_size, 1)
+        check_fields(fields)
         if epoch.bucket_by is not None and global_batch_size is None:
             raise ValueError("bucket_by makes batches of samples of similar length, and needs their global_batch_size")
         self.order = order

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from wds_datapipes.arguments import check_choice, check_fields
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import functional_name_of, upstream
 from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
 from wds_datapipes.samples.joining import Entry, add_columns, associate, parse_url_of
-from wds_datapipes.samples.keys import KeyRule, first_dot
+from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
 from wds_datapipes.samples.select import Lacking
 from wds_datapipes.types import Sample
 
@@ -61,8 +62,7 @@ class Associator(EngineStage[Sample]):
         on_error: OnError = "raise",
     ) -> None:
         check_on_error(on_error)
-        if missing not in ("raise", "keep", "skip"):
-            raise ValueError(f'missing must be "raise", "keep" or "skip", not {missing!r}')
+        check_choice("missing", missing, Lacking)
         if not isinstance(table, Mapping) and not callable(table):
             raise TypeError(f"associate takes a mapping from keys to fields, or a function of a key, not {table!r}")
         self.source = source
@@ -136,10 +136,8 @@ class ColumnAdder(EngineStage[Sample]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_on_error(on_error)
-        if isinstance(fields, str):
-            raise TypeError(f'fields must be a collection of names, as in ["txt", "cls"], not the string {fields!r}')
-        if not callable(key_rule):
-            raise TypeError(f"key_rule must be first_dot, last_dot or another function of a name, not {key_rule!r}")
+        check_fields(fields)
+        check_key_rule(key_rule)
         if rename_files is not None and not callable(rename_files):
             raise TypeError(f"rename_files must be a function of a file's name, not {rename_files!r}")
         self.source = source

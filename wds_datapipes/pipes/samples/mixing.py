@@ -8,6 +8,7 @@ from numbers import Real
 from random import Random
 from typing import Any, Literal
 
+from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.sharding import find_rank_and_worker, has_no_shards, refuse_remote, rotation_period
@@ -73,8 +74,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
                 raise TypeError(f"mix_samples mixes datapipes, not {other!r}")
         if len({id(each) for each in (source, *others)}) < 1 + len(others):
             raise ValueError("mix_samples got the same source twice; build a pipeline for each, or use .fork()")
-        if stop not in ("first", "all", "never"):
-            raise ValueError(f'stop must be "first", "all" or "never", not {stop!r}')
+        check_choice("stop", stop, Stop)
         self.source = source
         self.others = others
         self.weights: tuple[float, ...] | Literal["sizes"] | None

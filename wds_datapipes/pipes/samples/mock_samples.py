@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
+from wds_datapipes.arguments import check_integer
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.pipes.stage import EngineStage
 
@@ -39,10 +40,7 @@ class MockSamples(EngineStage[Any]):
     draws_globally = True
 
     def __init__(self, sample: Callable[[int], Any] | Any, length: int) -> None:
-        if isinstance(length, bool) or not isinstance(length, int):
-            raise TypeError(f"length must be an integer, not {length!r}")
-        if length < 0:
-            raise ValueError(f"length must not be negative, not {length}")
+        length = check_integer("length", length, 0)
         self.sample = sample if callable(sample) else deepcopy(sample)
         self.length = length
 

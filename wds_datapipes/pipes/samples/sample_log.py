@@ -11,6 +11,7 @@ from typing import Any, Literal, TextIO
 from torch import distributed
 from torch.utils.data import get_worker_info
 
+from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.sharding import find_rank_and_worker
 from wds_datapipes.pipes.stage import CountingStage, position_reader_of, register_stage
@@ -65,11 +66,9 @@ class SampleLogger(CountingStage[Any]):
         name: str = "log_samples",
         width: int = 60,
     ) -> None:
-        for option, number, least in (("first", first, 0), ("every", every, 1), ("width", width, 1)):
-            if number is None and option == "every":
-                continue
-            if not isinstance(number, int) or number < least:
-                raise ValueError(f"{option} must be an integer of at least {least}, not {number!r}")
+        first = check_integer("first", first, 0)
+        every = check_optional_integer("every", every, 1)
+        width = check_integer("width", width, 1)
         # A stream cannot be pickled; each worker uses its own.
         target = "stdout" if logger is sys.stdout else "stderr" if logger is sys.stderr else logger
         if target is not None and not isinstance(target, logging.Logger) and target not in ("stdout", "stderr"):

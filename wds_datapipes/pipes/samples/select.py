@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.pipes.stage import EngineStage, OneToOneStage, register_stage
@@ -62,8 +63,7 @@ class FieldSelector(EngineStage[Sample]):
     ) -> None:
         check_on_error(on_error)
         parse_patterns("select_fields", patterns)
-        if missing not in ("raise", "keep", "skip"):
-            raise ValueError(f'missing must be "raise", "keep" or "skip", not {missing!r}')
+        check_choice("missing", missing, Lacking)
         self.source = source
         self.patterns = patterns
         self.missing = missing
@@ -112,8 +112,7 @@ class KeyExtractor(OneToOneStage[tuple[Any, ...]]):
     ) -> None:
         check_on_error(on_error)
         parse_patterns("extract_keys", patterns)
-        if missing not in ("raise", "none"):
-            raise ValueError(f'missing must be "raise" or "none", not {missing!r}')
+        check_choice("missing", missing, Missing)
         self.source = source
         self.patterns = patterns
         self.missing = missing

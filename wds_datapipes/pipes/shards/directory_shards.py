@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.pipes.foreign_names import explain_arguments
@@ -83,10 +84,8 @@ class DirectoryShards(EngineStage[str]):
             raise SpecError(f"DirectoryShards needs a directory, and there is none at {os.fspath(path)!r}")
         if not pattern or "/" in pattern:
             raise SpecError(f'pattern must be a pattern of file names, such as "train-*.tar", not {pattern!r}')
-        if select not in ("oldest", "random"):
-            raise ValueError(f'select must be "oldest" or "random", not {select!r}')
-        if after not in ("keep", "delete", "return"):
-            raise ValueError(f'after must be "keep", "delete" or "return", not {after!r}')
+        check_choice("select", select, Select)
+        check_choice("after", after, After)
         if not 0 < poll_s < math.inf:
             raise ValueError(f"poll_s must be a positive number of seconds, not {poll_s!r}")
         if timeout_s is not None and not timeout_s >= 0:

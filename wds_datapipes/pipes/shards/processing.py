@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from wds_datapipes.arguments import check_integer
 from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
@@ -80,8 +81,7 @@ class ShardProcessor(SeededStage, EngineStage[Any]):
         executor: Executor,
         prefetch_shards: int = 4,
     ) -> None:
-        if prefetch_shards < 0:
-            raise ValueError(f"prefetch_shards must be at least 0, not {prefetch_shards!r}")
+        prefetch_shards = check_integer("prefetch_shards", prefetch_shards, 0)
         shuffle_whole_lists(source)
         self.source = source
         self._prefetch_shards = prefetch_shards

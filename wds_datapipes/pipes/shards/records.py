@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from wds_datapipes.arguments import check_fields
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
@@ -98,8 +99,7 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
         allow_local_files: bool = True,
     ) -> None:
         super().__init__()
-        if isinstance(fields, str):
-            raise TypeError(f'fields must be a list of names, as in ["x", "label"], not the string {fields!r}')
+        check_fields(fields)
         names = None if fields is None else tuple(fields)
         # In one private attribute: torch prints public ones in error messages, and these may contain credentials.
         self._options = RecordOptions(

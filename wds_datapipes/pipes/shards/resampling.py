@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from random import Random
 
+from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.declarations import Groups
 from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, share
@@ -48,17 +48,9 @@ class ShardResampler(SeededStage, SplittingStage[str]):
     can_rotate = True
 
     def __init__(self, source: IterDataPipe[str], count: int | None = None, *, seed: int = 0) -> None:
-        try:
-            count = None if count is None else operator.index(count)
-        except TypeError:
-            raise TypeError(f"count must be a positive integer or None, not {count!r}") from None
-        if count is not None and count < 1:
-            raise ValueError(f"count must be a positive integer or None, not {count!r}")
-        if not isinstance(seed, int):
-            raise TypeError(f"seed must be an integer, not {seed!r}")
         self.source = source
-        self.count = count
-        self.seed = seed
+        self.count = check_optional_integer("count", count, 1)
+        self.seed = check_integer("seed", seed)
         self.groups: Groups = {}
         #: The rotation of its share of ``count`` (see `rotate_assignments`).
         self.turn = 0

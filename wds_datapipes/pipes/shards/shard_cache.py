@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
@@ -80,16 +81,9 @@ class ShardCacher(EngineStage[str]):
     ) -> None:
         if not isinstance(cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir must be the path of a folder, not {cache_dir!r}")
-        if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int)):
-            raise TypeError(f"max_bytes must be a positive integer or None, not {max_bytes!r}")
-        if max_bytes is not None and max_bytes < 1:
-            raise ValueError(f"max_bytes must be a positive integer or None, not {max_bytes!r}")
-        if isinstance(prefetch, bool) or not isinstance(prefetch, int):
-            raise TypeError(f"prefetch must be a non-negative integer, not {prefetch!r}")
-        if prefetch < 0:
-            raise ValueError(f"prefetch must be a non-negative integer, not {prefetch!r}")
-        if check not in ("size", "digest"):
-            raise ValueError(f'check must be "size" or "digest", not {check!r}')
+        max_bytes = check_optional_integer("max_bytes", max_bytes, 1)
+        prefetch = check_integer("prefetch", prefetch, 0)
+        check_choice("check", check, Literal["size", "digest"])
         self.source = source
         self.cache_dir = os.fspath(cache_dir)
         self.max_bytes = max_bytes

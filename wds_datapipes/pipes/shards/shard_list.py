@@ -8,6 +8,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
 
+from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe, Shuffler
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import redact
@@ -68,8 +69,7 @@ class ListingStage(EngineStage[T_co]):
         """
         if buffer_size is None:
             return ShufflerIterDataPipe(self, unbatch_level=unbatch_level)
-        if buffer_size < 1:
-            raise ValueError(f"buffer_size must be a positive integer, not {buffer_size!r}")
+        buffer_size = check_integer("buffer_size", buffer_size, 1)
         return Shuffler(self, buffer_size=buffer_size, unbatch_level=unbatch_level)
 
 
