@@ -107,7 +107,7 @@ def test_weights_become_integers(weights: dict[str, float], expected: list[int])
         ({"a": float("nan"), "b": 1}, ValueError, "the weight of 'a' must be finite"),
         ({"a": 1, 2: 1}, ValueError, r"weights are for \[2, 'a'\]"),
         ({"a": "1", "b": 1}, TypeError, "the weight of 'a' must be a number, not '1'"),
-        ({"a": 0, "b": 0.0}, ValueError, "weights must not all be 0"),
+        ({"a": 0, "b": 0.0}, ValueError, "at least one of the weights must be above 0"),
     ],
 )
 def test_wrong_weights_are_refused(weights: Any, error: type[Exception], message: str) -> None:

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from itertools import accumulate
+from numbers import Real
 from random import Random
 from typing import Literal, TypeVar
 
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
-__all__ = ["MixState", "Stop", "mix_samples"]
+__all__ = ["MixState", "Stop", "check_weights", "mix_samples"]
 
 T = TypeVar("T")
 
 Stop = Literal["first", "all", "never"]
 _END = object()
+
+
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Check the weights of a mixture, by the names of its sources as messages have them.
+
+    Raises:
+        TypeError: one is not a number.
+        ValueError: one is negative or not finite, or all are 0.
+    """
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, Real):
+            raise TypeError(f"the weight of {name} must be a number, not {weight!r}")
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"the weight of {name} must be finite and not negative, not {weight!r}")
+    if not any(weights.values()):
+        raise ValueError(f"at least one of the weights must be above 0, not {[*weights.values()]}")
 
 
 class MixState:

@@ -94,7 +94,7 @@ def test_sizes_are_weights() -> None:
     assert 0.24 < counts[0] / 20_000 < 0.26
     with pytest.raises(TypeError, match=r"needs a len\(\) of each source, and source 1 \(Filter.*\.with_length\(n\)"):
         mixed(small, large.filter(callable), weights="sizes")
-    with pytest.raises(ValueError, match="with at least one above 0"):
+    with pytest.raises(ValueError, match="at least one of the weights must be above 0"):
         mixed(*sources(0, 0), weights="sizes")
 
 

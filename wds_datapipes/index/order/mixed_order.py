@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from numbers import Real
 
 import numpy as np
 
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.index.order.epoch_order import EpochOrder, Order
 from wds_datapipes.index.order.permutation import Numbers, hash_numbers
+from wds_datapipes.samples.mixing import check_weights
 from wds_datapipes.seeds import derived_seed
 
 __all__ = ["MAX_PERIOD", "MixedOrder", "integer_weights"]
@@ -138,16 +138,9 @@ def integer_weights(weights: Mapping[str, float], names: Sequence[str]) -> list[
         raise TypeError(f'weights must be a mapping, as in {{"{names[0]}": 2}}, not {weights!r}')
     if {*weights} != {*names}:
         raise ValueError(f"weights are for {sorted(weights, key=str)}, and the datasets are {sorted(names)}")
-    fractions = list[Fraction]()
-    for name in names:
-        weight = weights[name]
-        if isinstance(weight, bool) or not isinstance(weight, Real):
-            raise TypeError(f"the weight of {name!r} must be a number, not {weight!r}")
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"the weight of {name!r} must be finite and not negative, not {weight!r}")
-        fractions.append(Fraction(str(float(weight))) if not isinstance(weight, int) else Fraction(weight))
-    if not any(fractions):
-        raise ValueError("weights must not all be 0")
+    check_weights({repr(name): weights[name] for name in names})
+    given = [weights[name] for name in names]
+    fractions = [Fraction(weight) if isinstance(weight, int) else Fraction(str(float(weight))) for weight in given]
     scale = math.lcm(*(fraction.denominator for fraction in fractions))
     found = [int(fraction * scale) for fraction in fractions]
     divisor = math.gcd(*found)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Real
 from random import Random
 from typing import Any, Literal
 
@@ -16,7 +14,7 @@ from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, registe
 from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds
 from wds_datapipes.pipes.state.pipeline_state import reshard_states
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.samples.mixing import MixState, Stop, mix_samples
+from wds_datapipes.samples.mixing import MixState, Stop, check_weights, mix_samples
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition
 
@@ -249,8 +247,5 @@ def _check_weights(weights: Sequence[float], sources: int) -> tuple[float, ...]:
     weights = tuple(weights)
     if len(weights) != sources:
         raise ValueError(f"mix_samples needs a weight for each of its {sources} sources, not {len(weights)}: {weights}")
-    if not all(isinstance(weight, Real) and not isinstance(weight, bool) for weight in weights):
-        raise TypeError(f"weights must be numbers, not {weights}")
-    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
-        raise ValueError(f"weights must be non-negative numbers with at least one above 0, not {weights}")
+    check_weights({f"source {number}": weight for number, weight in enumerate(weights)})
     return tuple(map(float, weights))
