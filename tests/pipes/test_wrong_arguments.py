@@ -99,7 +99,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
             "nested_lists and copy only for collated batches",
         ),
         ("bucket_samples", ("txt",), {}, "needs batch_size, max_tokens, or both"),
-        ("bucket_samples", (3,), {"batch_size": 2}, "size must be the name of a field or a function .* not 3"),
+        ("bucket_samples", (3,), {"batch_size": 2}, "length must be the name of a field or a function .* not 3"),
         ("bucket_samples", ("txt",), {"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ("bucket_samples", ("txt",), {"max_tokens": 2.5}, "max_tokens must be an integer, not 2.5"),
         ("bucket_samples", ("txt",), {"batch_size": 2, "boundaries": [4, 4]}, "boundaries must be in ascending order"),

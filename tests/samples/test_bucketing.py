@@ -44,7 +44,7 @@ def run(
         return bucket_samples(
             source,
             buckets,
-            size=length_of,
+            length_of=length_of,
             drop_last=drop_last,
             on_error="raise",
             buffer=buffer,
@@ -132,7 +132,7 @@ def test_a_length_that_is_no_count_is_an_error_that_names_the_sample(value: Any)
         SampleSizeError, match=r"the field 'x' of .* the length .* for the sample 'a' of a\.tar, .* an int"
     ):
         list(samples.bucket_samples("x", batch_size=2))
-    with pytest.raises(SampleSizeError, match=r"^size of bucket_samples gives"):
+    with pytest.raises(SampleSizeError, match=r"^length of bucket_samples gives"):
         list(samples.bucket_samples(lambda sample: sample["x"], batch_size=2))
 
 
@@ -177,7 +177,7 @@ def test_the_stage_does_not_keep_the_samples_that_it_has_yielded() -> None:
     batches = bucket_samples(
         (sample() for _ in range(6)),
         LengthBuckets(None, 2),
-        size="x",
+        length_of="x",
         drop_last=False,
         on_error="raise",
         buffer=SampleBuffer(),

@@ -17,11 +17,11 @@ from wds_datapipes.samples.fields import describe_sample, not_a_sample_error
 from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["LengthBuckets", "Size", "bucket_samples"]
+__all__ = ["Length", "LengthBuckets", "bucket_samples"]
 
 T = TypeVar("T")
 
-Size: TypeAlias = str | Callable[[Any], int]
+Length: TypeAlias = str | Callable[[Any], int]
 """The name of a field, or a function that returns the length of a sample."""
 
 
@@ -92,7 +92,7 @@ def bucket_samples(
     source: Iterable[T],
     buckets: LengthBuckets,
     *,
-    size: Size,
+    length_of: Length,
     drop_last: bool,
     on_error: OnError,
     buffer: SampleBuffer,
@@ -103,7 +103,7 @@ def bucket_samples(
     Args:
         source: the samples, preceded by those in ``buffer``.
         buckets: the buckets.
-        size: the length of a sample.
+        length_of: the length of a sample.
         drop_last: drop the samples that remain at the end, instead of yielding them from the shortest to the longest.
         on_error: the policy for samples without a valid length.
         buffer: the samples that are held back; updated in place.
@@ -119,7 +119,7 @@ def bucket_samples(
 
     for sample in policy.counted(buffer.read(source, position)):
         try:
-            length = _length_of(sample, size)
+            length = _measure(sample, length_of)
             if not buckets.fits(1, length):
                 raise SampleSizeError(
                     f"{_describe(sample)} has the length {length}, which exceeds max_tokens={buckets.max_tokens} of "
@@ -141,7 +141,7 @@ def bucket_samples(
         yield take(number)
 
 
-def _length_of(sample: Any, size: Size) -> int:
+def _measure(sample: Any, length_of: Length) -> int:
     """Return the length of a sample.
 
     Raises:
@@ -149,20 +149,20 @@ def _length_of(sample: Any, size: Size) -> int:
         SampleSizeError: its length is not an integer from 0.
         TypeError: it has no fields.
     """
-    if isinstance(size, str):
+    if isinstance(length_of, str):
         if not isinstance(sample, Mapping):
             raise not_a_sample_error("bucket_samples", sample)
-        if size not in sample:
+        if length_of not in sample:
             fields = [name for name in sample if name[:2] != "__"]
             raise MissingFieldError(
-                f"bucket_samples takes the length from the field {size!r}, but {_describe(sample)} has {fields}"
+                f"bucket_samples takes the length from the field {length_of!r}, but {_describe(sample)} has {fields}"
             )
-        found = sample[size]
+        found = sample[length_of]
         if hasattr(found, "__len__") and getattr(found, "ndim", None) != 0:
             return len(found)
     else:
         try:
-            found = size(sample)
+            found = length_of(sample)
         except Exception as error:
             note(error, f"raised in bucket_samples for {_describe(sample)}")
             raise
@@ -171,7 +171,7 @@ def _length_of(sample: Any, size: Size) -> int:
     except TypeError:
         length = -1
     if length < 0 or isinstance(found, bool):
-        what = f"the field {size!r}" if isinstance(size, str) else "size"
+        what = f"the field {length_of!r}" if isinstance(length_of, str) else "length"
         raise SampleSizeError(
             f"{what} of bucket_samples gives the length {found!r:.100} for {_describe(sample)}, and must give an "
             "integer from 0"

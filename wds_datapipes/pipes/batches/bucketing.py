@@ -12,7 +12,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.batches.buffering import BufferingStage
 from wds_datapipes.pipes.stage import position_reader_of, register_stage
-from wds_datapipes.samples.bucketing import LengthBuckets, Size, bucket_samples
+from wds_datapipes.samples.bucketing import Length, LengthBuckets, bucket_samples
 
 __all__ = ["SampleBucketer"]
 
@@ -37,8 +37,8 @@ class SampleBucketer(BufferingStage[list[Any]]):
         list: the samples of a batch, unchanged and in the order in which they were read.
 
     Args:
-        source: yields samples, or anything else if ``size`` is a function.
-        size: the length of a sample: the name of a field that is an integer or has a ``len()``; or a function of the
+        source: yields samples, or anything else if ``length`` is a function.
+        length: the length of a sample: the name of a field that is an integer or has a ``len()``; or a function of the
             sample that returns an integer.
         boundaries: the longest length of each bucket, in ascending order. Longer samples share another bucket. By
             default, there are four buckets between powers of two: 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, and
@@ -51,7 +51,7 @@ class SampleBucketer(BufferingStage[list[Any]]):
             skip them, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
-        MissingFieldError: a sample does not have the field ``size``.
+        MissingFieldError: a sample does not have the field ``length``.
         SampleSizeError: a length is not an integer, is negative, or exceeds ``max_tokens``.
 
     Examples:
@@ -68,7 +68,7 @@ class SampleBucketer(BufferingStage[list[Any]]):
     def __init__(
         self,
         source: IterDataPipe[Any],
-        size: Size,
+        length: Length,
         *,
         boundaries: Sequence[int] | None = None,
         batch_size: int | None = None,
@@ -78,10 +78,10 @@ class SampleBucketer(BufferingStage[list[Any]]):
     ) -> None:
         super().__init__()
         check_on_error(on_error)
-        if not isinstance(size, str) and not callable(size):
-            raise TypeError(f"size must be the name of a field or a function of the sample, not {size!r}")
+        if not isinstance(length, str) and not callable(length):
+            raise TypeError(f"length must be the name of a field or a function of the sample, not {length!r}")
         self.source = source
-        self.size = size
+        self.length = length
         self.boundaries = None if boundaries is None else tuple(np.asarray(boundaries).tolist())
         self.batch_size = check_optional_integer("batch_size", batch_size, 1)
         self.max_tokens = check_optional_integer("max_tokens", max_tokens, 1)
@@ -96,7 +96,7 @@ class SampleBucketer(BufferingStage[list[Any]]):
         yield from bucket_samples(
             self.source,
             self._buckets(),
-            size=self.size,
+            length_of=self.length,
             drop_last=self.drop_last,
             on_error=self.counted_errors,
             buffer=self._begin_buffer(),
