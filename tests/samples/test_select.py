@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import DuplicateKeyError, MissingFieldError
 from wds_datapipes.on_error.policy import CountedErrors, OnError
-from wds_datapipes.samples.fields import Missing
-from wds_datapipes.samples.select import Lacking, extract_keys, parse_rules, rename_keys, select_fields
+from wds_datapipes.samples.fields import Lacking, Missing
+from wds_datapipes.samples.select import extract_keys, parse_rules, rename_keys, select_fields
 from wds_datapipes.types import Sample
 
 META = {"__key__": "k", "__url__": "s.tar", "__local_path__": "/s.tar"}

@@ -19,8 +19,8 @@ from wds_datapipes.errors import EncodeError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.subset import Subset
+from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.keys import KeySplit
-from wds_datapipes.samples.select import Lacking
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_overwritten
 from wds_datapipes.writing.shard_writer import ShardWriter

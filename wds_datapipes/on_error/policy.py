@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.counters import Counters, Skipped, SkippedItem
 from wds_datapipes.errors import (
     ErrorBudgetError,
@@ -56,6 +57,7 @@ class ErrorBudget:
             given without any limit.
 
     Raises:
+        TypeError: a number is not an integer.
         ValueError: a limit is invalid, or none is given.
 
     Examples:
@@ -77,10 +79,9 @@ class ErrorBudget:
         limits = (self.max_errors, self.max_rate, self.max_consecutive, self.quarantine)
         if all(limit is None for limit in limits):
             raise ValueError("an ErrorBudget needs max_errors, max_rate, max_consecutive or quarantine")
-        for name in ("max_errors", "max_consecutive", "after"):
-            count = getattr(self, name)
-            if count is not None and not (isinstance(count, int) and count >= 0):
-                raise ValueError(f"{name} must be a non-negative integer, not {count!r}")
+        check_optional_integer("max_errors", self.max_errors, 0)
+        check_optional_integer("max_consecutive", self.max_consecutive, 0)
+        check_integer("after", self.after, 0)
         if self.max_rate is not None and not 0 <= self.max_rate <= 1:
             raise ValueError(f"max_rate must be a fraction from 0 to 1, such as 0.01, not {self.max_rate!r}")
 

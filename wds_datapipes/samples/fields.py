@@ -13,6 +13,7 @@ from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
     "PADDING_MARK",
+    "Lacking",
     "Missing",
     "cache_selection",
     "describe_sample",
@@ -27,6 +28,11 @@ __all__ = [
 ]
 
 Missing: TypeAlias = Literal["raise", "none"]
+"""What to do if a value is missing in a sample: the words of ``missing=`` in stages that return values."""
+
+Lacking: TypeAlias = Literal["raise", "keep", "skip"]
+"""What to do with a sample that lacks a field or an entry: the words of ``missing=`` in stages that return samples."""
+
 Function: TypeAlias = Callable[[Any], Any]
 T = TypeVar("T")
 

@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError, MissingFieldError, WdsError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, note
-from wds_datapipes.samples.fields import ORIGIN, describe_sample, not_a_sample_error
+from wds_datapipes.samples.fields import ORIGIN, Lacking, describe_sample, not_a_sample_error
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule
-from wds_datapipes.samples.select import Lacking
 from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.types import Sample
 

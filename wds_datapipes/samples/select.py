@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from wds_datapipes.errors import DuplicateKeyError, MissingFieldError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.samples.fields import (
     NO_FIELD,
     PADDING_MARK,
+    Lacking,
     Missing,
     cache_selection,
     describe_sample,
@@ -20,15 +21,12 @@ from wds_datapipes.samples.fields import (
 )
 from wds_datapipes.types import Sample
 
-__all__ = ["Alternatives", "Lacking", "extract_keys", "parse_patterns", "parse_rules", "rename_keys", "select_fields"]
+__all__ = ["Alternatives", "extract_keys", "parse_patterns", "parse_rules", "rename_keys", "select_fields"]
 
 T = TypeVar("T")
 
 Alternatives: TypeAlias = "str | Sequence[str]"
 """Patterns, at least one of which must match: ``"jpg;png"``, or a list of them."""
-
-Lacking: TypeAlias = Literal["raise", "keep", "skip"]
-"""What to do with a sample that lacks a field or an entry."""
 
 
 class Pattern:

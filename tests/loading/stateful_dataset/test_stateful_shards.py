@@ -141,7 +141,7 @@ def test_a_pipeline_without_a_state_is_refused() -> None:
         StatefulShards(pipeline(), seed="7")  # type: ignore[arg-type]  # that is what is tested
     with pytest.raises(ValueError, match="at most 64 bits"):
         StatefulShards(pipeline(), seed=-1)
-    with pytest.raises(ValueError, match="a non-negative integer, not -1"):
+    with pytest.raises(ValueError, match="epoch must be at least 0, not -1"):
         StatefulShards(pipeline()).set_epoch(-1)
 
 

@@ -23,7 +23,7 @@ from wds_datapipes.index.reading.key_join import NAMED, JoinedReader, KeyJoin, m
 from wds_datapipes.index.selection import Select, Selection
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
-from wds_datapipes.samples.select import Lacking
+from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.types import Sample
 
 __all__ = ["IndexedShards", "Reader"]

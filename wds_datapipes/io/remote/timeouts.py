@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from wds_datapipes.arguments import check_optional_integer
+
 __all__ = ["RETRIES", "RETRY_S", "STORE_OPTIONS", "TIMEOUT_S", "silent_after", "split_timeouts", "with_timeouts"]
 
 #: A store has failed after this many seconds without a byte, unless its library has a default of its own.
@@ -35,7 +37,8 @@ def split_timeouts(
         retries: the total number of retries for one shard.
 
     Raises:
-        ValueError: ``timeout_s`` is not a positive number, or ``retries`` not a non-negative integer.
+        TypeError: ``retries`` is not an integer.
+        ValueError: ``timeout_s`` is not a positive number, or ``retries`` is negative.
     """
     options = dict(storage_options or {})
     own_timeout, own_retries = (options.pop(name, None) for name in STORE_OPTIONS)
@@ -43,8 +46,7 @@ def split_timeouts(
     retries = own_retries if retries is None else retries
     if timeout_s is not None and not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
         raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
-    if retries is not None and not (isinstance(retries, int) and retries >= 0):
-        raise ValueError(f"retries must be a non-negative integer, not {retries!r}")
+    retries = check_optional_integer("retries", retries, 0)
     return options, timeout_s, RETRIES if retries is None else retries
 
 

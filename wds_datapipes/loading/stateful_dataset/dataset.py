@@ -137,9 +137,7 @@ class StatefulShards(IterableDataset[Any]):
         """
         if self._has_other_ranks and is_called_by_accelerate():
             raise RuntimeError(SPLIT_TWICE)
-        if epoch < 0:
-            raise ValueError(f"epoch must be a non-negative integer, not {epoch!r}")
-        self._shared.choose(epoch)
+        self._shared.choose(check_integer("epoch", epoch, 0))
 
     def tracked(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Yield one epoch from a loader of this dataset, and record what the loop receives.

@@ -28,8 +28,7 @@ from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of
 from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.pipes.unsplit_data import warn_of_copies
-from wds_datapipes.samples.fields import PADDING_MARK
-from wds_datapipes.samples.select import Lacking
+from wds_datapipes.samples.fields import PADDING_MARK, Lacking
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 

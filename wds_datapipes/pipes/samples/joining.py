@@ -11,9 +11,9 @@ from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import functional_name_of, upstream
 from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
+from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.joining import Entry, add_columns, associate, parse_url_of
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
-from wds_datapipes.samples.select import Lacking
 from wds_datapipes.types import Sample
 
 __all__ = ["Associator", "ColumnAdder"]

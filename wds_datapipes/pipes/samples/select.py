@@ -9,10 +9,9 @@ from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.pipes.stage import EngineStage, OneToOneStage, register_stage
-from wds_datapipes.samples.fields import Missing
+from wds_datapipes.samples.fields import Lacking, Missing
 from wds_datapipes.samples.select import (
     Alternatives,
-    Lacking,
     extract_keys,
     parse_patterns,
     parse_rules,
