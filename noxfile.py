@@ -172,6 +172,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def mutation(session: nox.Session) -> None:
+    """Tell which changes of the code the tests notice: `-- coverage`, and then `-- mutate --seed 1 --count 100`."""
+    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("mutation"))
+    session.run("python", "benchmarks/mutation/mutation.py", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check the format, the style and the size of all code."""
     session.install(*group("lint"))
