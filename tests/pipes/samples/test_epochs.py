@@ -469,7 +469,7 @@ def test_a_declared_length_changes_nothing_else() -> None:
     assert list(numbers(5).with_length(2)) == [0, 1, 2, 3, 4]
     loader = DataLoader(numbers(5).with_length(2), batch_size=None)
     assert len(loader) == 2  # torch checks it from now on
-    with pytest.warns(UserWarning, match="was reported to be 2"), pytest.warns(UserWarning, match="2 items .* 5 came"):
+    with pytest.warns(UserWarning, match="was reported to be 2"):
         assert list(loader) == [0, 1, 2, 3, 4]
 
 
