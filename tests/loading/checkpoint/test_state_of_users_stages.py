@@ -280,6 +280,33 @@ def bucketed() -> Pipe:
     return Buckets(source(), 7)
 
 
+class Counted(Stage[int]):
+    """Counts its items in an attribute, which its state consists of."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+        self.count = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in self.source:
+            self.count += 1
+            yield self.count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count = state.get("count", 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stage_in_a_stream_keeps_what_it_has_from_one_epoch_to_the_next(workers: int) -> None:
+    """The beginning of an epoch once reset the stages of a pass that goes on."""
+    pipe = Counted(ShardList("{0..2}.tar").load_wds_shards().group_samples()).with_epoch(7)
+    with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as made:
+        assert [list(made) for _ in range(3)] == [[*range(1, 8)], [*range(8, 15)], [*range(15, 22)]]
+
+
 def test_buffered_items_of_a_stage_are_resharded() -> None:
     with loader_of(2) as loader:
         items = iter(loader)

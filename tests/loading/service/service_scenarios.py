@@ -170,18 +170,18 @@ def refuse_memory(*_: Any) -> NoReturn:
 
 
 def without_memory(pipe: Any, info: Any) -> Any:
-    mock.patch("os.memfd_create", refuse_memory).start()
+    mock.patch("os.ftruncate", refuse_memory).start()
     return pipe
 
 
 def without_memory_once(pipe: Any, info: Any) -> Any:
-    create, calls = os.memfd_create, itertools.count()
-    mock.patch("os.memfd_create", lambda *rest: create(*rest) if next(calls) else refuse_memory()).start()
+    truncate, calls = os.ftruncate, itertools.count()
+    mock.patch("os.ftruncate", lambda *rest: truncate(*rest) if next(calls) else refuse_memory()).start()
     return pipe
 
 
 def no_memory_for_the_page() -> str:
-    with mock.patch("os.memfd_create", refuse_memory):
+    with mock.patch("os.ftruncate", refuse_memory):
         return read(plain())
 
 

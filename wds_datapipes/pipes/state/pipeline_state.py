@@ -87,8 +87,12 @@ def load_state(
     Raises:
         StateError: as in `save_state`; or the state belongs to other stages.
     """
+    # A stage that restarts its sources loads their states itself; those of a stream may be in the middle of a pass.
+    nested = [source for stage in upstream(pipe) for source in declared(stage).nested_sources()]
+    kept = {id(stage) for source in nested for stage in upstream(source)}
     for stage in upstream(pipe):
-        declared(stage).reset_state()
+        if id(stage) not in kept:
+            declared(stage).reset_state()
     if state is None:
         return
     stages = PipelineGraph(pipe).stateful
