@@ -55,7 +55,7 @@ class VerifiedShard:
         samples: the number of samples.
         files: the number of fields of all samples.
         bytes: the size, or ``None`` if the shard could not be read to the end.
-        faults: the faults, up to `MAX_FAULTS` of each kind.
+        faults: the faults, up to 100 of each kind.
         counts: the number of faults of each kind.
         notes: remarks that are not faults.
         has_index: whether there is an index to check.
