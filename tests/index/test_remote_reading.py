@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
@@ -293,6 +294,7 @@ def test_a_state_does_not_depend_on_what_was_read_ahead(nginx: Nginx, shards: tu
 def test_closing_aborts_requests_and_leaves_no_thread(
     nginx: Nginx, proxy: FaultProxy, tmp_path: Path, fault: Fault
 ) -> None:
+    before = set(threading.enumerate())
     large_shard(nginx.files / tmp_path.name, 1)
     samples = iter(large_dataset(proxy.port, tmp_path.name, tmp_path))
     proxy.faults[:], proxy.faults_from = [fault] * 100, 33_000_000
@@ -301,8 +303,28 @@ def test_closing_aborts_requests_and_leaves_no_thread(
     while len(proxy.faults) == 100:
         time.sleep(0.01)
     del samples
-    while any(thread.name.startswith("wds-read-ahead") for thread in threading.enumerate()):
+    wait_for_read_ahead(before)
+
+
+def read_ahead_threads(before: set[threading.Thread]) -> list[threading.Thread]:
+    started = [thread for thread in threading.enumerate() if thread not in before]
+    return [thread for thread in started if thread.name.startswith("wds-read-ahead")]
+
+
+def wait_for_read_ahead(before: set[threading.Thread]) -> None:
+    """Wait until all threads that read ahead have ended, but those of other tests."""
+    while read_ahead_threads(before):
+        gc.collect()
         time.sleep(0.01)
+
+
+def test_threads_of_a_map_style_dataset_end_with_it(nginx: Nginx, shards: tuple[str, Path]) -> None:
+    before = set(threading.enumerate())
+    samples = dataset(nginx.http, shards).map_style()
+    assert [fields_of(samples[number]) for number in range(SIZES[0])] == SAMPLES[0]
+    assert read_ahead_threads(before)
+    del samples
+    wait_for_read_ahead(before)
 
 
 def test_samples_in_s3_are_read_ahead(s3_store: Any, shards: tuple[str, Path], nginx: Nginx, tmp_path: Path) -> None:

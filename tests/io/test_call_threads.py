@@ -42,6 +42,26 @@ def test_closing_cancels_what_has_not_begun_and_leaves_a_slow_call_behind(monkey
     assert slow.result(LIMIT_S)
 
 
+class PoolOwner:
+    """Calls its own method in its threads."""
+
+    def __init__(self) -> None:
+        self.threads = CallThreads(2, "calls")
+
+    def work(self) -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "calls"]
+
+
+def test_threads_end_with_the_object_that_they_called() -> None:
+    owner = PoolOwner()
+    started = owner.threads.submit(owner.work).result(LIMIT_S)
+    assert started
+    del owner
+    for thread in started:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+
 def test_threads_end_with_their_pool() -> None:
     threads = CallThreads(2, "calls")
     threads.submit(lambda: None).result(LIMIT_S)

@@ -88,3 +88,4 @@ def _run_calls(calls: Calls, is_closed: threading.Event) -> None:
                 future.set_result(call())
             except BaseException as error:  # noqa: BLE001  `Future.result` raises it
                 future.set_exception(error)
+        del entry, future, call  # what the call refers to must not stay alive while the thread waits for another one
