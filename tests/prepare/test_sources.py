@@ -519,7 +519,11 @@ def test_an_invalid_line_of_a_recipe(line: str, message: str) -> None:
         ("json", "{odd", "could not be decoded as 'json': .*as in txt=json$"),
         ("npy", "1 2 3", "could not be decoded as 'npy'"),
         ("pkl", "text", "could not be decoded as 'pkl': not a pickle"),
-        ("png", "cat/1.png", "field 'png' holds images. Pass a column of file names as files="),
+        (
+            "png",
+            "cat/1.png",
+            r"field 'png' holds images\. If .*\(files in .*, --file on .* text field, as in txt=png$",
+        ),
         ("image", "cat/1.png", "field 'image' holds images"),
     ],
 )

@@ -168,8 +168,8 @@ class Table:
         if isinstance(value, str) and ending in IMAGE_FORMATS:
             raise EncodeError(
                 f"{location} has the text {value!r:.60} in its column {column!r}, but the field {field!r} holds "
-                f"images. Name a column of file names in files; use a text field for a column of text, as in "
-                f"txt={column}"
+                f"images. If the column has names of files, give it as such (files in Python, --file on the command "
+                f"line); if it has text, use a text field, as in txt={column}"
             )
         if isinstance(value, str) and (self._rows.is_text or not is_known):
             return _decodable(_utf8(value, location), field, value, column, location)
