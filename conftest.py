@@ -165,12 +165,20 @@ def forked() -> Callable[[Callable[[], object]], int | None]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to an empty folder, with a command line that prints plain lines of 80 columns."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Change to an empty folder, with a command line that prints plain lines of 80 columns.
+
+    The modules that commands import from the folder are forgotten, since other tests have others of the same name.
+    """
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    return tmp_path
+    yield tmp_path
+    written = {path.stem for path in tmp_path.glob("*.py")}  # an executor may have imported a copy
+    for name, module in list(sys.modules.items()):
+        if name in written or (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @functools.cache

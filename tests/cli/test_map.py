@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +21,14 @@ Read = list[tuple[str, dict[str, bytes]]]
 
 
 @pytest.fixture
-def module(folder: Path) -> Iterator[None]:
-    """Write a module to the current folder, under a name that no other test has imported."""
+def module(folder: Path) -> None:
+    """Write modules to the current folder."""
     Path("mapping.py").write_text(
         """def label(sample):
     return None if sample["cls"] == b"2" else {**sample, "label": b"n" + sample["cls"]}
 """
     )
     Path("broken.py").write_text("import nosuchpackage\n")
-    path = list(sys.path)
-    yield
-    sys.path[:] = path
-    for name in ("mapping", "broken"):
-        sys.modules.pop(name, None)
 
 
 def read(*urls: str) -> Read:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,16 +23,6 @@ import pytest
 from wds_datapipes.testing import build_shard
 
 SESSIONS = sorted(Path(__file__).with_name("sessions").glob("*.txt"))
-
-
-@pytest.fixture
-def forgotten_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget the modules that commands import from the folder, as other sessions have others of the same name."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(str(folder)):
-            del sys.modules[name]
 
 
 class Step(NamedTuple):
@@ -94,7 +83,7 @@ def matches(lines: list[str], text: str) -> bool:
     "steps",
     [pytest.param(steps, id=f"{path.stem}: {title}") for path in SESSIONS for title, steps in sessions_of(path)],
 )
-@pytest.mark.usefixtures("shards", "forgotten_modules")
+@pytest.mark.usefixtures("shards")
 def test_session(program: Any, steps: list[Step]) -> None:
     for step in steps:
         out, err, code = run_step(step, program)
