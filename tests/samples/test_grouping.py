@@ -17,8 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import DuplicateKeyError, TruncatedShardError
-from wds_datapipes.samples import grouping
-from wds_datapipes.samples.grouping import group_samples, split_by_shard
+from wds_datapipes.samples.grouping import SampleGrouping, group_samples, split_by_shard
 from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards
 from wds_datapipes.testing import build_shard
@@ -160,8 +159,14 @@ def test_the_same_key_in_another_shard_is_not_repeated() -> None:
     assert len(list(group_samples(split_by_shard(members(shards)), on_repeated_key="raise"))) == 3
 
 
+def remember_keys(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    defaults = SampleGrouping.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "remembered_keys", count)
+
+
 def test_the_memory_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "KEYS_REMEMBERED", 2)
+    remember_keys(monkeypatch, 2)
     assert len(group("a.jpg", "b.jpg", "c.jpg", "c.txt", "d.jpg", "c.cls")) == 5
     with pytest.raises(DuplicateKeyError):
         group("a.jpg", "b.jpg", "c.jpg", "a.txt", on_repeated_key="raise")
@@ -380,7 +385,7 @@ def consume(samples: Iterable[Sample]) -> None:
 
 
 def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "KEYS_REMEMBERED", 100)
+    remember_keys(monkeypatch, 100)
 
     def run(count: int) -> None:
         url = Shard("s.tar")

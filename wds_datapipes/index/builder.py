@@ -68,7 +68,7 @@ def index_members(
         on_repeated_key=on_repeated_key,
         on_error="raise",
         on_fault=on_fault,
-        remembered_keys=sys.maxsize,
+        remembered_keys=sys.maxsize,  # the index holds all keys anyway, and every repeated one is reported
     )
     progress, end = Progress(), 0
     offsets, counts, key_ends, keys = array("q"), array("q", [0]), array("q"), bytearray()

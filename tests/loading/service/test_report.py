@@ -16,12 +16,14 @@ import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService
 from wds_datapipes.counters import LATEST, Skipped, SkippedItem
 from wds_datapipes.errors import MissingDependencyError, WorkerDiedError
 from wds_datapipes.io import urls
+from wds_datapipes.loading.epoch import EpochStart
 from wds_datapipes.loading.report import LoadingReport, WorkerReport, count_skipped
 from wds_datapipes.loading.workers import in_process
 from wds_datapipes.on_error.policy import ErrorBudget
@@ -401,7 +403,9 @@ def test_time_in_the_loop_is_not_that_of_the_pipeline(monkeypatch: pytest.Monkey
                 yield number
 
     monkeypatch.setattr(in_process, "perf_counter", lambda: now[0])
-    items = in_process.LocalItems(TwoSecondsEach())
+    pipe = TwoSecondsEach()
+    items = in_process.LocalItems(pipe)
+    items.begin(EpochStart(SeedGenerator(0)), pipe)
     for _ in items:
         now[0] += 50
     found = items.report()
