@@ -325,5 +325,5 @@ def test_the_stage_reads_ahead_unless_it_is_disabled(shards: dict[str, str]) -> 
             until(lambda: "c.tar" in Watched.read)
         assert ("c.tar" in Watched.read) == is_read
         del stage
-    with pytest.raises(ValueError, match="read_ahead must be a non-negative number of bytes, not -1"):
+    with pytest.raises(ValueError, match="read_ahead must be at least 0, not -1"):
         IterableWrapper(urls).load_wds_shards(read_ahead=-1)
