@@ -60,14 +60,14 @@ class SnapshotWriter:
         for number, history in pickler.histories.items():
             changes, appended = self._sent.get(number, (0, 0))
             new = history.changes[changes:], history.appended[appended:]
-            parts.append((number, *new))
+            parts.append((number, new[0], pickle.dumps(new[1], pickle.HIGHEST_PROTOCOL)))
             sent[number] = changes + len(new[0]), appended + len(new[1])
         self._sent = sent
         return pickle.dumps((file.getvalue(), parts), pickle.HIGHEST_PROTOCOL)
 
 
-_Part: TypeAlias = "tuple[int, array[int], list[Sequence[int]]]"
-"""What was added to a `BufferHistory` since the message before: its number, the changes, and the positions."""
+_Part: TypeAlias = "tuple[int, array[int], bytes]"
+"""What was added to a `BufferHistory` since the message before: its number, the changes, and the pickled positions."""
 
 
 class _SnapshotPickler(pickle.Pickler):
@@ -121,7 +121,7 @@ class LoopPosition:
         self._base = base
         self._received = 0
         self._messages: deque[_Message] = deque()
-        self._histories: dict[int, BufferHistory] = {}
+        self._parts: dict[int, list[_Part]] = {}  # of each history
 
     @property
     def has_snapshots(self) -> bool:
@@ -136,10 +136,8 @@ class LoopPosition:
             count: the number of items; if 0, the one snapshot replaces that of the item before.
         """
         snapshots, parts = pickle.loads(data)  # noqa: S301 - written by this program
-        for number, changes, appended in parts:
-            history = self._histories.setdefault(number, BufferHistory(number))
-            history.appended += appended
-            history.changes += changes
+        for part in parts:
+            self._parts.setdefault(part[0], []).append(part)
         messages = self._messages
         messages.append(_Message(self._received + min(count, 1), snapshots, frozenset(part[0] for part in parts)))
         self._received += count
@@ -147,7 +145,7 @@ class LoopPosition:
             while len(messages) > 1 and messages[1].first <= self.delivered:
                 messages.popleft()
             known = frozenset[int]().union(*(message.histories for message in messages))
-            self._histories = {number: self._histories[number] for number in known}
+            self._parts = {number: self._parts[number] for number in known}
 
     def deliver(self) -> None:
         """Record that the loop has received the next item."""
@@ -166,4 +164,12 @@ class LoopPosition:
         snapshot = snapshots[self.delivered - found[-1].first]
         if isinstance(snapshot, str):
             raise StateError(snapshot)
-        return WorkerState(plain_state(snapshot, self._histories))
+        return WorkerState(plain_state(snapshot, {number: self._history(number) for number in found[-1].histories}))
+
+    def _history(self, number: int) -> BufferHistory:
+        """Return a history as far as it has arrived."""
+        history = BufferHistory(number)
+        for _, changes, appended in [*self._parts[number]]:  # another thread may add some
+            history.changes += changes
+            history.appended += pickle.loads(appended)  # noqa: S301 - written by this program
+        return history

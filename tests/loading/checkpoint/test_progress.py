@@ -70,6 +70,6 @@ def test_snapshots_of_delivered_items_are_discarded(tmp_path: Path) -> None:
         position.add(writer.pack([writer.snapshot()]), 1)
         position.deliver()
         assert len(position._messages) <= 2
-        assert len(position._histories) <= 2
-        assert all(len(history.changes) < 7000 for history in position._histories.values())
+        assert len(position._parts) <= 2
+        assert all(sum(len(part[1]) for part in parts) < 7000 for parts in position._parts.values())
     assert position.state().stages == save_state(pipe)
