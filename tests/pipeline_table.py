@@ -33,7 +33,7 @@ RECORDS = {
 
 
 def write_shards(times: int = 1) -> None:
-    """Write the shards and records that the pipelines read into the working folder, with so many times the samples."""
+    """Write the shards and records that the pipelines read to the working directory, each ``times`` as long."""
     for name, sizes in SIZES.items():
         for shard, size in enumerate(sizes):
             numbers = [(f"{name}{shard}-{n}", str(n)) for n in range(times * size)]

@@ -234,7 +234,7 @@ def _collection_parts(values: Any) -> Iterator[Any]:
             values = {key: values[key] for key in sorted(values)}
     if len(values) > LARGE:
         if all(type(each) is str for each in values) and type(values) is not dict:
-            yield "\0".join(values)  # of which credentials are masked
+            yield "\0".join(values)  # their credentials are masked
             return
         # Up to version 2, the data does not depend on the identity of objects. Since Python 3.11, sets are marshalled
         # in an order that does not depend on the process.

@@ -1,4 +1,4 @@
-"""Small changes of the code within functions, each of which some test should notice.
+"""Small changes to the code of functions, each of which should fail a test.
 
 Code outside functions runs at import, for all tests alike, and is left as it is; so are annotations, defaults and
 decorators, and the messages of exceptions and warnings.

@@ -31,7 +31,7 @@ from wds_datapipes.pipes.state.pipeline_state import check_resharding, reshard_s
 
 PACKAGE = Path(wds_datapipes.__file__).parent
 MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
-#: Where stages of any class are told apart: by the table, by the base class, and by the table of public names.
+#: The modules that may distinguish classes of stages: the table, the base class, and the table of public names.
 ALLOWED = {
     *("wds_datapipes.pipes.foreign_stages", "wds_datapipes.pipes.stage", "wds_datapipes.__init__"),
     "wds_datapipes.__main__",  # runs the command line

@@ -59,7 +59,7 @@ _numbers = Counter[str]()
 class Ranks:
     """The ranks of a run, which agree through the store of the default process group.
 
-    `compare` waits for nobody. A `ShardReadingService` also lets its ranks meet when it starts and at the beginning of
+    `compare` does not wait. A `ShardReadingService` also lets its ranks meet when it starts and at the beginning of
     each epoch, and only then: nothing is sent per item. Then all ranks must start their services in the same order,
     including those that read the same data as others, as in tensor parallelism: all ranks use the seed of rank 0.
 

@@ -301,7 +301,7 @@ class Counted(Stage[int]):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stage_in_a_stream_keeps_what_it_has_from_one_epoch_to_the_next(workers: int) -> None:
-    """The beginning of an epoch once reset the stages of a pass that goes on."""
+    """Beginning an epoch once reset the stages of a pass that continues."""
     pipe = Counted(ShardList("{0..2}.tar").load_wds_shards().group_samples()).with_epoch(7)
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as made:
         assert [list(made) for _ in range(3)] == [[*range(1, 8)], [*range(8, 15)], [*range(15, 22)]]
