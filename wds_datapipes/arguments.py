@@ -5,8 +5,6 @@ from __future__ import annotations
 import operator
 from typing import Any, get_args
 
-__all__ = ["check_choice", "check_fields", "check_integer", "check_optional_integer"]
-
 
 def check_choice(name: str, value: object, choices: object) -> None:
     """Raise ValueError unless an argument is one of the values of a ``Literal``."""

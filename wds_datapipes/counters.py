@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Counters", "Skipped", "SkippedItem", "sum_skipped"]
-
 #: The number of recent errors that are kept in full.
 LATEST = 20
 

@@ -7,8 +7,6 @@ from types import ModuleType
 
 from wds_datapipes.errors import MissingDependencyError
 
-__all__ = ["require"]
-
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     """Import an optional package, or raise an error that says how to install it.

@@ -20,8 +20,6 @@ import numpy as np
 from wds_datapipes.redaction import mask_credentials, may_hold_credentials, redact_text
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["fingerprint", "format_value", "is_secret", "is_users"]
-
 #: Packages whose functions and classes are identified by name. The code of all others counts.
 LIBRARIES = sys.stdlib_module_names | {"numpy", "torch", "torchdata", "wds_datapipes"}
 

@@ -8,8 +8,6 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.drawing import draw_pipeline
 from wds_datapipes.prepare.preview_html import samples_as_html
 
-__all__ = ["load_ipython_extension", "unload_ipython_extension"]
-
 #: The most samples of a list that are shown.
 SAMPLES = 24
 

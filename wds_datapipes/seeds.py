@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 from hashlib import sha256
 
-__all__ = ["PhiloxEngine", "SeedGenerator", "derived_seed"]
-
 
 def derived_seed(*facts: int | str) -> int:
     """Return a seed of 63 bits, derived from all ``facts`` in order.

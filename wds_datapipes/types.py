@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
-__all__ = ["Member", "MemberTuple", "Opener", "PlacedField", "PlacedSample", "Sample", "Shard", "ShardInfo"]
-
 Sample = dict[str, Any]
 """One training sample: ``__key__``, ``__url__`` and its fields, such as ``{"__key__": "000", "jpg": b"..."}``."""
 

@@ -8,8 +8,6 @@ from types import FrameType
 
 from wds_datapipes.redaction import redact_text
 
-__all__ = ["warn_user"]
-
 #: Modules that run pipelines: a warning that points there would not identify the user's pipeline.
 MACHINERY = frozenset(
     {

@@ -8,8 +8,6 @@ from typing import Any
 
 from wds_datapipes.benchmark.measure import LOADER, Delivery, ShardBenchmark
 
-__all__ = ["best_delivery", "facts_of", "headroom", "recommend"]
-
 #: The stages that decode.
 DECODERS = (".wds_decode", ".decode_batch")
 #: A rate counts as the best if it is at least this fraction of it.

@@ -29,8 +29,6 @@ from wds_datapipes.pipes.stage import OneToOneStage
 from wds_datapipes.samples.batching import collate_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
 
-__all__ = ["LOADER", "BenchmarkOptions", "Delivery", "ShardBenchmark", "count_samples", "measure_shards"]
-
 #: The number of samples that show which fields there are.
 EXAMPLES = 32
 #: The size of a read from a file, and the number of bytes of a KiB.

@@ -26,8 +26,6 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.redaction import redact, redact_text
 
-__all__ = ["FAULT_FOUND", "WRONG_USE", "WrongUse", "build_program", "on_one_line", "printable"]
-
 P = ParamSpec("P")
 
 #: Exit codes other than 0; the last two stand for Ctrl-C and a closed output pipe.

@@ -19,8 +19,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get
 
 import typer
 
-__all__ = ["Natural", "Positive", "Share", "declare_options", "describe_command", "options_of_command"]
-
 Natural: TypeAlias = Annotated[int, typer.Option(min=0)]
 Positive: TypeAlias = Annotated[int, typer.Option(min=1)]
 Share: TypeAlias = Annotated[float, typer.Option(min=0, max=1)]

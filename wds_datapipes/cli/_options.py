@@ -25,19 +25,6 @@ from wds_datapipes.redaction import redact
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.shards.patterns import expand_urls
 
-__all__ = [
-    "LimitArguments",
-    "LimitedArguments",
-    "ReadArguments",
-    "SampleArguments",
-    "StoreArguments",
-    "load_function",
-    "parse_bytes",
-    "parse_decoders",
-    "parse_pairs",
-    "wrong_use",
-]
-
 #: Suffixes of a number of bytes, and their factors.
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 #: Selects the basic decoders alone.

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["OutputError", "guarded_output"]
-
 STANDARD_OUTPUT = 1
 
 

@@ -16,22 +16,6 @@ from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.types import ShardInfo
 
-__all__ = [
-    "SkippedError",
-    "end_with_faults",
-    "message_with_notes",
-    "plural",
-    "print_bars",
-    "print_error",
-    "print_json",
-    "print_nothing_found",
-    "print_skipped",
-    "print_table",
-    "report_shards",
-    "size_of_shards",
-    "skipped_errors",
-]
-
 #: The number of skipped errors shown, and the width of the longest bar.
 SHOWN, WIDTH = 10, 40
 

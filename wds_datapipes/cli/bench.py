@@ -22,8 +22,6 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.local import local_path
 from wds_datapipes.parallel.progress import human_bytes
 
-__all__ = ["bench"]
-
 #: The minimum number of passes over the shards that the output mentions.
 REPEATED = 2
 #: The width of the longest bar, and of text that is not for a terminal.

@@ -20,8 +20,6 @@ from wds_datapipes.shard_cache.entry import Entry, entries
 from wds_datapipes.shard_cache.eviction import by_last_use, evict
 from wds_datapipes.shard_cache.store import CacheFolder
 
-__all__ = ["cache"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CacheArguments:

@@ -26,8 +26,6 @@ from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_
 from wds_datapipes.writing.shard_writer import ShardWriter
 from wds_datapipes.writing.tar_writer import TarWriter
 
-__all__ = ["CopyArguments", "WriteArguments", "cat", "open_output", "report_copied", "split"]
-
 #: The placeholder for the name of a part in --output.
 PART = "{part}"
 

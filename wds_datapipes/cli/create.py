@@ -28,8 +28,6 @@ from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.prepare.sources.tarp_recipe import Recipe
 from wds_datapipes.writing.shard_names import NUMBER
 
-__all__ = ["create"]
-
 OpenSource: TypeAlias = Callable[[Faults], Source]
 """Opens a source, given an error policy."""
 

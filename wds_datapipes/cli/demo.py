@@ -16,8 +16,6 @@ from wds_datapipes.extras import require
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.tar_writer import TarWriter
 
-__all__ = ["demo", "write_photographs"]
-
 TRAIN_SHARDS, TEST_SHARDS = 12, 3
 #: The width and height of a patch, and the distance between neighbouring ones, in pixels.
 SIZE, STEP = 64, 12

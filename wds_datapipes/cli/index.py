@@ -24,8 +24,6 @@ from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import map_shards
 from wds_datapipes.parallel.progress import ProgressMeter
 
-__all__ = ["index"]
-
 #: For each other program: where its index of a shard is, and the functions that write and read it.
 PROGRAMS: dict[str, tuple[Callable[[str], str], Callable[..., str], Callable[..., ShardIndex]]] = {
     "dali": (dali_index_url, write_dali_index, read_dali_index),

@@ -16,8 +16,6 @@ from wds_datapipes.index.shard_index import IndexedSample
 from wds_datapipes.io.openers import redact
 from wds_datapipes.prepare.shard_contents import ScanOptions, ShardContents, read_contents
 
-__all__ = ["ls"]
-
 
 def ls(shards: list[str], options: ReadArguments, by_shard: bool = False, count: Positive | None = None) -> None:
     """List the samples of shards: the key, the total size, and each field with its size in bytes.

@@ -31,8 +31,6 @@ from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.convert import ConvertedShard, IfChanged, convert_shards
 from wds_datapipes.prepare.shell_command import SampleCommand
 
-__all__ = ["map"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MapArguments(SampleArguments, LimitArguments):

@@ -13,8 +13,6 @@ from wds_datapipes.prepare.reorder import SampleEntries
 from wds_datapipes.prepare.sort_key import FieldSortKey, WithoutValue
 from wds_datapipes.prepare.subset import check_rekey
 
-__all__ = ["shuffle", "sort"]
-
 
 def shuffle(
     shards: list[str],

@@ -23,8 +23,6 @@ from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.types import Sample
 
-__all__ = ["show"]
-
 #: The longest line of a field with its text beside it.
 WIDTH = 80
 

@@ -24,8 +24,6 @@ from wds_datapipes.cli.show_sheet import POLICY, facts_of_dataset, sheet_as_html
 from wds_datapipes.prepare.dataset_contents import DatasetContents
 from wds_datapipes.prepare.preview_html import escape_text
 
-__all__ = ["Filters", "SampleServer"]
-
 #: Only browsers of this host are served, as there are no passwords.
 HOST = "127.0.0.1"
 #: The maximum number of connections. Each has a thread, and those of browsers are mostly idle.

@@ -17,8 +17,6 @@ from wds_datapipes.prepare.dataset_contents import DatasetContents
 from wds_datapipes.prepare.preview_html import escape_text, samples_as_html
 from wds_datapipes.types import Sample
 
-__all__ = ["POLICY", "facts_of_dataset", "sheet_as_html"]
-
 #: What browsers allow the page: no scripts, and nothing from elsewhere.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'"
 

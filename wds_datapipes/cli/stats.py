@@ -14,8 +14,6 @@ from wds_datapipes.io.openers import local_path
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
 
-__all__ = ["stats"]
-
 #: The number of the most and of the least frequent classes that are shown.
 CLASSES = 10
 

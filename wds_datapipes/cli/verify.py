@@ -16,8 +16,6 @@ from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.prepare.verify import VerifiedShard, verify_shards
 
-__all__ = ["verify"]
-
 
 def verify(
     shards: list[str],

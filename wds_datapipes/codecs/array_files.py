@@ -15,8 +15,6 @@ from wds_datapipes.codecs import Codec
 from wds_datapipes.errors import UnsafeInputError
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 
-__all__ = ["as_array", "encode_npy", "encode_npz", "encode_pth", "npy", "npz", "pth", "trusted_pth"]
-
 #: The magic bytes of archives written by ``torch.save`` since torch 1.6. Their parts have checksums, so a file that is
 #: rejected at its pickle is not damaged, but holds more than tensors.
 ZIP_MAGIC = b"PK\x03\x04"

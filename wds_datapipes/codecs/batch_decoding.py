@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from wds_datapipes.codecs.images import ImageDecoder
 
-__all__ = ["decode_batches"]
-
 
 def decode_batches(
     source: Iterable[Sequence[Sample]],

@@ -8,8 +8,6 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 from wds_datapipes.arguments import check_choice
 
-__all__ = ["Box", "CenterCrop", "Crop", "Interpolation", "RandomResizedCrop", "RandomSource"]
-
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 
 #: How often a box of the requested area and aspect ratio is drawn until one fits into the image.

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from wds_datapipes.codecs.crops import RandomSource
     from wds_datapipes.codecs.images import ImageDecoder
 
-__all__ = ["Decoder", "DecoderChain", "UnusedDecoders", "decode_samples", "wds_decode"]
 
 KEEP = FieldStep("no decoder", bytes)
 GUNZIP = FieldStep("gzip", gunzip)

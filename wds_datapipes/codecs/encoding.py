@@ -20,8 +20,6 @@ from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeInpu
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.types import Sample
 
-__all__ = ["EncoderChain", "FieldEncoder", "wds_encode"]
-
 FieldEncoder: TypeAlias = "Callable[[Any], bytes] | Mapping[str, Any]"
 """A function from a value to bytes; or, for images, options of the format such as ``{"quality": 90}``."""
 

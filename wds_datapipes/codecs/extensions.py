@@ -10,19 +10,6 @@ from typing import Any
 
 from wds_datapipes.codecs.crops import RandomSource
 
-__all__ = [
-    "ByExtension",
-    "Continue",
-    "ExtensionDecoder",
-    "FieldName",
-    "add_decoder",
-    "as_continue",
-    "find_decoder",
-    "handle_extension",
-    "name_of",
-    "split_extensions",
-]
-
 #: The registered decoders by name, global like torch's registry of stages.
 _registered: dict[str, ExtensionDecoder] = {}
 

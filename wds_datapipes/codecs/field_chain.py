@@ -19,8 +19,6 @@ from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError
 from wds_datapipes.samples.fields import not_a_sample_error
 from wds_datapipes.types import Sample
 
-__all__ = ["FieldChain", "FieldPlan", "FieldStep", "convert_samples", "gunzip", "is_gzip", "name_field", "to_gzip"]
-
 #: The most field names whose plans a chain caches; far more than samples have, unless keys contain dots.
 MAX_PLANS = 1000
 #: The maximum expansion of deflate: 258 bytes from two bits.

@@ -19,8 +19,6 @@ from wds_datapipes.codecs.extensions import ByExtension, split_extensions
 from wds_datapipes.codecs.jpeg import open_jpeg
 from wds_datapipes.codecs.pixels import deep_gray, on_background, pack, packed_shape, resize_box, spread, unpack
 
-__all__ = ["IMAGE_EXTENSIONS", "IMAGE_SPECS", "ImageDecoder", "ImageEncoder", "open_image"]
-
 #: The extensions that image specs decode. webdataset accepts every extension that Pillow has a plugin for, and so fails
 #: on fields that usually are something else: ``h5 hdf fits grib bufr`` (arrays), ``mpg mpeg fli flc`` (video),
 #: ``ps eps wmf emf`` (drawings; Pillow opens some with another program), ``rgb rgba bw im ras`` (raw pixels) and rare

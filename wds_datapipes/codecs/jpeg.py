@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["JpegFile", "open_jpeg"]
-
 START = b"\xff\xd8\xff"
 #: The frame types of libjpeg that store rows from top to bottom: baseline and extended, with Huffman coding.
 SEQUENTIAL_FRAMES = (0xC0, 0xC1)

@@ -18,7 +18,6 @@ from wds_datapipes.extras import require
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AUDIO_EXTENSIONS", "VIDEO_EXTENSIONS", "AudioDecoder", "VideoDecoder", "open_media"]
 
 AUDIO_EXTENSIONS = ("flac", "m4a", "mp3", "ogg", "opus", "sox", "wav", "wma")
 VIDEO_EXTENSIONS = ("avi", "h264", "mjpeg", "mkv", "mov", "mp4", "mpg", "ogv", "webm", "wmv")

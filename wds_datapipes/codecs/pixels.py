@@ -13,8 +13,6 @@ from PIL import Image
 from wds_datapipes.codecs.array_files import as_array
 from wds_datapipes.codecs.crops import Box, Crop
 
-__all__ = ["deep_gray", "on_background", "pack", "packed_shape", "resize_box", "spread", "unpack"]
-
 #: The tolerance for floats outside of 0 to 1, as after an interpolation; the same as in webdataset.
 TOLERANCE = 0.001
 

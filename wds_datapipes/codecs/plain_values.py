@@ -12,18 +12,6 @@ from typing import Any, cast
 from wds_datapipes.codecs import Codec
 from wds_datapipes.extras import require
 
-__all__ = [
-    "cbor",
-    "encode_cbor",
-    "encode_json",
-    "encode_msgpack",
-    "integer",
-    "jsons",
-    "msgpack",
-    "pickled",
-    "text",
-]
-
 #: NaN and infinities are not valid JSON: Python reads them, but other programs do not.
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 #: The newest protocol of pickle that all supported Python versions read, fixed for reproducible bytes.

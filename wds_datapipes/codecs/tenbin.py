@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from wds_datapipes.codecs import Codec
 from wds_datapipes.codecs.array_files import as_array
 
-__all__ = ["decode_tenbin", "encode_tenbin", "tenbin"]
-
 MAGIC = b"~TenBin~"
 ALIGNMENT = 64
 #: Maps short names to dtypes. webdataset lists ``u4``, too, but because of a bug can neither write nor read it.

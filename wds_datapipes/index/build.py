@@ -21,8 +21,6 @@ from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.tar.scanner import ShardScan
 from wds_datapipes.types import PlacedSample, Shard, ShardInfo
 
-__all__ = ["DEFAULT_OPTIONS", "Depth", "build_index", "check_index", "index_from_layout"]
-
 Depth: TypeAlias = Literal["size", "headers", "bytes"]
 """How much of a shard `check_index` reads."""
 

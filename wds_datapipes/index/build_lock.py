@@ -11,8 +11,6 @@ from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.io.file_lock import NO_LOCKS, lock_file
 from wds_datapipes.io.openers import local_path
 
-__all__ = ["FOLDER_LOCK", "lock_index"]
-
 LOGGER = logging.getLogger("wds_datapipes")
 #: The file that is locked in the folder of indexes while many of them are built.
 FOLDER_LOCK = ".wdsidx.lock"

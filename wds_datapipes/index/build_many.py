@@ -26,8 +26,6 @@ from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.parallel.progress import ProgressMeter
 
-__all__ = ["IndexResult", "build_indexes", "build_missing_index", "find_index", "shard_sizes"]
-
 LOGGER = logging.getLogger("wds_datapipes")
 #: The shard whose server this process has warned about.
 _warned: list[str] = []

@@ -22,8 +22,6 @@ from wds_datapipes.shards.position import Progress
 from wds_datapipes.tar.scanner import ShardScan
 from wds_datapipes.types import MemberTuple, Shard
 
-__all__ = ["index_members", "index_scan"]
-
 #: The keys of a sample that are not fields, at its beginning.
 NO_FIELDS = ("__key__", "__url__", "__local_path__")
 

@@ -25,8 +25,6 @@ from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import read_sidecar, sidecar_name, write_sidecar
 
-__all__ = ["INDEX_SUFFIX", "index_bytes", "index_url", "parse_index", "read_index", "write_index"]
-
 INDEX_SUFFIX = ".wdsidx"
 MAGIC = b"WDSINDEX"
 HEAD = struct.Struct("<8sII")

@@ -14,8 +14,6 @@ from wds_datapipes.index.shard_index import ShardIndex
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["KeyTable"]
-
 
 class KeyTable:
     """The keys of samples, in the order of their shards, and the numbers of the samples that have some keys.

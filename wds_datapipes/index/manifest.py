@@ -20,15 +20,6 @@ from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, wit
 from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.parallel.map_shards import map_shards
 
-__all__ = [
-    "DescribedShard",
-    "Manifest",
-    "ManifestEntry",
-    "check_manifest",
-    "read_manifest",
-    "write_manifest",
-]
-
 FORMAT, VERSION = "wds-datapipes manifest", 1
 #: The number of concurrent requests for sizes.
 THREADS = 16

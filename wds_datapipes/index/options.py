@@ -14,8 +14,6 @@ from wds_datapipes.samples.grouping import OnDuplicate
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
 from wds_datapipes.tar.headers import EndMarker
 
-__all__ = ["AccessOptions", "EpochOptions", "IndexOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions:

@@ -21,8 +21,6 @@ from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import Shards
 
-__all__ = ["SampleTable", "balance", "read_table", "resample"]
-
 #: The number of keys that a message names.
 NAMED = 3
 #: Integers and floating-point numbers are of one kind.

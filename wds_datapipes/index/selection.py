@@ -12,8 +12,6 @@ from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 
-__all__ = ["Select", "Selection"]
-
 Select: TypeAlias = slice | npt.ArrayLike | Callable[[ShardIndex], npt.ArrayLike]
 """A slice, the numbers of samples, a mask, or a function that returns numbers or a mask for the index of a shard."""
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from wds_datapipes.tar.headers import BLOCK
 
-__all__ = ["COLUMNS", "MAX_VALUE_BYTES", "Columns", "NamedColumns", "check_columns"]
-
 Columns: TypeAlias = Mapping[str, "npt.NDArray[Any]"]
 
 #: Every column of an index and the type of its numbers, which are little-endian in a file and in memory.

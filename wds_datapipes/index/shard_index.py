@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-__all__ = [
-    "IndexEntry",
-    "IndexedSample",
-    "ShardFacts",
-    "ShardIndex",
-    "rule_name",
-]
-
-
 @dataclass(frozen=True)
 class ShardFacts:
     """Facts that an index records about its shard; ``None`` if unknown.

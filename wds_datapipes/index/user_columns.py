@@ -18,8 +18,6 @@ from wds_datapipes.on_error.policy import note
 from wds_datapipes.samples.fields import describe_sample
 from wds_datapipes.types import Sample
 
-__all__ = ["ComputeColumns", "add_columns", "columns_fingerprint"]
-
 Value: TypeAlias = "bool | int | float | str"
 ComputeColumns: TypeAlias = Callable[[Sample], Mapping[str, Value]]
 """A function from a sample, with its fields as bytes, to a value for each column."""

@@ -18,8 +18,6 @@ from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
 from wds_datapipes.pipes.shards.shard_list import ShardList
 from wds_datapipes.pipes.state.pipeline_state import spans_epochs
 
-__all__ = ["external_source"]
-
 dali = require("nvidia.dali", extra="dali", purpose="feed a DALI pipeline")
 
 Cycle: TypeAlias = Literal["quiet", "raise", "no"]

@@ -14,8 +14,6 @@ from wds_datapipes.extras import require
 from wds_datapipes.loading.data_parallel import Distributed
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
 
-__all__ = ["PipelineNode"]
-
 if TYPE_CHECKING:
     from torchdata.nodes import BaseNode
 else:

@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from wds_datapipes.loading.checkpoint.resharding import merge_states
 
-__all__ = ["gather_states"]
-
 
 def gather_states(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of a loader on all ranks, which each rank of this and of any other number of ranks can load.

@@ -9,8 +9,6 @@ import secrets
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["AtomicFile", "sync_folder"]
-
 
 class AtomicFile:
     """Writes a file under a temporary name in the same folder, syncs it, and renames it.

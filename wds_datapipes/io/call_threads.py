@@ -13,8 +13,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from wds_datapipes.interrupts import defer_interrupts
 
-__all__ = ["CallThreads"]
-
 T = TypeVar("T")
 Calls: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
 

@@ -19,7 +19,6 @@ from wds_datapipes.redaction import redact_command
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["open_command"]
 
 #: Size of the pipe from the command, in bytes: the maximum for unprivileged processes on Linux.
 PIPE_BYTES = 1 << 20
@@ -38,10 +37,10 @@ def open_command(url: str, /, **_options: object) -> BinaryIO:
         process = ShellProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except (OSError, ValueError) as error:
         raise ShardOpenError(f"The command {redact_command(command)!r} cannot be started: {error}") from error
-    return cast(BinaryIO, CommandStream(process, command))
+    return cast(BinaryIO, _CommandStream(process, command))
 
 
-class CommandStream(io.RawIOBase):
+class _CommandStream(io.RawIOBase):
     """Reads the output of a command; raises at the end if the command has failed.
 
     The command's standard error is forwarded as it arrives, and its last lines are quoted in the error. The thread that

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["NO_LOCKS", "READ_ONLY", "is_same_file", "lock_file"]
-
 #: The errors of a read-only disk or folder.
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 #: The errors of a file system without locks.

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-__all__ = ["local_path", "open_file_url", "open_path", "open_standard_input"]
-
-
 def open_path(url: str, /, **_options: object) -> BinaryIO:
     """Open the local file with exactly this name."""
     return open_local(url, name=url)
@@ -81,7 +78,7 @@ def open_local(path: str, *, name: str) -> BinaryIO:
 _opened: weakref.WeakSet[io.BufferedIOBase] = weakref.WeakSet()
 
 
-class StandardInput(io.RawIOBase):
+class _StandardInput(io.RawIOBase):
     """Reads standard input and leaves it open."""
 
     def __init__(self, source: io.BufferedIOBase) -> None:
@@ -109,4 +106,4 @@ def open_standard_input(url: str, /, **_options: object) -> BinaryIO:
             "Write it to a file to read it more than once"
         )
     _opened.add(source)
-    return cast(BinaryIO, StandardInput(source))
+    return cast(BinaryIO, _StandardInput(source))

@@ -16,8 +16,6 @@ from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.io.urls import OpeningURL, is_remote, split_scheme
 
-__all__ = ["READ_AHEAD_BYTES", "PrefetchedStream", "ShardPrefetcher"]
-
 T = TypeVar("T")
 
 #: Default limit of prefetched bytes, for all shards together.

@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields
 
 from wds_datapipes.errors import ReadLimitError, TruncatedShardError
 
-__all__ = ["DEFAULT_LIMITS", "EXPANSION_FROM_BYTES", "ReadLimits", "limit_error", "trailing_zeros_error"]
-
 #: The expansion limit applies only above this many uncompressed bytes.
 EXPANSION_FROM_BYTES = 1 << 30
 #: Stands for "no limit" in comparisons.

@@ -15,8 +15,6 @@ from wds_datapipes.errors import ShardOpenError
 from wds_datapipes.redaction import redact_command
 from wds_datapipes.redaction.storage_options import redactor_of_command
 
-__all__ = ["ShellProcess", "describe_exit", "describe_failure", "shell"]
-
 #: Seconds between SIGTERM and SIGKILL when a command is terminated.
 GRACE_S = 0.5
 #: Written to the watcher when the input of the command is complete.

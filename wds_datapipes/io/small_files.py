@@ -16,8 +16,6 @@ from wds_datapipes.io.remote.throughput import Attempt
 from wds_datapipes.io.sinks import open_target
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
-__all__ = ["folder_of", "join_name", "read_sidecar", "sidecar_name", "within", "write_sidecar"]
-
 
 def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = None) -> str:
     """Return the name of a sidecar file: the name of the shard plus a suffix.

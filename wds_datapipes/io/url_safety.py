@@ -7,8 +7,6 @@ from wds_datapipes.io.local import local_path
 from wds_datapipes.io.urls import is_registered, split_scheme
 from wds_datapipes.redaction import redact
 
-__all__ = ["COMMANDS", "NETWORK_SCHEMES", "check_url"]
-
 #: The schemes that ``allow_local_files=False`` opens: files on a network. All others are rejected, since fsspec has
 #: file systems that read local files, unpack archives, or read from another URL.
 NETWORK_SCHEMES = frozenset(

@@ -9,16 +9,6 @@ from typing import Any, BinaryIO, cast
 from wds_datapipes.errors import ShardError
 from wds_datapipes.types import Opener
 
-__all__ = [
-    "OpeningURL",
-    "find_opener",
-    "is_registered",
-    "is_remote",
-    "known_schemes",
-    "register_opener",
-    "split_scheme",
-]
-
 #: Scheme -> "module:function", imported when the first URL of the scheme is opened.
 BUILT_IN: dict[str, str] = {
     "": "wds_datapipes.io.local:open_path",

@@ -20,16 +20,6 @@ from wds_datapipes.pipes.sharding import splitters
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = [
-    "DataParallelGroup",
-    "Distributed",
-    "Facts",
-    "check_facts_match",
-    "check_replicated",
-    "digest",
-    "facts_before_workers",
-    "facts_of",
-]
 
 Distributed: TypeAlias = "bool | ProcessGroup | DeviceMesh | tuple[int, int] | None"
 """The data-parallel group that an argument ``distributed`` describes; see `DataParallelGroup.of`."""

@@ -20,8 +20,6 @@ from wds_datapipes.errors import RankLostError
 from wds_datapipes.loading.data_parallel import DataParallelGroup, Facts, check_facts_match, digest
 from wds_datapipes.pipes.inspection import upstream
 
-__all__ = ["Ranks"]
-
 #: All ranks of the default process group share the data.
 ALL_RANKS = DataParallelGroup.of(True)
 

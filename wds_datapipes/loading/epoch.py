@@ -21,8 +21,6 @@ from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings, seed_listings
 from wds_datapipes.seeds import derived_seed
 
-__all__ = ["EpochRun", "EpochStart"]
-
 
 @dataclass(frozen=True)
 class EpochStart:

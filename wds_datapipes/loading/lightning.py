@@ -12,8 +12,6 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["resumes_after_last_step", "training_loop", "unknown_length_error", "without_ended_epoch"]
-
 #: The maximum number of stack frames to search for Lightning's loop.
 DEPTH = 16
 

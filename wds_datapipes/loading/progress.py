@@ -20,8 +20,6 @@ from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.samples.position_buffer import BufferHistory, plain_state
 
-__all__ = ["LoopPosition", "Snapshot", "SnapshotWriter"]
-
 Snapshot = list[Any] | str | None
 """The snapshots of the stages with a state, None at the beginning of an epoch; or why the pipeline has no state."""
 

@@ -17,7 +17,6 @@ from wds_datapipes.pipes.inspection import upstream
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["LoadingReport", "WorkerReport", "count_skipped", "log_skipped"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 

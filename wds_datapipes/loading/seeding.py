@@ -19,16 +19,6 @@ from wds_datapipes.pipes.inspection import takes_seed, upstream
 from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.seeds import SeedGenerator, derived_seed
 
-__all__ = [
-    "EpochSeeds",
-    "call_with_pipeline",
-    "draw_seed",
-    "is_drawn",
-    "refuse_hidden_stages",
-    "seed_of",
-    "seed_stages",
-]
-
 #: The seed that was drawn last in each thread, for a loader without one.
 _drawn = threading.local()
 

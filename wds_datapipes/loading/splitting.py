@@ -15,22 +15,6 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.sharding import check_batch_sizes, groups_of, number_instances, splitters
 
-__all__ = [
-    "ONLY_RANK",
-    "SPLIT_TWICE",
-    "RankIdentity",
-    "WorkerIdentity",
-    "advice_for_torchrun",
-    "given_identity",
-    "has_own_stage",
-    "is_called_by_accelerate",
-    "is_split_by_rank",
-    "own_worker",
-    "ranks_of_run",
-    "split_by_rank",
-    "split_by_worker",
-]
-
 
 class RankIdentity(NamedTuple):
     """The identity of a rank.

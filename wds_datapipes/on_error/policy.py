@@ -22,8 +22,6 @@ from wds_datapipes.on_error.quarantine import write_quarantine
 from wds_datapipes.redaction import redact, redact_text
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["CountedErrors", "ErrorBudget", "ErrorPolicy", "OnError", "check_on_error", "note", "refuse_handler"]
-
 T = TypeVar("T")
 
 #: Configuration errors, which no policy skips, since they would occur for every item.

@@ -9,8 +9,6 @@ from pathlib import Path
 from wds_datapipes.counters import SkippedItem
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError
 
-__all__ = ["read_quarantine", "write_quarantine"]
-
 
 def write_quarantine(path: str, item: SkippedItem) -> None:
     """Append an item to the file; this is safe for several processes at once.

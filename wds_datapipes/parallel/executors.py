@@ -20,18 +20,6 @@ from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.extras import require
 from wds_datapipes.interrupts import defer_interrupts
 
-__all__ = [
-    "BorrowedExecutor",
-    "ForkedPool",
-    "InProcessExecutor",
-    "ShardExecutor",
-    "connect_dask",
-    "defer_exit",
-    "failure_of",
-    "send_module",
-    "start_workers",
-]
-
 #: How long processes may take to clean up unfinished files when they are terminated, in seconds.
 SHUTDOWN_S = 5.0
 #: The interval of repeated signals, in seconds: Python misses a signal that arrives just before it waits.

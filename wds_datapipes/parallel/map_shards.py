@@ -16,16 +16,6 @@ from wds_datapipes.parallel.executors import ShardExecutor, start_workers
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.shards.patterns import expand_urls
 
-__all__ = [
-    "ExecutorHandle",
-    "Shards",
-    "collect_shards",
-    "map_shards",
-    "resolve_shards",
-    "run_in_order",
-    "run_tasks",
-]
-
 #: How often a process that waits for others looks for signals, in seconds.
 SIGNAL_CHECK_S = 1.0
 

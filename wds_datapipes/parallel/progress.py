@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ProgressMeter", "human_bytes", "human_time"]
 
 #: The minimum time between two updates of the bar, and between two lines in the log, in seconds.
 BAR_PERIOD_S, LOG_PERIOD_S = 0.1, 10.0

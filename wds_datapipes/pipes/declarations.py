@@ -13,8 +13,6 @@ from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.inspection import loop_of, name_of
 from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["Declarations", "Groups", "instance_of"]
-
 #: The groups of torch's ``ShardingFilter``: sharding priority -> number of instances, index of this instance.
 Groups = dict[int, tuple[int, int]]
 

@@ -13,8 +13,6 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import count_yielded, functional_name_of, sources_of
 from wds_datapipes.pipes.state.description import arguments_of
 
-__all__ = ["draw_pipeline"]
-
 ROW = "display:flex;flex-wrap:wrap;align-items:center;gap:4px;font:13px/1.35 system-ui,sans-serif;text-align:left"
 COLUMN = (
     "display:flex;flex-direction:column;gap:4px;padding:4px;border-left:2px solid #8886;border-right:2px solid #8886"

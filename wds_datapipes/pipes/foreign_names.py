@@ -7,8 +7,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["ARGUMENTS", "NAMES", "explain_arguments", "explain_name", "refuse_positions"]
-
 C = TypeVar("C", bound=type[Any])
 
 WORKERS = "workers are started by the loader, as in ShardReadingService(num_workers=4)"

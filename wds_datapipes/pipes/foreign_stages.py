@@ -9,8 +9,6 @@ from typing import Any
 from wds_datapipes.pipes.declarations import Declarations, instance_of
 from wds_datapipes.pipes.inspection import loop_of, takes_seed, upstream
 
-__all__ = ["TORCH_BUFFER_SIZE", "ForeignStage", "declared"]
-
 #: The attribute of a ``.sharding_filter()`` that holds the rotation of its assignment.
 _ROTATION = "_wds_datapipes_turn"
 

@@ -13,8 +13,6 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import call_of, loop_of, name_of, sources_of, splits, takes_seed, upstream
 from wds_datapipes.pipes.stage import Stage
 
-__all__ = ["PipelineGraph", "check_shard_list"]
-
 
 class PipelineGraph:
     """The stages of a pipeline at the time of its creation. Create another one if the pipeline changes.

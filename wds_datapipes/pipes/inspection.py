@@ -11,20 +11,6 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
 
-__all__ = [
-    "TORCH_ATTRIBUTES",
-    "call_of",
-    "count_yielded",
-    "functional_name_of",
-    "iteration_of",
-    "loop_of",
-    "name_of",
-    "sources_of",
-    "splits",
-    "takes_seed",
-    "upstream",
-]
-
 #: The maximum number of sources in one collection. Larger collections hold data, and would take too long to search.
 _MAX_SOURCES = 1000
 

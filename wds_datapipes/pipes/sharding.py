@@ -15,24 +15,6 @@ from wds_datapipes.pipes.inspection import count_yielded, name_of, sources_of, s
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = [
-    "Instance",
-    "SplittingStage",
-    "check_batch_sizes",
-    "find_rank_and_worker",
-    "groups_of",
-    "has_no_shards",
-    "number_instances",
-    "rank_and_worker_of",
-    "refuse_remote",
-    "rotate_assignments",
-    "rotation_period",
-    "share",
-    "splitters",
-    "unsplit",
-]
-
-
 Pipe = IterDataPipe[Any]
 T_co = TypeVar("T_co", covariant=True)
 

@@ -16,8 +16,6 @@ from wds_datapipes.pipes.inspection import call_of, name_of, sources_of, splits
 from wds_datapipes.pipes.sharding import groups_of, splitters
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["advice_for_split", "is_read_by_shard", "warn_of_copies"]
-
 
 def advice_for_split(pipe: Any, *, workers: int, ranks: int, knows_workers: bool = False) -> str:
     """Return advice on a pipeline that several processes run without splitting the data, or "".

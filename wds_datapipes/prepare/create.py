@@ -27,8 +27,6 @@ from wds_datapipes.writing.shard_names import NUMBER, check_pattern, journal_pat
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["create_shards"]
-
 
 @dataclass(frozen=True)
 class PlannedSamples:

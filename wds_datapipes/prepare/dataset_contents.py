@@ -24,7 +24,6 @@ from wds_datapipes.types import Sample
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DatasetContents", "RandomSamples", "read_classes"]
 
 #: The most bytes of a field that are read as the name of a class.
 CLASS_BYTES = 100

@@ -24,8 +24,6 @@ from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
 from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.shard_file import Packer
 
-__all__ = ["Plan", "SpecFile", "check_new_key", "make_plan"]
-
 #: How many specs are loaded before measuring their files, the number of threads, and the specs per task.
 AT_ONCE, THREADS, BATCH = 8192, 16, 128
 #: The advice for keys that cannot be written.

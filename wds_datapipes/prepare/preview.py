@@ -28,8 +28,6 @@ from wds_datapipes.prepare.value_summary import (
     summarize_value,
 )
 
-__all__ = ["Preview", "preview_field", "preview_value"]
-
 #: Gzip data may decompress to 64 MiB.
 LIMITS = ReadLimits(member_bytes=64 << 20)
 #: The time base of FFmpeg's durations.

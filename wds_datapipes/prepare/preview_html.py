@@ -15,8 +15,6 @@ from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.preview import Preview, preview_field, preview_value
 from wds_datapipes.types import Sample
 
-__all__ = ["SMALL", "escape_text", "picture_url", "samples_as_html"]
-
 #: Pictures up to this size are enlarged without smoothing.
 SMALL = 64
 #: The longest text of a field in a notebook, in characters, and the longest side of a picture in pixels.

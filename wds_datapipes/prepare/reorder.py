@@ -30,7 +30,6 @@ from wds_datapipes.writing.options import WriteOptions
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["SampleEntries"]
 
 T = TypeVar("T")
 

@@ -14,17 +14,6 @@ from wds_datapipes.io.openers import open_url, redact, split_scheme
 from wds_datapipes.io.remote.range_reader import FileFacts, file_facts
 from wds_datapipes.types import Sample
 
-__all__ = [
-    "FilePart",
-    "MeasuredSample",
-    "Part",
-    "SampleSpec",
-    "Source",
-    "UrlPart",
-    "measure_sample",
-    "read_sample",
-]
-
 
 @dataclass(frozen=True)
 class FilePart:

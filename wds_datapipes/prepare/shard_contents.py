@@ -21,8 +21,6 @@ from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.scanner import ShardScan
 from wds_datapipes.types import MemberTuple, Sample
 
-__all__ = ["ScanKeywords", "ScanOptions", "ShardContents", "ShardFault", "read_contents"]
-
 
 class ScanKeywords(TypedDict, total=False):
     """The keyword arguments of `ScanOptions`, for functions that pass them on."""

@@ -16,8 +16,6 @@ from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.shard_file import ShardFile
 
-__all__ = ["Inputs", "ShardProducer", "WrittenShard"]
-
 
 class Inputs(Protocol):
     """The inputs of shards, each of which gives the samples of one."""

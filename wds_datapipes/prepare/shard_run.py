@@ -37,7 +37,6 @@ from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ConvertedShard", "RunKeywords", "RunOptions", "ShardRun"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 

@@ -26,8 +26,6 @@ from wds_datapipes.redaction import redact, redact_command
 from wds_datapipes.redaction.storage_options import redactor_of_command
 from wds_datapipes.types import Sample
 
-__all__ = ["SampleCommand", "read_many", "read_one", "write_sample"]
-
 #: The file names of a single sample, and of one of several samples.
 ONE = re.compile(r"sample\.(.+)", re.DOTALL)
 MANY = re.compile(r"sample-([0-9]+)\.(.+)", re.DOTALL)

@@ -10,8 +10,6 @@ from wds_datapipes.errors import DecodeError, MissingFieldError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.types import Sample
 
-__all__ = ["FieldSortKey", "WithoutValue"]
-
 WithoutValue: TypeAlias = Literal["raise", "first", "last"]
 """How to sort samples without a value: raise an error, or put them first or last."""
 

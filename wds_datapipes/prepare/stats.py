@@ -19,8 +19,6 @@ from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, Shar
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DatasetStats", "Sizes", "dataset_stats"]
-
 
 class Sizes(NamedTuple):
     """A summary of sizes, in bytes.

@@ -15,8 +15,6 @@ from wds_datapipes.samples.select import parse_patterns, select_fields
 from wds_datapipes.shards.position import ItemCounter
 from wds_datapipes.types import Sample
 
-__all__ = ["Subset", "check_rekey", "make_key"]
-
 #: The placeholders of a pattern for new keys.
 KEY_PARTS = ("number", "key", "name", "shard")
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["array_kind", "array_text", "is_array", "number_text", "plain_array", "pretty_json", "summarize_value"]
-
 #: The most entries of a list or dict shown, and the deepest level.
 ENTRIES, DEPTH = 20, 6
 #: The length of a line of JSON.

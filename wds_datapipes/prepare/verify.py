@@ -25,7 +25,6 @@ from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, Shar
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["VerifiedShard", "verify_shards"]
 
 PackedKeys: TypeAlias = bytes
 

@@ -14,8 +14,6 @@ from wds_datapipes.extras import require
 from wds_datapipes.io.compression.formats import COMPRESSIONS
 from wds_datapipes.io.openers import redact, split_scheme
 
-__all__ = ["BLANK", "FORMATS", "BadRecord", "FormatName", "RecordFormat", "find_format", "format_of_name"]
-
 FormatName: TypeAlias = Literal["jsonl", "msgpack", "cbor"]
 
 #: Stands for bytes between records that have no value, such as an empty line.

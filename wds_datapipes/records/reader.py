@@ -20,8 +20,6 @@ from wds_datapipes.records.formats import BLANK, BadRecord, RecordFormat
 from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.types import MemberTuple, Shard
 
-__all__ = ["KEY", "read_records"]
-
 #: How much is read at once, in bytes; doubled until the largest record fits.
 FILL_BYTES = 256 << 10
 #: The values that records of a binary format may have. Bytes of other formats decode to others, such as small integers.

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from wds_datapipes.redaction.credentials import NAMES, mask_credentials
 from wds_datapipes.redaction.urls import redact_urls
 
-__all__ = ["hidden_words", "redact_command"]
-
 #: Spaces, redirections, other operators, and words with their quotes. All text matches.
 TOKEN = re.compile(
     r"(?s)(?P<space>(?:[ \t\r]|\\\n)+)|(?P<redirect>\d*(?:&>>?|<<<|<<-?|<>|>>|>\||[<>]&?))|(?P<operator>[|&;()`\n])"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["NAMES", "mask_credentials", "may_hold_credentials"]
-
 # Errors quote untrusted responses of servers, so every pattern must run in linear time: repetitions are bounded
 # wherever another match could start within them.
 

@@ -9,8 +9,6 @@ from urllib.parse import quote, quote_plus
 
 from wds_datapipes.redaction import hidden_parts, hidden_words, redact_text
 
-__all__ = ["raise_alone", "redactor_of", "redactor_of_command", "secrets_in"]
-
 #: Nested storage options are searched to this depth.
 DEPTH = 6
 #: Values of at least this many characters are redacted within words too; numbers of at least this many digits are

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 from urllib.parse import unquote
 
-__all__ = ["hidden_parts", "redact_urls"]
-
 SCHEME = re.compile(r"(?i)[a-z][a-z\d+.-]{0,30}\Z")
 WORD = re.compile(r"\S*")
 #: The end of a query within a longer text: a quote, or the next part of a chain.

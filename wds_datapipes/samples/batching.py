@@ -11,8 +11,6 @@ import numpy as np
 
 from wds_datapipes.arguments import check_choice
 
-__all__ = ["collate_samples", "split_lists", "unbatch_samples"]
-
 #: The kinds of columns, for messages.
 KINDS = "tensors, arrays and lists"
 

@@ -17,8 +17,6 @@ from wds_datapipes.samples.fields import describe_sample, not_a_sample_error
 from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["Length", "LengthBuckets", "bucket_samples"]
-
 T = TypeVar("T")
 
 Length: TypeAlias = str | Callable[[Any], int]

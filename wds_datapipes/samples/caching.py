@@ -11,8 +11,6 @@ from wds_datapipes.on_error.policy import note
 from wds_datapipes.samples.sample_file import DamagedFile, SampleFileWriter, open_samples, payloads
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["CachedPart", "DiskCache", "MemoryCache", "SampleCache"]
-
 Begin = Callable[[], Iterable[Any]]
 """Returns a new iterator over the source."""
 

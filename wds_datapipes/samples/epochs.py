@@ -9,8 +9,6 @@ from typing import Any, Generic, TypeVar
 
 from wds_datapipes.errors import EmptySourceError
 
-__all__ = ["EMPTY_PASSES", "Stream"]
-
 T = TypeVar("T")
 
 #: The number of consecutive passes without an item that raise an error. A single one may be chance: a stage may keep

@@ -11,22 +11,6 @@ from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = [
-    "PADDING_MARK",
-    "Lacking",
-    "Missing",
-    "cache_selection",
-    "describe_sample",
-    "map_dict",
-    "map_samples",
-    "map_tuple",
-    "not_a_sample_error",
-    "parse_specs",
-    "rename",
-    "to_tuple",
-    "warn_of_padding",
-]
-
 Missing: TypeAlias = Literal["raise", "none"]
 """What to do if a value is missing in a sample: the words of ``missing=`` in stages that return values."""
 

@@ -16,16 +16,6 @@ from wds_datapipes.shards.position import NextPosition, Progress
 from wds_datapipes.types import MemberTuple, Sample, Shard
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = [
-    "OnDuplicate",
-    "OnRepeatedKey",
-    "SampleGrouping",
-    "check_next_key",
-    "group_samples",
-    "shard_metadata",
-    "split_by_shard",
-]
-
 OnDuplicate: TypeAlias = Literal["raise", "first", "last"]
 OnRepeatedKey: TypeAlias = Literal["warn", "raise", "ignore"]
 

@@ -12,8 +12,6 @@ from wds_datapipes.shards.open_shards import OpenShards
 from wds_datapipes.shards.position import NextPosition, Progress, Resume
 from wds_datapipes.types import Sample
 
-__all__ = ["interleave_samples"]
-
 
 def interleave_samples(
     shards: OpenShards,

@@ -16,8 +16,6 @@ from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.types import Sample
 
-__all__ = ["Entry", "Replacement", "add_columns", "associate", "parse_url_of"]
-
 Entry: TypeAlias = Mapping[str, Any] | None
 
 URLRule: TypeAlias = Callable[[str], str]

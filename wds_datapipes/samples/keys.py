@@ -9,8 +9,6 @@ from functools import partial
 from itertools import accumulate
 from typing import Protocol, TypeAlias
 
-__all__ = ["KeyRule", "KeySplit", "check_key_rule", "first_dot", "is_meta", "last_dot"]
-
 KeyRule: TypeAlias = Callable[[str], "tuple[str, str] | None"]
 """Maps a member's name to ``(key, field)``, or to ``None`` for a file that belongs to no sample."""
 

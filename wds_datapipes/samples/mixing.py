@@ -13,8 +13,6 @@ from typing import Literal, TypeVar
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
-__all__ = ["MixState", "Stop", "check_weights", "mix_samples"]
-
 T = TypeVar("T")
 
 Stop = Literal["first", "all", "never"]

@@ -19,8 +19,6 @@ from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 
-__all__ = ["Layout", "LongSamples", "Piece", "RowFormat", "pack_samples"]
-
 Layout: TypeAlias = Literal["segment_ids", "cu_seqlens"]
 """How a row tells its sequences apart: a number for each token, or the offsets of the sequences."""
 

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 
 from wds_datapipes.shards.position import SamplePosition, pack_positions
 
-__all__ = ["BufferContents", "BufferHistory", "PositionBuffer", "list_buffered", "plain_state"]
-
 #: Marks a position that was appended, among the slots of those that were taken.
 APPENDED = -1
 

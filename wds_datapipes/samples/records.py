@@ -10,8 +10,6 @@ from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import Progress
 from wds_datapipes.types import Sample
 
-__all__ = ["RecordGrouping"]
-
 
 class RecordGrouping:
     """How records become samples: the counterpart of `SampleGrouping`, whose interface it has."""

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 from wds_datapipes.samples.position_buffer import PositionBuffer
 from wds_datapipes.shards.position import SamplePosition, missing_samples_error
 
-__all__ = ["SampleBuffer"]
-
 T = TypeVar("T")
 
 _END = object()

@@ -13,8 +13,6 @@ from zlib import crc32
 from wds_datapipes.errors import CacheError
 from wds_datapipes.io.atomic_file import AtomicFile
 
-__all__ = ["DamagedFile", "SampleFileWriter", "open_samples", "payloads"]
-
 #: The first bytes of a file. Frames follow: one for the facts about the source, and one for each sample.
 MAGIC = b"wds-datapipes samples 1\n"
 #: The head of a frame: the length and the checksum of its payload.

@@ -16,8 +16,6 @@ from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.shards.position import ItemCounter, SamplePosition
 
-__all__ = ["LogTarget", "describe", "log_samples"]
-
 T = TypeVar("T")
 
 LogTarget: TypeAlias = "logging.Logger | Literal['stdout', 'stderr']"

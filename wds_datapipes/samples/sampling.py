@@ -15,8 +15,6 @@ from wds_datapipes.samples.fields import map_samples
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import ItemCounter, SamplePosition
 
-__all__ = ["SampleSeeds", "map_samples_with_rng", "non_empty", "parse_slice", "rsample", "slice_samples"]
-
 T = TypeVar("T")
 
 _END = object()

@@ -21,15 +21,13 @@ from wds_datapipes.samples.fields import (
 )
 from wds_datapipes.types import Sample
 
-__all__ = ["Alternatives", "extract_keys", "parse_patterns", "parse_rules", "rename_keys", "select_fields"]
-
 T = TypeVar("T")
 
 Alternatives: TypeAlias = "str | Sequence[str]"
 """Patterns, at least one of which must match: ``"jpg;png"``, or a list of them."""
 
 
-class Pattern:
+class _Pattern:
     """Shell patterns that match a field in lower case, with or without a dot before it.
 
     Only patterns that begin with two underscores match metadata, so ``*`` means all fields.
@@ -47,7 +45,7 @@ class Pattern:
         return any(match(name) or match(f".{name}") for match in self._matches)
 
 
-def parse_patterns(stage: str, patterns: Sequence[Alternatives]) -> list[Pattern]:
+def parse_patterns(stage: str, patterns: Sequence[Alternatives]) -> list[_Pattern]:
     """Split patterns into their alternatives.
 
     >>> [pattern.text for pattern in parse_patterns("extract_keys", ["*.jpg;*.png", ["cls", "txt"]])]
@@ -61,13 +59,13 @@ def parse_patterns(stage: str, patterns: Sequence[Alternatives]) -> list[Pattern
         texts = [text.strip() for text in texts if text.strip()]
         if not texts:
             raise ValueError(f"{stage} got {given!r}, which matches no field")
-        parsed.append(Pattern(texts))
+        parsed.append(_Pattern(texts))
     if not parsed:
         raise ValueError(f'{stage} needs at least one pattern, as in {stage}("*.jpg;*.png", "cls")')
     return parsed
 
 
-def parse_rules(pairs: Sequence[tuple[str, str]], new: Mapping[str, str]) -> list[tuple[str, Pattern]]:
+def parse_rules(pairs: Sequence[tuple[str, str]], new: Mapping[str, str]) -> list[tuple[str, _Pattern]]:
     """Parse rules of ``rename_keys`` into new names and patterns."""
     rules = []
     pair: Any
@@ -76,7 +74,7 @@ def parse_rules(pairs: Sequence[tuple[str, str]], new: Mapping[str, str]) -> lis
             raise TypeError(
                 f'rename_keys needs pairs of a new name and a pattern, such as ("image", "*.jpg"), not {pair!r}'
             )
-        rules.append((pair[0], Pattern([pair[1]])))
+        rules.append((pair[0], _Pattern([pair[1]])))
     if not rules:
         raise ValueError('rename_keys needs a new name and a pattern, as in rename_keys(("image", "*.jpg"))')
     texts = [pattern.text.lower() for _, pattern in rules]
@@ -90,7 +88,7 @@ def parse_rules(pairs: Sequence[tuple[str, str]], new: Mapping[str, str]) -> lis
 
 def rename_keys(
     source: Iterable[Sample],
-    rules: Sequence[tuple[str, Pattern]],
+    rules: Sequence[tuple[str, _Pattern]],
     *,
     keep_unselected: bool = False,
     must_match: bool = True,
@@ -204,7 +202,7 @@ def _select_fields(
     policy.finish()
 
 
-def _missing_error(stage: str, pattern: Pattern, sample: Sample, what: str = "") -> MissingFieldError:
+def _missing_error(stage: str, pattern: _Pattern, sample: Sample, what: str = "") -> MissingFieldError:
     fields = [name for name in sample if name[:2] != "__"]
     return MissingFieldError(
         f"{stage} needs a field that matches {pattern.text!r}{what}, but {describe_sample(sample)} has {fields}"

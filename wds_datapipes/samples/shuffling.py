@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 from wds_datapipes.samples.position_buffer import PositionBuffer
 from wds_datapipes.shards.position import SamplePosition, missing_samples_error
 
-__all__ = ["ShuffleState", "nbytes", "shuffle_samples"]
-
 T = TypeVar("T")
 
 _END = object()

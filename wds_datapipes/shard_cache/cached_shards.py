@@ -22,7 +22,6 @@ from wds_datapipes.shard_cache.store import CacheFolder
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["CachedShard", "KnownShards", "WarmedShard", "cache_wds_shards", "warm_cache"]
 
 #: Standard input cannot be read twice, so it is never cached.
 STANDARD_INPUT = "-"

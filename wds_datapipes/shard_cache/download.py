@@ -28,8 +28,6 @@ from wds_datapipes.shard_cache.entry import CopyFacts, Entry, stamp
 from wds_datapipes.shard_cache.eviction import evict_oldest, reserve_space
 from wds_datapipes.tar.scanner import ShardScan
 
-__all__ = ["CacheFullError", "DownloadRequest", "DownloadStopped", "fetch_copy"]
-
 #: The options that also apply to requests for the size.
 FACTS_OPTIONS = ("storage_options", "timeout_s", "retries")
 #: How much is read from the source at once, in bytes.

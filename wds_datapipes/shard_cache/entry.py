@@ -17,8 +17,6 @@ from typing import Any
 from wds_datapipes.io.file_lock import READ_ONLY, lock_file
 from wds_datapipes.io.openers import redact, split_scheme
 
-__all__ = ["CopyFacts", "Entry", "digest_of", "entries", "is_copy", "stamp"]
-
 FORMAT = "wds-datapipes copy"
 VERSION = 1
 #: The number of hexadecimal digits of the digest in a name: 128 bits.

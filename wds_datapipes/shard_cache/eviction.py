@@ -12,8 +12,6 @@ from pathlib import Path
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.shard_cache.entry import DIGITS, FACTS, FOLDER_LOCK, LOCK, PART, Entry, entries, is_copy
 
-__all__ = ["evict", "reserve_space", "used_bytes"]
-
 LOGGER = logging.getLogger("wds_datapipes")
 
 #: The minimum age of a stray file before it is removed, in seconds: a process may be about to use it.

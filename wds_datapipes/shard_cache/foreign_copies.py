@@ -17,8 +17,6 @@ from wds_datapipes.shard_cache.download import DownloadRequest
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry, digest_of, entries
 from wds_datapipes.tar.scanner import ShardScan
 
-__all__ = ["adopt", "webdataset_name"]
-
 LOGGER = logging.getLogger("wds_datapipes")
 
 #: The schemes for which webdataset uses the last part of the URL as a name; for others, the whole URL, quoted.

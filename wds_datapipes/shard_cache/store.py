@@ -20,8 +20,6 @@ from wds_datapipes.shard_cache.eviction import evict
 from wds_datapipes.shard_cache.foreign_copies import adopt
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["CacheFolder", "Check", "describe_damage"]
-
 LOGGER = logging.getLogger("wds_datapipes")
 
 Check = Literal["size", "digest"]

@@ -8,8 +8,6 @@ from typing import Any
 
 from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare, next_position, open_positions
 
-__all__ = ["assign_shards"]
-
 
 def assign_shards(
     states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int

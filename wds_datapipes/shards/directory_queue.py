@@ -23,7 +23,6 @@ from wds_datapipes.io.file_lock import is_same_file
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["After", "DirectoryQueue", "Select", "take_files"]
 
 Select = Literal["oldest", "random"]
 After = Literal["keep", "delete", "return"]

@@ -16,8 +16,6 @@ from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.openers import known_schemes, local_path, redact, split_scheme
 from wds_datapipes.redaction.storage_options import raise_alone
 
-__all__ = ["GLOB_MARKS", "list_urls", "resample_wds_shards"]
-
 #: The end of a message about a directory without shards.
 NO_SHARDS = f"no file that ends in {', '.join(SHARD_SUFFIXES[:-1])} or {SHARD_SUFFIXES[-1]}"
 

@@ -30,18 +30,6 @@ from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import MemberTuple, Opener, Shard
 
-__all__ = [
-    "DEFAULT_OPTIONS",
-    "ReadOptions",
-    "ShardMembers",
-    "ShardReader",
-    "StreamOptions",
-    "load_wds_shards",
-    "open_archive",
-    "read_error",
-    "read_shards",
-]
-
 
 @dataclass(frozen=True)
 class StreamOptions:

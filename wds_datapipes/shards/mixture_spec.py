@@ -18,8 +18,6 @@ from wds_datapipes.io.small_files import read_sidecar
 from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.shards.patterns import MAX_SHARDS, split_patterns
 
-__all__ = ["Collection", "Mixture", "parse_plain_yaml", "read_mixture"]
-
 #: webdataset's documentation uses both "datasets" and "dataset".
 TOP_KEYS = ("prefix", "buckets", "datasets", "dataset")
 DATASET_KEYS = ("buckets", "name", "shards", "resample", "choose", "scaleprob", "scale", "extensions", "settings")

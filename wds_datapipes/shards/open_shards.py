@@ -13,8 +13,6 @@ from wds_datapipes.shards.position import Resume, merge_spans
 from wds_datapipes.shards.seeking import WHOLE, read_spans
 from wds_datapipes.types import Shard
 
-__all__ = ["OpenShards"]
-
 
 class OpenShards:
     """One pass over a list of shards, several of them open at a time; the caller decides which to read next.

@@ -18,8 +18,6 @@ from wds_datapipes.redaction.storage_options import raise_alone
 from wds_datapipes.shards.listing import GLOB_MARKS, list_urls
 from wds_datapipes.shards.url_rewriting import Rewrite, Rules, compile_rules, rewrite_url
 
-__all__ = ["MAX_SHARDS", "Patterns", "expand_urls"]
-
 Patterns: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 """A pattern, or an iterable of patterns in the order of their shards."""
 

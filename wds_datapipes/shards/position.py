@@ -11,22 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import ChangedShardError
 
-__all__ = [
-    "END_OF_SHARDS",
-    "ItemCounter",
-    "NextPosition",
-    "Progress",
-    "Resume",
-    "SamplePosition",
-    "ShardShare",
-    "merge_spans",
-    "missing_samples_error",
-    "next_position",
-    "open_positions",
-    "pack_positions",
-    "unpack_positions",
-]
-
 NextPosition: TypeAlias = tuple[int, int, str]
 """The position of the next sample: the number of its shard, its offset, and its key, or "" if that is unknown."""
 

@@ -12,8 +12,6 @@ from wds_datapipes.records.reader import KEY, read_records
 from wds_datapipes.shards.loading import StreamOptions
 from wds_datapipes.types import MemberTuple, Shard
 
-__all__ = ["RecordOptions"]
-
 
 @dataclass(frozen=True)
 class RecordOptions(StreamOptions):

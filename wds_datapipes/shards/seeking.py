@@ -27,7 +27,6 @@ from wds_datapipes.types import MemberTuple, Shard
 if TYPE_CHECKING:
     from wds_datapipes.io.remote.remote_file import RemoteFile
 
-__all__ = ["WHOLE", "read_spans", "resume_shards"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 

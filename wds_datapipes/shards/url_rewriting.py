@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from wds_datapipes.errors import SpecError
 
-__all__ = ["Rewrite", "Rules", "compile_rules", "rewrite_url"]
-
 Rewrite = Sequence[tuple[str, str]]
 """Pairs of a regular expression, which must match at the beginning of a URL, and a replacement for the match."""
 

@@ -7,8 +7,6 @@ from typing import BinaryIO
 
 from wds_datapipes.errors import ShardError, ShardReadError
 
-__all__ = ["ReadBuffer"]
-
 #: The size of the pieces in which unwanted bytes are skipped; a seek skips more.
 PIECE = 128 * 1024
 

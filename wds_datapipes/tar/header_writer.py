@@ -10,8 +10,6 @@ from zlib import adler32
 
 from wds_datapipes.tar.headers import BLOCK
 
-__all__ = ["END", "NAME_BYTES", "PADDING", "TOO_LARGE", "HeaderWriter"]
-
 #: The end marker of an archive.
 END = bytes(2 * BLOCK)
 #: The padding of data, by its size modulo a block.

@@ -11,21 +11,6 @@ from wds_datapipes.errors import CorruptShardError, TruncatedShardError, Unsuppo
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
 from wds_datapipes.tar.buffer import ReadBuffer
 
-__all__ = [
-    "ADLERS",
-    "BLOCK",
-    "DAMAGED",
-    "FILE",
-    "INCOMPLETE",
-    "NUMBERS",
-    "PAX_LOCAL",
-    "EndMarker",
-    "HeaderReader",
-    "MemberHeader",
-    "round_to_blocks",
-    "text",
-]
-
 EndMarker: TypeAlias = Literal["required", "optional"]
 
 BLOCK = 512

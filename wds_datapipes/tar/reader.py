@@ -32,8 +32,6 @@ from wds_datapipes.tar.headers import (
 from wds_datapipes.types import MemberTuple, Shard
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["read_members"]
-
 #: A member below this size, in bytes, is read together with the header after it; a larger one directly into its bytes.
 JOINT_READ_BELOW = 16 * 1024
 #: After this many consecutive members below the first size, in bytes, this many bytes are read at once.

@@ -21,8 +21,6 @@ from wds_datapipes.types import MemberTuple, Shard
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["ShardScan", "open_archive_ranges"]
-
 
 class ShardScan:
     """The files of a shard, read from its headers. Iterate over it once, or call `finish`.

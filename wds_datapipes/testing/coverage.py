@@ -15,8 +15,6 @@ from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_
 from wds_datapipes.pipes.sharding import splitters
 from wds_datapipes.seeds import SeedGenerator
 
-__all__ = ["MISSING", "check_coverage", "describe_item"]
-
 Pipe = IterDataPipe[Any]
 
 #: A placeholder for a missing item.

@@ -16,8 +16,6 @@ from wds_datapipes.extras import require
 from wds_datapipes.testing.coverage import MISSING, describe_item
 from wds_datapipes.testing.stage_contract import same_items
 
-__all__ = ["check_resume"]
-
 Pipe = IterDataPipe[Any]
 Resumed = tuple[list[Any], list[Any]]
 

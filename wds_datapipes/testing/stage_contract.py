@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader
 
 from wds_datapipes.datapipes import IterDataPipe, graph_settings, traverse_dps
 
-__all__ = ["check_stage", "same_items"]
-
 
 def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
     """Check that a stage fulfils the contract that all loaders rely on.

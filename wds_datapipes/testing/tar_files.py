@@ -7,8 +7,6 @@ import os
 import tarfile
 from collections.abc import Iterable, Mapping
 
-__all__ = ["build_shard"]
-
 
 def build_shard(
     path: str | os.PathLike[str],

@@ -21,9 +21,6 @@ from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.redaction import redact
 from wds_datapipes.types import ShardInfo
 
-__all__ = ["FinishedShard", "SampleJournal", "ShardJournal", "claim_shards", "compare_journals"]
-
-
 #: The first value of a journal, and how its first line starts.
 KIND = {"wds-datapipes": "journal of shards"}
 START = json.dumps(KIND).encode()[:-1]

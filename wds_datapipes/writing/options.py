@@ -16,7 +16,6 @@ from wds_datapipes.writing.sample_packer import Encoder, TarSamplePacker
 if TYPE_CHECKING:
     from wds_datapipes.writing.shard_file import Packer
 
-__all__ = ["ShardFormat", "WriteKeywords", "WriteOptions"]
 
 ShardFormat: TypeAlias = Literal["tar", "jsonl", "msgpack", "cbor"]
 

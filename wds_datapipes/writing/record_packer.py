@@ -12,8 +12,6 @@ from wds_datapipes.records.formats import RecordFormat
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.sample_packer import Encoder, PackedSample, refuse_padding
 
-__all__ = ["RecordPacker"]
-
 
 def _encode_json_line(record: Sample) -> bytes:
     return encode_json(record) + b"\n"

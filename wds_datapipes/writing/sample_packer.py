@@ -14,8 +14,6 @@ from wds_datapipes.tar.header_writer import NAME_BYTES, PADDING, TOO_LARGE, Head
 from wds_datapipes.tar.headers import BLOCK
 from wds_datapipes.types import Sample
 
-__all__ = ["Encoder", "PackedSample", "TarSamplePacker", "refuse_padding"]
-
 Encoder: TypeAlias = "bool | Mapping[str, FieldEncoder] | Callable[[Sample], Sample] | None"
 """``True`` to encode as ``wds_encode`` does; a mapping to pass it keyword arguments; a function from a sample to one
 with bytes; ``False`` or ``None`` if all values are bytes."""

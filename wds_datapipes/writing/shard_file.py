@@ -24,7 +24,6 @@ from wds_datapipes.writing.sample_packer import PackedSample
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["HashingWriter", "Packer", "ShardFile", "name_of_target"]
 
 #: The size of the write buffer, and the size from which data is written without copying it, in bytes.
 FLUSH_BYTES = 256 << 10

@@ -12,18 +12,6 @@ from wds_datapipes.index.file_format import index_url
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import remove_file, size_of
 
-__all__ = [
-    "NUMBER",
-    "WriterShare",
-    "check_pattern",
-    "describe_old_shards",
-    "find_journals",
-    "find_old_shards",
-    "find_overwritten",
-    "journal_path",
-    "remove_old_shards",
-]
-
 #: The field for the number in a pattern.
 NUMBER = re.compile(r"%[-+ 0#]*\d*[diu]")
 #: The other fields of a pattern, after `re.escape`.

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-__all__ = ["OldShards", "ShardWriter", "write_wds_shards"]
-
 LOG = logging.getLogger("wds_datapipes")
 
 #: The share of a writer that writes all shards.

@@ -13,8 +13,6 @@ from wds_datapipes.writing.shard_file import ShardFile, name_of_target
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["RecordWriter", "TarWriter"]
-
 
 class TarWriter(ShardFile):
     """Writes samples to one shard, which appears under its name when it is complete.

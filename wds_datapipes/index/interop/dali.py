@@ -23,8 +23,6 @@ from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar, write_sidecar
 
-__all__ = ["DaliVersion", "dali_index_url", "dali_text", "read_dali_index", "write_dali_index"]
-
 DaliVersion: TypeAlias = Literal["v1.1", "v1.2"]
 
 #: The number of words per component, by version.

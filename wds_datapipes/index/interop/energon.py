@@ -21,14 +21,6 @@ from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar, write_sidecar
 
-__all__ = [
-    "build_energon_index",
-    "energon_index_url",
-    "energon_rule",
-    "read_energon_index",
-    "write_energon_index",
-]
-
 #: Energon's split of names: the directory may have dots, but the key after it has none.
 NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
 

@@ -31,8 +31,6 @@ from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.shards.mixture_spec import parse_plain_yaml
 from wds_datapipes.shards.patterns import expand_braces
 
-__all__ = ["EnergonDataset", "read_energon_dataset", "write_energon_dataset"]
-
 #: The version recorded in ``.info.json``, whose format this is.
 ENERGON_VERSION = "7.4.1"
 #: The splits that Energon supports.

@@ -14,8 +14,6 @@ from wds_datapipes.errors import MissingSidecarError, UnsupportedSidecarError
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.redaction import redact
 
-__all__ = ["EnergonKeys", "energon_keys", "remove_energon_keys"]
-
 #: The tables and columns that Energon queries.
 TABLES = """
 CREATE TABLE samples (

@@ -17,8 +17,6 @@ from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, wit
 from wds_datapipes.io.url_safety import check_url
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 
-__all__ = ["read_wids_index", "write_wids_index"]
-
 KIND, VERSION = "wids-shard-index-v1", 1
 
 

@@ -13,8 +13,6 @@ import numpy as np
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.index.order.permutation import Numbers
 
-__all__ = ["CHUNK", "WHOLE_EPOCH", "BatchShare", "Remainder", "RestOfEpoch", "rest_of_epoch"]
-
 Remainder: TypeAlias = Literal["drop", "pad", "keep"]
 """What to do with the samples after the last whole batch: drop them, fill up the batch, or yield them."""
 

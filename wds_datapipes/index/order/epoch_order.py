@@ -10,8 +10,6 @@ import numpy as np
 from wds_datapipes.index.order.permutation import Numbers, Permutation
 from wds_datapipes.seeds import derived_seed
 
-__all__ = ["EpochOrder", "Order", "SampleOrder"]
-
 Order: TypeAlias = Literal["global", "window", "sequential"]
 """``"global"`` shuffles all samples, ``"window"`` the shards and then those of a few shards at a time."""
 

@@ -13,8 +13,6 @@ from wds_datapipes.index.order.permutation import Numbers, Permutation
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.seeds import derived_seed
 
-__all__ = ["LengthOrder", "Lengths", "check_lengths"]
-
 Lengths: TypeAlias = npt.ArrayLike | Callable[[ShardIndex], npt.ArrayLike]
 """The length of each sample, or a function that returns those of a shard from its index."""
 

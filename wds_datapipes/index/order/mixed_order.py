@@ -14,8 +14,6 @@ from wds_datapipes.index.order.permutation import Numbers, hash_numbers
 from wds_datapipes.samples.mixing import check_weights
 from wds_datapipes.seeds import derived_seed
 
-__all__ = ["MAX_PERIOD", "MixedOrder", "integer_weights"]
-
 #: The most draws in a period; weights that need more are rounded.
 MAX_PERIOD = 1 << 16
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from wds_datapipes.seeds import derived_seed
 
-__all__ = ["Numbers", "Permutation", "hash_numbers"]
-
 Numbers: TypeAlias = "npt.NDArray[np.int64]"
 
 #: The number of rounds. In small networks, fewer than 24 leave some permutations more likely than others.

@@ -31,7 +31,6 @@ from wds_datapipes.types import Sample
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Chunk", "DatasetReader", "Item"]
 
 Item: TypeAlias = "Sample | WdsError | OSError | None"
 """A sample, the error in its place, or None where there is none."""

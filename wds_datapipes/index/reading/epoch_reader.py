@@ -14,8 +14,6 @@ from wds_datapipes.index.reading.indexed_shards import IndexedShards, Reader
 from wds_datapipes.on_error.policy import ErrorPolicy, note
 from wds_datapipes.types import Sample
 
-__all__ = ["EpochReader"]
-
 #: How many other samples are tried in the place of one that cannot be read.
 TRIES = 100
 #: The distance between them, as a part of the epoch: multiples of the golden ratio are spread evenly.

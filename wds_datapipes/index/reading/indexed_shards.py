@@ -26,8 +26,6 @@ from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.types import Sample
 
-__all__ = ["IndexedShards", "Reader"]
-
 #: The number of fields that a message names.
 MAX_NAMED = 50
 

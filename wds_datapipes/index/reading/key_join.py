@@ -18,7 +18,6 @@ from wds_datapipes.samples.fields import describe_sample
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["JoinedReader", "KeyJoin", "join_fields"]
 
 #: The number of keys that a message names.
 NAMED = 3

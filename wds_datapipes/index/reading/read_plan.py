@@ -12,8 +12,6 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.tar.headers import BLOCK
 
-__all__ = ["ReadPlan", "heads_of", "plan_reading", "sizes_of"]
-
 #: Data that is at most this far apart in a shard is read at once.
 GAP_BYTES = 8 << 10
 

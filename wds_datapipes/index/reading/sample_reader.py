@@ -25,8 +25,6 @@ from wds_datapipes.tar.headers import BLOCK, NUMBERS, HeaderReader, round_to_blo
 from wds_datapipes.tar.scanner import open_archive_ranges
 from wds_datapipes.types import Sample
 
-__all__ = ["SampleReader", "Submit", "has_random_access"]
-
 #: About how many bytes are read at once. Fields from ``LONG_BYTES`` are read alone, so that they are not copied again.
 MAX_READ_BYTES, LONG_BYTES = 256 << 10, 32 << 10
 #: About how many bytes of a remote shard are requested at once.

@@ -18,8 +18,6 @@ from wds_datapipes.io.remote.remote_file import RemoteFile
 from wds_datapipes.io.remote.resuming_stream import RawReader, ResumingStream, fill
 from wds_datapipes.tar.buffer import ReadBuffer
 
-__all__ = ["ShardRanges"]
-
 #: Memory for at most this many bytes is allocated before they arrive: an index may claim any size.
 STEP_BYTES = 8 << 20
 

@@ -14,7 +14,6 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BUFFER_BYTES", "compression_name", "decompress_stream"]
 
 #: The size of the buffer between a shard's stream and its reader.
 BUFFER_BYTES = 256 << 10
@@ -59,7 +58,7 @@ def decompress_stream(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAUL
             if source.seekable():
                 source.seek(-len(head), io.SEEK_CUR)
             else:
-                source = buffer_stream(Rejoined(head, source))
+                source = buffer_stream(_Rejoined(head, source))
         if compression := detect_compression(head):
             source = buffer_stream(Decompressor(source, compression, url, limits))
     except BaseException:
@@ -79,7 +78,7 @@ def buffer_stream(stream: object) -> io.BufferedReader:
     return io.BufferedReader(cast(io.RawIOBase, stream), BUFFER_BYTES)
 
 
-class Rejoined(io.RawIOBase):
+class _Rejoined(io.RawIOBase):
     """A stream with the bytes that were already read put back at its start."""
 
     def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
@@ -125,12 +124,13 @@ class Decompressor(io.RawIOBase):
 
     @property
     def name_of_compression(self) -> str:
+        """The name of the compression, such as ``gzip``."""
         return self._compression.name
 
-    def readable(self) -> bool:
+    def readable(self) -> bool:  # noqa: D102
         return True
 
-    def readinto(self, buffer: Buffer, /) -> int:
+    def readinto(self, buffer: Buffer, /) -> int:  # noqa: D102
         view = memoryview(buffer).cast("B")
         out = self._output or memoryview(self._decompress(min(len(view), STEP_BYTES)))
         size = min(len(view), len(out))
@@ -215,6 +215,6 @@ class Decompressor(io.RawIOBase):
     def _location(self) -> str:
         return f"{redact(self._url)} (after {self._produced} uncompressed bytes)"
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: D102
         self._source.close()
         super().close()

@@ -12,21 +12,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from wds_datapipes.extras import require
 from wds_datapipes.io.openers import redact, split_scheme
 
-__all__ = [
-    "COMPRESSIONS",
-    "DAMAGED",
-    "GZIP",
-    "HEAD_BYTES",
-    "SHARD_SUFFIXES",
-    "Compress",
-    "Compression",
-    "Compressor",
-    "DecompressorUnit",
-    "detect_compression",
-    "find_compression",
-    "strip_shard_suffix",
-]
-
 Compress: TypeAlias = "bool | Literal['gz', 'bz2', 'xz', 'zst'] | None"
 """``None`` selects by the file name; ``True`` is gzip, and ``False`` disables compression."""
 
@@ -71,7 +56,7 @@ class Compressor(Protocol):
         """Finish compression, and return the remaining bytes."""
 
 
-class GzipDecompressorUnit:
+class _GzipDecompressorUnit:
     """One gzip member."""
 
     def __init__(self) -> None:
@@ -92,7 +77,7 @@ class GzipDecompressorUnit:
         return out
 
 
-class ZstdDecompressorUnit:
+class _ZstdDecompressorUnit:
     """One zstd frame."""
 
     needs_input = True
@@ -154,7 +139,7 @@ COMPRESSIONS = (
         bz2.BZ2Decompressor,
         bz2.BZ2Compressor,
     ),
-    GZIP := Compression("gzip", "gz", (".tgz",), re.compile(rb"\x1f\x8b\x08"), GzipDecompressorUnit, gzip_compressor),
+    GZIP := Compression("gzip", "gz", (".tgz",), re.compile(rb"\x1f\x8b\x08"), _GzipDecompressorUnit, gzip_compressor),
     Compression(
         "xz",
         "xz",
@@ -169,7 +154,7 @@ COMPRESSIONS = (
         "zst",
         (".tzst",),
         re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
-        ZstdDecompressorUnit,
+        _ZstdDecompressorUnit,
         zstd_compressor,
         ZSTD_INPUT_BYTES,
     ),

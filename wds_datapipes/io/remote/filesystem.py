@@ -22,8 +22,6 @@ from wds_datapipes.io.urls import known_schemes, split_scheme
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
-__all__ = ["RemotePath"]
-
 T = TypeVar("T")
 
 #: Scheme -> the package that it needs, and the extra of wds-datapipes that installs it.

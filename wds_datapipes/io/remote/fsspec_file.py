@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from wds_datapipes.io.remote.filesystem import RemotePath
 
-__all__ = ["BLOCK_BYTES", "BLOCK_TIMEOUTS", "FsspecStore"]
 
 #: Bytes per range request.
 BLOCK_BYTES = 8 << 20

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from wds_datapipes.io.remote.filesystem import RemotePath
 
-__all__ = ["HttpClient", "HttpFile", "HttpStore", "SentPart", "UnexpectedResponseError", "is_web"]
 
 #: ``bytes 512-1023/4096``: the first byte, the last one, and the size of the file.
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")

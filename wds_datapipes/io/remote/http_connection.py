@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["POOL", "ConnectionPool", "Deadline", "Response", "TimedResponse"]
 
 #: The most connections that a process keeps open between requests; as many as `IndexedSamples` reads from at a time.
 MAX_IDLE = 32

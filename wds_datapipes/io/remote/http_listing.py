@@ -8,8 +8,6 @@ from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
-__all__ = ["entries_of", "matches"]
-
 
 class Links(HTMLParser):
     """Collects the links of a page."""

@@ -23,7 +23,6 @@ from wds_datapipes.redaction import redact
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["FileFacts", "file_facts", "open_ranges"]
 
 #: Bytes of the first read after a seek; doubled with each sequential read.
 FIRST_BYTES, MAX_BYTES = 16 << 10, 8 << 20

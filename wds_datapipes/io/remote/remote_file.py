@@ -14,8 +14,6 @@ from wds_datapipes.io.remote.resuming_stream import OpenedSource, ResumingStream
 from wds_datapipes.io.remote.retry import status_of
 from wds_datapipes.redaction.storage_options import raise_alone
 
-__all__ = ["RemoteFile", "open_remote"]
-
 #: Bytes read from the start of a shard to detect its format: one tar header.
 HEAD_BYTES = 512
 

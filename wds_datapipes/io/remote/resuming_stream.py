@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-__all__ = [
-    "ForwardStream",
-    "OpenedSource",
-    "RawReader",
-    "ResumingStream",
-    "etag_of",
-    "fill",
-    "is_strong_etag",
-    "version_of",
-]
-
-
 #: The most bytes that are skipped at once, when a store sends a file again.
 SKIP_BYTES = 256 << 10
 

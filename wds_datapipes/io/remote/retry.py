@@ -14,16 +14,6 @@ from typing import TypeVar
 
 from wds_datapipes.errors import CorruptShardError, ReadLimitError
 
-__all__ = [
-    "RetryPolicy",
-    "concerns_all",
-    "is_systemic",
-    "is_transient",
-    "is_untrusted",
-    "status_of",
-    "was_replaced",
-]
-
 T = TypeVar("T")
 
 LOGGER = logging.getLogger("wds_datapipes")

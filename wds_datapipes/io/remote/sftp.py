@@ -13,8 +13,6 @@ from typing import Any, cast
 from wds_datapipes.io.remote.throughput import Attempt, TooSlowError
 from wds_datapipes.io.remote.timeouts import TIMEOUT_S
 
-__all__ = ["SftpFile", "connect", "is_sftp"]
-
 #: The time-out for opening a channel, as a multiple of the time-out of a byte: it takes several responses.
 CHANNEL_TIMEOUTS = 4
 #: Bytes per request, which every server must support, and bytes per read of a file.

@@ -14,7 +14,6 @@ from wds_datapipes.io.remote.resuming_stream import RawReader
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Attempt", "MonitoredFile", "ThroughputMonitor", "TooSlowError"]
 
 T = TypeVar("T")
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from wds_datapipes.arguments import check_optional_integer
 
-__all__ = ["RETRIES", "RETRY_S", "STORE_OPTIONS", "TIMEOUT_S", "silent_after", "split_timeouts", "with_timeouts"]
-
 #: A store has failed after this many seconds without a byte, unless its library has a default of its own.
 TIMEOUT_S = 30.0
 #: Retries for one shard, and the total seconds of their pauses.

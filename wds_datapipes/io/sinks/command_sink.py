@@ -13,8 +13,6 @@ from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.io.shell_process import ShellProcess, describe_exit, describe_failure
 from wds_datapipes.redaction import redact_command
 
-__all__ = ["CommandSink"]
-
 
 class CommandSink:
     """Runs a shell command, with ``pipefail``, and writes to its standard input.

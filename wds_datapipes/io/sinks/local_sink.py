@@ -10,8 +10,6 @@ from typing import cast
 from wds_datapipes.errors import ShardWriteError
 from wds_datapipes.io.atomic_file import AtomicFile
 
-__all__ = ["LocalSink"]
-
 #: The number of chunks that the system writes at once (IOV_MAX, at least 16 by POSIX, and 1024 on Linux and macOS).
 MAX_CHUNKS = 1024
 

@@ -16,8 +16,6 @@ from wds_datapipes.io.urls import split_scheme
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone
 
-__all__ = ["RemoteSink"]
-
 #: Part size of multipart uploads, in bytes. S3 allows 10,000 parts: 160 GB.
 PART_BYTES = 16 << 20
 

@@ -15,8 +15,6 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.state.description import PER_RANK, difference
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state
 
-__all__ = ["Checkpoint", "WorkerState"]
-
 logger = logging.getLogger("wds_datapipes")
 
 #: Matches a number in the description of a stage that is divided between the ranks, such as the size of a batch.

@@ -15,8 +15,6 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 
-__all__ = ["STATE", "checkpoints_in", "has_begun", "state_of", "state_of_stream", "text_of"]
-
 #: The only key of a state.
 STATE = "wds_datapipes"
 #: The version of the format.

@@ -14,8 +14,6 @@ from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks
 from wds_datapipes.pipes.state.pipeline_state import check_resharding, replay_reason, reshard_states
 from wds_datapipes.pipes.state.replay import is_replayed
 
-__all__ = ["merge_states", "reshard_state", "state_of_rank"]
-
 #: The rank, the number of ranks, whether the service splits among them, and the number of workers.
 Identity = tuple[int, int, bool, int]
 

@@ -20,18 +20,6 @@ from wds_datapipes.pipes.samples.epochs import DeclaredLength, compare_length
 from wds_datapipes.pipes.sharding import Instance
 from wds_datapipes.pipes.state.description import descriptions
 
-__all__ = [
-    "declared_length_of",
-    "epoch_setter",
-    "length_of",
-    "length_of_rank",
-    "load_state",
-    "own_service",
-    "refuse_pipeline",
-    "refuse_state",
-    "save_state",
-]
-
 NO_PIPELINE = (
     "The state contains no pipeline, since functions and credentials may change. Create the loader with its pipeline, "
     "DataLoader2(pipe, reading_service=ShardReadingService(...)), and call load_state_dict(state)"

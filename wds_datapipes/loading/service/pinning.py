@@ -19,8 +19,6 @@ from wds_datapipes.loading.workers.connection import Reader, set_reader
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["MemoryPinner", "pin_memory_of"]
-
 #: How long to wait for the thread to end, in seconds. It takes longer only if it waits for a worker.
 JOIN_S = 0.1
 

@@ -47,8 +47,6 @@ from wds_datapipes.pipes.unsplit_data import advice_for_split
 from wds_datapipes.redaction import short_repr
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["ShardReadingService"]
-
 Pipe = IterDataPipe[Any]
 
 

@@ -23,8 +23,6 @@ from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayed
 from wds_datapipes.seeds import SeedGenerator
 
-__all__ = ["ItemSource", "StateManager"]
-
 
 class ItemSource(Protocol):
     """A source of the items of the loop."""

@@ -54,8 +54,6 @@ from wds_datapipes.pipes.unsplit_data import advice_for_split, is_read_by_shard
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["StatefulShards", "check_loaded", "check_saved"]
-
 
 class StatefulShards(IterableDataset[Any]):
     """A dataset that runs a pipeline, with mid-epoch states, in torch's ``DataLoader`` or ``StatefulDataLoader``.

@@ -27,8 +27,6 @@ from wds_datapipes.pipes.samples.epochs import DeclaredLength, compare_length
 from wds_datapipes.pipes.state.pipeline_state import save_state, spans_epochs
 from wds_datapipes.seeds import SeedGenerator
 
-__all__ = ["Epochs"]
-
 
 class Epochs:
     """Reads a pipeline in this process, one epoch per iteration, and records its position.

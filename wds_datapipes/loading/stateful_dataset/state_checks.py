@@ -10,8 +10,6 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 
-__all__ = ["check_identity", "check_ranks", "check_replay", "check_seed", "ends_together"]
-
 #: Advice for programs with several ranks.
 ADVICE = (
     "Gather the states of all ranks, and load the same merge_states([...]) on each; or save each rank's state under "

@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader, get_worker_info
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.progress import LoopPosition
 
-__all__ = ["END", "BatchRecorder", "RecordedBatch", "SharedEpochs", "TrackedEpoch", "WorkerRow", "begin_recording"]
-
 #: Yielded by a worker after its last item, if the next epoch continues the stream, to carry its final position.
 END: Final = object()
 

@@ -15,8 +15,6 @@ from wds_datapipes.pipes.inspection import count_yielded, name_of, sources_of
 from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, rotation_period, splitters
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
-__all__ = ["EndingCycler"]
-
 
 class EndingCycler(Cycler):  # type: ignore[misc]  # torchdata has no types
     """torchdata's ``Cycler``, which ends in a worker without a share of the data.

@@ -16,8 +16,6 @@ from wds_datapipes.loading.service import loader as extension
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline, find_local_classes
 from wds_datapipes.loading.workers.in_process import users_part
 
-__all__ = ["extend"]
-
 
 @functools.cache
 def extend() -> None:

@@ -18,8 +18,6 @@ from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, graph
 from wds_datapipes.loading.transport.serialization import describe, takes
 from wds_datapipes.pipes.inspection import functional_name_of, sources_of, upstream
 
-__all__ = ["copy_pipeline", "explain_worker_pickling", "find_local_classes"]
-
 #: The exceptions of pickling and copying, which other code may raise as well.
 ERRORS = (pickle.PickleError, AttributeError, TypeError)
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from wds_datapipes.loading.service.service import ShardReadingService
 
-__all__ = ["MultiProcessingService"]
-
 
 class MultiProcessingService(ShardReadingService):
     """Runs in place of torchdata's ``MultiProcessingReadingService``, with its arguments and its defaults.

@@ -19,8 +19,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["Patch", "apply", "list_patches"]
-
 LOGGER = logging.getLogger("wds_datapipes")
 
 #: The releases of torchdata with ``DataLoader2`` that the patches were tested with.

@@ -9,8 +9,6 @@ from typing import Any
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.loading.workers.connection import set_reader
 
-__all__ = ["guard_thread", "pause"]
-
 #: The polling interval while a prefetcher's thread pauses, in seconds.
 PAUSE_CHECK_S = 1e-3
 

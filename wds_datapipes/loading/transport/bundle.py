@@ -10,8 +10,6 @@ from wds_datapipes.loading.transport.protocol import INLINE, NUMBER, Header, Kin
 from wds_datapipes.loading.transport.serialization import SerializedItem
 from wds_datapipes.loading.transport.shared_memory import Segment, SegmentPool
 
-__all__ = ["TOGETHER_BYTES", "Bundle"]
-
 #: Items share a message up to this many bytes. The cost of a message then hardly matters to images of 100 KB, and
 #: the messages on their way still fit in the caches of the processor.
 TOGETHER_BYTES = 512 * 1024

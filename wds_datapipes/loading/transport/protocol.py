@@ -12,8 +12,6 @@ import socket
 import struct
 from typing import NamedTuple
 
-__all__ = ["AHEAD_BYTES", "COMMAND_BYTES", "HEADER", "INLINE", "NUMBER", "Command", "Header", "Kind", "new_channel"]
-
 #: A worker pauses when this many bytes are in transit or waiting to be used; two messages are always allowed.
 AHEAD_BYTES = 64 * 1024 * 1024
 

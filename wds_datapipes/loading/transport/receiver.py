@@ -15,8 +15,6 @@ from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES,
 from wds_datapipes.loading.transport.serialization import serialize, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentLender, StatusPage
 
-__all__ = ["Message", "Receiver"]
-
 #: With this many segments lent, further items are copied out of theirs: the loop keeps items, and segments are limited.
 MAX_LENT = 64
 

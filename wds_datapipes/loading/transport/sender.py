@@ -17,8 +17,6 @@ from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES,
 from wds_datapipes.loading.transport.serialization import SerializedItem, Serializer, describe, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentPool, StatusPage
 
-__all__ = ["ReceiverGone", "Sender"]
-
 #: Items share a message until the next one has no room, or it has waited this long, in seconds,
 TOGETHER_S = 1e-3
 #: or until an item takes so long to make that a separate message costs little in comparison.

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["SerializedItem", "Serializer", "describe", "serialize", "takes", "unpack"]
-
 #: The minimum size of an array that is kept out of band, in bytes.
 APART = 16 * 1024
 

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Segment", "SegmentLender", "SegmentPool", "StatusPage", "map_segment", "new_memory"]
-
 Bytes = NDArray[np.uint8]
 
 #: The smallest size of a segment.

@@ -22,8 +22,6 @@ from wds_datapipes.loading.transport.protocol import Command, Kind
 from wds_datapipes.loading.transport.receiver import Message, Receiver
 from wds_datapipes.loading.workers.shutdown import describe_exit, is_running
 
-__all__ = ["Reader", "WorkerConnection", "is_abandoned", "set_reader"]
-
 #: The maximum duration of one wait, in seconds. The socket and the exit of a process end it earlier; the limit covers a
 #: process whose exit is invisible because a grandchild holds its pipes open.
 PULSE_S = 1.0

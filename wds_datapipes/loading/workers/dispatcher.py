@@ -12,8 +12,6 @@ from wds_datapipes.loading.transport.protocol import Kind
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.workers.worker import DISPATCH_WINDOW, Worker, WorkerJob, pack_error, report_errors_of_worker
 
-__all__ = ["run_dispatcher"]
-
 #: The maximum number of items kept for a worker that does not take its share while another needs more.
 MAX_KEPT = 10_000
 

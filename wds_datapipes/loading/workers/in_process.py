@@ -18,8 +18,6 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 
-__all__ = ["DeliveredCount", "LocalItems", "users_part"]
-
 
 class LocalItems(Stage[Any]):
     """The whole pipeline, in the main process.

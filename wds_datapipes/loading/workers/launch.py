@@ -24,8 +24,6 @@ from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.state.pipeline_state import spans_epochs
 
-__all__ = ["run_in_process", "start_method", "start_pool"]
-
 #: The maximum number of small items in a message.
 MAX_TOGETHER = 256
 

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from multiprocessing.reduction import DupFd
 from typing import IO, Any
 
-__all__ = ["ParentWatch", "run_watched"]
-
 #: All watches of this process. Forks inherit the write ends, so a fork hook must find and close them.
 _watches: weakref.WeakSet[ParentWatch] = weakref.WeakSet()
 

@@ -23,8 +23,6 @@ from wds_datapipes.loading.workers.shutdown import close_process, disown_process
 from wds_datapipes.loading.workers.worker import WorkerJob, run_worker
 from wds_datapipes.pipes.stage import Stage
 
-__all__ = ["PooledItems", "WorkerPool"]
-
 #: How long processes may take to exit on their own, in seconds. An item that is being made is discarded.
 GRACE_S = 0.4
 

@@ -12,8 +12,6 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-__all__ = ["GRACE_S", "close_process", "describe_exit", "disown_process", "end_processes", "is_running"]
-
 #: How long a process may take to exit on its own, in seconds. An item that is being made is discarded.
 GRACE_S = 2.0
 

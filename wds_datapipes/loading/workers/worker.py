@@ -39,8 +39,6 @@ from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.state.shard_order import listings_before
 
-__all__ = ["DISPATCH_WINDOW", "Payload", "Worker", "WorkerJob", "pack_error", "report_errors_of_worker", "run_worker"]
-
 #: The maximum number of messages of the dispatching process that a worker has not used yet. They are so small that
 #: sending them never blocks.
 DISPATCH_WINDOW = 4

@@ -17,8 +17,6 @@ from wds_datapipes.pipes.samples.decoding import DecodingStage, SeededDecodingSt
 from wds_datapipes.pipes.stage import OpaqueValue, register_stage
 from wds_datapipes.types import Sample
 
-__all__ = ["BatchDecoder"]
-
 
 @register_stage("decode_batch")
 class BatchDecoder(DecodingStage[dict[str, Any]]):

@@ -14,8 +14,6 @@ from wds_datapipes.pipes.batches.buffering import BufferingStage
 from wds_datapipes.pipes.stage import position_reader_of, register_stage
 from wds_datapipes.samples.bucketing import Length, LengthBuckets, bucket_samples
 
-__all__ = ["SampleBucketer"]
-
 
 @register_stage("bucket_samples")
 class SampleBucketer(BufferingStage[list[Any]]):

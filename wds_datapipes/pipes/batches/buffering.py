@@ -11,8 +11,6 @@ from wds_datapipes.pipes.stage import SnapshotStage, unpack_positions
 from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["BufferingStage"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

@@ -13,8 +13,6 @@ from wds_datapipes.pipes.stage import position_reader_of, register_stage
 from wds_datapipes.samples.packing import Layout, LongSamples, RowFormat, pack_samples
 from wds_datapipes.types import Sample
 
-__all__ = ["SamplePacker"]
-
 
 @register_stage("pack_samples")
 class SamplePacker(BufferingStage[Sample]):

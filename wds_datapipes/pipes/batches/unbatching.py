@@ -9,8 +9,6 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.samples.batching import split_lists, unbatch_samples
 
-__all__ = ["SampleUnbatcher"]
-
 
 @register_stage("unbatch_samples")
 class SampleUnbatcher(EngineStage[Any]):

@@ -21,8 +21,6 @@ from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.samples.caching import CachedPart, DiskCache, MemoryCache, SampleCache
 from wds_datapipes.seeds import derived_seed
 
-__all__ = ["SampleCacher"]
-
 
 @register_stage("cache_samples")
 class SampleCacher(EngineStage[Any]):

@@ -8,8 +8,6 @@ from typing import Any
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
 
-__all__ = ["StreamComposer"]
-
 Function = Callable[[Iterator[Any]], Iterable[Any]]
 
 

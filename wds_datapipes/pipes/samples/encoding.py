@@ -10,8 +10,6 @@ from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handle
 from wds_datapipes.pipes.stage import OneToOneStage, register_stage
 from wds_datapipes.types import Sample
 
-__all__ = ["SampleEncoder"]
-
 
 @register_stage("wds_encode")
 class SampleEncoder(OneToOneStage[Sample]):

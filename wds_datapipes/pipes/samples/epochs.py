@@ -24,8 +24,6 @@ from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["DeclaredLength", "EpochSetter", "LengthSetter", "compare_length"]
-
 
 class DeclaredLength:
     """Counts the items of an epoch in a loader.

@@ -21,8 +21,6 @@ from wds_datapipes.samples.fields import (
 )
 from wds_datapipes.types import Sample
 
-__all__ = ["DictMapper", "FieldRenamer", "SampleMapper", "TupleMaker", "TupleMapper"]
-
 
 @register_stage("to_tuple")
 class TupleMaker(OneToOneStage[tuple[Any, ...]]):

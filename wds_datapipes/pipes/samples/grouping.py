@@ -22,8 +22,6 @@ from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import Resume, SamplePosition, unpack_positions
 from wds_datapipes.types import Member, Sample
 
-__all__ = ["SampleGrouper", "SampleShuffler"]
-
 
 @register_stage("group_samples")
 class SampleGrouper(PositionedSamples):

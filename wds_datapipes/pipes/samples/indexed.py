@@ -32,8 +32,6 @@ from wds_datapipes.samples.fields import PADDING_MARK, Lacking
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 
-__all__ = ["IndexedSamples"]
-
 Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 """The shards of a dataset: a manifest, a pattern, or URLs."""
 

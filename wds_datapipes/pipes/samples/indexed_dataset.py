@@ -6,8 +6,6 @@ from wds_datapipes.datapipes import MapDataPipe
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.types import Sample
 
-__all__ = ["IndexedDataset"]
-
 
 class IndexedDataset(MapDataPipe[Sample]):
     """A map-style dataset of indexed samples, in the order of the shards; see `IndexedSamples.map_style`."""

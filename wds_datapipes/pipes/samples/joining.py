@@ -16,8 +16,6 @@ from wds_datapipes.samples.joining import Entry, add_columns, associate, parse_u
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
 from wds_datapipes.types import Sample
 
-__all__ = ["Associator", "ColumnAdder"]
-
 
 @register_stage("associate")
 class Associator(EngineStage[Sample]):

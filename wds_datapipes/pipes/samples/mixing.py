@@ -18,8 +18,6 @@ from wds_datapipes.samples.mixing import MixState, Stop, check_weights, mix_samp
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["SampleMixer"]
-
 
 @register_stage("mix_samples")
 class SampleMixer(SeededStage, SnapshotStage[Any]):

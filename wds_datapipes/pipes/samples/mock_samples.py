@@ -10,8 +10,6 @@ from wds_datapipes.arguments import check_integer
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.pipes.stage import EngineStage
 
-__all__ = ["MockSamples"]
-
 
 class MockSamples(EngineStage[Any]):
     """Generate synthetic samples, to test or benchmark a pipeline without its data.

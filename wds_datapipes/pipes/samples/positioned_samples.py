@@ -30,8 +30,6 @@ from wds_datapipes.shards.position import (
 )
 from wds_datapipes.types import Sample
 
-__all__ = ["PositionedSamples"]
-
 
 class PositionedSamples(SnapshotStage[Sample]):
     """Base class of stages that yield the samples of shards, one for each group of members or for each record."""

@@ -17,8 +17,6 @@ from wds_datapipes.pipes.sharding import find_rank_and_worker
 from wds_datapipes.pipes.stage import CountingStage, position_reader_of, register_stage
 from wds_datapipes.samples.sample_log import LogTarget, log_samples
 
-__all__ = ["SampleLogger"]
-
 
 @register_stage("log_samples")
 class SampleLogger(CountingStage[Any]):

@@ -23,8 +23,6 @@ from wds_datapipes.samples.sampling import (
 )
 from wds_datapipes.seeds import derived_seed
 
-__all__ = ["NonEmptyChecker", "RngSampleMapper", "SampleRsampler", "SampleSlicer", "seeds_of_samples"]
-
 
 @register_stage("map_samples_with_rng")
 class RngSampleMapper(SeededStage, EngineStage[Any]):

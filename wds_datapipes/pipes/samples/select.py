@@ -20,8 +20,6 @@ from wds_datapipes.samples.select import (
 )
 from wds_datapipes.types import Sample
 
-__all__ = ["FieldSelector", "KeyExtractor", "KeyRenamer"]
-
 
 @register_stage("select_fields")
 class FieldSelector(EngineStage[Sample]):

@@ -15,8 +15,6 @@ from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.shards.directory_queue import After, Select, take_files
 from wds_datapipes.shards.patterns import expand_braces
 
-__all__ = ["DirectoryShards"]
-
 #: The pattern of the names of archives, plain or compressed.
 ARCHIVES = f"*{{{','.join(SHARD_SUFFIXES)}}}"
 

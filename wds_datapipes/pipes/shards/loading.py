@@ -23,8 +23,6 @@ from wds_datapipes.shards.seeking import resume_shards
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Member
 
-__all__ = ["ShardLoader", "ShardReadingStage"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

@@ -25,8 +25,6 @@ from wds_datapipes.pipes.state.shard_order import ShardOrder, check_seen, listin
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["ShardProcessor"]
-
 
 @register_stage("process_shards")
 class ShardProcessor(SeededStage, EngineStage[Any]):

@@ -22,8 +22,6 @@ from wds_datapipes.shards.position import Resume
 from wds_datapipes.shards.records import RecordOptions
 from wds_datapipes.types import Sample
 
-__all__ = ["RecordLoader"]
-
 
 @register_stage("load_wds_records")
 class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):

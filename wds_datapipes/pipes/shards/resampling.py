@@ -15,8 +15,6 @@ from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.listing import resample_wds_shards
 
-__all__ = ["ShardResampler"]
-
 
 @register_stage("resample_wds_shards")
 class ShardResampler(SeededStage, SplittingStage[str]):

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from wds_datapipes.index.manifest import Manifest
     from wds_datapipes.shard_cache.cached_shards import KnownShards
 
-__all__ = ["ShardCacher"]
 
 #: The environment variable of webdataset that logs each download.
 VERBOSE = "WDS_VERBOSE_CACHE"

@@ -20,8 +20,6 @@ from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.shards.url_rewriting import Rewrite
 
-__all__ = ["DatasetSpec", "ListingStage", "ShardList", "ShufflerIterDataPipe", "shuffle_whole_lists"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

@@ -15,8 +15,6 @@ from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, splitter
 from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
 from wds_datapipes.types import Sample, ShardInfo
 
-__all__ = ["SampleWriter"]
-
 
 @register_stage("write_wds_shards")
 class SampleWriter(EngineStage[ShardInfo]):

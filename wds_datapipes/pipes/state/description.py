@@ -14,8 +14,6 @@ from wds_datapipes.pipes.inspection import TORCH_ATTRIBUTES, splits, upstream
 from wds_datapipes.pipes.stage import OpaqueValue
 from wds_datapipes.pipes.state.seeding import SEED, SEEDS
 
-__all__ = ["PER_RANK", "arguments_of", "description", "descriptions", "difference"]
-
 #: Attributes with the progress of a stage, or with settings made by the loader.
 _IGNORED_ATTRIBUTES = {*TORCH_ATTRIBUTES, *SEEDS, "counters", SEED}
 

@@ -13,8 +13,6 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import count_yielded, iteration_of, name_of, upstream
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
-__all__ = ["EmptyPassGuard"]
-
 #: The maximum number of items that a stage of another package may read before yielding one.
 MAX_HELD_BACK = 100_000
 

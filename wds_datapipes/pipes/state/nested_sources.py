@@ -15,8 +15,6 @@ from wds_datapipes.pipes.state.seeding import later_seed, pending_seed
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition, missing_samples_error
 
-__all__ = ["BEGINNING", "NestedPasses", "first_seeds"]
-
 #: The state of a source that has not started.
 BEGINNING: Mapping[str, Any] = {"pass": 0, "state": None}
 

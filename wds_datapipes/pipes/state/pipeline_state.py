@@ -12,18 +12,6 @@ from wds_datapipes.pipes.inspection import name_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.position import SamplePosition, unpack_positions
 
-__all__ = [
-    "Part",
-    "State",
-    "check_resharding",
-    "load_state",
-    "next_epoch_state",
-    "replay_reason",
-    "reshard_states",
-    "save_state",
-    "spans_epochs",
-]
-
 Part = Sequence[Mapping[str, Any] | None]
 """The state of one instance of a pipeline."""
 

@@ -16,8 +16,6 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["ReplayedItems", "digest_item", "is_replayed"]
-
 #: The number of values of an item that its digest covers, and the number of bytes at each end of a value.
 MAX_VALUES, MAX_BYTES = 64, 1024
 

@@ -16,7 +16,6 @@ from wds_datapipes.seeds import derived_seed
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SEED", "SEEDS", "SeededStage", "derive_later_seeds", "later_seed", "pending_seed"]
 
 #: The attribute with the `Seed` of a stage of another package, and the one that marks a wrapped method.
 SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"

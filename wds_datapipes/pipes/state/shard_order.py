@@ -23,17 +23,6 @@ from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.redaction import mask_credentials, may_hold_credentials, redact
 from wds_datapipes.seeds import derived_seed
 
-__all__ = [
-    "Seen",
-    "ShardOrder",
-    "check_seen",
-    "guard_listings",
-    "listings_before",
-    "merge_seen",
-    "remove_listings",
-    "seed_listings",
-]
-
 Seen = list[Any]
 """The digest of the part of a list that was read: the number of items, their digest, and the text of the last one."""
 

@@ -10,9 +10,6 @@ from wds_datapipes.io.small_files import folder_of
 from wds_datapipes.io.url_safety import COMMANDS, check_url
 from wds_datapipes.prepare.sample_spec import FilePart, UrlPart
 
-__all__ = ["FileLocations", "is_local_url"]
-
-
 REMOTE = "a remote table or recipe"
 
 

@@ -12,8 +12,6 @@ from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.prepare.sample_spec import FilePart, Part, SampleSpec
 from wds_datapipes.samples.keys import KeyRule
 
-__all__ = ["IMAGE_ENDINGS", "Faults", "Files", "ImageFiles", "find_images"]
-
 #: The default file extensions of images.
 IMAGE_ENDINGS = ("bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp")
 

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.prepare.sources.image_folder import Faults, ImageFiles, find_images
 
-__all__ = ["find_imagenet"]
-
 ENDINGS = ("jpeg", "jpg", "png")
 #: The files with the classes of images in a single folder, and the file with the words of classes.
 SOLUTION, META, MAPPING = "LOC_val_solution.csv", "meta.bin", "LOC_synset_mapping.txt"

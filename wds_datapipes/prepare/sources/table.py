@@ -17,8 +17,6 @@ from wds_datapipes.prepare.sources.file_locations import FileLocations
 from wds_datapipes.prepare.sources.image_folder import field_of
 from wds_datapipes.prepare.sources.table_rows import Rows, get_extension, open_rows
 
-__all__ = ["Table"]
-
 #: The codec of plain text.
 TEXT = CODECS["txt"]
 #: The field whose values may be names of classes, which are numbered.

@@ -19,8 +19,6 @@ from wds_datapipes.errors import SampleSourceError, ShardError
 from wds_datapipes.extras import require
 from wds_datapipes.io.openers import local_path, open_url, redact, split_scheme
 
-__all__ = ["Rows", "get_extension", "open_listing", "open_rows"]
-
 #: The rows of a Parquet file that are read at a time.
 ROWS_PER_BATCH = 256
 

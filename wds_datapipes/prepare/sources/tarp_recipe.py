@@ -16,8 +16,6 @@ from wds_datapipes.prepare.sources.table_rows import open_listing
 from wds_datapipes.redaction import redact, redact_command
 from wds_datapipes.samples.keys import KeyRule, first_dot
 
-__all__ = ["Recipe"]
-
 
 class Recipe:
     """The samples of a recipe for ``tarp create``.
