@@ -1,11 +1,9 @@
-"""Extension of IPython that shows pipelines and samples as HTML: ``%load_ext wds_datapipes.notebook``."""
+"""Extension of IPython that shows samples as HTML: ``%load_ext wds_datapipes.notebook``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.drawing import draw_pipeline
 from wds_datapipes.prepare.preview_html import samples_as_html
 
 #: The most samples of a list that are shown.
@@ -13,12 +11,8 @@ SAMPLES = 24
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Show stages of every package, samples, and lists of samples as HTML; IPython calls this.
-
-    A stage of this package and a `LoadingReport` need no extension.
-    """
+    """Show samples and lists of samples as HTML; IPython calls this. A `LoadingReport` needs no extension."""
     html = shell.display_formatter.formatters["text/html"]
-    html.for_type(IterDataPipe, draw_pipeline)
     html.for_type(dict, _show_sample)
     html.for_type(list, _show_samples)
 
@@ -26,7 +20,7 @@ def load_ipython_extension(shell: Any) -> None:
 def unload_ipython_extension(shell: Any) -> None:
     """Undo `load_ipython_extension`; IPython calls this for ``%unload_ext``."""
     html = shell.display_formatter.formatters["text/html"]
-    for kind in (IterDataPipe, dict, list):
+    for kind in (dict, list):
         html.pop(kind, None)
 
 

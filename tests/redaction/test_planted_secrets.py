@@ -76,7 +76,7 @@ def read(url: str, _: Path) -> Iterator[object]:
     for on_error in ("raise", "warn", "skip"):
         pipe = ShardList([url, url]).load_wds_shards(retries=0, on_error=on_error).group_samples().wds_decode()
         yield lambda pipe=pipe: list(pipe)
-        yield from (pipe, pipe._repr_html_(), traverse_dps(pipe), count_skipped(pipe))
+        yield from (pipe, traverse_dps(pipe), count_skipped(pipe))
 
 
 def read_into_quarantine(url: str, folder: Path) -> Iterator[object]:
@@ -219,7 +219,7 @@ def specify(url: str, folder: Path) -> Iterator[object]:
     yield lambda: DatasetSpec(f"{url}.json")
     yield lambda: DatasetSpec(f"{url}.yaml", allow_local_files=False)
     pipe = DatasetSpec({"datasets": [one, {"shards": good}]})
-    yield from (pipe, pipe._repr_html_(), traverse_dps(pipe))
+    yield from (pipe, traverse_dps(pipe))
 
 
 def index_it(url: str, folder: Path) -> Iterator[object]:

@@ -177,12 +177,6 @@ class Stage(Declarations, IterDataPipe[T_co]):
         sources = list(sources_of(self))
         return position_reader_of(sources[0]) if len(sources) == 1 else None
 
-    def _repr_html_(self) -> str:
-        """Draw the pipeline up to this stage, for notebooks."""
-        from wds_datapipes.pipes.drawing import draw_pipeline
-
-        return draw_pipeline(self)
-
 
 class EngineStage(Stage[T_co]):
     """Base class of the stages of this package, which make more `Declarations`."""
