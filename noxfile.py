@@ -293,13 +293,13 @@ def compatibility(session: nox.Session, torch: str) -> None:
     "peer",
     [
         nox.param(name, id=name)
-        for name in ("browser", "dali", "energon", "hugging_face", "mpi", "nodes", "stores", "trainers", "wids")
+        for name in ("dali", "energon", "hugging_face", "mpi", "nodes", "stores", "trainers", "wids")
     ],
 )
 def peers(session: nox.Session, peer: str) -> None:
     """Let DALI, Energon and wids read our indexes, train with trainers, load with nodes, and emulate stores.
 
-    DALI takes 2 GB, and needs no GPU. `browser` opens the page of samples in the system's Chromium.
+    DALI takes 2 GB, and needs no GPU.
     """
     if peer == "nodes":  # for a torchdata without DataLoader2
         pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]

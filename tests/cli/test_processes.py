@@ -229,24 +229,17 @@ def run_until_interrupt(command: list[str], step: int | None) -> None:
     main()
 
 
-@pytest.mark.parametrize("command", ["ls a.tar b.tar", "show a.tar b.tar --serve --port 0"])
 def test_a_command_interrupted_after_a_print_has_printed_it_once(
-    command: str, folder: Path, forked: Callable[[Callable[[], object]], int | None]
+    folder: Path, forked: Callable[[Callable[[], object]], int | None]
 ) -> None:
     for name in "ab":
         build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "txt": b"x" * n} for n in range(3)])
-    whole = None
-    if "--serve" not in command:  # which never ends by itself
-        assert forked(partial(run_until_interrupt, command.split(), None)) == 0
-        whole = Path("out.txt").read_text()
+    command = ["ls", "a.tar", "b.tar"]
+    assert forked(partial(run_until_interrupt, command, None)) == 0
+    whole = Path("out.txt").read_text()
     for step in range(4):
-        code = forked(partial(run_until_interrupt, command.split(), step))
-        assert code in ((130, 0) if whole else (130,))
-        printed = Path("out.txt").read_text()
-        if whole is None:
-            assert re.fullmatch(r"6 samples at http://127\.0\.0\.1:\d+/ \(Ctrl-C to stop\)\n", printed)
-        else:
-            assert whole.startswith(printed)
+        assert forked(partial(run_until_interrupt, command, step)) in (130, 0)
+        assert whole.startswith(Path("out.txt").read_text())
 
 
 # Resources ----------------------------------------------------------------------------------------------------------

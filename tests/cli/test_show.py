@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from wds_datapipes import TarWriter
-from wds_datapipes.cli.show_sheet import sheet_as_html
+from wds_datapipes.cli.show import sheet_as_html
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import json
 import pickle
 import re
 import tracemalloc
-import wave
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -164,11 +163,6 @@ def test_arrays_that_look_like_images_are_pictures() -> None:
 
 
 def test_sound_shows_its_duration() -> None:
-    file = io.BytesIO()
-    with wave.open(file, "wb") as sound:
-        sound.setparams((2, 2, 8000, 0, "NONE", ""))
-        sound.writeframes(bytes(4 * 12_000))
-    assert preview_field("wav", file.getvalue()).kind == "WAV audio, 1.5 s, 8000 Hz, stereo"
     import av
 
     packed = io.BytesIO()
@@ -177,7 +171,7 @@ def test_sound_shows_its_duration() -> None:
         frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.int16), format="s16", layout="mono")
         frame.sample_rate = 8000
         container.mux([*stream.encode(frame), *stream.encode(None)])
-    assert preview_field("flac", packed.getvalue()).kind == "audio, flac, 0.512 s, flac, 8000 Hz, mono"
+    assert preview_field("flac", packed.getvalue()).kind == "audio, flac, 0.512 s, flac, 8000 Hz, channels: 1"
 
 
 def test_video_shows_its_size_and_a_frame() -> None:
@@ -192,7 +186,7 @@ def test_video_shows_its_size_and_a_frame() -> None:
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     seen = preview_field("mp4", packed.getvalue())
-    assert re.fullmatch(r"video, mov,\S+, 2 s, 32 x 16 mpeg4, 10 frames/s", seen.kind)
+    assert re.fullmatch(r"video, mov,\S+, 2 s, 32 x 16 mpeg4", seen.kind)
     assert seen.picture is not None
     assert seen.picture.size == (32, 16)
 
@@ -219,18 +213,19 @@ def test_the_beginning_of_a_long_text_is_shown() -> None:
     assert (seen.kind, seen.text) == ("text", "ä" * 20 + "...")
 
 
-def test_large_values_are_summarized() -> None:
-    value = {f"k{n}": list(range(50)) for n in range(30)} | {"t": "x" * 5000}
-    seen = preview_field("json", json.dumps(value).encode(), characters=100_000)
-    assert json.loads(seen.text)["..."] == "11 more"
-    assert json.loads(seen.text)["k0"][-1] == "«30 more»"
-    assert max(map(len, seen.text.splitlines())) < 100
-    assert len(preview_field("json", json.dumps("x" * 5000).encode(), characters=100).text) == 103
+def test_long_and_nested_values_are_cut() -> None:
+    value = json.dumps({f"k{n}": list(range(50)) for n in range(30)}).encode()
+    assert len(preview_field("json", value, characters=100).text) == 103
     assert preview_field("json", b"[" * 100_000).error == "it is nested too deeply"
-    assert "«...»" in preview_field("json", b"[" * 20 + b"]" * 20).text
-    assert preview_field("json", b"1" + b"0" * 400).text == "1,329 bits"
-    assert "«1,329 bits»" in preview_field("json", b"[1" + b"0" * 400 + b"]").text
-    assert preview_field("json", b"null").kind == "null"
+    assert preview_field("json", b"1" + b"0" * 4000, characters=100).text == f"1{'0' * 99}..."
+    assert preview_field("json", b"null")[:2] == ("null", "null")
+
+
+def test_decoded_values_are_described_too() -> None:
+    assert preview_field("cls", 7)[:2] == ("int", "7")
+    assert preview_field("jpg", torch.zeros(3, 20, 40)).picture.size == (40, 20)  # type: ignore[union-attr]
+    assert preview_field("jpg", Image.fromarray(PIXELS))[:2] == ("image, 20 x 10, RGB", "")
+    assert preview_field("x", {b"key": 1}).error.startswith("TypeError: ")
 
 
 EXTENSIONS = sorted({*CODECS, *IMAGE_EXTENSIONS, *AUDIO_EXTENSIONS, *VIDEO_EXTENSIONS, "bin", "", "gz", "x.gz"})

@@ -11,15 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import TarWriter
-from wds_datapipes.prepare.dataset_contents import DatasetContents, RandomSamples
+from wds_datapipes.prepare.random_samples import draw_samples
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
-
-
-def draw_samples(urls: list[str], count: int, *, seed: int = 0, **scan: Any) -> RandomSamples:
-    return DatasetContents(urls, num_workers=0, **scan).draw(count, seed=seed)
 
 
 def all_samples(urls: list[str], **options: Any) -> list[dict[str, Any]]:
@@ -31,10 +27,10 @@ def fields(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_all_are_drawn_if_there_are_not_more(shards: list[str]) -> None:
-    drawn = draw_samples(shards, 100)
+    drawn = draw_samples(shards, 100, num_workers=0)
     assert fields(drawn.samples) == fields(all_samples(shards))
     assert drawn.sizes.tolist() == [len(s["jpg"]) + len(s["cls"]) for s in all_samples(shards)]
-    assert (drawn.shards, drawn.faults) == (3, [])
+    assert drawn.faults == []
     assert drawn.bytes == sum(Path(shard).stat().st_size for shard in shards)
 
 
@@ -44,7 +40,7 @@ def test_a_seed_draws_the_same_and_each_sample_has_the_same_chance(folder: Path)
     urls = [f"u-{shard}.tar" for shard in range(3)]
 
     def drawn(seed: int) -> list[str]:
-        return [sample["__key__"] for sample in draw_samples(urls, 6, seed=seed).samples]
+        return [sample["__key__"] for sample in draw_samples(urls, 6, seed=seed, num_workers=0).samples]
 
     assert drawn(1) == drawn(1)
     found = Counter(key for seed in range(60) for key in drawn(seed))
@@ -65,7 +61,7 @@ def test_drawn_samples_are_those_of_reading(
         with TarWriter(urls[-1]) as writer:
             for n in range(samples):
                 writer.write({"__key__": f"d/{shard}-{n}" + "k" * 60 * n, "a.b": bytes(700 * n), "txt": f"{n}"})
-    drawn = draw_samples(urls, count, seed=seed)
+    drawn = draw_samples(urls, count, seed=seed, num_workers=0)
     there = fields(all_samples(urls))
     assert len(drawn.samples) == min(count, len(there))
     at = [there.index(sample) for sample in fields(drawn.samples)]
@@ -75,7 +71,7 @@ def test_drawn_samples_are_those_of_reading(
 def test_samples_before_the_fault_of_a_broken_shard_are_drawn(shards: list[str]) -> None:
     Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:6000])
     Path("a-2.tar").write_bytes(b"no archive" * 100)
-    drawn = draw_samples([*shards, "none.tar"], 100)
+    drawn = draw_samples([*shards, "none.tar"], 100, num_workers=0)
     assert [sample["__key__"] for sample in drawn.samples] == ["00", "01", "02", "03", "10", "11"]
     assert [fault.kind for fault in drawn.faults] == ["TruncatedShardError", "CorruptShardError", "ShardOpenError"]
     assert drawn.samples[-1]["jpg"] == all_samples(shards[:1])[1]["jpg"].replace(b"\0", b"\1") + b"\1"
@@ -88,7 +84,7 @@ def test_stores_commands_and_other_key_rules(folder: Path) -> None:
         for sample in samples:
             writer.write(dict(sample))
     for url in ("k.tar", "memory://drawn/k.tar", "pipe:cat k.tar"):
-        drawn = draw_samples([url], 4, key_rule=last_dot)
+        drawn = draw_samples([url], 4, key_rule=last_dot, num_workers=0)
         assert [sample["__key__"][1:] for sample in drawn.samples] == [".5"] * 4
         assert {name for name in drawn.samples[0] if name[:2] != "__"} == {"txt", "bin"}
 
@@ -100,7 +96,7 @@ def test_files_outside_samples_are_ignored(folder: Path) -> None:
         for name in ("README", "__index__", "a.txt", "__meta__/x.txt", "a.TXT", "a.Cls", "NOTES", "b.txt"):
             Path("file").write_text(name)
             archive.add("file", name)
-    drawn = draw_samples(["s.tar"], 9)
+    drawn = draw_samples(["s.tar"], 9, num_workers=0)
     assert [{k: v for k, v in sample.items() if k == "__key__" or k[:2] != "__"} for sample in drawn.samples] == [
         {"__key__": "a", "txt": b"a.txt", "cls": b"a.Cls"},
         {"__key__": "b", "txt": b"b.txt"},
@@ -109,5 +105,5 @@ def test_files_outside_samples_are_ignored(folder: Path) -> None:
 
 def test_an_empty_dataset(folder: Path) -> None:
     build_shard("e.tar", [])
-    drawn = draw_samples(["e.tar"], 5)
+    drawn = draw_samples(["e.tar"], 5, num_workers=0)
     assert (drawn.samples, drawn.sizes.tolist(), drawn.faults) == ([], [], [])

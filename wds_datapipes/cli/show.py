@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
 
-import typer
+import numpy as np
 
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._declaration import Natural, Positive
 from wds_datapipes.cli._options import ReadArguments
-from wds_datapipes.cli._report import end_with_faults, plural, print_json
-from wds_datapipes.cli.show_server import SampleServer
-from wds_datapipes.cli.show_sheet import facts_of_dataset, sheet_as_html
+from wds_datapipes.cli._report import end_with_faults, plural, print_json, size_of_shards
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
 from wds_datapipes.parallel.progress import human_bytes
-from wds_datapipes.prepare.dataset_contents import DatasetContents
 from wds_datapipes.prepare.preview import Preview, preview_field
+from wds_datapipes.prepare.preview_html import escape_text, samples_as_html
+from wds_datapipes.prepare.random_samples import draw_samples
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.types import Sample
 
+#: What browsers allow the page: no scripts, and nothing from elsewhere.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'"
 #: The longest line of a field with its text beside it.
 WIDTH = 80
 
@@ -32,38 +35,29 @@ def show(
     options: ReadArguments,
     key: str | None = None,
     number: Natural = 0,
-    characters: Natural = 2000,
     html: str | None = None,
-    serve: bool = False,
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     limit: Positive = 60,
     seed: int = 0,
-    label: str = "",
     num_workers: Natural | None = None,
 ) -> None:
     """Show the fields of a sample, their sizes and contents.
 
-    With --html, write a contact sheet of random samples from all shards. With --serve, browse all samples, and filter
-    them by key and size, and with --label by class.
+    With --html, write a contact sheet of random samples from all shards.
     Code in the shards is never run: pickles are not decoded.
 
     One sample:
         --key, -k KEY: Show the sample with this key.
         --number POSITION: Show the sample at this position, counted from 0.
-        --characters COUNT: The most characters of a text to show.
 
     A contact sheet:
         --html FILE: Write a self-contained HTML page.
-        --serve: Serve a page of all samples with filters, to this host.
-        --port NUMBER: The port of --serve.
-        --limit NUMBER: The number of samples to draw, or on a page.
+        --limit NUMBER: The number of samples to draw.
         --seed NUMBER: The seed for drawing samples.
-        --label FIELD: The field with the class, to filter by.
     """
     urls = options.list_shards(shards)
-    if html is None and not serve:
+    if html is None:
         sample, position = find_sample(urls, key, number, options)
-        fields = [preview_field(name, data, characters=characters) for name, data in sample.items() if name[:2] != "__"]
+        fields = [preview_field(name, data) for name, data in sample.items() if name[:2] != "__"]
         if options.json:
             print_json(facts_of(sample, position, fields))
         else:
@@ -75,25 +69,41 @@ def show(
         raise WrongUse(
             "A contact sheet reads shards twice, which is not possible with standard input. Write it to a file first"
         )
-    if html is not None and serve:
-        raise WrongUse("--serve shows a page, and --html writes one: use one of them")
-    title = " ".join(redact(pattern) for pattern in shards)
-    table = DatasetContents(urls, label=label.lower(), num_workers=num_workers, **options.reading)
-    if serve:
-        with SampleServer(table, title, count=limit, port=port) as server:
-            sys.stdout.write(f"{plural(len(table), 'sample')} at {server.url} (Ctrl-C to stop)\n")
-            sys.stdout.flush()
-            server.serve_forever()
-    drawn = table.draw(limit, seed=seed)
-    page = sheet_as_html(drawn.samples, title, facts_of_dataset(table)).encode("utf-8", "replace")
-    write_sidecar(str(html), page, options.store)
+    drawn = draw_samples(urls, limit, seed=seed, num_workers=num_workers, **options.reading)
+    facts = {
+        "samples": f"{len(drawn.sizes):,}",
+        "shards": f"{len(urls):,}",
+        "bytes of shards": size_of_shards(drawn.bytes, len(urls), drawn.unread_shards),
+        "median sample": human_bytes(float(np.median(drawn.sizes))) if len(drawn.sizes) else "none",
+    }
+    page = sheet_as_html(drawn.samples, " ".join(map(redact, shards)), facts).encode("utf-8", "replace")
+    write_sidecar(html, page, options.store)
     if options.json:
-        facts = {"file": redact(str(html)), "bytes": len(page), "shown": len(drawn.samples), "samples": len(table)}
-        print_json({**facts, "faults": [fault._asdict() for fault in drawn.faults]})
+        told = {"file": redact(html), "bytes": len(page), "shown": len(drawn.samples), "samples": len(drawn.sizes)}
+        print_json({**told, "faults": [fault._asdict() for fault in drawn.faults]})
     else:
-        counts = f"{len(drawn.samples):,} of {plural(len(table), 'sample')}, {human_bytes(len(page))}"
-        sys.stdout.write(f"{printable(redact(str(html)))}: {counts}\n")
+        counts = f"{len(drawn.samples):,} of {plural(len(drawn.sizes), 'sample')}, {human_bytes(len(page))}"
+        sys.stdout.write(f"{printable(redact(html))}: {counts}\n")
     end_with_faults(drawn.faults, is_printed=not options.json)
+
+
+def sheet_as_html(samples: Sequence[Sample], title: str, facts: Mapping[str, str]) -> str:
+    """Return a self-contained page of some samples, whose contents are never run, and cannot break the page.
+
+    Args:
+        samples: the samples.
+        title: the title of the page.
+        facts: names and values.
+    """
+    page = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
+    return page.substitute(
+        policy=POLICY,
+        title=escape_text(title),
+        facts="".join(
+            f"<div><dt>{escape_text(name)}</dt><dd>{escape_text(value)}</dd></div>" for name, value in facts.items()
+        ),
+        samples=samples_as_html(samples) if samples else "<p>There are no samples.</p>",
+    )
 
 
 def find_sample(urls: list[str], key: str | None, number: int, options: ReadArguments) -> tuple[Sample, int]:

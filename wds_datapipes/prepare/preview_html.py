@@ -12,7 +12,7 @@ from PIL import Image
 
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import human_bytes
-from wds_datapipes.prepare.preview import Preview, preview_field, preview_value
+from wds_datapipes.prepare.preview import Preview, preview_field
 from wds_datapipes.types import Sample
 
 #: Pictures up to this size are enlarged without smoothing.
@@ -57,16 +57,15 @@ def samples_as_html(samples: Iterable[Sample]) -> str:
 
 def _card(sample: Sample) -> str:
     shard = redact(str(sample.get("__url__", "")))
-    fields = "".join(_field(_preview(name, value)) for name, value in sample.items() if name[:2] != "__")
+    fields = "".join(
+        _field(preview_field(name, value, characters=CHARACTERS, pixels=PIXELS))
+        for name, value in sample.items()
+        if name[:2] != "__"
+    )
     return (
         f'<div style="{CARD}"><b style="overflow-wrap:anywhere">{escape_text(str(sample["__key__"]))}</b>'
         f'<div style="{FAINT};overflow-wrap:anywhere">{escape_text(shard)}</div>{fields}</div>'
     )
-
-
-def _preview(name: str, value: object) -> Preview:
-    options = {"characters": CHARACTERS, "pixels": PIXELS}
-    return preview_field(name, value, **options) if isinstance(value, bytes) else preview_value(name, value, **options)
 
 
 def _field(field: Preview) -> str:

@@ -7,17 +7,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from wds_datapipes.errors import ShardError
 from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
-from wds_datapipes.prepare.dataset_contents import read_classes
-from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardFault, read_contents
+from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardContents, ShardFault, read_contents
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+#: The most bytes of a field that are read as the name of a class.
+CLASS_BYTES = 100
 
 
 class Sizes(NamedTuple):
@@ -153,9 +157,22 @@ def _read_stats(url: str, label: str | None, options: ScanOptions) -> _ShardStat
     for sample in contents.samples:
         for name, size in sample.fields.items():
             fields.setdefault(name, array("q")).append(size)
-    classes = Counter[str]() if label is None else Counter(filter(None, read_classes(contents, label, options)))
+    classes = Counter[str]() if label is None else _count_classes(contents, label, options)
     sizes = array("q", [sample.bytes for sample in contents.samples])
     return _ShardStats(contents.bytes, sizes, fields, contents.faults, classes)
+
+
+def _count_classes(contents: ShardContents, label: str, options: ScanOptions) -> Counter[str]:
+    """Count the classes in a field of the samples that the headers of a shard list."""
+    classes = Counter[str]()
+    try:
+        for sample in islice(options.read_leniently(contents.url, [label]), len(contents.index)):
+            classes[bytes(sample.get(label, b"")[:CLASS_BYTES]).decode(errors="replace").strip()] += 1
+    except ShardError:
+        if not contents.faults:
+            raise
+    del classes[""]  # of samples without the field
+    return classes
 
 
 def _concatenate(parts: Sequence[array[int]]) -> npt.NDArray[np.int64]:
