@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from wds_datapipes.codecs import decoding, field_chain
+from wds_datapipes.codecs import field_chain
 from wds_datapipes.codecs.decoding import DecoderChain, wds_decode
-from wds_datapipes.codecs.extensions import ByExtension, add_decoder, handle_extension
+from wds_datapipes.codecs.extensions import ByExtension, handle_extension
 from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.errors import DecodeError
 
@@ -161,16 +161,6 @@ def test_a_word_is_its_decoder() -> None:
     ]
 
 
-def test_names_are_registered_once() -> None:
-    with pytest.raises(ValueError, match="'rgb8' is built in"):
-        add_decoder("rgb8", handle_extension("x", len))
-    add_decoder("measured", handle_extension("len", len))
-    add_decoder("measured", handle_extension("size", len))
-    with pytest.raises(ValueError, match=r"'measured' is already registered for builtins\.len"):
-        add_decoder("measured", handle_extension("len", sum))
-    assert decode({"len": b"four", "size": b"four"}, "measured") == {"len": b"four", "size": 4}
-
-
 def test_decoders_are_chosen_once_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[str] = []
     plan = DecoderChain.plan
@@ -191,6 +181,6 @@ def test_decoders_are_chosen_once_for_a_name(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_chain_pickles() -> None:
     chain = pickle.loads(pickle.dumps(DecoderChain(["rgb", handle_extension("x", len)], {"y": len}, only="x y")))
-    assert list(decoding.decode_samples([{"x": b"1", "y": b"22", "cls": b"3"}], chain)) == [
+    assert list(field_chain.convert_samples([{"x": b"1", "y": b"22", "cls": b"3"}], chain)) == [
         {"x": 1, "y": 2, "cls": b"3"}
     ]

@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from wds_datapipes.codecs.decoding import DecoderChain, UnusedDecoders
+from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.codecs.field_chain import name_field
 from wds_datapipes.errors import DecodeError, SampleError
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError
@@ -45,7 +45,6 @@ def decode_batches(
         on_error: what to do with samples that fail.
     """
     policy = ErrorPolicy(on_error, chain.stage)
-    chain.unused = unused = UnusedDecoders(chain)
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix=chain.stage) if num_threads > 1 else None
     with pool or nullcontext():
         for batch in source:
@@ -56,10 +55,8 @@ def decode_batches(
             decoding = _BatchDecoding(batch, chain, seeds, pool)
             if kept := decoding.finish(policy):
                 yield decoding.columns(kept, collate)
-            unused.count(len(batch))
             if policy.has_ended:
                 break
-    unused.warn()
     policy.finish()
 
 

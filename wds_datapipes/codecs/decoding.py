@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.extensions import (
     ByExtension,
-    ExtensionDecoder,
     FieldName,
     as_continue,
     find_decoder,
@@ -22,7 +21,6 @@ from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInpu
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.types import Sample
-from wds_datapipes.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,12 +33,9 @@ KEEP = FieldStep("no decoder", bytes)
 GUNZIP = FieldStep("gzip", gunzip)
 
 Decoder: TypeAlias = "str | ByExtension | Callable[[str, bytes], Any]"
-"""An image spec, ``"torch_video"``, ``"torch_audio"`` or the name of a registered decoder; an `ImageDecoder` or the
-result of `handle_extension`; or a function of a field's name and bytes that returns the value, ``None`` to leave the
-field to the next decoder, or a `Continue` with data for the next decoders."""
-
-#: The number of samples after which unused decoder functions are reported, unless the samples end earlier.
-UNUSED_AFTER = 1000
+"""An image spec, ``"torch_video"`` or ``"torch_audio"``; an `ImageDecoder` or the result of `handle_extension`; or a
+function of a field's name and bytes that returns the value, ``None`` to leave the field to the next decoder, or a
+`Continue` with data for the next decoders."""
 
 
 def wds_decode(
@@ -62,7 +57,7 @@ def wds_decode(
     """
     check_on_error(on_error)
     chain = DecoderChain(decoders, by_extension, only=only, partial=partial, allow_pickle=allow_pickle, limits=limits)
-    return decode_samples(source, chain, on_error)
+    return convert_samples(source, chain, on_error)
 
 
 class DecoderChain(FieldChain):
@@ -74,8 +69,6 @@ class DecoderChain(FieldChain):
         only: names of the fields to decode, as a space-separated string or several strings.
         partial: pass values that are not bytes unchanged instead of raising an error.
         allow_pickle: allow codecs that can run code.
-        basic: whether to try the basic decoders last; without them, fields without a decoder stay unchanged, including
-            ``.gz`` fields and values that are not bytes.
         limits: the limits on decompressed fields.
         stage: the name of the stage in messages.
     """
@@ -90,7 +83,6 @@ class DecoderChain(FieldChain):
         only: str | Iterable[str] | None = None,
         partial: bool = False,
         allow_pickle: bool = False,
-        basic: bool = True,
         limits: ReadLimits = DEFAULT_LIMITS,
         stage: str = "wds_decode",
     ) -> None:
@@ -100,27 +92,13 @@ class DecoderChain(FieldChain):
             handle_extension(extension, function)
             for extension, function in sorted(by_extension.items(), key=lambda item: -item[0].count("."))
         ]
-        functions = list(range(len(chain)))
         for decoder in decoders:
             if not isinstance(decoder, str) and not callable(decoder):
                 raise TypeError(f"a decoder must be a name or a function of a field's name and bytes, not {decoder!r}")
-            if not isinstance(decoder, str | ByExtension) or isinstance(decoder, ExtensionDecoder):
-                functions.append(len(chain))
             chain.append(find_decoder(decoder) if isinstance(decoder, str) else decoder)
         self.decoders = tuple(chain)
-        #: Positions of the decoders that are user functions.
-        self.functions = tuple(functions)
-        self.unused: UnusedDecoders | None = None
         self.partial = partial
-        self.basic = basic
         self.limits = limits
-
-    def prepend(self, *decoders: ByExtension) -> DecoderChain:
-        """Return a chain with other decoders in front."""
-        chain = copy(self)
-        chain.decoders = (*decoders, *self.decoders)
-        chain.functions = tuple(position + len(decoders) for position in self.functions)
-        return chain
 
     def find_steps(self, name: str, start: int) -> tuple[FieldStep, ...]:
         """Return the decoders for fields of this name, in order."""
@@ -130,11 +108,7 @@ class DecoderChain(FieldChain):
                 steps.append(FieldStep(name_of(decoder), partial_call(decoder, FieldName(name)), position=position))
             elif decoder.takes(name):
                 steps.append(FieldStep(repr(decoder), decoder.decode, position=position))
-        if self.basic:
-            steps.append(self._last_step(name.rpartition(".")[2].lower()))
-        elif steps:
-            steps.append(KEEP)
-        return tuple(steps)
+        return (*steps, self._basic_step(name.rpartition(".")[2].lower()))
 
     def apply(self, sample: Sample, field: str, plan: FieldPlan) -> Any:
         """Decode the bytes of a field."""
@@ -156,8 +130,6 @@ class DecoderChain(FieldChain):
                         break
                 if step.position is None or value is None:
                     return value
-                if self.unused is not None:
-                    self.unused.discard(step.position)
                 if (rest := as_continue(value)) is None:
                     return value
                 data = rest.data
@@ -213,7 +185,7 @@ class DecoderChain(FieldChain):
         chain.plans = {}
         return chain
 
-    def _last_step(self, extension: str) -> FieldStep:
+    def _basic_step(self, extension: str) -> FieldStep:
         codec = find_codec(extension, trusted=self.allow_pickle)
         if codec is None:
             return KEEP
@@ -221,79 +193,6 @@ class DecoderChain(FieldChain):
         if extension == "npz":  # compressed internally
             function = partial_call(function, limits=self.limits)
         return FieldStep(f"the {extension} codec", function)
-
-
-class UnusedDecoders:
-    """Warns about decoder functions that decode nothing.
-
-    Without the warning, a function that never matches a name would go unnoticed. Functions for extensions count as one,
-    since a table of them may cover more than the data contain; names such as ``"rgb8"`` and the handlers of webdataset
-    are not checked.
-    """
-
-    def __init__(self, chain: DecoderChain) -> None:
-        by_extension: set[int] = set()
-        self._groups: list[set[int]] = []
-        for position in chain.functions:
-            decoder = chain.decoders[position]
-            if isinstance(decoder, ByExtension):
-                by_extension.add(position)
-            elif not str(getattr(decoder, "__module__", "")).startswith("webdataset."):
-                self._groups.append({position})
-        if by_extension:
-            self._groups.append(by_extension)
-        self._decoders, self._plans, self._stage = chain.decoders, chain.plans, chain.stage
-        self._remaining = UNUSED_AFTER
-
-    def __bool__(self) -> bool:
-        return bool(self._groups)
-
-    def discard(self, position: int) -> None:
-        """Mark the decoder at a position as used."""
-        self._groups = [group for group in self._groups if position not in group]
-
-    def count(self, samples: int = 1) -> None:
-        """Count samples, and warn after `UNUSED_AFTER` samples."""
-        self._remaining -= samples
-        if self._remaining <= 0 and self._groups:
-            self.warn()
-
-    def warn(self) -> None:
-        """Warn once about the decoders unused so far."""
-        fields = sorted(field for field, plan in self._plans.items() if plan is not None)
-        groups, self._groups = self._groups, []
-        if not fields:
-            return
-        listed = ", ".join(map(repr, fields[:10])) + (", ..." if len(fields) > 10 else "")
-        for group in groups:
-            names = ", ".join(_name_decoder(self._decoders[position]) for position in sorted(group))
-            warn_user(
-                f"{self._stage}: {names} decoded none of the fields {listed}. A function gets the name of the field "
-                f"without a leading dot, 'png' instead of '.png', and returns None for other fields"
-            )
-
-
-def _name_decoder(decoder: Any) -> str:
-    return repr(decoder) if isinstance(decoder, ByExtension) else name_of(decoder)
-
-
-def decode_samples(
-    source: Iterable[Sample], chain: DecoderChain, on_error: OnError = "raise", *, warn_unused: bool = False
-) -> Iterator[Sample]:
-    """Decode samples with a chain; samples with a field that fails are handled by the policy.
-
-    With ``warn_unused``, warn about decoder functions that decoded nothing when the samples end.
-    """
-    chain.unused = UnusedDecoders(chain) if warn_unused else None
-    samples = convert_samples(source, chain, on_error)
-    return _warn_of_unused(samples, chain.unused) if chain.unused else samples
-
-
-def _warn_of_unused(samples: Iterator[Sample], unused: UnusedDecoders) -> Iterator[Sample]:
-    for sample in samples:
-        unused.count()
-        yield sample
-    unused.warn()
 
 
 def _as_bytes(sample: Sample, field: str) -> bytes:

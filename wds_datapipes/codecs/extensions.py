@@ -10,9 +10,6 @@ from typing import Any
 
 from wds_datapipes.codecs.crops import RandomSource
 
-#: The registered decoders by name, global like torch's registry of stages.
-_registered: dict[str, ExtensionDecoder] = {}
-
 
 class FieldName(str):
     """The name of a field as passed to decoder functions: ``png``, which also matches ``.png``.
@@ -38,14 +35,6 @@ class FieldName(str):
     def lower(self) -> FieldName:
         """Return the name in lower case."""
         return FieldName(super().lower())
-
-    def upper(self) -> FieldName:
-        """Return the name in upper case."""
-        return FieldName(super().upper())
-
-    def casefold(self) -> FieldName:
-        """Return the name for comparisons that ignore case."""
-        return FieldName(super().casefold())
 
 
 @dataclass(frozen=True)
@@ -176,57 +165,23 @@ def name_of(function: object) -> str:
 
 
 def find_decoder(name: str) -> ByExtension:
-    """Return the decoder for an image spec, ``"torch_video"``, ``"torch_audio"`` or a registered name.
+    """Return the decoder for an image spec, ``"torch_video"`` or ``"torch_audio"``.
 
     Raises:
         ValueError: there is no decoder of this name.
     """
-    if name in _registered:
-        return _registered[name]
     # Pillow would take most of the time to import the codecs.
     from wds_datapipes.codecs.images import IMAGE_SPECS, ImageDecoder
+    from wds_datapipes.codecs.media import AudioDecoder, VideoDecoder
 
     if name in IMAGE_SPECS:
         return ImageDecoder(name)
-    from wds_datapipes.codecs.media import AudioDecoder, VideoDecoder
-
-    if name == "torch_video":
-        return VideoDecoder()
-    if name == "torch_audio":
-        return AudioDecoder()
-    names = [*IMAGE_SPECS, "torch_video", "torch_audio", *_registered]
-    close = get_close_matches(name, names, 1)
+    media = {"torch_video": VideoDecoder, "torch_audio": AudioDecoder}
+    if name in media:
+        return media[name]()
+    close = get_close_matches(name, [*IMAGE_SPECS, *media], 1)
     advice = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(
-        f"there is no decoder {name!r}.{advice} Choose an image spec ({' '.join(IMAGE_SPECS)}), torch_video, "
-        f"torch_audio, or a registered decoder: {' '.join(sorted(_registered)) or '(none yet)'}"
+        f"there is no decoder {name!r}.{advice} Choose an image spec ({' '.join(IMAGE_SPECS)}), torch_video "
+        f"or torch_audio"
     )
-
-
-def add_decoder(name: str, decoder: ExtensionDecoder) -> None:
-    """Register a decoder; registering the same function again, as when a notebook cell is rerun, replaces it.
-
-    Raises:
-        ValueError: the name is taken by another decoder.
-    """
-    if name in _registered and _definition(_registered[name].function) != _definition(decoder.function):
-        raise ValueError(
-            f"the decoder name {name!r} is already registered for {name_of(_registered[name].function)}: "
-            f"choose another name for {name_of(decoder.function)}"
-        )
-    if name not in _registered and _is_built_in(name):
-        raise ValueError(f"the decoder name {name!r} is built in: choose another name")
-    _registered[name] = decoder
-
-
-def _is_built_in(name: str) -> bool:
-    try:
-        find_decoder(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _definition(function: object) -> tuple[object, object]:
-    """Return the module and name of a function, which stay the same when its definition is rerun."""
-    return getattr(function, "__module__", None), getattr(function, "__qualname__", function)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.codecs.decoding import DecoderChain, decode_samples
+from wds_datapipes.codecs.decoding import DecoderChain
+from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.errors import MissingSidecarError, ShardError, SidecarError, UnsafeInputError
 from wds_datapipes.index.build import check_index
 from wds_datapipes.index.file_format import index_url, read_index
@@ -248,7 +249,7 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
             single = {"__key__": key, "__url__": sample["__url__"], name: sample[name]}
             try:
                 undecoded.update(
-                    name for decoded in decode_samples([single], chain, record) if type(decoded[name]) is bytes
+                    name for decoded in convert_samples([single], chain, record) if type(decoded[name]) is bytes
                 )
             except UnsafeInputError:
                 unsafe[name] += 1

@@ -298,21 +298,3 @@ def test_wrong_arguments_are_errors() -> None:
         wrapped([]).decode_batch(num_threads=0)
     with pytest.raises(ValueError, match="on_error must be"):
         wrapped([]).decode_batch(on_error="ignore")
-
-
-def decode_nothing(field: str, data: bytes) -> Any:
-    return None
-
-
-def decode_text(field: str, data: bytes) -> Any:
-    return data.decode() if field == "txt" else None
-
-
-def test_a_function_that_decodes_nothing_warns_once() -> None:
-    pipe = wrapped(samples(5)).batch(2).decode_batch("rgb8", decode_nothing, decode_text)
-    with pytest.warns(UserWarning, match="decoded none") as caught:
-        assert len(list(pipe)) == 3
-    [warning] = caught
-    assert str(warning.message).startswith(
-        f"decode_batch: {__name__}.decode_nothing decoded none of the fields 'cls', "
-    )

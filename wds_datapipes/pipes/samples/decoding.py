@@ -1,20 +1,13 @@
-"""The stage that decodes samples, and the registration of decoders as stages."""
+"""The stage that decodes samples."""
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from wds_datapipes.codecs.decoding import Decoder, DecoderChain, decode_samples
-from wds_datapipes.codecs.extensions import (
-    ByExtension,
-    ExtensionDecoder,
-    add_decoder,
-    handle_extension,
-    split_extensions,
-)
-from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.codecs.decoding import Decoder, DecoderChain
+from wds_datapipes.codecs.extensions import ByExtension
+from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.pipes.samples.sampling import seeds_of_samples
@@ -26,16 +19,6 @@ from wds_datapipes.types import Sample
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "DecodingStage",
-    "RegisteredDecoder",
-    "SampleDecoder",
-    "SeededDecodingStage",
-    "handle_extension",
-    "register_decoder",
-]
-
-F = TypeVar("F", bound=Callable[[bytes], Any])
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -98,12 +81,11 @@ class SampleDecoder(DecodingStage[Sample]):
 
     Args:
         source: samples, as ``group_samples`` yields them.
-        decoders: an image spec (see `ImageDecoder`), ``"torch_video"``, ``"torch_audio"``, the name of a registered
-            decoder, an `ImageDecoder`, a result of `handle_extension`, or a function ``(field, data)``. The function
-            receives the field's name without a leading dot (and without ``.gz``) and its bytes, and returns the value,
-            ``None`` to leave the field to the next decoder, or a `Continue`. Functions written for webdataset, which
-            passes ``.png``, work if they test ``name.endswith(".png")``. A function that has decoded nothing after
-            1,000 samples, or at the end, causes a warning.
+        decoders: an image spec (see `ImageDecoder`), ``"torch_video"``, ``"torch_audio"``, an `ImageDecoder`, a result
+            of `handle_extension`, or a function ``(field, data)``. The function receives the field's name without a
+            leading dot (and without ``.gz``) and its bytes, and returns the value, ``None`` to leave the field to the
+            next decoder, or a `Continue`. Functions written for webdataset, which passes ``.png``, work if they test
+            ``name.endswith(".png")``.
         only: the names of the fields to decode, ``"jpg cls"`` or a list of them; the others stay bytes.
         partial: accept values that are not bytes, such as already decoded ones; otherwise they are an error.
         allow_pickle: allow codecs that can run arbitrary code in the data: ``pyd pickle pkl``, and ``pth`` with other
@@ -119,9 +101,6 @@ class SampleDecoder(DecodingStage[Sample]):
         UnsafeInputError: a field needs ``allow_pickle``.
         MissingDependencyError: a field needs a package that is not installed.
 
-    Subclass it to write a decoder with arguments or state: set ``extensions``, define ``decode(self, data)``, and pass
-    ``source`` to the constructor of this class. The stage decodes the fields with those extensions only.
-
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> samples = IterableWrapper([{"__key__": "a", "cls": b"7", "meta.json": b'{"ok": true}', "bin": b"x"}])
@@ -131,9 +110,6 @@ class SampleDecoder(DecodingStage[Sample]):
 
     is_stateless = True
     draws_globally = True
-
-    #: In a subclass: the extensions it decodes, as for `handle_extension`.
-    extensions: str | Iterable[str] = ()
 
     def __init__(
         self,
@@ -149,8 +125,6 @@ class SampleDecoder(DecodingStage[Sample]):
     ) -> None:
         check_on_error(on_error)
         refuse_handler(by_extension, "keywords are extensions, as in json=parse")
-        if self.extensions and (decoders or by_extension):
-            raise TypeError(f"{type(self).__name__} has its own decoder, and accepts no others")
         self.source = source
         self.on_error = on_error
         # An object, since torch pickles tuples and dicts in attributes to find datapipes, and fails on a lambda.
@@ -160,29 +134,14 @@ class SampleDecoder(DecodingStage[Sample]):
             only=only,
             partial=partial,
             allow_pickle=allow_pickle,
-            basic=not self.extensions,
             limits=limits,
         )
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if cls.extensions:
-            cls.extensions = split_extensions(cls.extensions)
-            if cls.decode is SampleDecoder.decode:
-                raise TypeError(f"{cls.__name__} sets extensions, so it must define decode(self, data)")
-
-    def decode(self, data: bytes) -> Any:
-        """In a subclass: return the value of a field's bytes, or ``None`` to leave the field unchanged."""
-        raise NotImplementedError(f"{type(self).__name__} sets no extensions, so it has no decode method")
-
-    def _own_decoders(self) -> tuple[ByExtension, ...]:
-        return (handle_extension(self.extensions, self.decode),) if self.extensions else ()
-
     def __iter__(self) -> Iterator[Sample]:
-        chain, source = self._chain.prepend(*self._own_decoders()), self.source
+        chain, source = self._chain, self.source
         if (seeds := self.sample_seeds()) is not None:
             chain, source = chain.with_rng(seeds.make_rng), seeds.follow(source)
-        yield from decode_samples(source, chain, self.counted_errors, warn_unused=True)
+        yield from convert_samples(source, chain, self.counted_errors)
 
 
 class RandomSampleDecoder(SeededDecodingStage[Sample], SampleDecoder):
@@ -190,86 +149,3 @@ class RandomSampleDecoder(SeededDecodingStage[Sample], SampleDecoder):
 
 
 SampleDecoder._random_class = RandomSampleDecoder
-
-
-class RegisteredDecoder(SampleDecoder):
-    """The stage of a function that `register_decoder` registered; it can be pickled if the function can.
-
-    Args:
-        source: samples.
-        decoder: the function and its extensions.
-        only: as for `SampleDecoder`.
-    """
-
-    def __init__(
-        self,
-        source: Iterable[Sample],
-        /,
-        decoder: ExtensionDecoder,
-        *,
-        only: str | Iterable[str] | None = None,
-        partial: bool = False,
-        on_error: OnError = "raise",
-        limits: ReadLimits = DEFAULT_LIMITS,
-    ) -> None:
-        self.extensions = decoder.extensions
-        super().__init__(source, only=only, partial=partial, on_error=on_error, limits=limits)
-        self.decoder = decoder
-
-    def _own_decoders(self) -> tuple[ByExtension, ...]:
-        return (self.decoder,)
-
-
-def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F], F]:
-    """Register a function ``bytes -> value`` as a stage and as a decoder name of ``wds_decode``; used as a decorator.
-
-    Every datapipe gets a method ``.name()``, which decodes the fields with those extensions, and has the arguments
-    ``only``, ``partial``, ``on_error`` and ``limits``. ``.wds_decode("name")`` combines it with other decoders. The
-    decorator returns the function unchanged, so a pipeline can be pickled if the function can. Running the same code
-    again replaces the function; existing pipelines keep the old one.
-
-    Args:
-        name: the name of the stage: a Python identifier that is not a method of datapipes.
-        extensions: as for `handle_extension`: ``"jpg seg.png"`` or a list of such words.
-
-    Raises:
-        ValueError: the name is invalid or taken.
-
-    Examples:
-        >>> @register_decoder("reversed_text", "rev")
-        ... def reversed_text(data):
-        ...     return data.decode()[::-1]
-        >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> list(IterableWrapper([{"rev": b"olleh", "cls": b"7"}]).reversed_text())
-        [{'rev': 'hello', 'cls': b'7'}]
-        >>> list(IterableWrapper([{"rev": b"olleh", "cls": b"7"}]).wds_decode("reversed_text"))
-        [{'rev': 'hello', 'cls': 7}]
-    """
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-        raise ValueError(f"the name of a stage must be a valid method name, such as 'sketch', not {name!r}")
-    words = split_extensions(extensions)
-
-    def register(function: F) -> F:
-        decoder = handle_extension(words, function)
-        registered = IterDataPipe.functions.get(name)
-        if hasattr(IterDataPipe, name) or (registered is not None and not isinstance(registered, _Registration)):
-            raise ValueError(
-                f"the stage name {name!r} is taken: datapipes have a method of that name. Choose another name for the "
-                f"decoder"
-            )
-        add_decoder(name, decoder)
-        IterDataPipe.register_function(name, _Registration(decoder))
-        return function
-
-    return register
-
-
-class _Registration:
-    """The callable behind the functional name of a registered decoder: ``datapipe.name(...)``."""
-
-    def __init__(self, decoder: ExtensionDecoder) -> None:
-        self.decoder = decoder
-        self.__doc__ = decoder.function.__doc__
-
-    def __call__(self, source: IterDataPipe[Sample], /, **options: Any) -> RegisteredDecoder:
-        return RegisteredDecoder(source, self.decoder, **options)
