@@ -217,7 +217,7 @@ def spec_seeds() -> list[bytes]:
     datasets: list[dict[str, object]] = [
         {"name": "x", "shards": "{0..3}.tar", "choose": 2},
         {"shards": ["a.tar", "b.tar"], "resample": 5, "buckets": "c"},
-        {"shards": "a::b", "scaleprob": 0.5},
+        {"shards": "a::b", "choose": 2},
     ]
     facts = {"prefix": "p/", "buckets": ["b"], "datasets": datasets}
     yaml = b"prefix: p/\nbuckets: [b]\ndatasets:\n- name: x\n  shards: '{0..3}.tar'\n  resample: 2\n"
@@ -227,7 +227,7 @@ def spec_seeds() -> list[bytes]:
     return [b"j" + json.dumps(facts).encode(), b"y" + yaml, b"y" + laughs, b"y" + merged]
 
 
-SPEC_TOKENS = [b"datasets", b"shards", b"resample", b"choose", b"scaleprob", b"buckets", b"prefix", b"name", b"&a"]
+SPEC_TOKENS = [b"datasets", b"shards", b"resample", b"choose", b"buckets", b"prefix", b"name", b"&a"]
 SPEC_TOKENS += [b"*a", b"<<: ", b"!!int ''", b"!!bool x", b"!!timestamp x", b"2001-99-99", b"!!float x", b"!!binary x"]
 SPEC_TOKENS += [b"!!set", b".inf", b"1e999", b"!!python/object:x", b"{0..9}", b"{0..999999999}", b"::", b"1_000", b"0b"]
 SPEC_TOKENS += [b"? ", b"- ", b"|\n ", b"[" * 500]

@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DatasetSpec, ShardReadingService
-from wds_datapipes.errors import MissingFieldError, SpecError
-from wds_datapipes.testing import build_shard
+from wds_datapipes.errors import SpecError
 
 MIXTURE = {
     "prefix": "s3://",
@@ -27,28 +24,11 @@ MIXTURE = {
     "datasets": [
         {"name": "books", "shards": ["a-{0..1}.tar::b.tar", "c.tar"]},
         {"buckets": "web", "shards": "crawl-{00..19}.tar", "choose": 5},
-        {"shards": "rare-{0..2}.tar", "resample": 2.0},
-        {"shards": "seed-{0..9}.tar", "scaleprob": 0.3},
+        {"shards": "rare-{0..2}.tar", "resample": 6},
+        {"shards": "seed-{0..9}.tar", "choose": 3},
     ],
 }
 BOOKS = [f"s3://main/{name}.tar" for name in ("a-0", "a-1", "b", "c")]
-
-
-#: Verbatim from webdataset's README.
-README_SPEC = """\
-dataset:
-  - shards: gs://nvdata-ocropus-tess/ia1-{000000..000033}.tar
-    scaleprob: 0.3
-  - shards: gs://nvdata-ocropus-tess/cdipsub-{000000..000022}.tar
-    scale: [1.0, 3.0]
-  - shards: gs://nvdata-ocropus-tess/gsub-{000000..000167}.tar
-    scale: [0.4, 1.0]
-  - shards: gs://nvdata-ocropus-tess/bin-gsub-{000000..000167}.tar
-    extensions: nrm.jpg
-    scale: [0.3, 1.0]
-  - shards: gs://nvdata-ocropus/rendered.tar
-    scaleprob: 1.0
-"""
 
 
 def epoch(pipe: DatasetSpec, seed: int) -> list[str]:
@@ -103,23 +83,6 @@ def test_a_dataset_without_draws_leaves_torchs_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@given(st.integers(1, 60), st.sampled_from(["choose", "resample", "scaleprob"]), st.floats(0.001, 1))
-def test_a_share_is_rounded_and_never_zero(shards: int, key: str, share: float) -> None:
-    pipe = DatasetSpec({"datasets": [{"shards": f"{{1..{shards}}}.tar", key: share}]})
-    found = list(pipe)
-    assert len(found) == len(pipe)
-    assert abs(len(pipe) - share * shards) <= 0.5 or len(pipe) == 1
-    if key != "resample":
-        assert len(set(found)) == len(found)
-
-
-def test_a_point_makes_a_share() -> None:
-    assert len(DatasetSpec({"datasets": [{"shards": "{1..9}.tar", "choose": 1}]})) == 1
-    assert len(DatasetSpec({"datasets": [{"shards": "{1..9}.tar", "choose": 1.0}]})) == 9
-    assert len(DatasetSpec({"dataset": [{"shards": "{1..9}.tar", "scaleprob": 1}]})) == 9
-    assert len(DatasetSpec({"datasets": [{"shards": "{1..9}.tar", "resample": 20}]})) == 20
-
-
 def test_home_variables_commands_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WDS_SET", "x-{0..1}")
@@ -134,7 +97,7 @@ def test_home_variables_commands_and_globs(tmp_path: Path, monkeypatch: pytest.M
     assert list(DatasetSpec(command)) == ["pipe:gsutil cat gs://b/x-0.tar", "pipe:gsutil cat gs://b/x-1.tar"]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_workers_share_one_draw_and_the_next_epoch_has_another(workers: int) -> None:
     spec = {"datasets": [{"shards": "a-{00..39}.tar", "choose": 15}, {"shards": "b-{0..4}.tar"}]}
     loader = DataLoader2(DatasetSpec(spec).shuffle().sharding_filter(), reading_service=ShardReadingService(workers))
@@ -159,20 +122,16 @@ def test_persistent_workers_of_torch_share_one_draw(workers: int) -> None:
     ("dataset", "message"),
     [
         ({"shards": "a.tar", "chose": 1}, r"datasets\[1\] has the unknown keys 'chose'; known are buckets, name"),
-        ({"shards": "a.tar", "choose": 1, "resample": 1}, r"datasets\[1\] \(web\) has resample and choose; only one"),
-        ({"shards": "{1..3}.tar", "choose": 4}, r"\(web\): choose is 4, but there are only 3 shards"),
-        ({"shards": "{1..3}.tar", "choose": 1.5}, r"choose is 1\.5, but there are only 3 shards"),
-        ({"shards": "{1..3}.tar", "scaleprob": 2}, r"scaleprob is 2\.0, but there are only 3 shards"),
-        ({"shards": "a.tar", "resample": 0}, "resample must be a positive number, not 0"),
-        ({"shards": "a.tar", "resample": -1}, "resample must be a positive number, not -1"),
-        ({"shards": "a.tar", "choose": True}, "choose must be a positive number, not True"),
-        ({"shards": "a.tar", "choose": "3"}, "choose must be a positive number, not '3'"),
-        ({"shards": "a.tar", "resample": float("nan")}, "resample must be a positive number, not nan"),
-        ({}, r"datasets\[1\] \(web\) needs its shards .* not None"),
-        ({"shards": []}, r"needs its shards as a string or a list of strings, not \[\]"),
-        ({"shards": [1]}, r"datasets\[1\] \(web\): shards must be a string, not 1"),
-        ({"shards": "a.tar", "name": 1}, "name must be a string, not 1"),
-        ({"shards": "a.tar", "buckets": ["a", "b"]}, "buckets must be a string, or a list of one string"),
+        ({"shards": "a.tar", "choose": 1, "resample": 1}, r"datasets\[1\] \(web\) has choose and resample; only one"),
+        ({"shards": "{1..3}.tar", "choose": 4}, r"\(web\): choose must be a number of shards from 1 to 3, not 4"),
+        ({"shards": "a.tar", "resample": 0}, "resample must be a number of shards from 1 to .*, not 0"),
+        ({"shards": "a.tar", "resample": 1.0}, "resample must be a number of shards from 1 to .*, not 1.0"),
+        ({"shards": "a.tar", "choose": True}, "choose must be a number .*, not True"),
+        ({"shards": "a.tar", "choose": "3"}, "choose must be a number .*, not '3'"),
+        ({}, r"datasets\[1\] \(web\): shards must be a string or a list of strings, not None"),
+        ({"shards": []}, r"datasets\[1\] \(web\) has no shards"),
+        ({"shards": [1]}, r"datasets\[1\] \(web\): shards must be a string or a list of strings, not \[1\]"),
+        ({"shards": "a.tar", "buckets": ["a", "b"]}, "buckets must be a string, not"),
         ({"shards": "{a.tar"}, r"datasets\[1\] \(web\): The braces in the shard pattern"),
         ({"shards": ""}, r"datasets\[1\] \(web\): The shard pattern '' is empty"),
     ],
@@ -192,13 +151,12 @@ def test_a_wrong_dataset_is_named_with_its_file(dataset: dict[str, Any], message
         ("spec.yaml", "- a.tar", r"must be a mapping .* not \['a.tar'\]"),
         ("spec.yaml", "datasets: []", r"needs a list of at least one dataset .* not \[\]"),
         ("spec.yaml", "datasets: [a.tar]", r"datasets\[0\] must be a mapping .* not 'a.tar'"),
-        ("spec.yaml", "{datasets: [{shards: a}], dataset: [{shards: a}]}", "has both 'datasets' and 'dataset'"),
         ("spec.yaml", "bucket: x", "has the unknown keys 'bucket'; known are prefix"),
         ("spec.yaml", "prefix: 3\ndatasets: [{shards: a}]", "prefix must be a string, not 3"),
         ("spec.yaml", "a: [", "is not YAML with plain values"),
         ("spec.yaml", "datasets: !!python/object/apply:os.getcwd []", "is not YAML with plain values"),
-        ("spec.json", "{", "spec.json is not valid JSON"),
-        ("spec.json", "\udcff", "spec.json is not UTF-8 text"),
+        ("spec.json", "{", "spec.json is not YAML"),
+        ("spec.json", "\udcff", "spec.json is not YAML"),
         ("spec.toml", "", r"ends in .yaml, .yml, .json, not '.*spec.toml'"),
     ],
 )
@@ -210,90 +168,7 @@ def test_a_wrong_file_is_named(name: str, text: str, message: str, tmp_path: Pat
 
 
 def test_a_missing_file_is_reported() -> None:
-    with pytest.raises(SpecError, match=r"none\.yaml cannot be read: No such file"):
+    with pytest.raises(SpecError, match=r"none\.yaml cannot be read: there is no such file"):
         DatasetSpec("none.yaml")
-    with pytest.raises(SpecError, match=r"the path of a .* file or a dict, not 3"):
+    with pytest.raises(SpecError, match=r"the given specification must be a mapping .*, not 3"):
         DatasetSpec(3)  # type: ignore[arg-type]  # that is what is tested
-
-
-def test_the_specification_of_webdatasets_readme(tmp_path: Path) -> None:
-    path = tmp_path / "readme.yaml"
-    path.write_text(README_SPEC)
-    pipe = DatasetSpec(path)
-    assert len(pipe) == len(list(pipe)) == 10 + 23 + 168 + 168 + 1
-    buckets = "gs://nvdata-ocropus-tess"
-    assert pipe.settings == {
-        **{f"{buckets}/cdipsub-{number:06d}.tar": {"scale": [1.0, 3.0]} for number in range(23)},
-        **{f"{buckets}/gsub-{number:06d}.tar": {"scale": [0.4, 1.0]} for number in range(168)},
-        **{
-            f"{buckets}/bin-gsub-{number:06d}.tar": {"extensions": "nrm.jpg", "scale": [0.3, 1.0]}
-            for number in range(168)
-        },
-    }
-
-
-def resized_image(sample: dict[str, Any]) -> tuple[str, Any, Any]:
-    return sample["__key__"], sample[sample.get("extensions", "jpg")], sample.get("scale", 1.0)
-
-
-def test_settings_reach_the_samples(tmp_path: Path) -> None:
-    for name in ("plain", "normalised"):
-        samples: list[dict[str, Any]] = [
-            {"__key__": f"{name}{number}", "jpg": b"j", "nrm.jpg": b"n"} for number in range(2)
-        ]
-        build_shard(tmp_path / f"{name}.tar", samples)
-    datasets = [
-        {"shards": f"{tmp_path}/plain.tar"},
-        {"shards": f"{tmp_path}/normalised.tar", "extensions": "nrm.jpg", "scale": 2, "settings": {"domain": "books"}},
-    ]
-    spec = DatasetSpec({"datasets": datasets})
-    samples = spec.load_wds_shards().group_samples().associate(spec.settings, by="__url__", missing="keep")
-    loader = DataLoader2(samples, reading_service=ShardReadingService())
-    found = list(loader)
-    assert [resized_image(sample) for sample in found] == [
-        ("plain0", b"j", 1.0),
-        ("plain1", b"j", 1.0),
-        ("normalised0", b"n", 2),
-        ("normalised1", b"n", 2),
-    ]
-    assert [sample.get("domain") for sample in found] == [None, None, "books", "books"]
-    with pytest.raises(MissingFieldError, match="associate found no entry for"):
-        list(spec.load_wds_shards().group_samples().associate(spec.settings, by="__url__"))
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ({"scale": [2.0, 1.0]}, r"scale must be a positive number or a range"),
-        ({"scale": [1.0]}, r"scale must be a positive number .* not \[1.0\]"),
-        ({"scale": True}, "scale must be a positive number"),
-        ({"scale": "large"}, "scale must be a positive number"),
-        ({"scale": [0, 1]}, "scale must be a positive number"),
-        ({"extensions": []}, "extensions must be a string such as nrm.jpg, or a list of strings"),
-        ({"extensions": [""]}, "extensions must be a string such as nrm.jpg, or a list of strings"),
-        ({"extensions": 3}, "extensions must be a string such as nrm.jpg, or a list of strings"),
-        ({"settings": ["scale"]}, "settings must be a mapping from names to values"),
-        ({"settings": {1: 2}}, "settings must be a mapping from names to values"),
-        ({"settings": {"scale": 1}, "scale": 2}, "has scale twice"),
-        ({"scales": [1, 2]}, "unknown keys 'scales'; known are .* Put custom keys under 'settings'"),
-    ],
-)
-def test_invalid_settings_are_refused(said: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        DatasetSpec({"datasets": [{"shards": "a.tar", **said}]})
-
-
-def test_one_shard_has_one_set_of_settings() -> None:
-    same = [{"shards": "a-{0..2}.tar", "scale": 2}, {"shards": "a-2.tar", "scale": 2}]
-    assert DatasetSpec({"datasets": same}).settings["a-2.tar"] == {"scale": 2}
-    for other in ({}, {"scale": 3}):
-        with pytest.raises(SpecError, match=r"a-2\.tar is in .* and in .*, whose settings differ"):
-            DatasetSpec({"datasets": [same[0], {"shards": "a-2.tar", **other}]})
-
-
-def test_settings_do_not_change_the_set_of_shards() -> None:
-    prints = {
-        DatasetSpec({"datasets": [{"shards": "a-{0..2}.tar", **said}]})._mixture.fingerprint()
-        for said in ({}, {"scale": 2}, {"settings": {"domain": "web"}})
-    }
-    assert len(prints) == 1

@@ -185,17 +185,11 @@ class DatasetSpec(SeededStage, ListingStage[str]):
             choose: 10                 # 10 of its 100 shards in each epoch
           - buckets: web
             shards: "crawl-{0000..0999}.tar"
-            resample: 0.5              # 500 draws in each epoch, with replacement
+            resample: 500              # 500 draws in each epoch, with replacement
 
     A URL consists of the prefix, the bucket, a slash and the shard. It is expanded as by `ShardList`; a ``~`` at the
     start of a bucket or a shard is the home directory. ``choose`` selects this number of shards of the dataset in each
-    epoch, each once; ``resample`` draws this number with replacement; without either, all shards are used. An integer
-    (``1``) is a number of shards, and a float (``1.0``) a fraction of all, rounded, but at least one shard.
-    ``scaleprob`` is a fraction too: ``scaleprob: 0.3`` means ``choose: 0.3``.
-
-    A dataset may also describe its samples: ``scale`` (a number or a range for resizing images), ``extensions`` (the
-    fields with the image), and ``settings`` with custom keys. These do not change which samples are read. They are
-    available as ``settings``; ``.associate(spec.settings, by="__url__")`` adds them to samples.
+    epoch, each once; ``resample`` draws this number with replacement; without either, all shards are used.
 
     The shards are in the order of the file; put ``.shuffle()`` and then ``.sharding_filter()`` after this stage. The
     drawn shards differ in each epoch, and are the same in all ranks and workers, as the seed comes from the loader.
@@ -204,8 +198,8 @@ class DatasetSpec(SeededStage, ListingStage[str]):
         str: the URL of each shard of the epoch. ``len()`` is their number.
 
     Args:
-        spec: the path or URL of a ``.yaml``, ``.yml`` or ``.json`` file, or its parsed content. YAML needs the extra
-            ``yaml``.
+        spec: the path or URL of a ``.yaml``, ``.yml`` or ``.json`` file, or its parsed content. Files need the
+            extra ``yaml``.
         storage_options: options for fsspec to read the file and to list a store, such as ``{"anon": True}``.
         allow_local_files: False accepts only URLs of files on a network, that of the file included; see `ShardList`.
             ``~`` is then a character like any other, instead of the home of a user.
@@ -251,11 +245,6 @@ class DatasetSpec(SeededStage, ListingStage[str]):
         if self._mixture.is_random:
             self._rng.seed(self.take_seed())
         self._seed = None
-
-    @property
-    def settings(self) -> dict[str, Mapping[str, Any]]:
-        """The settings of each shard by URL; shards without settings are not included."""
-        return self._mixture.settings
 
     @property
     def repeats_shards(self) -> bool:  # type: ignore[override]  # it depends on an argument
