@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import signal
-import tarfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ from wds_datapipes import (
     errors,
 )
 from wds_datapipes.extras import require
-from wds_datapipes.index import build_index, check_index, read_dali_index, read_index
+from wds_datapipes.index import build_index, check_index, read_index
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.prepare.create import create_shards
@@ -115,13 +114,6 @@ def changed(folder: Path) -> None:
     index = build_index(url)
     Path(url).write_bytes(Path(url).read_bytes() + bytes(512))
     check_index(index, url)
-
-
-def misled(folder: Path) -> None:
-    """Use an index of DALI that its own tool has made of an archive with long names."""
-    url = build_shard(folder / "x.tar", [{"__key__": "k" * 120, "cls": "1"}], tar_format=tarfile.GNU_FORMAT)
-    (folder / "x.idx").write_text(f"v1.2 1\ncls 512 1 {'k' * 120}.cls\n")
-    read_dali_index(folder / "x.idx", url)
 
 
 def write(folder: Path, sample: dict[str, Any]) -> None:
@@ -294,11 +286,6 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
         r"x\.tar is not a shard index: it begins with b'v1\.2 1",
     ),
     ("StaleSidecarError", changed, r"x\.tar has changed since its index was built: it has 10752 bytes, not 10240"),
-    (
-        "StaleSidecarError",
-        misled,
-        r"Line 2 of \S*x\.idx is 'cls 512 1 .*', and that of \S*x\.tar is 'cls 1536 1 .*'",
-    ),
     (
         "UnsupportedSidecarError",
         lambda folder: build_index(build_shard(folder / "x.tgz", [])).check_random_access(),

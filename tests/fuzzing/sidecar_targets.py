@@ -22,18 +22,12 @@ from wds_datapipes.errors import (
     ShardOpenError,
     SidecarError,
     SpecError,
-    StaleSidecarError,
     StateError,
 )
-from wds_datapipes.index import IndexOptions
 from wds_datapipes.index.build import build_index, check_index
 from wds_datapipes.index.file_format import HEAD, MAGIC, index_bytes, parse_index
-from wds_datapipes.index.interop.dali import dali_text, read_dali_index
-from wds_datapipes.index.interop.energon import read_energon_index
-from wds_datapipes.index.interop.energon_dataset import read_energon_dataset
-from wds_datapipes.index.interop.wids import read_wids_index
+from wds_datapipes.index.interop import read_wids_index
 from wds_datapipes.index.manifest import Manifest, ManifestEntry, read_manifest, write_manifest
-from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.on_error.quarantine import read_quarantine
 from wds_datapipes.samples.sample_file import DamagedFile, SampleFileWriter, open_samples, payloads
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry
@@ -83,8 +77,6 @@ def read_index_bytes(data: bytes) -> None:
         index.names(number)
     if parse_index(index_bytes(index), name="x") != index:
         raise Finding("an index is another one once it is written and read")
-    with contextlib.suppress(SidecarError):
-        dali_text(index)
     with contextlib.suppress(SidecarError):
         check_index(index, shard())
 
@@ -150,14 +142,12 @@ def change_manifest(data: bytes, rng: Random) -> bytes:
 
 def read_wids(data: bytes) -> None:
     """Read an index of wids, and request the sizes of the shards that it names."""
-    from concurrent.futures import ThreadPoolExecutor
-
     shard()
     content = place("wids.json", data)
     if any(mark in data for mark in (b":", b"//")) and b"://" in data.replace(b"\\/", b"/"):
         return  # remote shards, whose stores would be contacted
-    with ThreadPoolExecutor(1) as executor, contextlib.suppress(SidecarError, ShardOpenError):
-        read_wids_index(content, depth="size", executor=executor)
+    with contextlib.suppress(SidecarError, ShardOpenError):
+        read_wids_index(content, depth="size", num_workers=1)
 
 
 def wids_seeds() -> list[bytes]:
@@ -166,38 +156,6 @@ def wids_seeds() -> list[bytes]:
     place("part.json", json.dumps(facts).encode())
     parts = [{"source_url": "part.json"}, {"shardlist": [one], "base": str(scratch())}]
     return [json.dumps(each).encode() for each in (facts, {**facts, "base": "."}, {**facts, "datasets": parts})]
-
-
-def read_others(data: bytes) -> None:
-    """Read indexes of DALI and Energon, and compare them with a shard."""
-    path = place("other.idx", data[1:])
-    with contextlib.suppress(CorruptSidecarError, StaleSidecarError):
-        if data[:1] == b"d":
-            index: ShardIndex = read_dali_index(path, shard(), options=IndexOptions(on_duplicate="first"))
-        else:
-            index = read_energon_index(path, shard())
-        if not 0 < len(index) <= 4:
-            raise Finding(f"{len(index)} samples were found where there are four")
-
-
-def other_seeds() -> list[bytes]:
-    index = build_index(shard())
-    texts = [b"d" + dali_text(index), b"d" + dali_text(index, "v1.1")]
-    return [*texts, b"e" + index.columns["sample_offsets"].astype("<u8").tobytes()]
-
-
-def read_energon(data: bytes) -> None:
-    """Read the folder of Energon: its two files are joined by a zero."""
-    info, _, split = data.partition(b"\0")
-    place(".nv-meta/.info.json", info)
-    place(".nv-meta/split.yaml", split)
-    with contextlib.suppress(CorruptSidecarError):
-        read_energon_dataset(scratch())
-
-
-def energon_seeds() -> list[bytes]:
-    info = b'{"energon_version": "7.4.1", "shard_counts": {"a.tar": 4, "b/c.tar": 7}}'
-    return [info + b"\0split_parts:\n  train:\n  - a.tar\n  - b/{0..3}.tar\n  val: []\nexclude: []\n", info + b"\0{}"]
 
 
 def read_spec(data: bytes) -> None:
@@ -319,14 +277,10 @@ def index_seeds() -> list[bytes]:
     return [b"\0" + own_index(), b"\1" + own_index()]
 
 
-DALI_TOKENS = [b"v1.2 ", b"v1.1 ", b" 512 ", b"\n", b"jpg"]
-
 TARGETS = [
     Target("index", read_index_bytes, index_seeds, JSON_TOKENS, change_index, 200),
     Target("manifest", read_shard_lists, manifest_seeds, JSON_TOKENS + NAMES, change_manifest, 100),
     Target("wids", read_wids, wids_seeds, JSON_TOKENS + NAMES, change_json, 60),
-    Target("foreign", read_others, other_seeds, DALI_TOKENS, change_after(1), 100),
-    Target("energon", read_energon, energon_seeds, SPEC_TOKENS, change_after(0, SPEC_TOKENS), 60),
     Target("spec", read_spec, spec_seeds, SPEC_TOKENS, change_spec, 150),
     Target("records", read_records, record_seeds, JSON_TOKENS, change_lines, 150),
     Target("cache", read_cache, cache_seeds, [b"complete"], change_after(0), 60),

@@ -18,9 +18,6 @@ from state_targets import loader, states
 from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.codecs.media import AudioDecoder
 from wds_datapipes.errors import CorruptSidecarError, EncodeError, SpecError, StateError
-from wds_datapipes.index.build import build_index
-from wds_datapipes.index.interop.dali import read_dali_index, write_dali_index
-from wds_datapipes.index.interop.energon_dataset import read_energon_dataset
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import retry_after
 from wds_datapipes.loading.checkpoint.loader_states import STATE
@@ -29,7 +26,6 @@ from wds_datapipes.samples.sample_file import FRAME, MAGIC, DamagedFile, SampleF
 from wds_datapipes.shard_cache.entry import Entry
 from wds_datapipes.shards.mixture_spec import parse_plain_yaml, read_mixture
 from wds_datapipes.shards.patterns import expand_braces
-from wds_datapipes.testing import build_shard
 from wds_datapipes.writing.journal import ShardJournal
 from wds_datapipes.writing.tar_writer import TarWriter
 
@@ -111,29 +107,6 @@ def test_a_pattern_expands_to_a_bounded_number_of_shards(pattern: str) -> None:
 def test_an_epoch_has_a_bounded_number_of_shards(taken: float) -> None:
     with pytest.raises(SpecError, match="must be a number of shards from 1 to"):
         read_mixture({"datasets": [{"shards": "{0..3}.tar", "resample": taken}]}, expand_braces)
-
-
-@pytest.mark.parametrize("first", ["v1.2 \x1c4", "v1.2 \u00a04", "v1.2", ""])
-def test_a_count_of_dali_contains_only_blanks_known_to_dali(tmp_path: Path, first: str) -> None:
-    index, shard = tmp_path / "a.idx", build_shard(tmp_path / "a.tar", [{"__key__": "a", "txt": "x"}])
-    index.write_text(f"{first}\ntxt 512 1 a.txt\n")
-    with pytest.raises(CorruptSidecarError, match="its first line"):
-        read_dali_index(index, shard)
-
-
-def test_names_of_dali_may_contain_spaces_unknown_to_it(tmp_path: Path) -> None:
-    shard = build_shard(tmp_path / "a.tar", [{"__key__": "a\u00a0b", "txt": "x"}, {"__key__": "a\x1cb", "txt": "x"}])
-    assert read_dali_index(write_dali_index(shard), shard) == build_index(shard)
-
-
-def test_a_split_of_energon_names_its_own_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A star in it was expanded in the folder of the process, and a whole disk can take hours."""
-    monkeypatch.chdir(tmp_path)
-    Path("x.tar").touch()
-    Path("d/.nv-meta").mkdir(parents=True)
-    Path("d/.nv-meta/.info.json").write_text('{"shard_counts": {"a.tar": 1}}')
-    Path("d/.nv-meta/split.yaml").write_text('split_parts: {train: ["*.tar", "{a,b}.tar"]}')
-    assert read_energon_dataset("d").splits == {"train": ["d/*.tar", "d/a.tar", "d/b.tar"]}
 
 
 @pytest.mark.parametrize(

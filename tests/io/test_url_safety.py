@@ -22,7 +22,6 @@ from wds_datapipes.errors import CorruptSidecarError, ShardOpenError, UnsafeInpu
 from wds_datapipes.index import (
     Manifest,
     build_indexes,
-    read_energon_dataset,
     read_manifest,
     read_wids_index,
     write_manifest,
@@ -351,16 +350,6 @@ def test_commands_in_an_index_of_wids_from_a_network(command: str, tmp_path: Pat
         with pytest.raises(UnsafeInputError, match=r"index\.json, which is not a local file"):
             read_wids_index(f"{FOLDER}/index.json")
     assert not touched()
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_in_a_dataset_of_energon_from_a_network(command: str) -> None:
-    facts = {".info.json": {"shard_counts": {command: 1}}, "split.yaml": {"split_parts": {"train": [command]}}}
-    for name, content in facts.items():
-        with fsspec.open(f"{FOLDER}/.nv-meta/{name}", "w") as file:
-            file.write(json.dumps(content))
-    with pytest.raises(UnsafeInputError, match=r"\.nv-meta/split\.yaml, which is not a local file"):
-        read_energon_dataset(FOLDER)
 
 
 def spec_of(place: str, shards: Any, **more: Any) -> str:

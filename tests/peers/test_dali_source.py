@@ -92,7 +92,9 @@ def test_the_images_are_those_of_two_readers_of_dali(batch_size: int) -> None:
 
     @pipeline_def(batch_size=batch_size, num_threads=2, device_id=None)  # type: ignore[untyped-decorator]
     def webdataset() -> Any:
-        indexes = [write_dali_index(url) for url in urls]
+        for url in urls:
+            write_dali_index(url)
+        indexes = [url.replace(".tar", ".idx") for url in urls]
         return fn.decoders.image(fn.readers.webdataset(paths=urls, index_paths=indexes, ext=["jpg"]))
 
     @pipeline_def(batch_size=batch_size, num_threads=2, device_id=None)  # type: ignore[untyped-decorator]

@@ -52,7 +52,8 @@ def urls(tmp_path: Path) -> list[str]:
 
 
 def test_wids_reads_with_our_index_what_we_read(urls: list[str], tmp_path: Path) -> None:
-    manifest = write_wids_index(urls, tmp_path / "index.json", name="letters")
+    manifest = Manifest(build_indexes(urls))
+    write_wids_index(manifest, tmp_path / "index.json", name="letters")
     dataset = wids.ShardListDataset(str(tmp_path / "index.json"), cache_dir=str(tmp_path / "cache"), transformations=[])
     ours = list(ShardList(urls).load_wds_shards().group_samples())
     assert len(dataset) == manifest.samples == len(ours) == 9
@@ -71,15 +72,16 @@ def test_the_index_of_its_tool_is_read(urls: list[str], tmp_path: Path, monkeypa
     monkeypatch.setattr(sys, "argv", ["widsindex", "create", *urls, "-o", str(place)])
     wids_index.main()
     ours = tmp_path / "ours.json"
-    written = write_wids_index(sorted(urls), ours)
-    assert read_wids_index(place, depth="bytes") == written == Manifest(written.entries)
+    manifest = Manifest(build_indexes(sorted(urls)))
+    write_wids_index(manifest, ours)
+    assert read_wids_index(place, depth="bytes") == manifest
     theirs = {entry["url"]: entry for entry in json.loads(place.read_text())["shardlist"]}
     for entry in json.loads(ours.read_text())["shardlist"]:
         assert {**entry, "url": f"{tmp_path}/{entry['url']}"} == theirs[f"{tmp_path}/{entry['url']}"]
 
 
 def test_74_a_dataset_knows_its_length_and_has_numbered_samples(urls: list[str], tmp_path: Path) -> None:
-    write_wids_index(urls, tmp_path / "index.json")
+    write_wids_index(Manifest(build_indexes(urls)), tmp_path / "index.json")
     theirs = wids.ShardListDataset(str(tmp_path / "index.json"), cache_dir=str(tmp_path / "cache"), cache_size=2)
     ours = IndexedSamples(urls).map_style()
     assert len(theirs) == len(ours) == 9
@@ -91,7 +93,7 @@ def test_75_fields_that_end_in_gz_are_decompressed(tmp_path: Path) -> None:
     url = build_shard(
         tmp_path / "z.tar", [{"__key__": "a", "txt.gz": gzip.compress(b"one"), "json.gz": gzip.compress(b"[1]")}]
     )
-    write_wids_index([url], tmp_path / "index.json")
+    write_wids_index(Manifest(build_indexes([url])), tmp_path / "index.json")
     theirs = wids.ShardListDataset(str(tmp_path / "index.json"), cache_dir=str(tmp_path / "cache"))[0]
     (ours,) = IndexedSamples([url]).wds_decode()
     assert theirs[".txt.gz"] == ours["txt.gz"] == "one"
@@ -99,7 +101,7 @@ def test_75_fields_that_end_in_gz_are_decompressed(tmp_path: Path) -> None:
 
 
 def test_76_samplers_cover_the_data_shard_by_shard(urls: list[str], tmp_path: Path) -> None:
-    write_wids_index(urls, tmp_path / "index.json")
+    write_wids_index(Manifest(build_indexes(urls)), tmp_path / "index.json")
     dataset = wids.ShardListDataset(str(tmp_path / "index.json"), cache_dir=str(tmp_path / "cache"))
     theirs = list(wids.ShardedSampler(dataset))
     ours = list(IndexedSamples(urls, order="window", epoch=EpochOptions(window_shards=1)))

@@ -1,0 +1,270 @@
+"""Index files of other programs: those of DALI and Megatron Energon for each shard, and that of wids for a dataset."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from wds_datapipes.errors import CorruptSidecarError, UnsafeInputError, UnsupportedSidecarError
+from wds_datapipes.index.build import DEFAULT_OPTIONS, Depth, build_index
+from wds_datapipes.index.manifest import Manifest, ManifestEntry, check_manifest
+from wds_datapipes.index.options import IndexOptions
+from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.io.openers import redact, split_scheme
+from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
+from wds_datapipes.io.url_safety import check_url
+
+#: The characters that separate words in an index of DALI.
+BLANKS = frozenset(" \t\n\v\f\r")
+#: Energon's split of names: the directory may have dots, but the key after it has none.
+ENERGON_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
+WIDS_KIND, WIDS_VERSION = "wids-shard-index-v1", 1
+
+
+def write_dali_index(
+    url: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    options: IndexOptions = DEFAULT_OPTIONS,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ShardIndex:
+    """Write the index of a shard for DALI's ``fn.readers.webdataset``, as DALI's ``wds2idx`` does.
+
+    The offsets are correct for every kind of archive, including those with long names and PAX headers. Files that
+    belong to no sample are left out.
+
+    Args:
+        url: the shard, a path or a URL.
+        path: the file to write; by default, the one next to the shard that DALI expects, `dali_index_url`.
+        options: how the shard is indexed.
+        storage_options: passed to a remote file system.
+
+    Returns:
+        The index of the shard, with field names as they are written.
+
+    Raises:
+        UnsupportedSidecarError: the format cannot describe the shard: a name has a blank, there are no samples, or the
+            shard is compressed.
+        ShardError: the shard cannot be read.
+        DuplicateKeyError: a field occurs twice in a sample.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from wds_datapipes.testing import build_shard
+        >>> _ = write_dali_index(build_shard("a.tar", [{"__key__": "x", "jpg": "one", "cls": "1"}]))
+        >>> print(Path("a.idx").read_text(), end="")
+        v1.2 1
+        jpg 512 3 x.jpg cls 1536 1 x.cls
+    """
+    shard = os.fspath(url)
+    index = _build(shard, replace(options, lowercase=False), "DALI", storage_options)
+    if index.facts.key_rule != "first_dot":
+        raise UnsupportedSidecarError(
+            f"{redact(shard)} was indexed with the rule {index.facts.key_rule}, but DALI splits names at the first dot"
+        )
+    lines = [f"v1.2 {len(index)}"]
+    for sample in index:
+        words = []
+        for extension, offset, size in sample.entries:
+            name = f"{sample.key}.{extension}"
+            if not extension or not BLANKS.isdisjoint(name):
+                raise UnsupportedSidecarError(
+                    f"{redact(shard)} holds the member {name!r}, which an index of DALI cannot represent: its words "
+                    "are separated by blanks and must not be empty. Rename the member"
+                )
+            words.append(f"{extension} {offset} {size} {name}")
+        lines.append(" ".join(words))
+    text = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+    write_sidecar(dali_index_url(shard) if path is None else os.fspath(path), text, storage_options)
+    return index
+
+
+def write_energon_index(
+    url: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    options: IndexOptions = DEFAULT_OPTIONS,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ShardIndex:
+    """Write the index of a shard for Megatron Energon: the offsets of all samples as 64-bit numbers.
+
+    Args:
+        url: the shard, a path or a URL.
+        path: the file to write; by default, the one next to the shard that Energon expects, `energon_index_url`.
+        options: how the shard is indexed; names are always split as Energon does.
+        storage_options: passed to a remote file system.
+
+    Returns:
+        The index of the shard, with keys and fields as Energon splits names.
+
+    Raises:
+        UnsupportedSidecarError: the shard is compressed or has no samples.
+        ShardError: the shard cannot be read.
+        DuplicateKeyError: a field occurs twice in a sample.
+        MissingSidecarError: the index cannot be written.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> url = build_shard("a.tar", [{"__key__": "x", "jpg": "one"}, {"__key__": "y", "jpg": "two"}])
+        >>> _ = write_energon_index(url)
+        >>> import numpy
+        >>> numpy.fromfile("a.tar.idx", "<u8")
+        array([   0, 1024, 2048], dtype=uint64)
+    """
+    shard = os.fspath(url)
+    index = _build(shard, replace(options, key_rule=energon_rule, lowercase=False), "Energon", storage_options)
+    offsets = index.columns["sample_offsets"].astype("<u8").tobytes()
+    write_sidecar(energon_index_url(shard) if path is None else os.fspath(path), offsets, storage_options)
+    return index
+
+
+def dali_index_url(url: str) -> str:
+    """Return the name that DALI expects: that of the shard up to the first dot of its base name, with ``.idx``.
+
+    >>> dali_index_url("data/train-000.tar"), dali_index_url("a/b.c.tar"), dali_index_url(".x.tar")
+    ('data/train-000.idx', 'a/b.idx', '.x.idx')
+    """
+    return _renamed(url, str.find, ".idx")
+
+
+def energon_index_url(url: str) -> str:
+    """Return the name of the index of a shard: that of the shard, without its last suffix, and ``.tar.idx``.
+
+    >>> energon_index_url("data/train-000.tar"), energon_index_url("a.b.tgz")
+    ('data/train-000.tar.idx', 'a.b.tar.idx')
+    """
+    return _renamed(url, str.rfind, ".tar.idx")
+
+
+def energon_rule(name: str) -> tuple[str, str] | None:
+    """Split a member's name as Energon does.
+
+    >>> energon_rule("v1.2/a.seg.png"), energon_rule("README"), energon_rule("d/.hidden.png")
+    (('v1.2/a', 'seg.png'), None, ('d/', 'hidden.png'))
+    """
+    match = ENERGON_NAME.match(name)
+    return (match[1], match[2]) if match else None
+
+
+def write_wids_index(
+    manifest: Manifest,
+    path: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the JSON file that ``wids.ShardListDataset`` reads, as ``widsindex create`` does, without ``md5sum``.
+
+    Args:
+        manifest: the shards with their counts and sizes.
+        path: the file to write. Shards in or below its folder are named relative to it, as wids expects.
+        name: the name of the dataset.
+        storage_options: passed to remote file systems.
+
+    Raises:
+        MissingSidecarError: the file cannot be written.
+
+    Examples:
+        >>> from wds_datapipes.index import build_indexes
+        >>> from wds_datapipes.testing import build_shard
+        >>> _ = build_shard("a.tar", [{"__key__": "x", "txt": "one"}])
+        >>> write_wids_index(Manifest(build_indexes("a.tar")), "index.json", name="letters")
+        >>> read_wids_index("index.json").urls
+        ['a.tar']
+    """
+    folder = folder_of(os.fspath(path))
+    facts: dict[str, Any] = {"__kind__": WIDS_KIND, "wids_version": WIDS_VERSION}
+    facts |= {"name": name} if name is not None else {}
+    facts["shardlist"] = [
+        {"url": within(folder, each.url), "nsamples": each.samples, "filesize": each.bytes} for each in manifest.entries
+    ]
+    write_sidecar(os.fspath(path), (json.dumps(facts, indent=2) + "\n").encode(), storage_options)
+
+
+def read_wids_index(
+    path: str | os.PathLike[str],
+    *,
+    depth: Depth = "headers",
+    num_workers: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Read the JSON file of wids, and verify it against the shards.
+
+    Args:
+        path: the file, a path or a URL. Names of shards are relative to its ``base``, or else to its folder.
+        depth: ``"size"`` compares the sizes and trusts the counts; ``"headers"`` also counts the samples, by reading
+            the headers, as `check_manifest` does.
+        num_workers: the number of processes that read the shards; 0 reads them in this process.
+        storage_options: passed to remote file systems.
+
+    Raises:
+        MissingSidecarError: the file, or one that it refers to, cannot be read.
+        CorruptSidecarError: the file is damaged or not an index of wids.
+        UnsafeInputError: a file from another host names a command as a shard.
+        StaleSidecarError: the file does not match a shard, or a shard cannot be read.
+    """
+    manifest = Manifest(_list_shards(os.fspath(path), storage_options))
+    check_manifest(manifest, depth=depth, num_workers=num_workers, storage_options=storage_options)
+    return manifest
+
+
+def _build(url: str, options: IndexOptions, program: str, storage_options: Mapping[str, Any] | None) -> ShardIndex:
+    """Index a shard for a program that accepts neither compressed nor empty shards."""
+    index = build_index(url, options, on_repeated_key="ignore", storage_options=storage_options)
+    index.check_random_access()
+    if not len(index):
+        raise UnsupportedSidecarError(f"{redact(url)} has no samples, and {program} does not accept an empty index")
+    return index
+
+
+def _renamed(url: str, find_dot: Any, suffix: str) -> str:
+    """Return the name of a shard up to a dot of its base name, with another suffix."""
+    scheme, _ = split_scheme(url)
+    path, mark, query = url.partition("?") if scheme in ("http", "https") else (url, "", "")
+    dot = find_dot(path, ".", path.rfind("/") + 2)
+    return f"{path if dot < 0 else path[:dot]}{suffix}{mark}{query}"
+
+
+def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[ManifestEntry]:
+    """Yield the shards that a file of wids lists, and then those of the files that it refers to."""
+    try:
+        facts = json.loads(read_sidecar(path, storage_options))
+        if not isinstance(facts, dict) or facts.get("wids_version", WIDS_VERSION if depth else None) != WIDS_VERSION:
+            raise ValueError(f"it has no wids_version of {WIDS_VERSION}")
+        folder, base = folder_of(path), facts.get("base")
+        shards = list(_entries(facts.get("shardlist", []), folder, base))
+        for part in facts.get("datasets", []):
+            if "source_url" in part:
+                if depth:
+                    raise ValueError("it refers to a file that refers to another one")
+                other = join_name(folder, part["source_url"])
+                check_url(other, listed_in=path)
+                shards += _list_shards(other, storage_options, 1)
+            else:
+                shards += _entries(part["shardlist"], folder, part.get("base", base))
+        if not shards:
+            raise ValueError("it lists no shards")
+        if len({each.url for each in shards}) < len(set(shards)):
+            raise ValueError("it has contradictory entries for a shard")
+        for each in shards:
+            check_url(each.url, listed_in=path)
+    except (CorruptSidecarError, UnsafeInputError):
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptSidecarError(f"{redact(path)} is not an index of wids, or is damaged: {error}") from error
+    yield from shards
+
+
+def _entries(found: list[dict[str, Any]], folder: str, base: str | None) -> Iterator[ManifestEntry]:
+    """Yield the shards of a list, whose names are relative to a base, or to the folder of the file."""
+    if base is not None:
+        folder = join_name(folder, base.rstrip("/") + "/")
+    for each in found:
+        listed = ManifestEntry(join_name(folder, each["url"]), each["nsamples"], each.get("filesize") or 0)
+        if any(type(number) is not int or number < 0 for number in (listed.samples, listed.bytes)):
+            raise ValueError(f"its entry {each!r} is not valid")
+        yield listed

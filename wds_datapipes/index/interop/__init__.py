@@ -1,1 +1,0 @@
-"""Index formats of other programs: reads, verifies and writes them."""
