@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import MissingDependencyError, MissingFieldError
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.samples.fields import map_dict, map_tuple, parse_specs, rename, to_tuple
+from wds_datapipes.samples.fields import map_dict, map_tuple
+from wds_datapipes.samples.select import parse_specs, rename, to_tuple
 from wds_datapipes.types import Sample
 
 SAMPLE: Sample = {"__key__": "k", "__url__": "s.tar", "jpg": 1, "cls": 2, "seg.png": None}

@@ -20,8 +20,9 @@ import wds_datapipes  # noqa: F401  it registers the stages
 from wds_datapipes.errors import MissingFieldError, ShardError, TruncatedShardError
 from wds_datapipes.io import prefetch
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.samples.fields import map_dict, to_tuple
+from wds_datapipes.samples.fields import map_dict
 from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.samples.select import to_tuple
 from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards
 from wds_datapipes.testing import build_shard
 

@@ -9,9 +9,9 @@ from random import Random
 
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.prepare.shard_contents import ScanOptions
-from wds_datapipes.samples.fields import Lacking, rename
+from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.sampling import parse_slice, rsample, slice_samples
-from wds_datapipes.samples.select import parse_patterns, select_fields
+from wds_datapipes.samples.select import parse_patterns, rename, select_fields
 from wds_datapipes.shards.position import ItemCounter
 from wds_datapipes.types import Sample
 

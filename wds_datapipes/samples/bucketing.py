@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from wds_datapipes.arguments import check_integer
-from wds_datapipes.errors import MissingFieldError, SampleSizeError
+from wds_datapipes.errors import SampleSizeError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
-from wds_datapipes.samples.fields import describe_sample, not_a_sample_error
+from wds_datapipes.samples.fields import describe_sample, missing_field_error, not_a_sample_error
 from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 
@@ -151,10 +151,7 @@ def _measure(sample: Any, length_of: Length) -> int:
         if not isinstance(sample, Mapping):
             raise not_a_sample_error("bucket_samples", sample)
         if length_of not in sample:
-            fields = [name for name in sample if name[:2] != "__"]
-            raise MissingFieldError(
-                f"bucket_samples takes the length from the field {length_of!r}, but {_describe(sample)} has {fields}"
-            )
+            raise missing_field_error(f"bucket_samples takes the length from the field {length_of!r}", dict(sample))
         found = sample[length_of]
         if hasattr(found, "__len__") and getattr(found, "ndim", None) != 0:
             return len(found)

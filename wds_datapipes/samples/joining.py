@@ -7,10 +7,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError, MissingFieldError, WdsError
+from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError, MissingFieldError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, note
-from wds_datapipes.samples.fields import ORIGIN, Lacking, describe_sample, not_a_sample_error
+from wds_datapipes.samples.fields import (
+    ORIGIN,
+    Lacking,
+    WrongItemError,
+    describe_sample,
+    map_samples,
+    not_a_sample_error,
+)
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.shards.loading import ReadOptions, read_shards
@@ -36,36 +43,28 @@ def associate(
     on_error: OnError = "raise",
 ) -> Iterator[Sample]:
     """Yield each sample with additional fields, looked up by its key or by another field."""
-    policy = ErrorPolicy(on_error, "associate")
-    for sample in policy.counted(source):
+
+    def join(sample: Sample) -> Sample | None:
         if not isinstance(sample, dict):
             raise not_a_sample_error("associate", sample)
-        try:
-            if by not in sample:
-                raise MissingFieldError(
-                    f"associate looks up samples by the field {by!r}, but one has only {list(sample)}"
-                )
-            entry = find(sample[by])
-            if entry is None and missing == "raise":
+        if by not in sample:
+            raise MissingFieldError(f"associate looks up samples by the field {by!r}, but one has only {list(sample)}")
+        entry = find(sample[by])
+        if entry is None:
+            if missing == "raise":
                 raise MissingFieldError(
                     f"associate found no entry for {describe_sample(sample)}. "
                     f'Pass missing="keep" to yield such samples unchanged, or missing="skip" to drop them'
                 )
-        except Exception as error:  # noqa: BLE001 - the policy handles all errors of a user's function
-            if not isinstance(error, WdsError):
-                note(error, f"raised in associate for {describe_sample(sample)}")
-            if policy.handle(error, sample):
-                continue
-            break
-        if entry is None and missing == "skip":
-            continue
-        if entry is not None and not isinstance(entry, Mapping):
-            raise TypeError(
+            return sample.copy() if missing == "keep" else None
+        if not isinstance(entry, Mapping):
+            raise WrongItemError(
                 f"associate needs dicts of fields, but found a {type(entry).__name__} for {describe_sample(sample)}: "
                 f'make it a dict, as in {{"label": {entry!r:.40}}}'
             )
-        yield {**sample, **(entry or {}), **{name: sample[name] for name in ORIGIN if name in sample}}
-    policy.finish()
+        return {**sample, **entry, **{name: sample[name] for name in ORIGIN if name in sample}}
+
+    return map_samples(source, join, on_error=on_error, stage="associate")
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 
 from wds_datapipes.arguments import check_choice
-from wds_datapipes.errors import MissingFieldError, SampleError, SampleSizeError
+from wds_datapipes.errors import SampleError, SampleSizeError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
-from wds_datapipes.samples.fields import PADDING_MARK, describe_sample, not_a_sample_error
+from wds_datapipes.samples.fields import PADDING_MARK, describe_sample, missing_field_error, not_a_sample_error
 from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
@@ -89,10 +89,7 @@ class RowFormat:
             raise not_a_sample_error("pack_samples", sample)
         for name in self.fields:
             if name not in sample:
-                names = [name for name in sample if name[:2] != "__"]
-                raise MissingFieldError(
-                    f"pack_samples packs the field {name!r}, but {describe_sample(sample)} has {names}"
-                )
+                raise missing_field_error(f"pack_samples packs the field {name!r}", sample)
         piece = Piece(sample.get("__key__"), tuple(_as_array(sample, name) for name in self.fields))
         lengths = [*map(len, piece.arrays)]
         if len({*lengths}) > 1:

@@ -1,4 +1,4 @@
-"""Selecting and renaming the fields of samples by patterns."""
+"""Selecting and renaming the fields of samples, by names and by patterns."""
 
 from __future__ import annotations
 
@@ -10,21 +10,38 @@ from typing import Any, TypeAlias, TypeVar
 from wds_datapipes.errors import DuplicateKeyError, MissingFieldError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.samples.fields import (
-    NO_FIELD,
     PADDING_MARK,
     Lacking,
     Missing,
-    cache_selection,
     describe_sample,
+    missing_field_error,
     not_a_sample_error,
-    warn_of_padding,
 )
 from wds_datapipes.types import Sample
+from wds_datapipes.user_warnings import warn_user
 
 T = TypeVar("T")
 
 Alternatives: TypeAlias = "str | Sequence[str]"
 """Patterns, at least one of which must match: ``"jpg;png"``, or a list of them."""
+
+#: A name that no field has, so that a sample's ``get`` returns None.
+NO_FIELD = "\0"
+
+
+def parse_specs(specs: Sequence[str]) -> list[tuple[str, ...]]:
+    """Split field specs into their alternatives.
+
+    >>> parse_specs(["jpg;png", "cls"]) == parse_specs(["jpg;png cls"]) == [("jpg", "png"), ("cls",)]
+    True
+    """
+    for text in specs:
+        if not isinstance(text, str):
+            raise TypeError(f'a field must be a string, as in "jpg;png", "cls", not {text!r}')
+    parsed = [tuple(filter(None, spec.split(";"))) for text in specs for spec in text.split()]
+    if not parsed or () in parsed:
+        raise ValueError(f'fields must be given as in "jpg;png", "cls" (";" separates alternatives), not {specs!r}')
+    return parsed
 
 
 class _Pattern:
@@ -77,13 +94,33 @@ def parse_rules(pairs: Sequence[tuple[str, str]], new: Mapping[str, str]) -> lis
         rules.append((pair[0], _Pattern([pair[1]])))
     if not rules:
         raise ValueError('rename_keys needs a new name and a pattern, as in rename_keys(("image", "*.jpg"))')
-    texts = [pattern.text.lower() for _, pattern in rules]
-    for text in texts:
-        if texts.count(text) > 1:
-            raise ValueError(
-                f"rename_keys has the pattern {text!r} twice, but only the last rule would apply: pass it once"
-            )
     return rules
+
+
+def to_tuple(
+    source: Iterable[Sample], specs: Sequence[str], *, missing: Missing = "raise", on_error: OnError = "raise"
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the named fields of each sample as a tuple."""
+    parsed = parse_specs(specs)
+
+    def find(sample: Sample) -> Callable[[Sample], tuple[Any, ...]]:
+        return _tuple_maker("to_tuple", sample, [_choose(sample, names, missing) for names in parsed])
+
+    return _select("to_tuple", source, find, on_error)
+
+
+def rename(
+    source: Iterable[Sample], new: Mapping[str, str], *, keep: bool = True, on_error: OnError = "raise"
+) -> Iterator[Sample]:
+    """Yield each sample with its fields under new names."""
+    alternatives = list(zip(new, parse_specs(list(new.values())), strict=True))
+    taken = frozenset(name for _, names in alternatives for name in names)
+
+    def find(sample: Sample) -> Callable[[Sample], Sample]:
+        kept = {name: name for name in sample if name[:2] == "__" or (keep and name not in taken)}
+        return _dict_maker({**kept, **{name: _choose(sample, names) for name, names in alternatives}})
+
+    return _select("rename", source, find, on_error)
 
 
 def rename_keys(
@@ -97,18 +134,15 @@ def rename_keys(
 ) -> Iterator[Sample]:
     """Yield each sample with the fields that match patterns under new names; the last match wins."""
 
-    def find(sample: Sample) -> list[tuple[str, str]]:
+    def find(sample: Sample) -> Callable[[Sample], Sample]:
         found: dict[str, str] = {}
         unmatched = dict(enumerate(rules))
         for field in sample:
             number = next((number for number in reversed(range(len(rules))) if rules[number][1](field)), None)
-            if number is None:
-                if not keep_unselected or field[:2] == "__":
-                    continue
-                name = field
-            else:
-                name = rules[number][0]
-                unmatched.pop(number, None)
+            if number is None and (not keep_unselected or field[:2] == "__"):
+                continue
+            name = field if number is None else rules[number][0]
+            unmatched.pop(-1 if number is None else number, None)
             if name not in found:
                 found[name] = field
             elif duplicate_is_error:
@@ -118,11 +152,11 @@ def rename_keys(
                 )
         if must_match and unmatched:
             name, pattern = next(iter(unmatched.values()))
-            raise _missing_error("rename_keys", pattern, sample, f" to rename to {name!r}")
-        return [*{**{name: name for name in sample if name[:2] == "__"}, **found}.items()]
+            what = f"rename_keys needs a field that matches {pattern.text!r} to rename to {name!r}"
+            raise missing_field_error(what, sample)
+        return _dict_maker({**{name: name for name in sample if name[:2] == "__"}, **found})
 
-    for sample, names in _select_fields("rename_keys", source, find, on_error):
-        yield {name: sample[field] for name, field in names}
+    return _select("rename_keys", source, find, on_error)
 
 
 def extract_keys(
@@ -135,7 +169,7 @@ def extract_keys(
     """Yield a tuple of the fields that match patterns, one for each pattern."""
     parsed = parse_patterns("extract_keys", patterns)
 
-    def find(sample: Sample) -> list[str]:
+    def find(sample: Sample) -> Callable[[Sample], tuple[Any, ...]]:
         names = []
         for pattern in parsed:
             matching = [field for field in sample if pattern(field)]
@@ -145,16 +179,11 @@ def extract_keys(
                     f"{describe_sample(sample)}. Make it more specific, or use to_tuple, which selects the first"
                 )
             if not matching and missing == "raise":
-                raise _missing_error("extract_keys", pattern, sample)
+                raise missing_field_error(f"extract_keys needs a field that matches {pattern.text!r}", sample)
             names.append(matching[0] if matching else NO_FIELD)
-        return names
+        return _tuple_maker("extract_keys", sample, names)
 
-    has_warned = False
-    for sample, names in _select_fields("extract_keys", source, find, on_error):
-        if sample.get(PADDING_MARK) and PADDING_MARK not in names and not has_warned:
-            warn_of_padding("extract_keys")
-            has_warned = True
-        yield tuple(map(sample.get, names))
+    return _select("extract_keys", source, find, on_error)
 
 
 def select_fields(
@@ -167,43 +196,76 @@ def select_fields(
     """Yield each sample with only its metadata and the fields that match patterns."""
     parsed = parse_patterns("select_fields", patterns)
 
-    def find(sample: Sample) -> list[str] | None:
+    def find(sample: Sample) -> Callable[[Sample], Sample | None]:
         for pattern in parsed if missing != "keep" else ():
             if not any(map(pattern, sample)):
                 if missing == "skip":
-                    return None
-                raise _missing_error("select_fields", pattern, sample)
-        return [field for field in sample if field[:2] == "__" or any(pattern(field) for pattern in parsed)]
+                    return lambda _: None
+                raise missing_field_error(f"select_fields needs a field that matches {pattern.text!r}", sample)
+        return _dict_maker(
+            {name: name for name in sample if name[:2] == "__" or any(pattern(name) for pattern in parsed)}
+        )
 
-    for sample, names in _select_fields("select_fields", source, find, on_error):
-        if names is not None:
-            yield {name: sample[name] for name in names}
+    return _select("select_fields", source, find, on_error)
 
 
-def _select_fields(
-    stage: str, source: Iterable[Sample], find: Callable[[Sample], T], on_error: OnError
-) -> Iterator[tuple[Sample, T]]:
-    """Yield the selection of each sample; it is computed once for samples with the same fields."""
+def _select(
+    stage: str, source: Iterable[Sample], find: Callable[[Sample], Callable[[Sample], T | None]], on_error: OnError
+) -> Iterator[T]:
+    """Yield what a function makes of each sample, unless it is None; ``find`` returns it for all with the same fields.
+
+    Samples share a few sets of fields.
+    """
     policy = ErrorPolicy(on_error, stage)
-    chosen: dict[tuple[str, ...], T] = {}
+    makers: dict[tuple[str, ...], Callable[[Sample], T | None]] = {}
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
             raise not_a_sample_error(stage, sample)
-        fields = tuple(sample)
-        if fields not in chosen:
+        make = makers.get(fields := tuple(sample))
+        if make is None:
             try:
-                names = find(sample)
+                make = find(sample)
             except (DuplicateKeyError, MissingFieldError) as error:
                 if policy.handle(error, sample):
                     continue
                 break
-            cache_selection(chosen, fields, names)
-        yield sample, chosen[fields]
+            if len(makers) > 1000:  # each sample has other fields
+                makers.clear()
+            makers[fields] = make
+        if (made := make(sample)) is not None:
+            yield made
     policy.finish()
 
 
-def _missing_error(stage: str, pattern: _Pattern, sample: Sample, what: str = "") -> MissingFieldError:
-    fields = [name for name in sample if name[:2] != "__"]
-    return MissingFieldError(
-        f"{stage} needs a field that matches {pattern.text!r}{what}, but {describe_sample(sample)} has {fields}"
-    )
+def _tuple_maker(stage: str, sample: Sample, names: list[str]) -> Callable[[Sample], tuple[Any, ...]]:
+    """Return a function that makes a tuple of the named fields, and warns if it does not tell padding from data."""
+    if PADDING_MARK not in sample or PADDING_MARK in names:
+        return lambda sample: tuple(map(sample.get, names))
+
+    has_warned = False
+
+    def make(sample: Sample) -> tuple[Any, ...]:
+        nonlocal has_warned
+        if sample[PADDING_MARK] and not has_warned:
+            has_warned = True
+            warn_user(
+                f"{stage} leaves out {PADDING_MARK!r}, so samples that only fill up a batch of IndexedSamples count as "
+                'data. Select it as well, and give them no weight, or pass remainder="keep" to IndexedSamples'
+            )
+        return tuple(map(sample.get, names))
+
+    return make
+
+
+def _dict_maker(names: Mapping[str, str]) -> Callable[[Sample], Sample]:
+    """Return a function that makes a sample of the fields with these old names, by their new names."""
+    pairs = [*names.items()]
+    return lambda sample: {name: sample[old] for name, old in pairs}
+
+
+def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") -> str:
+    """Return the first of the given fields that a sample has."""
+    found = next((name for name in names if name in sample), NO_FIELD if missing == "none" else None)
+    if found is None:
+        raise missing_field_error(f"the field {';'.join(names)!r} was requested", sample)
+    return found

@@ -9,16 +9,8 @@ from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.pipes.stage import EngineStage, OneToOneStage, OpaqueValue, register_stage
-from wds_datapipes.samples.fields import (
-    Function,
-    Missing,
-    map_dict,
-    map_samples,
-    map_tuple,
-    parse_specs,
-    rename,
-    to_tuple,
-)
+from wds_datapipes.samples.fields import Function, Missing, map_dict, map_samples, map_tuple
+from wds_datapipes.samples.select import parse_specs, rename, to_tuple
 from wds_datapipes.types import Sample
 
 
