@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import gc
+import io
 import multiprocessing
 import os
 import re
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,25 +182,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@functools.cache
-def command_line() -> Any:
-    """Build the command line once, which takes longer than most commands."""
-    from wds_datapipes.cli import COMMANDS
-    from wds_datapipes.cli._app import build_program
-
-    return build_program(COMMANDS)
-
-
 @pytest.fixture
-def program(folder: Path) -> Callable[..., Ended]:
+def program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
     """Return a function that runs the command line in this process; any exception but an exit is raised."""
-    from typer.testing import CliRunner
+    from wds_datapipes.cli import _app
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
 
     def run(*arguments: str) -> Ended:
-        result = CliRunner().invoke(command_line(), list(arguments), prog_name="wds-datapipes")
-        if not isinstance(result.exception, SystemExit | None):
-            raise result.exception
-        return Ended(result.exit_code, result.stdout, result.stderr)
+        out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = _app.run(arguments)
+        out.flush()
+        return Ended(code, out.buffer.getvalue().decode(errors="replace"), err.getvalue())  # type: ignore[attr-defined]
 
     return run
 

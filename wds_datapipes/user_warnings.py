@@ -19,7 +19,6 @@ MACHINERY = frozenset(
         "threading",
         "torch",
         "torchdata",
-        "typer",
         "wds_datapipes",
     }
 )

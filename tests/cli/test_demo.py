@@ -10,18 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from wds_datapipes.cli import COMMANDS, main
-from wds_datapipes.cli._app import build_program
 from wds_datapipes.cli.demo import SCRIPT
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path
 
 
 @pytest.mark.timeout(900)  # a whole training, which takes half a minute on an idle machine
@@ -50,24 +40,16 @@ def test_the_demo_trains_on_shards_that_it_writes(folder: Path) -> None:
     assert again.stdout.splitlines()[0] == re.findall(r"Epoch 1/8.*", done.stdout)[0].replace("1/8", "1/1")
 
 
-def test_a_folder_that_cannot_be_created_is_an_error(folder: Path) -> None:
-    Path("file").write_text("not a folder")
-    result = CliRunner().invoke(build_program(COMMANDS), ["demo", "--output-dir", "file"])
-    assert result.exit_code == 2
-    assert result.output == "Error: The folder file cannot be created: File exists. Name another with --output-dir\n"
-
-
-@pytest.mark.parametrize(("package", "extra"), [("typer", "cli"), ("rich", "cli"), ("sklearn.datasets", "demo")])
-def test_a_missing_package_is_named_with_its_extra(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], package: str, extra: str
+def test_a_folder_that_cannot_be_created_and_a_missing_package_are_errors(
+    program: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Path("file").write_text("not a folder")
+    done = program("demo", "--output-dir", "file")
+    message = "Error: The folder file cannot be created: File exists. Name another with --output-dir\n"
+    assert (done.code, done.err) == (2, message)
     missing: Any = None  # makes an import fail
-    monkeypatch.setitem(sys.modules, package, missing)
-    monkeypatch.setattr(sys, "argv", ["wds-datapipes", "demo"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"Error: '{package}' is needed to ")
-    assert error.endswith(f'python -m pip install "wds-datapipes[{extra}]"\n')
-    assert error.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", missing)
+    done = program("demo")
+    assert done.code == 2
+    assert done.err.startswith("Error: 'sklearn.datasets' is needed to ")
+    assert done.err.endswith('python -m pip install "wds-datapipes[demo]"\n')

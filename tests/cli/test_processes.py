@@ -19,8 +19,7 @@ import psutil
 import pytest
 from prepared_programs import prepared_programs
 
-from wds_datapipes.cli import COMMANDS, main
-from wds_datapipes.cli._app import build_program
+from wds_datapipes.cli._app import main, run
 from wds_datapipes.parallel import progress
 from wds_datapipes.testing import build_shard
 
@@ -91,9 +90,7 @@ def in_terminal(*arguments: str) -> tuple[int, str]:
             sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115  this process ends
             os.environ.update(TERM="xterm", COLUMNS="150")
             progress.BAR_PERIOD_S = 0  # every step is shown
-            build_program(COMMANDS)(list(arguments))
-        except SystemExit as end:
-            code = int(end.code or 0)
+            code = run(arguments)
         finally:
             sys.stdout.flush()
             os._exit(code)
@@ -263,7 +260,7 @@ def print_peak_memory(*commands: str) -> None:
     """Run commands, and print the peak memory of the process after each, in bytes."""
     out = open("peaks", "w")  # noqa: SIM115  this process ends
     for command in commands:
-        build_program(COMMANDS)(command.split(), standalone_mode=False)
+        assert run(command.split()) == 0
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         print(int(status["VmHWM"].split()[0]) * 1024, file=out, flush=True)
 

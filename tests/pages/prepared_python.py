@@ -77,9 +77,10 @@ def main() -> None:
     sys.path.pop(0)  # the folder of this script
     for name in (*IMPORTED, *sys.argv[2:]):
         importlib.import_module(name)
-    from wds_datapipes.cli._app import build_program
+    from wds_datapipes.cli._app import COMMANDS, load_command
 
-    build_program(importlib.import_module("wds_datapipes.cli").COMMANDS)
+    for name in COMMANDS:
+        load_command(name)
     gc.freeze()  # imported modules stay; otherwise each process would collect all of them at exit
     asked = serve(sys.argv[1])
     if asked is None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import functools
+import difflib
+import gc
 import os
 import re
+import shutil
+import signal
 import sys
+import textwrap
 import warnings
-from collections.abc import Callable, Mapping
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated, Any, ParamSpec
-
-import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typing import Any, NoReturn
 
 import wds_datapipes
-from wds_datapipes.cli._declaration import declare_options, describe_command, options_of_command
+from wds_datapipes.cli._declaration import declare_options, describe_command
+from wds_datapipes.cli._output import OutputError, guarded_output
 from wds_datapipes.errors import (
     MissingDependencyError,
     ShardOpenError,
@@ -26,8 +29,30 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.redaction import redact, redact_text
 
-P = ParamSpec("P")
-
+PROGRAM = "wds-datapipes"
+#: The commands in the order of the help page, with the modules and names of their functions.
+COMMANDS = {
+    "demo": "demo:demo",
+    "create images": "create:create_images",
+    "create imagenet": "create:create_imagenet",
+    "create table": "create:create_table",
+    "create recipe": "create:create_recipe",
+    "ls": "ls:ls",
+    "show": "show:show",
+    "cat": "copy:cat",
+    "verify": "verify:verify",
+    "index": "index:index",
+    "stats": "stats:stats",
+    "bench": "bench:bench",
+    "split": "copy:split",
+    "shuffle": "reorder:shuffle",
+    "sort": "reorder:sort",
+    "map": "map:map",
+    "cache ls": "cache:show_copies",
+    "cache warm": "cache:warm",
+    "cache verify": "cache:verify_copies",
+    "cache clear": "cache:clear",
+}
 #: Exit codes other than 0; the last two stand for Ctrl-C and a closed output pipe.
 FAULT_FOUND, WRONG_USE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 #: Advice to pass an argument in Python, in the messages of the package.
@@ -39,164 +64,136 @@ ADVICE = re.compile(
 #: that change the direction of text, so that a name could be disguised.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 #: The options of the running command, used to translate advice.
-_available: frozenset[str] = frozenset()
+_available: set[str] = set()
 
 
 class WrongUse(Exception):
     """The command line is invalid; the message explains why, and how to fix it."""
 
 
-#: What typer raises for an invalid command line, of the copy of click that it uses.
-UsageError: Any = typer.BadParameter.__base__
 #: Errors that are fixed by changing the command line, not the data.
 USER_ERRORS = (MissingDependencyError, SpecError, ShardOpenError, UnknownSchemeError, UnsafeInputError, WrongUse)
 
 
-def build_program(commands: Mapping[str, str]) -> typer.Typer:
-    """Build the program from the names of commands and of their modules."""
+class CommandParser(ArgumentParser):
+    """Parses the arguments of a command, and raises `WrongUse` if they are invalid."""
 
-    class InOrder(Program):
-        def list_commands(self, _context: object) -> list[str]:
-            return list(commands)  # typer lists groups last
-
-    program = typer.Typer(
-        cls=InOrder,
-        no_args_is_help=True,
-        rich_markup_mode="markdown",
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    program.callback()(describe)
-    for name, module in commands.items():
-        command = getattr(import_module(f"wds_datapipes.cli.{module}"), name)
-        if isinstance(command, Mapping):
-            group = sys.modules[f"wds_datapipes.cli.{module}"].HELP
-            below = typer.Typer(no_args_is_help=True, help=group, cls=CommandGroup)
-            for word, each in command.items():
-                add_command(below, word, each)
-            program.add_typer(below, name=name)
-        else:
-            add_command(program, name, command)
-    return program
+    def error(self, message: str) -> NoReturn:
+        """Raise the error."""
+        raise WrongUse(f"{message}. See {self.prog} --help")
 
 
-def add_command(program: typer.Typer, name: str, function: Callable[..., None]) -> None:
-    """Add a command, which is a function as described in `declare_options`."""
-    program.command(name, cls=ProgramCommand, help=describe_command(function))(report_errors(declare_options(function)))
+def main() -> None:
+    """Run the command named by the arguments, and exit with its code.
 
-
-class ProgramCommand(TyperCommand):
-    """A command whose help shows values in the users' words, without the types of Python."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, as the help shows them."""
-        return in_words(super().get_params(ctx))
-
-
-class CommandGroup(TyperGroup):
-    """A group of commands, with the same help."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, as the help shows them."""
-        return in_words(super().get_params(ctx))
-
-
-class Program(CommandGroup):
-    """The whole program, which reports wrong use in one line, like all other errors."""
-
-    def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run a command, and exit with its code."""
-        if not options.get("standalone_mode", True):
-            return super().main(*arguments, **options)
-        try:
-            code = super().main(*arguments, **{**options, "standalone_mode": False})
-        except UsageError as error:
-            context = getattr(error, "ctx", None)
-            if type(error).__name__ == "NoArgsIsHelpError":
-                error.show()
-            else:
-                command = context.command_path if context is not None else "wds-datapipes"
-                message = error.format_message().rstrip(".").replace("Value error, ", "")
-                for word in options.get("args") or sys.argv[1:]:
-                    message = message.replace(word, redact(word))
-                message = on_one_line(message)
-                typer.echo(f"Error: {message}{'' if message.endswith('?') else '.'} See {command} --help", err=True)
-            sys.exit(WRONG_USE)
-        except typer.Abort:
-            typer.echo("Interrupted", err=True)
-            sys.exit(INTERRUPTED)
-        sys.exit(code if isinstance(code, int) else 0)
-
-
-def in_words(params: list[Any]) -> list[Any]:
-    """Give parameters their names in the help: a flag has no value, and an argument is its name alone."""
-    for each in params:
-        if isinstance(each, TyperArgument):
-            name = f"{each.metavar or each.name.upper()}{'...' if each.nargs != 1 else ''}"
-            shown = name if each.required else f"[{name}]"
-            each.get_usage_pieces = functools.partial(_pieces, shown)  # type: ignore[method-assign]
-            each.display_type_rich = _nothing  # type: ignore[attr-defined,method-assign,unused-ignore]  # of new releases
-        elif getattr(each, "is_flag", False):
-            each.metavar = ""
-    return params
-
-
-def _pieces(name: str, _context: object) -> list[str]:
-    return [name]
-
-
-def _nothing(ctx: object = None) -> str:  # noqa: ARG001  as typer calls it
-    return ""
-
-
-def show_version(requested: bool) -> None:
-    """Print the version of the package and end the program."""
-    if requested:
-        typer.echo(f"wds-datapipes {wds_datapipes.__version__}")
-        raise typer.Exit
-
-
-def describe(
-    version: Annotated[
-        bool, typer.Option("--version", "-V", callback=show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Train from WebDataset tar shards with torchdata DataPipes."""
-
-
-def report_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Replace the tracebacks of expected errors by a one-line message and an exit code.
-
-    Expected are the errors of this package, Ctrl-C, and a closed output pipe, as with ``| head``. All other exceptions
-    are bugs and keep their traceback.
+    Exit codes: 0 for success; 1 for faults in the data, or if the output cannot be written; 2 for a wrong command line
+    or a package that is not installed; 130 for Ctrl-C; 141 for a closed output pipe.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # Ctrl-C during the import
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.freeze()  # saves the garbage collection of all modules at exit, about a second
+    try:
+        with guarded_output():
+            code = run(sys.argv[1:])
+    except OutputError as error:
+        print_line(f"Error: {error}")
+        code = FAULT_FOUND
+    except KeyboardInterrupt:
+        print_line("Interrupted")
+        code = INTERRUPTED
+    sys.exit(code)
 
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        global _available
-        _available = options_of_command(command)
-        try:
-            with warnings.catch_warnings():
-                warnings.showwarning = show_warning
-                command(*args, **kwargs)
-            sys.stdout.flush()
-        except (WdsError, WrongUse) as error:
-            typer.echo(f"Error: {on_one_line(message_of(error))}", err=True)
-            raise typer.Exit(WRONG_USE if isinstance(error, USER_ERRORS) else FAULT_FOUND) from None
-        except KeyboardInterrupt:
-            typer.echo("Interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # Python must not flush the rest of the buffer at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(UNREAD) from None
 
-    return run
+def run(arguments: Sequence[str]) -> int:
+    """Run a command, and return its exit code.
+
+    Expected errors are those of this package, Ctrl-C, and a closed output pipe, as with ``| head``. All other
+    exceptions are bugs and keep their traceback.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning
+            run_command(arguments)
+        sys.stdout.flush()
+    except SystemExit as end:  # of the help, or of a command that has found faults
+        return int(end.code or 0)
+    except (WdsError, WrongUse) as error:
+        message = message_of(error)
+        for word in arguments:
+            message = message.replace(word, redact(word))
+        print_line(f"Error: {on_one_line(message)}")
+        return WRONG_USE if isinstance(error, USER_ERRORS) else FAULT_FOUND
+    except KeyboardInterrupt:
+        print_line("Interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python must not flush the rest of the buffer at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+    return 0
+
+
+def run_command(arguments: Sequence[str]) -> None:
+    """Parse arguments, and run the command that they name."""
+    words = next((count for count in (2, 1) if " ".join(arguments[:count]) in COMMANDS), 0)
+    if words:
+        parser, _, command = build_parser(" ".join(arguments[:words]))
+        command(vars(parser.parse_intermixed_args(arguments[words:])))
+    elif {"-V", "--version"} & set(arguments[:1]):
+        sys.stdout.write(f"{PROGRAM} {wds_datapipes.__version__}\n")
+    elif not arguments or {"-h", "--help"} & set(arguments[:2]):
+        print_commands(arguments[0] if arguments and arguments[0][0] != "-" else "")
+    else:
+        below = [name for name in COMMANDS if name.split()[0] == arguments[0]]
+        meant = below or difflib.get_close_matches(arguments[0], COMMANDS)
+        advice = f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+        raise WrongUse(f"There is no command {arguments[0]!r}.{advice} See {PROGRAM} --help")
+
+
+def build_parser(name: str) -> tuple[CommandParser, list[Action], Callable[[dict[str, Any]], None]]:
+    """Return the parser of a command, its options, and a function that runs the command with the parsed values."""
+    global _available
+    command = load_command(name)
+    width = shutil.get_terminal_size().columns - 2
+    paragraphs = [textwrap.fill(each, width) for each in describe_command(command).split("\n\n")]
+    parser = CommandParser(
+        f"{PROGRAM} {name}",
+        description="\n\n".join(paragraphs),
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    actions, runner = declare_options(parser, command)
+    shown = [f"{each.metavar}{'...' if each.nargs else ''}" for each in actions if not each.option_strings]
+    parser.usage = f"%(prog)s [OPTIONS] {' '.join(shown)}"
+    _available = {word for each in actions for word in each.option_strings}
+    return parser, actions, runner
+
+
+def load_command(name: str) -> Callable[..., None]:
+    """Import the function of a command."""
+    module, _, function = COMMANDS[name].partition(":")
+    command: Callable[..., None] = getattr(import_module(f"wds_datapipes.cli.{module}"), function)
+    return command
+
+
+def print_commands(first_word: str) -> None:
+    """Print the commands, or those of a group, and the first line of the help of each."""
+    sys.stdout.write(f"usage: {PROGRAM} COMMAND ...\n\nTrain from WebDataset tar shards with torchdata DataPipes.\n\n")
+    for name in COMMANDS:
+        if name.split()[0] == first_word or not first_word:
+            summary = describe_command(load_command(name)).partition("\n")[0]
+            sys.stdout.write(f"  {name:{max(map(len, COMMANDS))}}  {summary}\n")
+    sys.stdout.write(f"\n{PROGRAM} COMMAND --help describes the options of a command; -V shows the version.\n")
+
+
+def print_line(text: str) -> None:
+    """Print a line to standard error."""
+    print(text, file=sys.stderr)  # noqa: T201  of a command
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Show a warning as one line, without its location in the code."""
-    typer.echo(f"Warning: {on_one_line(str(message))}", err=True)
+    print_line(f"Warning: {on_one_line(str(message))}")
 
 
 def printable(text: str) -> str:

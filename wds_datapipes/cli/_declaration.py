@@ -1,6 +1,6 @@
 """Commands as functions: the signature holds the types and defaults of the options, the docstring describes them.
 
-A section of the docstring, such as ``Options:``, is a panel of the help page. Each of its entries is the name of an
+A section of the docstring, such as ``Options:``, is a group of the help page. Each of its entries is the name of an
 option, perhaps a short one, a word for its value, and its help: ``--output, -o TARGET: The file or URL to write.``
 An argument has a name in capitals. A parameter ``from_`` belongs to ``--from``, as some words are not available in
 Python. A parameter whose type is a dataclass stands for its fields, which the docstrings of the class and of those that
@@ -9,24 +9,41 @@ it inherits from describe; they may also describe parameters that only some comm
 
 from __future__ import annotations
 
-import functools
 import inspect
+import math
 import re
+from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from enum import Enum
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, cast, get_args, get_origin, get_type_hints
 
-import typer
 
-Natural: TypeAlias = Annotated[int, typer.Option(min=0)]
-Positive: TypeAlias = Annotated[int, typer.Option(min=1)]
-Share: TypeAlias = Annotated[float, typer.Option(min=0, max=1)]
+class Bounds(NamedTuple):
+    """Parses a number within bounds."""
+
+    kind: type
+    least: float
+    most: float = math.inf
+
+    def __call__(self, text: str) -> Any:
+        """Parse the value of an option."""
+        upper = "" if self.most == math.inf else f" and at most {self.most:g}"
+        try:
+            number = self.kind(text)
+        except ValueError:
+            number = math.nan
+        if not self.least <= number <= self.most:
+            raise ArgumentTypeError(f"it must be a number of at least {self.least:g}{upper}, not {text!r}")
+        return number
+
+
+Natural: TypeAlias = Annotated[int, Bounds(int, 0)]
+Positive: TypeAlias = Annotated[int, Bounds(int, 1)]
+Share: TypeAlias = Annotated[float, Bounds(float, 0, 1)]
 
 HEADING = re.compile(r"[A-Z][\w ]*:")
 ENTRY = re.compile(r"((?:--[a-z-]+(?:/--[a-z-]+)?(?:, -\w)?)|[A-Z]+)(?: (\S+))?: (.+)")
-#: The panel of options that typer makes by itself.
-DEFAULT_PANEL = "Options"
 
 
 class OptionEntry(NamedTuple):
@@ -68,63 +85,63 @@ def entries_of(docstring: str | None) -> list[OptionEntry]:
     return entries
 
 
-def declare_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command as typer expects it, with an annotation for each option."""
-    owners: list[Any] = [command]
+def declare_options(
+    parser: ArgumentParser, command: Callable[..., None]
+) -> tuple[list[Action], Callable[[dict[str, Any]], None]]:
+    """Add the options of a command to a parser; return them, and a function that runs it with the parsed values."""
     groups: dict[str, Any] = {name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)}
+    owners: list[Any] = [command]
     for kind in groups.values():
-        owners += [each for each in getattr(kind, "__mro__", ()) if is_dataclass(each)]
-    described: dict[str, OptionEntry] = {}
+        owners += [each for each in kind.__mro__ if is_dataclass(each)]
+    parameters = {
+        name: each
+        for owner in (command, *groups.values())
+        for name, each in inspect.signature(owner).parameters.items()
+    }
+    kinds = {
+        name: kind for each in reversed(owners) for name, kind in get_type_hints(each, include_extras=True).items()
+    }
+    panels: dict[str, Any] = {}
+    added: list[Action] = []
+    declared = set(groups)
     for entry in (each for owner in owners for each in entries_of(owner.__doc__)):
-        described.setdefault(entry.parameter, entry)
-    signatures = [inspect.signature(owner) for owner in (command, *groups.values())]
-    parameters = {name: each for signature in signatures for name, each in signature.parameters.items()}
-    kinds = {name: kind for owner in reversed(owners) for name, kind in get_type_hints(owner).items()}
-    bounds = {name: kind for owner in owners for name, kind in get_type_hints(owner, include_extras=True).items()}
-    declared = [
-        _declare(parameters[name], kinds[name], bounds[name], entry)
-        for word, entry in described.items()
-        for name in (word, f"{word}_")
-        if name in parameters
-    ]
-    missing = set(parameters) - set(groups) - {each.name for each in declared}
+        for name in {entry.parameter, f"{entry.parameter}_"} & parameters.keys() - declared:
+            declared.add(name)
+            panel = panels.get(entry.panel) or panels.setdefault(entry.panel, parser.add_argument_group(entry.panel))
+            added.append(_add_option(panel, parameters[name], kinds[name], entry))
+    missing = set(parameters) - declared
     assert not missing, f"{command.__name__} does not describe {missing}"  # noqa: S101  a mistake of ours
 
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        values = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
+    def run(values: dict[str, Any]) -> None:
         for name, kind in groups.items():
             values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
         command(**values)
 
-    run.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]  # read by inspect.signature
-    run.__annotations__ = {each.name: each.annotation for each in declared}
-    return run
+    return added, run
 
 
-def _declare(parameter: inspect.Parameter, kind: Any, bounded: Any, entry: OptionEntry) -> inspect.Parameter:
-    """Return a parameter with the annotation that typer reads."""
-    default = parameter.default
-    is_required = default is inspect.Parameter.empty
+def _add_option(panel: Any, parameter: inspect.Parameter, kind: Any, entry: OptionEntry) -> Action:
+    """Add an option or an argument of the type of a parameter."""
+    if NoneType in get_args(kind):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    default = None if parameter.default is inspect.Parameter.empty else parameter.default
+    is_shown = default not in (None, "", False, True)
+    described = f"{entry.help} (default: {default})" if is_shown else entry.help
+    told: dict[str, Any] = {"help": described.replace("%", "%%"), "metavar": entry.metavar or None}
     if get_origin(kind) is Literal:
-        new_enum: Any = Enum  # which old releases of typer know, unlike Literal
-        kind = new_enum("Word", [(word, word) for word in get_args(kind)], type=str)
-        default = default if is_required else kind(default)
-    shown: dict[str, Any] = {"help": entry.help, "metavar": entry.metavar or None}
-    shown["show_default"] = not is_required and default not in (None, "", False)
-    if entry.panel != DEFAULT_PANEL:
-        shown["rich_help_panel"] = entry.panel
-    if entry.names[0].startswith("--"):
-        bounds = [each for part in (bounded, *get_args(bounded)) for each in getattr(part, "__metadata__", ())]
-        option = typer.Option(*entry.names, **shown)
-        option.min, option.max = (bounds[0].min, bounds[0].max) if bounds else (None, None)
+        told["choices"] = get_args(kind)
+    elif get_origin(kind) is list:
+        told["action"] = "append"
+    elif kind is bool:
+        told = {"help": told["help"], "action": BooleanOptionalAction if "/" in entry.names[0] else "store_true"}
     else:
-        option = typer.Argument(**{**shown, "metavar": entry.names[0]})
-    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
-
-
-def options_of_command(declared: Callable[..., object]) -> frozenset[str]:
-    """Return the names of the options of a declared command."""
-    options = [each.annotation.__metadata__[0] for each in inspect.signature(declared).parameters.values()]
-    names = {word for option in options for word in (option.default, *(option.param_decls or ()))}
-    return frozenset(word for name in names if isinstance(name, str) for word in name.split("/") if word[:1] == "-")
+        told["type"] = get_args(kind)[1] if get_origin(kind) is Annotated else kind
+    if entry.names[0].startswith("--"):
+        names = (entry.names[0].partition("/")[0], *entry.names[1:])
+        is_required = parameter.default is inspect.Parameter.empty
+        action = panel.add_argument(*names, dest=parameter.name, default=default, required=is_required, **told)
+    else:
+        is_list = told.pop("action", None) is not None
+        told["metavar"] = entry.names[0]
+        action = panel.add_argument(parameter.name, **told, nargs="+" if is_list else None)
+    return cast("Action", action)

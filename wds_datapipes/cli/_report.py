@@ -7,9 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import typer
-
-from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, printable
+from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, print_line, printable
 from wds_datapipes.errors import WdsError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import human_bytes
@@ -75,7 +73,7 @@ def print_bars(counts: Iterable[tuple[str, int]]) -> None:
 def print_error(message: str, label: str = "Error") -> None:
     """Print a line to standard error, after what was printed to standard output."""
     sys.stdout.flush()
-    typer.echo(f"{label}: {on_one_line(message)}", err=True)
+    print_line(f"{label}: {on_one_line(message)}")
 
 
 def print_nothing_found(shards: int, what: str = "sample") -> None:
@@ -107,7 +105,7 @@ def end_with_faults(faults: Sequence[ShardFault], *, is_printed: bool = True) ->
     for fault in faults if is_printed else ():
         print_error(fault.message)
     if faults:
-        raise typer.Exit(WRONG_USE if any(fault.kind == "ShardOpenError" for fault in faults) else FAULT_FOUND)
+        raise SystemExit(WRONG_USE if any(fault.kind == "ShardOpenError" for fault in faults) else FAULT_FOUND)
 
 
 def report_shards(

@@ -9,8 +9,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import typer
-
 from wds_datapipes.benchmark.advice import facts_of, headroom, recommend
 from wds_datapipes.benchmark.measure import BenchmarkOptions, ShardBenchmark, measure_shards
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, printable
@@ -103,7 +101,7 @@ def bench(
             reason = found.skipped.latest[-1].reason
             print_error(f"{plural(found.skipped.total, 'sample')} skipped, such as: {reason}")
     if found.skipped.total:
-        raise typer.Exit(FAULT_FOUND)
+        raise SystemExit(FAULT_FOUND)
 
 
 def load_pipeline(reference: str) -> Callable[[list[str]], IterDataPipe[Any]]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, printable
 from wds_datapipes.cli._declaration import Positive
@@ -150,7 +148,7 @@ def report(options: CacheArguments, facts: Mapping[str, object], text: str, faul
     for fault in faults:
         print_error(fault)
     if faults:
-        raise typer.Exit(FAULT_FOUND)
+        raise SystemExit(FAULT_FOUND)
 
 
 def url_of(entry: Entry) -> str:
@@ -170,14 +168,3 @@ def copy_bytes(entry: Entry) -> int:
 def format_totals(found: list[Entry]) -> str:
     """Return the number of copies and their total size as text."""
     return f"{plural(len(found), 'copy', 'copies')}, {human_bytes(sum(map(copy_bytes, found)))}"
-
-
-#: The help text of the group.
-HELP = "List, download, verify and remove the local copies of shards that .cache_wds_shards() keeps."
-#: The subcommands.
-cache: dict[str, Callable[..., None]] = {
-    "ls": show_copies,
-    "warm": warm,
-    "verify": verify_copies,
-    "clear": clear,
-}

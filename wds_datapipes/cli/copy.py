@@ -9,8 +9,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import typer
-
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse
 from wds_datapipes.cli._declaration import Positive, Share
 from wds_datapipes.cli._options import LimitedArguments, parse_bytes, parse_pairs, wrong_use
@@ -266,7 +264,7 @@ def report_copied(
     for old in left:
         print_error(f"{describe_old_shards(old)}. Remove them, or use --remove-old")
     if left:
-        raise typer.Exit(FAULT_FOUND)
+        raise SystemExit(FAULT_FOUND)
 
 
 def parse_slice_text(text: str) -> tuple[int | None, ...]:

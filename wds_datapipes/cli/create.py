@@ -380,14 +380,3 @@ def read_class_list(url: str, storage_options: Mapping[str, Any] | None) -> list
             f"--classes-from must be a list of classes written by create, but {redact(url)!r} is not: {error}"
         ) from None
     return names
-
-
-#: The help text of the command group.
-HELP = "Create shards from image folders, ImageNet, tables or recipes."
-#: The subcommands.
-create: dict[str, Callable[..., None]] = {
-    "images": create_images,
-    "imagenet": create_imagenet,
-    "table": create_table,
-    "recipe": create_recipe,
-}

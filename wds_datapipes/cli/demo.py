@@ -9,8 +9,6 @@ import tarfile
 from itertools import product
 from pathlib import Path
 
-import typer
-
 from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.extras import require
 from wds_datapipes.types import Sample
@@ -100,7 +98,7 @@ def demo(output_dir: Path = Path("wds-datapipes-demo")) -> None:
     sys.stdout.flush()
     ended = subprocess.run([sys.executable, str(script)], check=False).returncode  # noqa: S603  our own script
     if ended:
-        raise typer.Exit(ended if ended > 0 else 1)
+        raise SystemExit(ended if ended > 0 else 1)
 
 
 def write_photographs(folder: Path) -> list[str]:

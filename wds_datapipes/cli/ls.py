@@ -6,8 +6,6 @@ import sys
 from collections import Counter
 from typing import Any
 
-import typer
-
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, printable
 from wds_datapipes.cli._declaration import Positive
 from wds_datapipes.cli._options import ReadArguments
@@ -45,7 +43,7 @@ def ls(shards: list[str], options: ReadArguments, by_shard: bool = False, count:
     if not samples and not worst and not by_shard:
         print_nothing_found(len(urls))
     if worst:
-        raise typer.Exit(worst)
+        raise SystemExit(worst)
 
 
 def print_samples(samples: list[IndexedSample]) -> None:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import typer
-
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, printable
 from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import LimitArguments, SampleArguments, load_function, parse_decoders, wrong_use
@@ -150,7 +148,7 @@ def map(  # noqa: A001  the name of the command
     else:
         report(done, failures, skipped)
     if failures:
-        raise typer.Exit(FAULT_FOUND)
+        raise SystemExit(FAULT_FOUND)
 
 
 def parse_mapping(

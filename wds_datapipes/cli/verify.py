@@ -6,8 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
-import typer
-
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
 from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import LimitedArguments
@@ -79,7 +77,7 @@ def verify(
             sys.stdout.write(f"Note: ... and {len(notes) - max(show, 1):,} more\n")
         print_totals(found, totals, counts.total(), len({fault.shard for fault in faults}))
     if counts:
-        raise typer.Exit(FAULT_FOUND)
+        raise SystemExit(FAULT_FOUND)
 
 
 def print_faults(faults: Sequence[ShardFault], counts: Counter[str], shown: int) -> None:
