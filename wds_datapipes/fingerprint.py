@@ -6,13 +6,13 @@ import contextlib
 import copyreg
 import functools
 import inspect
-import marshal
+import pickle
 import re
 import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from itertools import chain
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,19 @@ SECRET = re.compile(
     r"|^_?(?:(?:access|api|auth|bearer|hf|refresh|sas|security|session)_)?token$"
 )
 
-#: Types whose values are identified by their repr, and all immutable types.
-PLAIN = (type(None), bool, int, float, complex, type(Ellipsis))
-CONSTANTS = (*PLAIN, str, bytes)
-#: Larger collections are digested at the speed of C, if they hold plain values.
+#: The types of constants, and those that are pickled as they are.
+CONSTANTS = (type(None), bool, int, float, complex, type(Ellipsis), str, bytes)
+PICKLED = {type(None), bool, int, float, str, bytes, bytearray, list, tuple}
+#: Larger lists of strings, such as URLs, are searched for credentials as one, and larger dicts have no arguments.
 LARGE = 1000
+#: What identifies objects of these types: their attributes.
+ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    ModuleType: ("__name__",),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+    MethodType: ("__func__", "__self__"),
+}
 #: Longer texts of values are replaced by fingerprints.
 SHOWN_CHARACTERS = 160
 #: The code flags that distinguish signatures and generators; others depend on where a function is defined.
@@ -70,7 +78,7 @@ def fingerprint(*values: Any, without: tuple[type, ...] = ()) -> str:
     >>> fingerprint(str.upper, {"size": 224}) == fingerprint(str.upper, {"size": 256})
     False
     """
-    return _Digests(without).digest(values).hex()[:16]
+    return _Digest(without, {}).digest(values).hex()[:16]
 
 
 def format_value(value: Any, without: tuple[type, ...] = ()) -> str:
@@ -103,45 +111,43 @@ def is_secret(name: object) -> bool:
     return isinstance(name, str) and SECRET.search(name) is not None
 
 
-class _Digests:
-    """The digests of values, and of those that they refer to."""
+class _Digest(pickle.Pickler):
+    """Hashes a value by pickling it, at the speed of C where it is plain.
 
-    def __init__(self, without: tuple[type, ...]) -> None:
-        self._without = without
-        #: The values being digested, to detect cycles.
-        self._open: list[int] = []
-        #: The digests of functions and classes, and the objects themselves, to keep their IDs valid.
-        self._known: dict[int, tuple[bytes, Any]] = {}
+    Args:
+        without: classes whose objects are excluded.
+        known: the digests of functions, classes and objects by their IDs, and the objects, to keep these IDs valid.
+    """
+
+    def __init__(self, without: tuple[type, ...], known: dict[int, tuple[bytes, Any]]) -> None:
+        self._hash = sha256()
+        super().__init__(SimpleNamespace(write=self._hash.update), protocol=5)
+        self.fast = True  # whether two equal values are one object does not count
+        self._without, self._known = without, known
 
     def digest(self, value: Any) -> bytes:
         """Return the digest of a value."""
-        if type(value) in PLAIN:
-            return _hash("plain", repr(value).encode())
-        if isinstance(value, str):
-            text = mask_credentials(value) if may_hold_credentials(value) else str.__str__(value)
-            return _hash("text", text.encode("utf-8", "surrogatepass"))
-        if isinstance(value, bytes | bytearray):
-            return _hash("bytes", value)
-        identity = id(value)
-        if identity in self._known:
-            return self._known[identity][0]
-        if identity in self._open:
-            return self.digest(("cycle", len(self._open) - self._open.index(identity)))
-        self._open.append(identity)
-        try:
-            found = _hash("parts", b"".join(map(self.digest, self._parts(value))))
-        except RecursionError:
-            if len(self._open) > 2:  # not one of the values given
-                raise
-            found = self.digest(_undetermined(value, "it is nested too deeply"))
-        finally:
-            self._open.pop()
-        if isinstance(value, FunctionType | type):
-            self._known[identity] = found, value
-        return found
+        nested = _Digest(self._without, self._known)
+        nested.dump(value)
+        return nested._hash.digest()
+
+    def persistent_id(self, value: Any) -> bytes | None:
+        """Return what is pickled in place of a value; None for the value itself."""
+        kind = type(value)
+        if kind is list and len(value) > LARGE and all(type(each) is str for each in value):
+            return self.digest("\0".join(value))
+        if kind is str and may_hold_credentials(value):
+            return mask_credentials(value).encode("utf-8", "surrogatepass")
+        if kind in PICKLED:
+            return None
+        if id(value) not in self._known:
+            self._known[id(value)] = b"cycle", value
+            self._known[id(value)] = self.digest([*self._parts(value)]), value
+        return self._known[id(value)][0]
 
     def _parts(self, value: Any) -> Any:
         """Return what identifies a value: the name of its kind, and other values."""
+        kind = type(value)
         if isinstance(value, self._without):
             return ("without",)
         if isinstance(value, FunctionType):
@@ -150,25 +156,17 @@ class _Digests:
             return _class_parts(value)
         if isinstance(value, CodeType):
             return _code_parts(value)
-        if isinstance(value, ModuleType):
-            return "module", value.__name__.rpartition(".")[2]
-        if isinstance(value, staticmethod | classmethod):
-            return "method of a class", value.__func__
-        if isinstance(value, property):
-            return "property", value.fget, value.fset, value.fdel
-        if isinstance(value, MethodType):
-            return "method", value.__func__, value.__self__
+        if kind in ATTRIBUTES:
+            return kind.__name__, *(getattr(value, name) for name in ATTRIBUTES[kind])
         if isinstance(value, set | frozenset):
-            return "set", type(value).__name__, *sorted(map(self.digest, value))
-        if type(value) in (list, tuple, dict):
-            return _collection_parts(value)
+            return "set", kind.__name__, *sorted(map(self.digest, value))
+        if kind is dict:
+            keys = list(value)
+            with contextlib.suppress(TypeError):  # keys of several types stay in their order
+                keys.sort()
+            names = set() if len(keys) > LARGE else {*filter(is_secret, keys)}
+            return "dict", keys, [None if key in names else value[key] for key in keys]
         return _object_parts(value)
-
-
-def _hash(kind: str, data: bytes | bytearray) -> bytes:
-    found = sha256(f"{kind}:".encode())
-    found.update(data)
-    return found.digest()
 
 
 def _function_parts(function: FunctionType) -> Iterator[Any]:
@@ -200,9 +198,8 @@ def _function_parts(function: FunctionType) -> Iterator[Any]:
 
 
 def _code_parts(code: CodeType, docstring: str | None = None) -> Iterator[Any]:
-    constants = code.co_consts
-    if docstring is not None and constants and constants[0] == docstring:
-        constants = (None, *constants[1:])
+    has_docstring = docstring is not None and code.co_consts[:1] == (docstring,)
+    constants = (None, *code.co_consts[1:]) if has_docstring else code.co_consts
     yield from ("code", code.co_code, getattr(code, "co_exceptiontable", b""), code.co_flags & FLAGS)
     yield from (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
     yield from (code.co_names, code.co_varnames, constants)
@@ -224,28 +221,6 @@ def _class_parts(kind: type) -> Iterator[Any]:
                 yield from (name, value)
 
 
-def _collection_parts(values: Any) -> Iterator[Any]:
-    """Yield the items of a collection; large ones of plain values in one piece, at the speed of C."""
-    yield from (type(values).__name__, len(values))
-    if type(values) is dict:
-        with contextlib.suppress(TypeError):  # keys of several types stay in their order
-            values = {key: values[key] for key in sorted(values)}
-    if len(values) > LARGE:
-        if all(type(each) is str for each in values) and type(values) is not dict:
-            yield "\0".join(values)  # their credentials are masked
-            return
-        # Up to version 2, the data does not depend on the identity of objects. Since Python 3.11, sets are marshalled
-        # in an order that does not depend on the process.
-        with contextlib.suppress(ValueError):
-            if sys.version_info >= (3, 11):
-                yield marshal.dumps(values, 2)
-                return
-    for each in values:
-        yield each
-        if type(values) is dict:
-            yield None if is_secret(each) else values[each]
-
-
 def _object_parts(value: Any) -> tuple[Any, ...]:
     kind = type(value)
     torch = sys.modules.get("torch")
@@ -255,30 +230,22 @@ def _object_parts(value: Any) -> tuple[Any, ...]:
             return "tensor", kind, str(value.dtype), tuple(value.shape), dense.view(torch.uint8).numpy()
         if isinstance(value, np.memmap):  # by its file, whose content does not count
             return "file", str(value.filename), value.offset, value.dtype.str, value.shape, value.strides
-        if any(_is_opaque(base.__module__) for base in kind.__mro__):
+        modules = [base.__module__.split(".") for base in kind.__mro__]
+        if any(not OPAQUE.isdisjoint((module[0], ".".join(module[:2]))) for module in modules):
             return "object", kind
         if (found := _own_fingerprint(value) or _arguments_of(value)) is not None:
             return "object", kind, found
         reduced = copyreg.dispatch_table[kind](value) if kind in copyreg.dispatch_table else value.__reduce_ex__(4)
     except Exception as error:  # noqa: BLE001  any error
-        return _undetermined(value, str(error))
+        warn_user(
+            f"An object of {kind.__qualname__} cannot be told from others of its class ({error}). So a state, a cache "
+            "or shards that were made with another one are accepted. Give the class a method fingerprint() that "
+            "returns a text which identifies the object"
+        )
+        return "undetermined", kind.__qualname__
     if isinstance(reduced, str):
         return "object", kind, reduced
     return "object", kind, *reduced[:3], *map(list, filter(None, reduced[3:5]))
-
-
-def _is_opaque(module: str) -> bool:
-    return not OPAQUE.isdisjoint((module.partition(".")[0], ".".join(module.split(".")[:2])))
-
-
-def _undetermined(value: Any, reason: str) -> tuple[str, ...]:
-    name = type(value).__qualname__
-    warn_user(
-        f"An object of {name} cannot be told from others of its class ({reason}). So a state, a cache or shards that "
-        "were made with another one are accepted. Give the class a method fingerprint() that returns a text which "
-        "identifies the object"
-    )
-    return "undetermined", name
 
 
 def _own_fingerprint(value: Any) -> str | None:
