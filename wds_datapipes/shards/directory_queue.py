@@ -6,29 +6,25 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import itertools
 import math
 import os
 import secrets
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import Literal
 
 from wds_datapipes.errors import ShardOpenError
-from wds_datapipes.io.file_lock import is_same_file
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+from wds_datapipes.io.file_lock import is_same_file, lock_file
 
 Select = Literal["oldest", "random"]
 After = Literal["keep", "delete", "return"]
 
-#: The subdirectory for claimed files.
-CLAIMS = ".claims"
+#: The subdirectory for claimed files, whose names are prefixed with random digits and a hyphen.
+CLAIMS, NAME_START = ".claims", 9
 #: The subdirectory for files that were read.
 DONE = "done"
 #: The arguments of ``renameat2`` for paths, and for a failure if the new name exists.
@@ -44,170 +40,136 @@ def take_files(
 
     A file counts as read when the next one is requested. If the iteration stops early, the file yielded last is
     returned to the directory.
-    """
-    rng = Random()
-    with DirectoryQueue(folder) as claims:
-        waiting: list[str] = []  # in reverse order
-        latest = time.monotonic()
-        checked = -math.inf
-        while True:
-            now = time.monotonic()
-            if now - checked >= poll_s:
-                checked = now
-                claims.return_orphaned()
-                waiting.clear()
-            if not waiting:
-                waiting = _list_files(folder, patterns)
-                if select == "random":
-                    rng.shuffle(waiting)
-            while waiting:
-                path = claims.take(waiting.pop())
-                if path is not None:
-                    yield path
-                    claims.finish(path, after)
-                    latest = time.monotonic()
-                    break
-            else:
-                rest_s = poll_s if timeout_s is None else min(poll_s, latest + timeout_s - time.monotonic())
-                if rest_s <= 0:
-                    return
-                time.sleep(rest_s)
-
-
-class DirectoryQueue:
-    """The files claimed by one iteration: in a separate directory next to a lock file.
-
-    The operating system releases the lock when the process ends for any reason. So a claim that can be locked belongs
-    to a process that has died, on any host that sees the locks.
-
-    Args:
-        folder: the directory to take files from.
 
     Raises:
         ShardOpenError: the directory cannot be written, or has no locks.
     """
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        self._claims = self._folder / CLAIMS
-        self._owner = os.getpid()
-        try:
-            self._claim, self._lock = self._create_claim()
-        except OSError as error:
-            raise ShardOpenError(
-                f"No shards can be claimed in the directory {folder!r}: {error.strerror}. It must be writable, and its "
-                f"file system must support locks"
-            ) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if os.getpid() == self._owner:  # not a forked process
-            self._release(self._claim)
-        self._lock.close()
-
-    def take(self, name: str) -> str | None:
-        """Claim a file and return its path, or ``None`` if it is gone, for example claimed by another process."""
-        path = self._claim / name
-        try:
-            (self._folder / name).rename(path)
-        except FileNotFoundError:
-            if not self._claim.is_dir():
-                raise
-            return None
-        return str(path)
-
-    def finish(self, path: str, after: After) -> None:
-        """Keep, delete or return a file that was read."""
-        with contextlib.suppress(FileNotFoundError):  # already removed or moved
-            if after == "delete":
-                Path(path).unlink()
-            elif after == "keep":
-                (self._folder / DONE).mkdir(exist_ok=True)
-                _move(Path(path), self._folder / DONE)
-            else:
-                os.utime(path)  # so that it is not the oldest, which is taken first
-                _move(Path(path), self._folder)
-
-    def return_orphaned(self) -> int:
-        """Return the files claimed by processes that have died to the directory; return their number."""
-        count = 0
-        for token in {name.removesuffix(".lock") for name in os.listdir(self._claims)}:  # noqa: PTH208  only names
-            if token == self._claim.name:
-                continue
-            with contextlib.suppress(FileNotFoundError), _try_lock(self._claims / f"{token}.lock") as is_locked:
-                if is_locked:
-                    count += self._release(self._claims / token)
-        return count
-
-    def _create_claim(self) -> tuple[Path, BinaryIO]:
-        """Lock a new file, and make the directory next to it."""
-        self._claims.mkdir(exist_ok=True)
-        while True:
-            claim = self._claims / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-            name = Path(f"{claim}.lock")
-            lock = name.open("wb")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if is_same_file(name, lock.fileno()):  # it was not removed as orphaned before it was locked
-                    claim.mkdir()
-                    return claim, lock
-            except BaseException:
-                lock.close()
-                name.unlink(missing_ok=True)
-                raise
-            lock.close()
-
-    def _release(self, claim: Path) -> int:
-        """Return all files of a locked claim to the directory, and remove the claim; return their number."""
-        count = 0
-        with contextlib.suppress(FileNotFoundError):
-            for path in sorted(claim.iterdir()):
-                with contextlib.suppress(FileNotFoundError):
-                    _move(path, self._folder)
-                    count += 1
-            claim.rmdir()
-        Path(f"{claim}.lock").unlink(missing_ok=True)
-        return count
+    rng, claims = Random(), Path(folder, CLAIMS)
+    waiting: list[Path] = []  # in reverse order
+    latest = time.monotonic()
+    checked = -math.inf
+    while True:
+        now = time.monotonic()
+        if now - checked >= poll_s:
+            checked = now
+            _return_orphaned(claims)
+            waiting.clear()
+        if not waiting:
+            waiting = _list_files(folder, patterns)
+            if select == "random":
+                rng.shuffle(waiting)
+        while waiting:
+            with _claim_file(waiting.pop(), claims) as path:
+                if path is None:
+                    continue
+                yield str(path)
+                _finish(path, after)
+            latest = time.monotonic()
+            break
+        else:
+            rest_s = poll_s if timeout_s is None else min(poll_s, latest + timeout_s - time.monotonic())
+            if rest_s <= 0:
+                return
+            time.sleep(rest_s)
 
 
 @contextlib.contextmanager
-def _try_lock(path: Path) -> Iterator[bool]:
-    """Lock a file; yield False if another process holds the lock."""
-    with path.open("ab") as stream:
+def _claim_file(path: Path, claims: Path) -> Iterator[Path | None]:
+    """Claim a file: move it to the claims, and lock it. Yield its new path, or None if it is gone.
+
+    At the end, it is returned, unless it was moved or removed. The operating system releases the lock when the process
+    ends for any reason. So a claimed file that can be locked belongs to a process that has died, on any host that sees
+    the locks.
+    """
+    owner, claim = os.getpid(), claims / f"{secrets.token_hex(NAME_START // 2)}-{path.name}"
+    with contextlib.suppress(FileNotFoundError):  # claimed by another process
+        path.rename(claim)
+    with _locked(claim, wait=True) as is_locked:  # a process that looks for orphaned files may hold it for a moment
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield claim if is_locked else None
+        finally:
+            if is_locked and os.getpid() == owner:  # not a forked process
+                _move(claim, path.parent, path.name)
+
+
+def _finish(path: Path, after: After) -> None:
+    """Keep, delete or return a claimed file that was read."""
+    if after == "delete":
+        path.unlink(missing_ok=True)
+    elif after == "keep":
+        done = path.parent.with_name(DONE)
+        done.mkdir(exist_ok=True)
+        _move(path, done, path.name[NAME_START:])
+    else:
+        with contextlib.suppress(FileNotFoundError):  # the program has removed it
+            os.utime(path)  # so that it is not the oldest, which is taken first
+
+
+def _return_orphaned(claims: Path) -> None:
+    """Return the files claimed by processes that have died to the directory.
+
+    Raises:
+        ShardOpenError: the directory cannot be written, or has no locks.
+    """
+    try:
+        claims.mkdir(exist_ok=True)
+        with lock_file(claims / ".lock", wait=False):  # fails if there are no locks
+            orphaned = [claims / name for name in os.listdir(claims) if name[0] != "."]  # noqa: PTH208  only names
+        for path in orphaned:
+            with _locked(path, wait=False) as is_locked:
+                if is_locked:
+                    _move(path, claims.parent, path.name[NAME_START:])
+    except OSError as error:
+        raise ShardOpenError(
+            f"No shards can be claimed in the directory {str(claims.parent)!r}: {error.strerror}. It must be writable, "
+            "and its file system must support locks"
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Lock a file; yield False if it is gone, or another process holds the lock and ``wait`` is False."""
+    owner = os.getpid()
+    try:
+        descriptor = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            is_locked = is_same_file(path, descriptor)
         except BlockingIOError:
             is_locked = False
-        else:
-            is_locked = True
         yield is_locked
+    finally:
+        if os.getpid() == owner:  # a process forked meanwhile has the descriptor too, and would keep the lock
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
-def _list_files(folder: str, patterns: Sequence[str]) -> list[str]:
-    """Return the names of the available files, the oldest last."""
+def _list_files(folder: str, patterns: Sequence[str]) -> list[Path]:
+    """Return the available files, the oldest last."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.name.startswith(".") and any(fnmatchcase(entry.name, pattern) for pattern in patterns):
                 with contextlib.suppress(FileNotFoundError):
                     if entry.is_file(follow_symlinks=False):
-                        found.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
-    return [name for _, name in sorted(found, reverse=True)]
+                        found.append((entry.stat(follow_symlinks=False).st_mtime_ns, Path(entry.path)))
+    return [path for _, path in sorted(found, reverse=True)]
 
 
-def _move(path: Path, folder: Path) -> None:
-    """Move a file into a directory, in one step; if its name exists there, prefix it with a number."""
-    number = 1
-    while True:
-        target = folder / (path.name if number == 1 else f"{number}-{path.name}")
+def _move(path: Path, folder: Path, name: str) -> None:
+    """Move a file into a directory, unless it is gone, in one step; if its name exists there, prefix a number."""
+    for number in itertools.count(1):
         try:
-            _rename_to_new_name(path, target)
+            _rename_to_new_name(path, folder / (name if number == 1 else f"{number}-{name}"))
         except FileExistsError:
-            number += 1
-        else:
-            return
+            continue
+        except FileNotFoundError:
+            pass
+        return
 
 
 def _rename_to_new_name(path: Path, target: Path) -> None:

@@ -23,9 +23,9 @@ ARCHIVES = f"*{{{','.join(SHARD_SUFFIXES)}}}"
 class DirectoryShards(EngineStage[str]):
     """Yield shards from a directory as other programs write them.
 
-    A shard is claimed before it is yielded, by moving it to a private directory below ``.claims``. So all workers,
-    ranks and programs that read the directory share its shards, and no shard is read by two of them; torch rejects an
-    additional ``.sharding_filter()``. The assignment of shards depends on timing.
+    A shard is claimed before it is yielded, by moving it to the subdirectory ``.claims``. So all workers, ranks and
+    programs that read the directory share its shards, and no shard is read by two of them; torch rejects an additional
+    ``.sharding_filter()``. The assignment of shards depends on timing.
 
     A shard counts as read when the next one is requested: put ``.load_wds_shards()`` directly after this stage. If the
     iteration is abandoned, its shard is returned. If the process dies, another reader returns it, as the system has
@@ -36,7 +36,7 @@ class DirectoryShards(EngineStage[str]):
     system, and rename it when it is complete. Symbolic links and hidden files are ignored.
 
     Yields:
-        str: the path of each claimed shard. It ends in the shard's own name.
+        str: the path of each claimed shard, which ends in the shard's own name.
 
     Args:
         path: the directory.
