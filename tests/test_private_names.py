@@ -90,9 +90,9 @@ TABLE = [
         "whether the interpreter waits for this thread",
     ),
     Adapted(
-        {name: "fsspec:AbstractFileSystem." + name for name in ("_get_kwargs_from_urls", "_strip_protocol", "_cache")},
-        ("io/remote/sftp.py", "io/remote/filesystem.py"),
-        "the instances that fsspec keeps, and how it splits a URL",
+        {"_cache": "fsspec:AbstractFileSystem._cache"},
+        ("io/remote/filesystem.py",),
+        "the instances that fsspec keeps",
     ),
     Adapted(
         dict.fromkeys(("_snapshot", "_snapshot_step", "_steps_since_snapshot", "_worker_snapshots"), "")

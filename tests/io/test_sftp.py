@@ -1,4 +1,4 @@
-"""Shards on an SFTP server: resumed passes, connections that break anywhere, and trusted host keys."""
+"""Shards on an SFTP server: resumed passes, and connections that break anywhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import paramiko  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from sftp_server import PASSWORD, USER, SftpServer
 from wires import Cut, Wire, wire
@@ -21,8 +20,8 @@ from wires import Cut, Wire, wire
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError
 from wds_datapipes.io.openers import open_url
+from wds_datapipes.io.remote import fsspec_file
 from wds_datapipes.io.remote.retry import RetryPolicy
-from wds_datapipes.io.remote.sftp import _file_system
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
@@ -38,22 +37,16 @@ TIMEOUT_S = 3.0
 
 @pytest.fixture(autouse=True)
 def no_connection_left(sftp_server: SftpServer) -> Iterator[None]:
-    """Discard file systems, whose connections persist for the next shard."""
-    forget()
+    """Connections end with their files."""
     threads = {*threading.enumerate()}
     yield
-    forget()
+    gc.collect()
     # The timers are paramiko's, which does not stop them if a handshake breaks; each ends by itself after some seconds.
     mine = {sftp_server.reader, *(thread for thread in threading.enumerate() if isinstance(thread, threading.Timer))}
     left = {*threading.enumerate()} - threads - mine
     for thread in left:
         thread.join(60)
     assert [thread for thread in left if thread.is_alive()] == []
-
-
-def forget() -> None:
-    _file_system().clear_instance_cache()
-    gc.collect()
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +58,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def server(sftp_server: SftpServer) -> SftpServer:
-    """Serve a.tar correctly."""
+def server(sftp_server: SftpServer, monkeypatch: pytest.MonkeyPatch) -> SftpServer:
+    """Serve a.tar correctly; it is read in several blocks."""
+    monkeypatch.setattr(fsspec_file, "BLOCK_BYTES", 64 << 10)
     if not sftp_server.is_running:
         sftp_server.start()
     build_shard(sftp_server.files / "a.tar", SAMPLES)
@@ -112,19 +106,17 @@ def test_a_shard_is_read_whole_and_listed(server: SftpServer) -> None:
     assert [url.rpartition("/")[2] for url in listed] == ["a.tar"]
 
 
-@pytest.mark.parametrize("cut", [1, 4, 7])
-def test_the_rest_of_a_pass_is_read_by_seeking(server: SftpServer, line: Wire, cut: int) -> None:
-    options = server.options(line.port)
+def test_the_rest_of_a_pass_is_read_by_seeking(server: SftpServer, line: Wire) -> None:
+    cut, options = 4, server.options(line.port)
     whole = keys(pipeline(options))
     state = state_at(pipeline(options), cut)
     load_state(resumed := pipeline(options), state)
-    forget()
     before = len(line.sent)  # connections: bytes still in flight do not count
     assert keys(resumed) == whole[cut:]
     size = (server.files / "a.tar").stat().st_size
     waiting = sum((size if end < 0 else end) - start for _, start, end in state[1]["waiting"])
-    # Some thousand bytes belong to the connection itself.
-    assert sum(line.sent[before:]) < waiting + size - int(state[0]["next"][1]) + 60_000
+    # Some thousand bytes belong to the connection, and paramiko reads up to 32 KiB more of each range.
+    assert sum(line.sent[before:]) < waiting + size - int(state[0]["next"][1]) + 100_000
 
 
 def test_a_resumed_pass_continues_where_the_connection_breaks(server: SftpServer, line: Wire) -> None:
@@ -132,7 +124,6 @@ def test_a_resumed_pass_continues_where_the_connection_breaks(server: SftpServer
     whole = keys(pipeline(options))
     state = state_at(pipeline(options), 2)
     for at, how in ((1_000, "reset"), (90_000, "close"), (150_000, "stall")):
-        forget()
         line.cuts[:] = [Cut(at, how)]
         load_state(resumed := pipeline(options, timeout_s=TIMEOUT_S), state)
         assert keys(resumed) == whole[2:]
@@ -148,7 +139,6 @@ def test_a_broken_connection_changes_no_sample(server: SftpServer, line: Wire) -
     (whole,) = line.sent
     places = [*PLACES, whole - 200, whole - 1]
     for at, how in zip(places, itertools.cycle(["reset", "close"]), strict=False):
-        forget()
         line.cuts[:] = [Cut(at, how)]
         assert read(server.options(line.port)) == WANT
         assert not line.cuts
@@ -167,7 +157,6 @@ def test_breaking_repeatedly_is_an_error_with_the_offset(server: SftpServer, lin
         ShardReadError, match=r"Reading sftp://127\.0\.0\.1/a\.tar failed after \d{5} bytes: .*\(4 attempts\)"
     ):
         read(server.options(line.port), retries=3, timeout_s=TIMEOUT_S)
-    forget()
     line.cuts[:] = [Cut(20, "close")] * 9
     with pytest.raises(ShardOpenError, match=r"sftp://127\.0\.0\.1/a\.tar cannot be opened: .*\(4 attempts\)"):
         read(server.options(line.port), retries=3)
@@ -190,17 +179,12 @@ def test_reading_waits_for_a_server_that_restarts(server: SftpServer, monkeypatc
         data += b"".join(iter(lambda: stream.read(100_000), b""))
     assert data == large.read_bytes()
     assert len(waited) == 3
-    # A broken connection remains, in a file system that fsspec caches.
-    server.stop()
-    server.start()
-    assert read(server.options()) == WANT
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_shard_replaced_while_reading_is_not_spliced(server: SftpServer, line: Wire, on_error: str) -> None:
     options = server.options(line.port)
     state = state_at(pipeline(options), 2)
-    forget()
     line.cuts[:] = [Cut(100_000, "held")]
     members = iter(ShardList(URL).load_wds_shards(storage_options=options, on_error=on_error))
     assert next(members)[1] == "0.bin"
@@ -225,27 +209,7 @@ def test_a_wrong_password_ends_the_run_under_any_policy(server: SftpServer, paus
     assert pauses == []
     with pytest.raises(ShardOpenError, match="there is no such file"):
         list(ShardList("sftp://127.0.0.1/b.tar").load_wds_shards(storage_options=server.options()))
-
-
-def test_only_known_host_keys_are_trusted_if_a_file_lists_them(
-    server: SftpServer, pauses: list[float], tmp_path: Path
-) -> None:
-    keys = server.files.parent / "cache" / "serve-sftp"
-    place = f"[127.0.0.1]:{server.port}"
-    for kind in ("rsa", "ed25519"):
-        public = " ".join((keys / f"id_{kind}.pub").read_text().split()[:2])
-        (tmp_path / kind).write_text(f"{place} {public}\n")
-        assert read(server.options(known_hosts=str(tmp_path / kind))) == WANT
-    (tmp_path / "elsewhere").write_text(f"elsewhere.example {public}\n")
-    other = paramiko.ECDSAKey.generate()
-    (tmp_path / "other key").write_text(f"{place} {other.get_name()} {other.get_base64()}\n")
-    for name in ("elsewhere", "other key"):
-        with pytest.raises(ShardOpenError, match="the key of the server is not trusted") as found:
-            read(server.options(known_hosts=str(tmp_path / name)), on_error="skip")
-        assert found.value.concerns_all
-    with pytest.raises(ShardOpenError, match=r"storage_options\['known_hosts'\] must be a file of server keys"):
-        read(server.options(known_hosts=str(tmp_path / "none")))
-    assert pauses == []
+    server.stop()  # it keeps the refused connection for a while
 
 
 def test_two_shards_are_read_at_a_time_by_two_threads(server: SftpServer) -> None:
@@ -267,13 +231,13 @@ def test_two_shards_are_read_at_a_time_by_two_threads(server: SftpServer) -> Non
 
 def test_broken_streams_leave_nothing(server: SftpServer, line: Wire) -> None:
     assert read(server.options(line.port)) == WANT
-    forget()
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         line.cuts[:] = [Cut(100_000, "reset"), *[Cut(20, "close")] * 3]
         with contextlib.suppress(ShardError):
             read(server.options(line.port), retries=2)
-    forget()
+    gc.collect()
     for _ in range(6000):  # the other end of the line may take a moment
         if len(os.listdir("/proc/self/fd")) <= before:
             return

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it carries no types
@@ -15,7 +17,6 @@ from wds_datapipes.errors import MissingDependencyError, ShardOpenError, Unknown
 from wds_datapipes.extras import require
 from wds_datapipes.io.remote.http import HttpClient, is_web
 from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, is_untrusted
-from wds_datapipes.io.remote.sftp import connect, is_sftp
 from wds_datapipes.io.remote.throughput import Attempt
 from wds_datapipes.io.remote.timeouts import RETRY_S, TIMEOUT_S, silent_after, split_timeouts, with_timeouts
 from wds_datapipes.io.urls import known_schemes, split_scheme
@@ -24,13 +25,14 @@ from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
 T = TypeVar("T")
 
+SFTP = ("sftp", "ssh")
 #: Scheme -> the package that it needs, and the extra of wds-datapipes that installs it.
 EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
     **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gs")),
     **dict.fromkeys(("az", "abfs", "abfss"), ("adlfs", "az")),
     "hf": ("huggingface_hub", "hf"),
-    **dict.fromkeys(("sftp", "ssh"), ("paramiko", "sftp")),
+    **dict.fromkeys(SFTP, ("paramiko", "sftp")),
 }
 
 #: How to configure a private certificate authority, by default and by scheme.
@@ -91,6 +93,7 @@ class RemotePath:
     ) -> None:
         options, timeout_s, retries = split_timeouts(storage_options, timeout_s, retries)
         self.scheme, rest = split_scheme(url)
+        self._unused: list[Any] = []
         self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self.retry = RetryPolicy(retries, RETRY_S, pause, silent_s=silent_after(self.timeout_s))
         self.hide = redactor_of(options, url)
@@ -107,7 +110,8 @@ class RemotePath:
                 f"register_opener({self.scheme!r}, function), or read the output of a command with pipe:COMMAND"
             )
         try:
-            self.filesystem, self.path = self.call(lambda: self._connect(f"{self.scheme}:{rest}", options, timeout_s))
+            self._connect = partial(self._new_filesystem, f"{self.scheme}:{rest}", options, timeout_s)
+            self.filesystem, self.path = self.call(self._connect)
         except ImportError as error:
             raise MissingDependencyError(
                 f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
@@ -115,13 +119,33 @@ class RemotePath:
         except Exception as error:  # noqa: BLE001  every file system has errors of its own
             self.raise_open_error(error)
 
-    def _connect(self, url: str, options: Mapping[str, Any], timeout_s: float | None) -> tuple[Any, str]:
+    def _new_filesystem(self, url: str, options: Mapping[str, Any], timeout_s: float | None) -> tuple[Any, str]:
         if is_web(self.scheme):
             return HttpClient(self.scheme, options, self.timeout_s), url
         arguments = with_timeouts(self.scheme, options, timeout_s)
-        if is_sftp(self.scheme):
-            return connect(url, arguments)
-        return cast("tuple[Any, str]", url_to_fs(url, **arguments))
+        if self.scheme not in SFTP:
+            return cast("tuple[Any, str]", url_to_fs(url, **arguments))
+        filesystem, path = Attempt(partial(url_to_fs, url, skip_instance_cache=True, **arguments)).result(
+            silent_after(self.timeout_s)
+        )
+        filesystem.ftp.get_channel().settimeout(self.timeout_s)
+        weakref.finalize(filesystem.ftp, filesystem.client.close)  # nothing else closes the connection
+        self._unused.append(filesystem)
+        return filesystem, path
+
+    def filesystem_of_file(self) -> Any:
+        """Return the file system to open a file with.
+
+        Each file on an SFTP server has its own connection: paramiko mixes up the responses to two threads, and a broken
+        connection stays broken.
+        """
+        if self.scheme not in SFTP:
+            return self.filesystem
+        try:
+            return self._unused.pop()
+        except IndexError:
+            self._connect()
+            return self._unused.pop()
 
     def call(self, attempt: Callable[[], T]) -> T:
         """Call ``attempt`` and return its result, with retries after transient errors.
@@ -141,7 +165,7 @@ class RemotePath:
         def request() -> Any:
             with suppress(AttributeError, NotImplementedError):
                 self.filesystem.invalidate_cache()  # so that it does not return cached metadata
-            return self.filesystem.info(self.path)
+            return self.filesystem_of_file().info(self.path)
 
         # The time-outs of libraries hold for each byte, and a server may send a response byte by byte.
         return cast("Mapping[str, Any]", self.call(lambda: Attempt(request).result(silent_after(self.timeout_s))))
@@ -149,11 +173,6 @@ class RemotePath:
     def reason(self, error: Exception) -> str:
         """Return the message of a file system's error, without credentials."""
         status, text = getattr(error, "status", None), self.hide(str(error))
-        if is_untrusted(error) and is_sftp(self.scheme):
-            return (
-                f"the key of the server is not trusted ({text}). Compare it with the key that the owner of the "
-                "server published, and add it to the file that storage_options['known_hosts'] names"
-            )
         if is_untrusted(error):
             return (
                 f"the certificate of the server is not trusted ({text}). If a private authority issued it, "

@@ -108,7 +108,11 @@ class FsspecStore:
             self.close()
 
     def _open_file(self) -> Any:
-        file = self._remote.filesystem.open(self._remote.path, "rb", block_size=BLOCK_BYTES, cache_type="none")
+        filesystem = self._remote.filesystem_of_file()
+        file = filesystem.open(self._remote.path, "rb", block_size=BLOCK_BYTES, cache_type="none")
+        if callable(stat := getattr(file, "stat", None)):  # of paramiko
+            facts = stat()
+            file.details = {"size": facts.st_size, "mtime": facts.st_mtime}
         _ = getattr(file, "details", None)  # some file systems send a request for it
         return file
 

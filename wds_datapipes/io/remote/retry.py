@@ -30,15 +30,13 @@ NETWORK_MODULES = (
     *("requests.", "urllib3."),
 )
 #: Parts of the class names of those modules' errors that concern the request.
-REQUEST_ERRORS = (
-    *("InvalidURL", "InvalidUrl", "ParamValidation", "Certificate", "FileExpired", "BadHostKey", "IncompatiblePeer"),
-)
+REQUEST_ERRORS = (*("InvalidURL", "InvalidUrl", "ParamValidation", "Certificate", "FileExpired", "IncompatiblePeer"),)
 #: Parts of the class names of those modules' errors that concern the credentials.
 CREDENTIAL_ERRORS = ("Credentials", "Authentication", "PasswordRequired")
 #: Texts in credential errors whose cause is a broken connection.
 CONNECTION_TEXTS = ("Authentication timeout", "transport shut down or saw EOF")
-#: Texts in the errors of a server whose certificate is not trusted.
-UNTRUSTED_TEXTS = ("CERTIFICATE_VERIFY_FAILED", "not found in known_hosts")
+#: The text in errors of a server whose certificate is not trusted.
+UNTRUSTED_TEXT = "CERTIFICATE_VERIFY_FAILED"
 
 #: Errors of this host: no disk space or quota, too many open files, no memory.
 HOST_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -166,7 +164,7 @@ def concerns_all(error: BaseException) -> bool:
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Whether the certificate or host key of a server is not trusted, also if a library wraps that error.
+    """Whether the certificate of a server is not trusted, also if a library wraps that error.
 
     >>> is_untrusted(SSLCertVerificationError()), is_untrusted(ConnectionResetError())
     (True, False)
@@ -174,7 +172,7 @@ def is_untrusted(error: BaseException | None) -> bool:
     for _ in range(DEPTH):
         if error is None or isinstance(error, SSLCertVerificationError):
             break
-        if any(words in str(error) for words in UNTRUSTED_TEXTS) or type(error).__name__ == "BadHostKeyException":
+        if UNTRUSTED_TEXT in str(error):
             return True
         error = error.__cause__ or error.__context__
     return isinstance(error, SSLCertVerificationError)
