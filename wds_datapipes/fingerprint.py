@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from wds_datapipes.redaction import mask_credentials, may_hold_credentials, redact_text
+from wds_datapipes.redaction import redact_text
+from wds_datapipes.redaction.urls import mask_credentials, may_hold_credentials
 from wds_datapipes.user_warnings import warn_user
 
 #: Packages whose functions and classes are identified by name. The code of all others counts.

@@ -12,21 +12,25 @@ import builtins
 import logging
 import re
 import reprlib
+from collections.abc import Iterator
 
-from wds_datapipes.redaction.commands import hidden_words, redact_command
-from wds_datapipes.redaction.credentials import mask_credentials, may_hold_credentials
-from wds_datapipes.redaction.urls import hidden_parts, redact_urls
+from wds_datapipes.redaction.urls import mask_credentials, redact_urls
 
-__all__ = [
-    "hidden_parts",
-    "hidden_words",
-    "mask_credentials",
-    "may_hold_credentials",
-    "redact",
-    "redact_command",
-    "redact_text",
-    "short_repr",
-]
+#: Spaces, operators with their descriptors, and words with their quotes. All text matches.
+TOKEN = re.compile(
+    r"(?s)(?P<space>\s+)|(?P<operator>\d?[|&;()<>]+(?:\d(?!\S))?)"
+    r"|(?P<word>(?:\\.|\\\Z|'[^']*(?:'|\Z)|\"(?:\\.|[^\"\\])*(?:\"|\\?\Z)|[^\s|&;()<>'\"\\])+)"
+)
+QUOTED = re.compile(r"(?s)'([^']*)'?|\"((?:\\.|[^\"\\])*)\"?|\\(.?)")
+PROGRAM = re.compile(r"[\w.+/-]{1,60}")
+#: The names of options, and of files with a usual extension. An absolute path may also have @ and #.
+HARMLESS = re.compile(
+    r"\*\*\*|-\w?|--[a-z][a-z-]{0,60}|/dev/[\w/]+|(?:/[\w./%~*?{}@#,-]*|[\w./%~*?{},-]*)\.(?:7z|age|bin|bz2|cbor|csv|gpg|"
+    r"gz|idx|index|jpe?g|jsonl?|lz4|mp4|msgpack|npy|npz|parquet|part|png|pth|py|sh|tar|tbz2?|tgz|txt|wav|xz|zip|zst)"
+)
+URL = re.compile(r"[A-Za-z][\w+.-]{0,30}://\S*")
+#: Hidden words of at least this many characters are hidden in the messages of the command as well.
+LONG = 6
 
 #: A command that is a URL of its own or the last pattern of several, and one within quotes.
 COMMAND = re.compile(r"(?is)(\A|::)pipe:(.*)")
@@ -110,3 +114,44 @@ def _redact_quoted(found: re.Match[str]) -> str:
 
 def _redact_plain(text: str) -> str:
     return mask_credentials(redact_urls(text))
+
+
+def redact_command(command: str) -> str:
+    """Replace the words of a shell command that are not known to be harmless with ``***``.
+
+    >>> redact_command("gpg --batch --passphrase hunter2 -d /data/000.tar.gpg | zstd -dc 2>/dev/null")
+    'gpg --batch --passphrase *** -d /data/000.tar.gpg | zstd *** 2>/dev/null'
+    """
+    return mask_credentials("".join(shown for _, shown in _tokens(command)))
+
+
+def hidden_words(command: str) -> set[str]:
+    """Return the words of a command that `redact_command` hides, and their parts, if they are not short."""
+    tokens = [token for token, shown in _tokens(command) if token != shown]
+    words = [_unquote(token) for token in tokens]  # a message may quote the command itself
+    words += [word[2:] if word.startswith("-") else word.partition("=")[2] for word in words]
+    words += [word.partition("=")[2] for word in words]
+    parts = [part for word in words for marks in ("[:=,;@&]+", r"[\s:=,;@&]+") for part in re.split(marks, word)]
+    return {word for word in (*tokens, *words, *parts) if len(word) >= LONG}
+
+
+def _tokens(command: str) -> Iterator[tuple[str, str]]:
+    """Yield each token of a command, and the text to show for it."""
+    is_program = True
+    for match in TOKEN.finditer(command):
+        token = match[0]
+        if match.lastgroup == "word":
+            word = _unquote(token)
+            if (is_program and PROGRAM.fullmatch(token)) or HARMLESS.fullmatch(word):
+                yield token, token
+            else:
+                yield token, token.replace(word, redact_urls(word)) if URL.fullmatch(word) and word in token else "***"
+            is_program = False
+        else:
+            is_program = token in ("|", "||", "&&") or (is_program and token.isspace())
+            yield token, token
+
+
+def _unquote(token: str) -> str:
+    """Return the value of a word."""
+    return QUOTED.sub(lambda part: part[1] or re.sub(r"\\([$`\"\\\n])", r"\1", part[2] or "") or part[3] or "", token)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn
 from urllib.parse import quote, quote_plus
 
-from wds_datapipes.redaction import hidden_parts, hidden_words, redact_text
+from wds_datapipes.redaction import hidden_words, redact_text
+from wds_datapipes.redaction.urls import hidden_parts
 
 #: Nested storage options are searched to this depth.
 DEPTH = 6

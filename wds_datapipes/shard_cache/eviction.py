@@ -78,16 +78,13 @@ def used_bytes(folder: Path, own: Path | None = None) -> int:
     for path in folder.iterdir():
         if (is_copy(path.name) or path.suffix not in (FACTS, LOCK)) and path != own:
             with suppress(FileNotFoundError):
-                used += path.lstat().st_size  # the target of a link counts separately
+                used += path.stat().st_size
     return used
 
 
 def by_last_use(folder: Path) -> list[Entry]:
-    """Return all copies that may be evicted, the least recently used first.
-
-    Links to files that were put into the folder are excluded, since evicting them would free nothing.
-    """
-    return sorted((each for each in entries(folder) if not each.path.is_symlink()), key=Entry.last_use)
+    """Return all copies, the least recently used first."""
+    return sorted(entries(folder), key=Entry.last_use)
 
 
 def _remove_abandoned(folder: Path, own: Path | None) -> None:

@@ -17,7 +17,6 @@ from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.shard_cache.download import DownloadRequest, fetch_copy
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry, digest_of, stamp
 from wds_datapipes.shard_cache.eviction import evict
-from wds_datapipes.shard_cache.foreign_copies import adopt
 from wds_datapipes.user_warnings import warn_user
 
 LOGGER = logging.getLogger("wds_datapipes")
@@ -88,13 +87,11 @@ class CacheFolder:
             if (copy := self._open_pinned(entry, request)) is not None:
                 return copy
             self.path.mkdir(parents=True, exist_ok=True)
-            if not os.access(self.path, os.W_OK) and (copy := adopt(self.path, entry, request)):
-                return copy
             with lock_file(entry.lock, wait=wait) as descriptor:
                 if descriptor is None:
                     return None
                 # Another process may have downloaded it meanwhile.
-                copy = self._open_pinned(entry, request, is_locked=True) or adopt(self.path, entry, request)
+                copy = self._open_pinned(entry, request, is_locked=True)
                 return self._fetch(entry, request, should_continue) if copy is None else copy
         except ShardError:
             raise

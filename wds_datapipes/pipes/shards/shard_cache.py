@@ -43,8 +43,7 @@ class ShardCacher(EngineStage[str]):
 
     Args:
         source: yields URLs of shards.
-        cache_dir: the folder, created if necessary. The name of a copy contains a digest of the URL. A file with
-            webdataset's name for a shard is used if it has the shard's size and is a complete archive.
+        cache_dir: the folder, created if necessary. The name of a copy contains a digest of the URL.
         max_bytes: the most bytes of all copies together, those of other processes included; None is limited only by
             the disk. A shard that does not fit is read from its source, with a warning.
         prefetch: the number of shards to download in advance; 0 after `DirectoryShards`, where requesting the next

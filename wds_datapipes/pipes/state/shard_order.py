@@ -20,7 +20,8 @@ from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import splits, upstream
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.redaction import mask_credentials, may_hold_credentials, redact
+from wds_datapipes.redaction import redact
+from wds_datapipes.redaction.urls import mask_credentials, may_hold_credentials
 from wds_datapipes.seeds import derived_seed
 
 Seen = list[Any]
