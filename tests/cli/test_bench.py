@@ -18,8 +18,7 @@ import PIL.Image
 import pytest
 import torch
 
-from wds_datapipes.benchmark.advice import recommend
-from wds_datapipes.benchmark.measure import Delivery, ShardBenchmark, count_samples
+from wds_datapipes.benchmark.measure import Delivery, ShardBenchmark, count_samples, recommend
 from wds_datapipes.testing import build_shard
 
 QUICK = ("--seconds", "0.05", "--batch-size", "4")
@@ -42,7 +41,7 @@ def images(folder: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("more", [(), ("--crop", "16"), ("--decode", "none"), ("--crop", "16", "--min-size", "8")])
+@pytest.mark.parametrize("more", [("--crop", "16"), ("--decode", "none")])
 def test_the_results_are_json(program: Any, images: list[str], more: tuple[str, ...]) -> None:
     done = program("bench", *images, *QUICK, "--num-workers", "2,0", "--json", "--step-time", "0.5", *more)
     assert (done.code, done.err) == (0, "")
@@ -51,42 +50,19 @@ def test_the_results_are_json(program: Any, images: list[str], more: tuple[str, 
     assert list(facts["fields"]) == ["jpg", "cls", "txt"]
     assert facts["fields"]["cls"] == 1
     assert facts["sample_bytes"] == pytest.approx(sum(facts["fields"].values()))
-    assert 1600 < facts["image_pixels"] < 2500
     assert facts["raw_bytes_per_s"] > 0
     stages = list(facts["stages"])
-    assert stages[:5] == ["ShardList", ".resample_wds_shards", "open", ".load_wds_shards", ".group_samples"]
-    assert stages[5:7] == [".wds_decode", ".batch"]
-    assert facts["open_s"] > 0
-    assert facts["passes"] > 0
+    assert stages[:4] == ["ShardList", ".resample_wds_shards", ".load_wds_shards", ".group_samples"]
+    assert stages[4:6] == [".wds_decode", ".batch"]
     assert sum(stage["share"] for stage in facts["stages"].values()) == pytest.approx(1)
-    assert 0 < facts["processor_share"] <= 1
     assert [each["workers"] for each in facts["deliveries"]] == [0, 2]
     for each in facts["deliveries"]:
         assert each["samples_per_s"] > 0
         assert each["first_batch_s"] > 0
-        assert each["worker_bytes"] > 1e6
-        assert each["waited_s"] >= 0
         assert 0 < each["loop_share"] <= 1
         assert each["headroom"] == pytest.approx(each["samples_per_s"] * 0.5 / 4)
-        assert each["bytes_per_s"] == pytest.approx(each["samples_per_s"] * facts["sample_bytes"])
     assert facts["skipped"] == {}
     assert facts["recommendation"]
-
-
-def test_the_results_are_tables_and_a_recommendation(
-    program: Any, images: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    done = program("bench", *images, *QUICK, "--num-workers", "0,1")
-    assert (done.code, done.err) == (0, "")
-    assert done.lines[0].startswith("3 shards; a sample has jpg (")
-    assert "perhaps from the page cache" in done.lines[1]
-    tables = "\n".join(done.lines).split("\n\n")
-    stages, deliveries = ([line.split()[0] for line in table.splitlines()] for table in tables[1:3])
-    assert stages[:6] == ["in", "ShardList", ".resample_wds_shards", "open", ".load_wds_shards", ".group_samples"]
-    assert stages[-1] == "all"
-    assert deliveries == ["workers", "0", "1"]
-    assert tables[3].startswith("Use 1 worker: ")
 
 
 PIPELINES = """
@@ -107,9 +83,6 @@ def nothing(urls):
 
 def none(sample):
     return None
-
-def no_pipeline(urls):
-    return urls
 """
 
 
@@ -117,30 +90,18 @@ def test_a_pipeline_of_the_user_is_measured_by_stage(program: Any, images: list[
     Path("pipelines_to_measure.py").write_text(PIPELINES)
     arguments = ("bench", *images, *QUICK, "--num-workers", "0,2", "--json")
     facts = json.loads(program(*arguments, "--pipeline", "pipelines_to_measure:tuples").out)
-    stages = ["ShardList", "open", ".load_wds_shards", ".group_samples", ".map_samples", ".batch", ".collate"]
+    stages = ["ShardList", ".load_wds_shards", ".group_samples", ".map_samples", ".batch", ".collate"]
     assert list(facts["stages"]) == stages
     assert [each["workers"] for each in facts["deliveries"]] == [0, 2]
     facts = json.loads(program(*arguments, "--pipeline", "pipelines_to_measure:mixture").out)
     assert list(facts["stages"]) == [".mix_samples"]
 
 
-@pytest.mark.parametrize(
-    ("function", "more", "code", "message"),
-    [
-        ("tuples", ("--crop", "8"), 2, "--pipeline measures your own pipeline, so --decode, --crop"),
-        ("no_pipeline", (), 2, "pipelines_to_measure:no_pipeline must return a pipeline, an IterDataPipe, not list"),
-        ("nothing", (), 1, "the pipeline yielded nothing"),
-    ],
-)
-def test_a_pipeline_that_cannot_be_measured_is_an_error(
-    program: Any, images: list[str], function: str, more: tuple[str, ...], code: int, message: str
-) -> None:
+def test_a_pipeline_that_yields_nothing_is_an_error(program: Any, images: list[str]) -> None:
     Path("pipelines_to_measure.py").write_text(PIPELINES)
-    done = program(
-        "bench", *images, *QUICK, "--num-workers", "0", "--pipeline", f"pipelines_to_measure:{function}", *more
-    )
-    assert done.code == code
-    assert message in done.err
+    done = program("bench", *images, *QUICK, "--num-workers", "0", "--pipeline", "pipelines_to_measure:nothing")
+    assert done.code == 1
+    assert "the pipeline yielded nothing" in done.err
 
 
 @pytest.mark.parametrize(
@@ -169,21 +130,6 @@ def test_shards_without_a_sample_that_can_be_decoded_are_an_error_with_the_reaso
     assert done.code == 1
     assert "skipped, such as: field 'jpg' of sample 'b" in done.err
     assert "yielded nothing" in done.err
-
-
-def test_more_workers_than_shards_are_measured(program: Any, images: list[str]) -> None:
-    facts = json.loads(program("bench", images[0], *QUICK, "--num-workers", "3", "--json").out)
-    assert [each["workers"] for each in facts["deliveries"]] == [3]
-    assert any("fewer shards than workers, 1 for 3" in sentence for sentence in facts["recommendation"])
-
-
-def test_cold_shards_are_read_from_the_disk(program: Any, images: list[str]) -> None:
-    done = program("bench", *images, *QUICK, "--num-workers", "0", "--cold")
-    assert done.code == 0
-    assert "page cache" not in done.out
-    done = program("bench", "http://localhost:1/a.tar", *QUICK, "--cold")
-    assert done.code == 2
-    assert "--cold drops local shards from the page cache, but http://localhost:1/a.tar is not a local file" in done.err
 
 
 def test_samples_that_cannot_be_decoded_are_counted_and_an_error(program: Any, images: list[str]) -> None:
@@ -222,23 +168,11 @@ def _children_of(pid: int) -> list[int]:
 # The recommendation -------------------------------------------------------------------------------------------------
 
 
-def found(
-    *rates: tuple[int, float],
-    shards: int = 100,
-    decode: float = 0.9,
-    pixels: float = 0,
-    computing: float = 1.0,
-    loop_s: float = 0.0,
-) -> ShardBenchmark:
+def found(*rates: tuple[int, float], shards: int = 100, decode: float = 0.9, loop: float = 0.0) -> ShardBenchmark:
     return ShardBenchmark(
         shards,
-        fields={"jpg": 900.0, "cls": 1.0},
-        images=["jpg"],
-        sample_bytes=901.0,
         stages={".load_wds_shards": 1 - decode, ".group_samples": 0.0, ".wds_decode": decode, ".batch": 0.0},
-        image_pixels=pixels,
-        processor_share=computing,
-        deliveries=[Delivery(workers, rate, 0.1, loop_s, 0.0, None) for workers, rate in rates],
+        deliveries=[Delivery(workers, rate, 0.1, loop) for workers, rate in rates],
     )
 
 
@@ -246,40 +180,18 @@ def found(
     ("results", "options", "sentences"),
     [
         (found(), {}, []),
-        (found((0, 100.0)), {"has_turbo": True}, ["Use 0 workers: 100", "Decoding takes most of the time: only"]),
-        (found((0, 900.0), (1, 500.0), (2, 990.0), (4, 1000.0)), {"has_turbo": True}, ["Use 2 workers: 990"]),
-        (found((1, 500.0), (2, 1000.0)), {"cores": 8, "has_turbo": True}, ["Use 2 workers", "More workers may be"]),
-        (found((1, 500.0), (2, 1000.0)), {"cores": 2, "has_turbo": False}, ["Use 2 workers", 'Decoding .*"turbo"']),
-        (found((1, 500.0), (2, 1000.0), loop_s=0.00095), {}, ["Use 2", "busy receiving samples for 95% of the time"]),
-        (found((1, 500.0), (4, 1000.0), shards=3), {}, ["Use 4 workers", "fewer shards than workers, 3 for 4"]),
-        (found((1, 9.0), pixels=2e6), {"has_turbo": True}, ["Use 1 worker:", "2.0 megapixels.*min_size"]),
-        (found((0, 900.0), (1, 300.0), (2, 700.0)), {"step_s": 0.2}, ["^2 workers suffice: 2.2 times as many samples"]),
-        (found((1, 400.0), (2, 700.0)), {"step_s": 1.0}, ["^1 worker suffices: 6.2 times"]),
-        (
-            found((1, 400.0), (2, 640.0)),
-            {"step_s": 0.1, "has_turbo": True},
-            [r"The steps wait for data: at best, with 2 workers, 1\.0 times as many samples", "Decoding"],
-        ),
-        (found((1, 9.0), decode=0.1, computing=0.2), {}, ["Use 1", "waits for the disk"]),
-        (
-            found((1, 9.0), decode=0.1, computing=0.2),
-            {"urls_are_local": False},
-            ["Use 1", "waits for the store", "cache_wds_shards"],
-        ),
+        (found((0, 100.0)), {}, ["Use 0 workers: 100", "Decoding takes most of the time"]),
+        (found((0, 900.0), (1, 500.0), (2, 990.0), (4, 1000.0)), {}, ["Use 2 workers: 990", "Decoding"]),
+        (found((1, 500.0), (2, 1000.0)), {"cores": 8}, ["Use 2 workers", "More workers may help", "Decoding"]),
+        (found((1, 500.0), (2, 1000.0), loop=0.95), {}, ["Use 2", "busy receiving samples", "Decoding"]),
+        (found((1, 500.0), (4, 1000.0), shards=3), {}, ["Use 4 workers", "shards than workers, 3 for 4", "Decoding"]),
+        (found((1, 300.0), (2, 700.0)), {"step_s": 0.2}, ["^Use 2 workers: 700 .*, 2.2 times as many as steps of"]),
+        (found((1, 400.0), (2, 640.0)), {"step_s": 0.1}, [r"2 workers: 640 .* 1\.0 times", "Decoding"]),
+        (found((1, 9.0), decode=0.1), {}, ["Use 1 worker:", "Reading takes most of the time"]),
     ],
 )
-def test_the_recommendation_follows_from_the_results(
-    results: ShardBenchmark, options: dict[str, Any], sentences: list[str]
-) -> None:
-
-    advice = recommend(results, **{"cores": 4, "batch_size": 64, **options})
-    for sentence in sentences:
-        assert any(re.search(sentence, line) for line in advice), advice
-    if not sentences:
-        assert advice == []
-
-
-def test_a_large_field_that_is_not_an_image_is_named() -> None:
-    results = found((1, 5.0))
-    results.fields, results.sample_bytes = {"jpg": 100.0, "npy": 900.0}, 1000.0
-    assert "The field 'npy' has 90% of the bytes" in recommend(results, cores=4)[-1]
+def test_the_recommendation(results: ShardBenchmark, options: dict[str, Any], sentences: list[str]) -> None:
+    advice = recommend(results, **{"cores": 1, **options})
+    assert len(advice) == len(sentences), advice
+    for sentence, pattern in zip(advice, sentences, strict=True):
+        assert re.search(pattern, sentence), sentence
