@@ -43,13 +43,8 @@ def decoded() -> Any:
     return gathered().shuffle_samples(3).wds_decode()
 
 
-def batched() -> Any:
-    return decoded().to_tuple("__key__", "cls").batch(2)
-
-
-@pytest.mark.parametrize(("make", "workers"), [(decoded, 0), (batched, 2)])
-def test_pipelines_that_resume_exactly_pass(make: Callable[[], Pipe], workers: int) -> None:
-    check_resume(make, workers=workers, cuts=4)
+def test_a_pipeline_that_resumes_exactly_passes() -> None:
+    check_resume(lambda: decoded().to_tuple("__key__", "cls").batch(2), workers=2, cuts=4)
     assert multiprocessing.active_children() == []
 
 
@@ -60,11 +55,7 @@ def test_pipelines_that_resume_exactly_pass(make: Callable[[], Pipe], workers: i
             lambda: stages.Buffered(gathered()),
             r"After \d+ of 14 items, another process resumes with other items: item \d+ should",
         ),
-        (
-            lambda: stages.Counted(gathered()),
-            r"After 5 of 14 items, .* other items: item 5 should be \(5, .*\), but is \(0, ",
-        ),
-        (lambda: stages.Ending(gathered(), "exit"), "After 0 of 14 items, the other process ended with code 7"),
+        (lambda: stages.Ending(gathered(), "exit"), "After 0 of 14 items, the other process ended"),
         (
             lambda: stages.Ending(gathered(), "raise"),
             "After 0 of 14 items, another process cannot resume: LookupError: not here",
@@ -78,7 +69,7 @@ def test_pipelines_that_resume_exactly_pass(make: Callable[[], Pipe], workers: i
             "The pipeline is not reproducible with the same seed: item 0 should be",
         ),
     ],
-    ids=["holds back", "counts", "exits", "raises", "no state", "does not repeat"],
+    ids=["holds back", "exits", "raises", "no state", "does not repeat"],
 )
 def test_pipelines_that_resume_wrongly_are_reported_with_the_cut(make: Callable[[], Pipe], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
@@ -86,8 +77,7 @@ def test_pipelines_that_resume_wrongly_are_reported_with_the_cut(make: Callable[
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("workers", [0, 1, 2, 5])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 1), (3, 5)])
 def test_complete_shares_pass(ranks: int, workers: int) -> None:
     check_coverage(decoded, ranks=ranks, workers=workers)
     check_coverage(lambda: decoded().to_tuple("__key__", "cls"), ranks=ranks, workers=workers)
@@ -115,7 +105,7 @@ def unsplit() -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (self_seeded, "Epoch 0: rank 0, worker 1 has another order before the split than rank 0, worker 0: item "),
+        (self_seeded, r"Epoch 0: \('\d.tar', '\d-\d'\) should occur 5 times, but occurs "),
         (
             unsplit,
             r"Epoch 0: .* occurs 4 times \(rank 0, worker 0, rank 0, .*No stage splits the data: add \.sharding_filter",

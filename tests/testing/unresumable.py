@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,26 +33,13 @@ class Buffered(Stage[Any]):
             yield held
 
 
-class Counted(Stage[Any]):
-    """Numbers its items, and forgets the number."""
-
-    is_stateless = True
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        for number, item in enumerate(self.source):
-            yield number, item["__key__"]
-
-
-class Ending(Counted):
+class Ending(Stage[Any]):
     """Ends the process that resumes, or fails in it."""
 
     is_stateless = True
 
     def __init__(self, source: Pipe, how: str) -> None:
-        super().__init__(source)
+        self.source = source
         self.how = how
 
     def __getstate__(self) -> Any:
@@ -60,7 +48,9 @@ class Ending(Counted):
     def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state)
         if multiprocessing.parent_process() is not None:
-            raise SystemExit(7) if self.how == "exit" else LookupError("not here")
+            if self.how == "exit":
+                os._exit(7)
+            raise LookupError("not here")
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.source

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from itertools import zip_longest
-from multiprocessing.connection import Connection
+from multiprocessing import get_context
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.extras import require
-from wds_datapipes.testing.coverage import MISSING, describe_item
 from wds_datapipes.testing.stage_contract import same_items
 
-Pipe = IterDataPipe[Any]
-Resumed = tuple[list[Any], list[Any]]
-
-#: The timeout of the other process for one cut, in seconds.
-LIMIT_S = 300.0
+#: A placeholder for a missing item.
+MISSING = object()
 
 
 def check_resume(
@@ -29,8 +24,8 @@ def check_resume(
     """Check that a pipeline resumes exactly from a saved state.
 
     A state is saved at several positions of an epoch, and each state is loaded in a new interpreter. The items that
-    follow there, and those of the next epoch, must be the same as here. The
-    loader is a ``DataLoader2`` with a `ShardReadingService`.
+    follow there, and those of the next epoch, must be the same as here. The loader is a ``DataLoader2`` with a
+    `ShardReadingService`.
 
     The other process is spawned: a script needs ``if __name__ == "__main__":``, and functions in the pipeline must be
     picklable.
@@ -69,7 +64,8 @@ def check_resume(
         _compare(list(loader), whole, "The pipeline is not reproducible with the same seed", 0)
     chosen = _spread(len(whole), cuts)
     copied = serialize_datapipe(make_pipeline())
-    with _other_process(copied, workers) as resume, _loader(make_pipeline(), workers, seed) as loader:
+    elsewhere = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    with elsewhere, _loader(make_pipeline(), workers, seed) as loader:
         items = iter(loader)
         for cut in range(len(whole) + 1):
             if cut in chosen:
@@ -78,14 +74,30 @@ def check_resume(
                     state = loader.state_dict()
                 except StateError as error:
                     raise AssertionError(f"{position}, there is no state: {error}") from error
-                rest, following = resume(state, position)
+                try:
+                    rest, following = elsewhere.submit(_resume, copied, workers, state).result()
+                except BrokenProcessPool as error:
+                    raise AssertionError(f"{position}, the other process ended") from error
+                except Exception as error:
+                    raise AssertionError(
+                        f"{position}, another process cannot resume: {type(error).__name__}: {error}"
+                    ) from error
                 _compare(rest, whole[cut:], f"{position}, another process resumes with other items", cut)
                 _compare(following, after, f"{position}, the epoch after the resumed one has other items", 0)
             if cut < len(whole):
                 next(items)
 
 
-def _loader(pipe: Pipe, workers: int, seed: int | None = None) -> Any:
+def _resume(pipe: bytes, workers: int, state: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Return the rest of the epoch after a state, and the next epoch."""
+    from wds_datapipes.loading.torchdata_api import deserialize_datapipe
+
+    with _loader(deserialize_datapipe(pipe), workers) as loader:
+        loader.load_state_dict(state)
+        return list(loader), list(loader)
+
+
+def _loader(pipe: IterDataPipe[Any], workers: int, seed: int | None = None) -> Any:
     from wds_datapipes.loading.service.service import ShardReadingService
     from wds_datapipes.loading.torchdata_api import DataLoader2
 
@@ -105,58 +117,9 @@ def _spread(count: int, cuts: int) -> set[int]:
 def _compare(found: list[Any], expected: list[Any], what: str, first: int) -> None:
     for number, (left, right) in enumerate(zip_longest(found, expected, fillvalue=MISSING), first):
         if left is MISSING or right is MISSING or not same_items(left, right):
-            raise AssertionError(
-                f"{what}: item {number} should be {describe_item(right)}, but is {describe_item(left)}"
-            )
+            raise AssertionError(f"{what}: item {number} should be {_describe(right)}, but is {_describe(left)}")
 
 
-@contextmanager
-def _other_process(pipe: bytes, workers: int) -> Iterator[Callable[[dict[str, Any], str], Resumed]]:
-    """Start a new interpreter that resumes a pipeline from states; yield a function that sends it a state."""
-    context = multiprocessing.get_context("spawn")
-    near, far = context.Pipe()
-    process = context.Process(target=_serve, args=(far, pipe, workers))
-    process.start()
-    far.close()
-
-    def resume(state: dict[str, Any], position: str) -> Resumed:
-        try:
-            near.send_bytes(pickle.dumps(state))
-            if not near.poll(LIMIT_S):
-                raise AssertionError(f"{position}, the other process did not respond within {LIMIT_S:g} seconds")
-            answer = pickle.loads(near.recv_bytes())
-        except (EOFError, ConnectionError):
-            process.join()
-            raise AssertionError(f"{position}, the other process ended with code {process.exitcode}") from None
-        if isinstance(answer, str):
-            raise AssertionError(f"{position}, another process cannot resume: {answer}")
-        rest, following = answer
-        return rest, following
-
-    try:
-        yield resume
-    finally:
-        near.close()
-        process.join(10)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        process.close()
-
-
-def _serve(connection: Connection, pipe: bytes, workers: int) -> None:
-    """Resume from each received state; send the rest of the epoch, and the next epoch."""
-    from wds_datapipes.loading.torchdata_api import deserialize_datapipe
-
-    while True:
-        try:
-            data = connection.recv_bytes()
-        except EOFError:
-            return
-        try:
-            with _loader(deserialize_datapipe(pipe), workers) as loader:
-                loader.load_state_dict(pickle.loads(data))
-                answer = pickle.dumps((list(loader), list(loader)))
-        except Exception as error:  # noqa: BLE001  the other process raises it
-            answer = pickle.dumps(f"{type(error).__name__}: {error}")
-        connection.send_bytes(answer)
+def _describe(item: Any) -> str:
+    text = "none" if item is MISSING else repr(item)
+    return text if len(text) <= 300 else f"{text[:300]}..."
