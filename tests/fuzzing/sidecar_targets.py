@@ -29,7 +29,7 @@ from wds_datapipes.index.file_format import HEAD, MAGIC, index_bytes, parse_inde
 from wds_datapipes.index.interop import read_wids_index
 from wds_datapipes.index.manifest import Manifest, ManifestEntry, read_manifest, write_manifest
 from wds_datapipes.on_error.quarantine import read_quarantine
-from wds_datapipes.samples.sample_file import DamagedFile, SampleFileWriter, open_samples, payloads
+from wds_datapipes.samples.caching import DamagedFile, SampleFileWriter, open_samples
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry
 from wds_datapipes.shards.mixture_spec import read_mixture
 from wds_datapipes.shards.patterns import expand_braces
@@ -249,19 +249,19 @@ def read_cache(data: bytes) -> None:
     """Read a file of samples up to their pickles, which are not for untrusted data."""
     path = place("samples", data)
     try:
-        stream = open_samples(path, {"a": 1})
+        payloads = open_samples(path, ["a"])
     except (DamagedFile, CacheError):
         return
-    if stream is not None:
-        with stream, contextlib.suppress(CacheError):
-            for payload in payloads(stream, path):
+    if payloads is not None:
+        with contextlib.closing(payloads), contextlib.suppress(CacheError):
+            for payload in payloads:
                 if len(payload) > len(data):
                     raise Finding("a sample is larger than its file")
 
 
 def cache_seeds() -> list[bytes]:
     path = scratch() / "kept"
-    writer = SampleFileWriter(str(path), {"a": 1})
+    writer = SampleFileWriter(str(path), ["a"])
     for number in range(3):
         writer.write(b"x" * number)
     writer.finish()

@@ -22,7 +22,7 @@ from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import retry_after
 from wds_datapipes.loading.checkpoint.loader_states import STATE
 from wds_datapipes.on_error.quarantine import read_quarantine
-from wds_datapipes.samples.sample_file import FRAME, MAGIC, DamagedFile, SampleFileWriter, _trailer, open_samples
+from wds_datapipes.samples.caching import END, FRAME, MAGIC, TRAILER, DamagedFile, open_samples
 from wds_datapipes.shard_cache.entry import Entry
 from wds_datapipes.shards.mixture_spec import parse_plain_yaml, read_mixture
 from wds_datapipes.shards.patterns import expand_braces
@@ -159,15 +159,12 @@ def test_the_facts_of_a_copy_may_be_damaged(tmp_path: Path, text: bytes) -> None
     assert entry.facts() is None
 
 
-def test_a_file_of_samples_without_facts_is_damaged(tmp_path: Path) -> None:
-    """The checksum of nothing is 0, and so is that of a frame of zeros."""
+def test_a_file_of_samples_without_stages_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    SampleFileWriter(str(path), {}).finish()
-    head = path.read_bytes()[: len(MAGIC)]
-    frames = FRAME.pack(0, 0)
-    path.write_bytes(head + frames + _trailer(0, len(frames), crc32(frames)))
+    frame = FRAME.pack(0, crc32(MAGIC))
+    path.write_bytes(MAGIC + frame + TRAILER.pack(END, len(frame), crc32(MAGIC)))
     with pytest.raises(DamagedFile, match="not valid JSON"):
-        open_samples(str(path), {})
+        open_samples(str(path), [])
 
 
 @pytest.mark.parametrize("word", ["auth", "secret", "token", "://a:", "a-", "?auth", "x"])

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+import struct
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
 
 from wds_datapipes.errors import CacheError
+from wds_datapipes.io.atomic_file import AtomicFile
 from wds_datapipes.on_error.policy import note
-from wds_datapipes.samples.sample_file import DamagedFile, SampleFileWriter, open_samples, payloads
 from wds_datapipes.user_warnings import warn_user
+
+#: The first bytes of a cache file. Frames follow: one for the stages before the cache, and one for each sample.
+MAGIC = b"wds-datapipes samples 2\n"
+#: The head of a frame: the length of its payload, and the checksum of all payloads up to and including this one.
+FRAME = struct.Struct("<QI")
+#: The trailer: magic bytes, the size of all frames, and the last checksum.
+TRAILER = struct.Struct("<8sQI")
+END = b"complete"
 
 Begin = Callable[[], Iterable[Any]]
 """Returns a new iterator over the source."""
@@ -18,24 +32,15 @@ Describe = Callable[[], list[str]]
 """Describes the stages of the source."""
 
 
+class DamagedFile(Exception):
+    """A cache file is truncated or damaged."""
+
+
 class CachedPart(NamedTuple):
     """The part of the data that a pipeline instance reads."""
 
     instances: int = 1
     instance: int = 0
-
-
-class SampleCache(Protocol):
-    """A cache for the samples of a part."""
-
-    def cached(self, begin: Begin, part: CachedPart, stages: Describe) -> Iterator[Any]:
-        """Yield the samples of a pass: the cached ones, or those of the source, which are then cached.
-
-        Args:
-            begin: returns a new iterator over the source.
-            part: the part of the data that the source yields.
-            stages: describes the stages of the source.
-        """
 
 
 class MemoryCache:
@@ -54,13 +59,8 @@ class MemoryCache:
     def __reduce__(self) -> tuple[type[MemoryCache], tuple[int | None]]:
         return MemoryCache, (self._max_bytes,)
 
-    def cached(
-        self,
-        begin: Begin,
-        part: CachedPart,
-        stages: Describe,  # noqa: ARG002 - part of the protocol
-    ) -> Iterator[Any]:
-        """Yield the samples of a pass: the cached ones, or those of the source, which are then cached."""
+    def cached(self, begin: Begin, part: CachedPart, _: Describe) -> Iterator[Any]:
+        """Yield the samples of a pass, as `DiskCache.cached` does."""
         if self._pickled is not None and self._part == part:  # a forked process inherits the cache of another part
             yield from map(_unpickle_sample, self._pickled)
             return
@@ -92,23 +92,29 @@ class DiskCache:
         self._is_too_large = False
 
     def cached(self, begin: Begin, part: CachedPart, stages: Describe) -> Iterator[Any]:
-        """Yield the samples of a pass: the cached ones, or those of the source, which are then cached."""
+        """Yield the samples of a pass: the cached ones, or those of the source, which are then cached.
+
+        Args:
+            begin: returns a new iterator over the source.
+            part: the part of the data that the source yields.
+            stages: describes the stages of the source.
+        """
         path = f"{self._folder}/part-{part.instance:05d}-of-{part.instances:05d}.samples"
-        facts = {"stages": stages()}
+        described = stages()
         try:
-            stream = open_samples(path, facts)
+            payloads = open_samples(path, described)
         except DamagedFile as damage:
             warn_user(f"The cache {path} is damaged: {damage}. It is rebuilt from the source")
-            stream = None
-        if stream is not None:
-            with stream:
-                yield from map(_unpickle_sample, payloads(stream, path))
+            payloads = None
+        if payloads is not None:
+            with closing(payloads):
+                yield from map(_unpickle_sample, payloads)
             return
-        yield from begin() if self._is_too_large else self._writing(begin, path, facts)
+        yield from begin() if self._is_too_large else self._writing(begin, path, described)
 
-    def _writing(self, begin: Begin, path: str, facts: Mapping[str, Any]) -> Iterator[Any]:
+    def _writing(self, begin: Begin, path: str, stages: list[str]) -> Iterator[Any]:
         samples = iter(begin())
-        writer = SampleFileWriter(path, facts)
+        writer = SampleFileWriter(path, stages)
         try:
             for number, sample in enumerate(samples, 1):
                 writer.write(_pickle_sample(sample))
@@ -122,6 +128,127 @@ class DiskCache:
             writer.finish()
         finally:
             writer.discard()
+
+
+class SampleFileWriter:
+    """Writes a cache file of pickled samples, which appears under its name once it is complete.
+
+    Args:
+        path: the final path of the file.
+        stages: the descriptions of the stages before the cache.
+
+    Attributes:
+        size: the size of all frames in bytes.
+
+    Raises:
+        CacheError: the file cannot be written. The partial file is removed.
+    """
+
+    def __init__(self, path: str, stages: Sequence[str]) -> None:
+        self._path = path
+        self._file: AtomicFile | None = None
+        self.size, self._sum = 0, crc32(MAGIC)
+        with self._explain_errors():
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._file = AtomicFile(path, buffer_bytes=1 << 20)
+            self._file.stream.write(MAGIC)
+        self.write(json.dumps(stages).encode())
+
+    def write(self, payload: bytes) -> None:
+        """Write a sample."""
+        self._sum = crc32(payload, self._sum)
+        with self._explain_errors() as file:
+            file.stream.write(FRAME.pack(len(payload), self._sum) + payload)
+        self.size += FRAME.size + len(payload)
+
+    def finish(self) -> None:
+        """Sync the file and rename it."""
+        with self._explain_errors() as file:
+            file.stream.write(TRAILER.pack(END, self.size, self._sum))
+            file.finish()
+
+    def discard(self) -> None:
+        """Remove the file, unless it is finished."""
+        if self._file is not None:
+            self._file.discard()
+
+    @contextmanager
+    def _explain_errors(self) -> Iterator[Any]:
+        try:
+            yield self._file
+        except OSError as error:
+            self.discard()
+            raise CacheError(
+                f"The cache {self._path} cannot be written: {error.strerror}, after {self.size} bytes. The partial "
+                "file was removed. Free disk space, or choose another folder"
+            ) from error
+
+
+def open_samples(path: str, stages: Sequence[str]) -> Generator[bytes, None, None] | None:
+    """Return an iterator over the samples of a cache file, or None if there is none.
+
+    Raises:
+        DamagedFile: the file is truncated, or is not a cache file.
+        CacheError: the file was created by other stages; or, from the iterator, a sample is damaged.
+    """
+    payloads = _read_payloads(path)
+    try:
+        found = json.loads(next(payloads))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, RecursionError) as error:
+        payloads.close()
+        raise DamagedFile(f"its stages are not valid JSON: {error}") from error
+    if found == [*stages]:
+        return payloads
+    payloads.close()
+    before = found if isinstance(found, list) else []
+    new = f"{len(before)} stages before the cache, but this pipeline has {len(stages)}"
+    new = next(
+        (f"{old}, but this pipeline has {now}" for old, now in zip(before, stages, strict=False) if old != now), new
+    )
+    raise CacheError(
+        f"The cache {path} belongs to another pipeline: it was created with {new}. Delete it, or pass another path"
+    )
+
+
+def _read_payloads(path: str) -> Generator[bytes, None, None]:
+    """Yield the stages, as JSON, and the samples of a cache file."""
+    with open(path, "rb") as stream:  # noqa: PTH123  as everywhere where speed matters
+        size = stream.seek(0, os.SEEK_END)
+        end = size - TRAILER.size
+        if end < len(MAGIC) + FRAME.size:
+            raise DamagedFile(f"it has only {size} bytes")
+        stream.seek(end)
+        mark, frames_bytes, last_sum = TRAILER.unpack(stream.read())
+        if mark != END or frames_bytes != end - len(MAGIC):
+            raise DamagedFile(f"its {size} bytes have no valid trailer")
+        stream.seek(0)
+        if stream.read(len(MAGIC)) != MAGIC:
+            raise DamagedFile("it does not begin with the magic bytes of a cache file")
+        offset, total, number = len(MAGIC), crc32(MAGIC), -1
+        while offset < end:
+            head = stream.read(min(FRAME.size, end - offset))
+            length, checksum = FRAME.unpack(head) if len(head) == FRAME.size else (end, 0)
+            payload = stream.read(length) if length <= end - offset - FRAME.size else b""
+            total = crc32(payload, total)
+            if len(payload) != length or total != checksum:
+                if number < 0:
+                    raise DamagedFile("its stages are damaged")
+                raise _damage_error(
+                    path, f"at byte {offset}, where sample {number} begins, it has a wrong length or checksum"
+                )
+            yield payload
+            offset, number = offset + FRAME.size + length, number + 1
+        if total != last_sum:
+            raise _damage_error(path, f"at byte {end}, its trailer has a wrong checksum")
+
+
+def _damage_error(path: str, what: str) -> CacheError:
+    return CacheError(
+        f"The cache {path} is damaged: {what}. The samples before it were already yielded, so it cannot be rebuilt "
+        "now: delete it, and restart the epoch"
+    )
 
 
 def _exceeds(max_bytes: int | None, size: int, count: int) -> bool:

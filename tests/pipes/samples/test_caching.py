@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import DatasetSpec, ShardList, ShardReadingService
 from wds_datapipes.errors import CacheError
-from wds_datapipes.samples.sample_file import FRAME
+from wds_datapipes.samples.caching import FRAME, TRAILER
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine with few cores
@@ -371,13 +370,11 @@ def test_samples_in_another_order_are_noticed() -> None:
     list(IterableWrapper([1, 2]).cache_samples("kept"))
     path = Path("kept/part-00000-of-00001.samples")
     whole = path.read_bytes()
-    frames = []
-    for number in (1, 2):
-        payload = pickle.dumps(number, protocol=5)
-        frames.append(FRAME.pack(len(payload), crc32(payload)) + payload)
-    assert frames[0] + frames[1] in whole
-    path.write_bytes(whole.replace(frames[0] + frames[1], frames[1] + frames[0]))
-    with pytest.raises(CacheError, match="it has a wrong total checksum"):
+    size = FRAME.size + len(pickle.dumps(1, protocol=5))
+    start, end = len(whole) - TRAILER.size - 2 * size, len(whole) - TRAILER.size
+    frames = whole[start:end]
+    path.write_bytes(whole[:start] + frames[size:] + frames[:size] + whole[end:])
+    with pytest.raises(CacheError, match="where sample 0 begins, it has a wrong length or checksum"):
         list(IterableWrapper([1, 2]).cache_samples("kept"))
 
 

@@ -18,7 +18,7 @@ from wds_datapipes.pipes.inspection import splits, takes_seed
 from wds_datapipes.pipes.sharding import groups_of
 from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.samples.caching import CachedPart, DiskCache, MemoryCache, SampleCache
+from wds_datapipes.samples.caching import CachedPart, DiskCache, MemoryCache
 from wds_datapipes.seeds import derived_seed
 
 
@@ -85,7 +85,7 @@ class SampleCacher(EngineStage[Any]):
         self.source = source
         self.max_bytes = max_bytes
         self.seed = seed
-        self._cache: SampleCache = MemoryCache(max_bytes) if self.path is None else DiskCache(self.path, max_bytes)
+        self._cache = MemoryCache(max_bytes) if self.path is None else DiskCache(self.path, max_bytes)
         self._described: list[str] | None = None
 
     def __iter__(self) -> Iterator[Any]:
