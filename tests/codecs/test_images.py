@@ -144,20 +144,6 @@ def test_exif_orientation_is_applied_on_request(spec: str) -> None:
     np.testing.assert_array_equal(ImageDecoder(spec, exif=True).decode(upright), ImageDecoder(spec).decode(upright))
 
 
-def test_a_background_is_put_behind_on_request() -> None:
-    pixels = np.array([[[10, 20, 30, 255], [10, 20, 30, 0]]], np.uint8)
-    data = encoded(PIL.Image.fromarray(pixels))
-    assert decode("rgb8", "png", data).tolist() == [[[10, 20, 30], [10, 20, 30]]]
-    for white in ("white", "#ffffff", (255, 255, 255)):
-        found = ImageDecoder("rgb8", background=white).decode(data)
-        assert found.tolist() == [[[10, 20, 30], [255, 255, 255]]]
-    assert ImageDecoder("rgba8", background="red").decode(data).tolist() == [[[10, 20, 30, 255], [255, 0, 0, 255]]]
-    palette = PIL.Image.new("P", (1, 1), 0)
-    assert ImageDecoder("l8", background="white").decode(encoded(palette, transparency=0)).tolist() == [[255]]
-    opaque = encoded(picture("RGB"))
-    np.testing.assert_array_equal(ImageDecoder("rgb8", background="red").decode(opaque), decode("rgb8", "png", opaque))
-
-
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 100))
 def test_min_size_picks_the_smallest_scale_that_keeps_the_short_side(height: int, width: int, min_size: int) -> None:
     data = encoded(smooth(height, width), "JPEG")
@@ -194,8 +180,8 @@ def test_bytes_that_are_not_an_image_are_a_decode_error() -> None:
 
 
 def test_it_copies_pickles_and_prints() -> None:
-    decoder = ImageDecoder("torchrgb8", min_size=8, exif=True, background="red")
-    assert repr(decoder) == "ImageDecoder('torchrgb8', min_size=8, exif=True, background=(255, 0, 0))"
+    decoder = ImageDecoder("torchrgb8", min_size=8, exif=True)
+    assert repr(decoder) == "ImageDecoder('torchrgb8', min_size=8, exif=True)"
     for other in (pickle.loads(pickle.dumps(decoder)), copy.deepcopy(decoder)):
         assert repr(other) == repr(decoder)
         assert torch.equal(other.decode(EIGHT_BIT["jpg"][1]), decoder.decode(EIGHT_BIT["jpg"][1]))

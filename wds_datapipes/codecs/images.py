@@ -7,17 +7,18 @@ import random
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from io import BytesIO
-from typing import Any, Literal, NamedTuple, TypeAlias
+from itertools import product
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from wds_datapipes.codecs import IMAGE_FORMATS
 from wds_datapipes.codecs.crops import Box, Crop, RandomSource
 from wds_datapipes.codecs.extensions import ByExtension, split_extensions
 from wds_datapipes.codecs.jpeg import open_jpeg
-from wds_datapipes.codecs.pixels import deep_gray, on_background, pack, packed_shape, resize_box, spread, unpack
+from wds_datapipes.codecs.pixels import deep_gray, pack, packed_shape, resize_box, spread, unpack
 
 #: The extensions that image specs decode. webdataset accepts every extension that Pillow has a plugin for, and so fails
 #: on fields that usually are something else: ``h5 hdf fits grib bufr`` (arrays), ``mpg mpeg fli flc`` (video),
@@ -37,12 +38,13 @@ EXIF, FIRST_SEGMENTS = b"Exif\0\0", 1 << 17
 #: The EXIF tag of the orientation, and its values that exchange width and height.
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)
 
-Background: TypeAlias = "str | tuple[int, int, int]"
+Container: TypeAlias = Literal["numpy", "torch", "pil"]
+Mode: TypeAlias = Literal["L", "RGB", "RGBA"]
 
 
 class _Spec(NamedTuple):
-    container: Literal["numpy", "torch", "pil"]
-    mode: Literal["L", "RGB", "RGBA"]
+    container: Container
+    mode: Mode
     floats: bool
 
 
@@ -53,19 +55,15 @@ class _Region(NamedTuple):
     scale: int
 
 
-#: The specs with a mode and, for arrays and tensors, the number of bits.
-_MODES: dict[str, Literal["L", "RGB", "RGBA"]] = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
-_FULL_SPECS = {
-    **{f"pil{word}": _Spec("pil", mode, floats=False) for word, mode in _MODES.items()},
-    **{f"{word}{bits}": _Spec("numpy", mode, floats=not bits) for word, mode in _MODES.items() for bits in ("", "8")},
-    **{
-        f"torch{word}{bits}": _Spec("torch", mode, floats=not bits)
-        for word, mode in _MODES.items()
-        for bits in ("", "8")
-    },
+#: Maps specs to their results; see the table in `ImageDecoder`. Pillow images have no floats.
+_SPECS = {
+    f"{container}{mode}{bits}".lower().removeprefix("numpy"): _Spec(
+        container, mode, floats=container != "pil" and not bits
+    )
+    for container, mode, bits in product(get_args(Container), get_args(Mode), ("", "8"))
+    if container != "pil" or not bits
 }
-#: Maps specs to their results; see the table in `ImageDecoder`.
-IMAGE_SPECS = dict(sorted({**_FULL_SPECS, "pil": _FULL_SPECS["pilrgb"], "torch": _FULL_SPECS["torchrgb"]}.items()))
+IMAGE_SPECS = dict(sorted({**_SPECS, "pil": _SPECS["pilrgb"], "torch": _SPECS["torchrgb"]}.items()))
 
 #: Default options for Pillow.
 DEFAULTS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}}
@@ -112,8 +110,6 @@ class ImageDecoder(ByExtension):
             large, or the full image if that is smaller; resize or crop it as needed. With ``crop``, this is the short
             side of the part that is cropped, before it is resized. Other formats are always decoded in full.
         exif: rotate and mirror the image by its EXIF orientation.
-        background: compose transparent images onto this color: a name, ``"#rrggbb"`` or (red, green, blue). By default,
-            specs without alpha drop it, and the colors of transparent pixels show, as in webdataset.
         crop: a `RandomResizedCrop` or a `CenterCrop`: the result has its size. Of a JPEG, only the rows down to the end
             of the part are decoded, so damage below it goes unnoticed.
 
@@ -136,7 +132,6 @@ class ImageDecoder(ByExtension):
         *,
         min_size: int | None = None,
         exif: bool = False,
-        background: Background | None = None,
         crop: Crop | None = None,
     ) -> None:
         super().__init__(IMAGE_EXTENSIONS)
@@ -151,7 +146,6 @@ class ImageDecoder(ByExtension):
         self.spec = spec
         self.min_size = min_size
         self.exif = exif
-        self.background = ImageColor.getrgb(background) if isinstance(background, str) else background
         self.crop = crop
         self.result = IMAGE_SPECS[spec]
         self.is_random = crop is not None and crop.is_random
@@ -243,20 +237,11 @@ class ImageDecoder(ByExtension):
         return _Region(box, next((scale for scale in scales if -(-short // scale) >= self.min_size), 1))
 
     def _to_bytes(self, image: Image.Image) -> Image.Image:
-        """Return an image of 8 bits per channel, without transparency if there is a background."""
-        if image.mode[0] in "IF":
-            return Image.fromarray(np.rint(deep_gray(image) * 255).astype(np.uint8))
-        if self.background is not None and image.has_transparency_data:
-            return on_background(image, self.background)
-        return image
+        """Return an image of 8 bits per channel."""
+        return Image.fromarray(np.rint(deep_gray(image) * 255).astype(np.uint8)) if image.mode[0] in "IF" else image
 
     def __repr__(self) -> str:
-        options = {
-            "min_size": self.min_size,
-            "exif": self.exif or None,
-            "background": self.background,
-            "crop": self.crop,
-        }
+        options = {"min_size": self.min_size, "exif": self.exif or None, "crop": self.crop}
         shown = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
         return f"ImageDecoder({self.spec!r}{shown})"
 

@@ -38,13 +38,6 @@ def spread(gray: NDArray[np.float32], mode: str) -> NDArray[np.float32]:
     return pixels
 
 
-def on_background(image: Image.Image, background: tuple[int, ...]) -> Image.Image:
-    """Compose a transparent image onto a color."""
-    canvas = Image.new("RGBA", image.size, background)
-    canvas.alpha_composite(image.convert("RGBA"))
-    return canvas
-
-
 def unpack(value: Any) -> Image.Image:
     """Return the Pillow image of an array (H, W[, C]), a tensor ([C, ]H, W) or a Pillow image.
 
