@@ -229,7 +229,7 @@ def test_a_skipped_bad_file_changes_no_other_shard(
     ("lines", "message"),
     [
         ("a.txt text:1\nb.txt text:2\na.cls text:3", r"Both the sample 'a' of .* and .* have the key 'a'"),
-        ("a.txt text:1\na.txt text:2", r"has a\.txt twice"),
+        ("a.txt text:1\na.txt text:2", r"the sample 'a' of .* would have two fields 'txt'"),
         ("a.txt ./no.txt", r"no\.txt'.* cannot be read: No such file"),
         ("a.txt .", r"is a folder\. Name a file"),
         ("a.txt /dev/zero", r"is not a regular file"),

@@ -108,7 +108,9 @@ def create_images(
             name_field=class_name,
             on_fault=on_fault,
         )
-        return found.numbered_by(read_class_list(classes_from, options.store)) if classes_from else found
+        if classes_from:
+            found.number_by(read_class_list(classes_from, options.store))
+        return found
 
     create_from(find, options, class_list)
 

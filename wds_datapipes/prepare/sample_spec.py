@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -45,6 +45,32 @@ class SampleSpec(NamedTuple):
     key: str
     parts: dict[str, Part]
     location: str
+
+
+def make_spec(key: str, fields: Iterable[tuple[str, Part]], location: str, described: str) -> SampleSpec:
+    """Return the spec of a sample.
+
+    Raises:
+        SampleSourceError: two parts have the same field; ``described`` is the sample for the message.
+    """
+    parts: dict[str, Part] = {}
+    for field, part in fields:
+        if field in parts:
+            raise SampleSourceError(f"{described} would have two fields {field!r}. Rename or remove one of them")
+        parts[field] = part
+    return SampleSpec(key, parts, location)
+
+
+def encode_text(text: str, described: str) -> bytes:
+    """Encode text as UTF-8.
+
+    Raises:
+        SampleSourceError: that is impossible; ``described`` is where it is for the message.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise SampleSourceError(f"{described} has text that is not UTF-8: {error}") from None
 
 
 class Source(Protocol):

@@ -6,24 +6,22 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
 from wds_datapipes.errors import SampleSourceError
-from wds_datapipes.prepare.sample_spec import FilePart, Part, SampleSpec
+from wds_datapipes.prepare.sample_spec import FilePart, Part, SampleSpec, encode_text, make_spec
 from wds_datapipes.samples.keys import KeyRule
 
 #: The default file extensions of images.
 IMAGE_ENDINGS = ("bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp")
 
-Faults = Callable[[Exception], object]
+Faults: TypeAlias = Callable[[Exception], object]
 """A handler of errors, which raises or records them."""
 
-
-class Files(NamedTuple):
-    """The files of one sample: their common path without extension, and their extensions."""
-
-    stem: str
-    endings: tuple[str, ...]
+Files: TypeAlias = tuple[str, tuple[str, ...]]
+"""The files of one sample: their common path without extension, and their extensions."""
 
 
 class ImageFiles:
@@ -35,15 +33,13 @@ class ImageFiles:
         name_field: the field for the name of the class, or an empty string.
 
     Attributes:
-        classes: the names of the classes.
-        files: the files of all samples, in order.
-        name_field: the field for the name of the class.
+        files: the files of all samples, in order, relative to the root.
         words: human-readable names of the classes, if known.
         left_out: the number of files without images, by extension.
     """
 
     def __init__(self, root: str, classes: Sequence[str] | None, *, name_field: str = "") -> None:
-        self._root, self.name_field = root, name_field
+        self.root, self.name_field = root, name_field
         self.classes = None if classes is None else list(classes)
         self.words: list[str] = []
         self.left_out: Counter[str] = Counter()
@@ -51,28 +47,25 @@ class ImageFiles:
         self._labels = array("l")
 
     def add(self, files: Files, label: int = -1) -> None:
-        """Add a sample; its stem is relative to the root."""
+        """Add a sample."""
         self.files.append(files)
         self._labels.append(label)
 
-    def numbered_by(self, classes: Sequence[str]) -> ImageFiles:
-        """Return the same images with classes numbered by a longer list.
+    def number_by(self, classes: Sequence[str]) -> None:
+        """Number the classes by a longer list.
 
         Raises:
             SampleSourceError: the list lacks a class.
         """
-        paths = {name: number for number, name in enumerate(classes)}
-        if unknown := [name for name in self.classes or () if name not in paths]:
+        numbers = {name: number for number, name in enumerate(classes)}
+        known = self.classes or []
+        if unknown := [name for name in known if name not in numbers]:
             raise SampleSourceError(
-                f"The folder {os.path.join(self._root, unknown[0])!r} is not one of the {len(classes)} known "  # noqa: PTH118  strings
+                f"The folder {os.path.join(self.root, unknown[0])!r} is not one of the {len(classes)} known "  # noqa: PTH118  strings
                 f"classes. Remove it, or add it to them"
             )
-        numbers = [paths[name] for name in self.classes or ()]
-        found = ImageFiles(self._root, classes, name_field=self.name_field)
-        found.left_out = self.left_out
-        for files, label in zip(self.files, self._labels, strict=True):
-            found.add(files, numbers[label])
-        return found
+        self._labels = array("l", (numbers[known[label]] for label in self._labels))
+        self.classes = list(classes)
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -80,32 +73,20 @@ class ImageFiles:
 
     def __iter__(self) -> Iterator[SampleSpec | Exception]:
         """Yield the spec of each sample."""
-        for files, label in zip(self.files, self._labels, strict=True):
+        for (stem, endings), label in zip(self.files, self._labels, strict=True):
+            paths = [os.path.join(self.root, f"{stem}.{ending}") for ending in endings]  # noqa: PTH118  faster than Path
+            fields: list[tuple[str, Part]] = [
+                (field_of(ending), FilePart(path)) for ending, path in zip(endings, paths, strict=True)
+            ]
             try:
-                yield self._spec(files, label)
-            except SampleSourceError as error:  # noqa: PERF203  two files are for the same field
+                if self.classes is not None:
+                    fields.append(("cls", b"%d" % label))
+                    if self.name_field:
+                        name = (self.words or self.classes)[label]
+                        fields.append((self.name_field, encode_text(name, f"the class of {paths[0]!r}")))
+                yield make_spec(stem, fields, paths[0], f"the sample of {paths[0]!r}")
+            except SampleSourceError as error:
                 yield error
-
-    def _spec(self, files: Files, label: int) -> SampleSpec:
-        stem, endings = files
-        paths = [os.path.join(self._root, f"{stem}.{ending}") for ending in endings]  # noqa: PTH118  faster than Path
-        parts: dict[str, Part] = {}
-        for ending, path in zip(endings, paths, strict=True):
-            self._put(parts, field_of(ending), FilePart(path), paths[0])
-        if self.classes is not None:
-            self._put(parts, "cls", b"%d" % label, paths[0])
-            if self.name_field:
-                name = (self.words or self.classes)[label]
-                self._put(parts, self.name_field, _utf8(name, paths[0]), paths[0])
-        return SampleSpec(stem, parts, paths[0])
-
-    @staticmethod
-    def _put(parts: dict[str, Part], field: str, part: Part, location: str) -> None:
-        if field in parts:
-            raise SampleSourceError(
-                f"The sample of {location!r} would have two fields {field!r}. Rename one of its files"
-            )
-        parts[field] = part
 
 
 def find_images(
@@ -136,29 +117,25 @@ def find_images(
     """
     top = os.fspath(root)
     fault = _raise_fault if on_fault is None else on_fault
-    folders, files = _list_folder(top)
+    wanted = {ending.lower().lstrip(".") for ending in endings}
+    [(_, folders, files)] = _walk_folder(top, "", deep=False)
     found = ImageFiles(top, folders if has_classes else None, name_field=name_field)
-    choose = _Selector(
-        top, frozenset(ending.lower().lstrip(".") for ending in endings), key_rule, found.left_out, fault
-    )
-    if not has_classes:
-        for each in choose.below(""):
-            found.add(each)
-        return found
-    for stray in choose.samples("", files):
+    select = partial(_select_files, wanted=wanted, key_rule=key_rule, found=found, fault=fault)
+    for stem, some in select("", files) if has_classes else ():
         raise SampleSourceError(
-            f"The image {_describe_path(top, stray)!r} is not in the folder of a class. Move it to one; or, if the "
+            f"The image {f'{top}/{stem}.{some[0]}'!r} is not in the folder of a class. Move it to one; or, if the "
             f"folders are not classes, say so: has_classes=False, or --no-classes"
         )
-    for label, name in enumerate(folders):
+    for label, name in enumerate(folders if has_classes else [""]):
         before = len(found)
-        for each in choose.below(name):
-            found.add(each, label)
-        if len(found) == before:
+        for path, _, names in sorted(_walk_folder(top, name)):
+            for each in select(path, names):
+                found.add(each, label)
+        if has_classes and len(found) == before:
             fault(
                 SampleSourceError(
-                    f"The folder {os.path.join(top, name)!r} of the class {name!r} has no image "  # noqa: PTH118  texts
-                    f"({', '.join(sorted(choose.endings))}). Remove it, or name the extensions of its files"
+                    f"The folder {f'{top}/{name}'!r} of the class {name!r} has no image ({', '.join(sorted(wanted))}). "
+                    f"Remove it, or name the extensions of its files"
                 )
             )
     return found
@@ -174,86 +151,54 @@ def field_of(ending: str) -> str:
     return "jpg" if field == "jpeg" else field
 
 
-class _Selector(NamedTuple):
-    """Selects the files of samples."""
-
-    top: str
-    endings: frozenset[str]
-    key_rule: KeyRule | None
-    left_out: Counter[str]
-    fault: Faults
-
-    def below(self, folder: str) -> Iterator[Files]:
-        """Yield the samples of a folder, recursively."""
-        for path, names in sorted(_walk_folder(self.top, folder, ())):
-            yield from self.samples(path, names)
-
-    def samples(self, folder: str, names: Iterable[str]) -> Iterator[Files]:
-        """Yield the samples of one folder."""
-        grouped: dict[str, list[str]] = {}
-        for name in sorted(names):
-            stem, dot, ending = name.rpartition(".")
-            if self.key_rule is not None:
-                stem, ending = self.key_rule(name) or ("", ending)
-            if stem and dot and (self.key_rule is not None or ending.lower() in self.endings):
-                stem = f"{folder}/{stem}" if folder else stem
-                if self.key_rule is None:
-                    yield Files(stem, (ending,))
-                else:
-                    grouped.setdefault(stem, []).append(ending)
+def _select_files(
+    folder: str,
+    names: Iterable[str],
+    *,
+    wanted: Collection[str],
+    key_rule: KeyRule | None,
+    found: ImageFiles,
+    fault: Faults,
+) -> Iterator[Files]:
+    """Yield the samples of one folder, and count the other files."""
+    grouped: dict[str, list[str]] = {}
+    for name in sorted(names):
+        stem, dot, ending = name.rpartition(".")
+        if key_rule is not None:
+            stem, ending = key_rule(name) or ("", ending)
+        if stem and dot and (key_rule is not None or ending.lower() in wanted):
+            stem = f"{folder}/{stem}" if folder else stem
+            if key_rule is None:
+                yield stem, (ending,)
             else:
-                self.left_out[f".{ending.lower()}" if dot else "without an ending"] += 1
-        for stem, found in grouped.items():
-            if any(ending.lower().rpartition(".")[2] in self.endings for ending in found):
-                yield Files(stem, tuple(found))
-            else:
-                path = _describe_path(self.top, Files(stem, tuple(found)))
-                self.fault(SampleSourceError(f"The sample of {path!r} has no image. Add one"))
+                grouped.setdefault(stem, []).append(ending)
+        else:
+            found.left_out[f".{ending.lower()}" if dot else "without an ending"] += 1
+    for stem, some in grouped.items():
+        if any(ending.lower().rpartition(".")[2] in wanted for ending in some):
+            yield stem, tuple(some)
+        else:
+            path = f"{found.root}/{stem}.{some[0]}"
+            fault(SampleSourceError(f"The sample of {path!r} has no image. Add one"))
 
 
-def _list_folder(path: str) -> tuple[list[str], list[str]]:
-    """Return the names of the subfolders and files of a folder, without hidden ones."""
-    folders: list[str] = []
-    files: list[str] = []
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if not entry.name.startswith("."):
-                    (folders if _is_folder(entry) else files).append(entry.name)
-    except OSError as error:
-        raise SampleSourceError(f"The folder {path!r} cannot be read: {error.strerror}") from None
-    return sorted(folders), files
+def _walk_folder(top: str, folder: str, *, deep: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield a folder and all folders below it, relative to the top, with the names of what is not hidden."""
+    for path, folders, files in os.walk(os.path.join(top, folder), onerror=_raise_unreadable, followlinks=True):  # noqa: PTH118  faster than Path
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        relative = "" if path == os.path.join(top, "") else os.path.relpath(path, top)  # noqa: PTH118  as above
+        yield "" if relative == "." else relative, list(folders), [name for name in files if not name.startswith(".")]
+        if not deep:
+            return
+        for name in folders:
+            below = f"{path}/{name}"
+            above = map(os.path.realpath, (path, *Path(path).parents))
+            if os.path.islink(below) and os.path.realpath(below) in above:  # noqa: PTH114  a string
+                raise SampleSourceError(f"The folder {below!r} is a link to one of its parents. Remove the link")
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a circular link, which is reported when its file is measured
-        return False
-
-
-def _walk_folder(top: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[str]]]:
-    """Yield a folder and all folders below it, each with the names of its files."""
-    path = os.path.join(top, folder)  # noqa: PTH118  faster than Path
-    folders, files = _list_folder(path)
-    found = os.stat(path)  # noqa: PTH116  a string
-    here = (found.st_dev, found.st_ino)
-    if here in above:
-        raise SampleSourceError(f"The folder {path!r} is a link to one of its parents. Remove the link")
-    yield folder, files
-    for name in folders:
-        yield from _walk_folder(top, f"{folder}/{name}" if folder else name, (*above, here))
-
-
-def _describe_path(top: str, files: Files) -> str:
-    return os.path.join(top, f"{files.stem}.{files.endings[0]}")  # noqa: PTH118  faster than Path
-
-
-def _utf8(name: str, location: str) -> bytes:
-    try:
-        return name.encode()
-    except UnicodeEncodeError:
-        raise SampleSourceError(f"The class of {location!r} has a name that is not UTF-8. Rename its folder") from None
+def _raise_unreadable(error: OSError) -> None:
+    raise SampleSourceError(f"The folder {error.filename.rstrip('/')!r} cannot be read: {error.strerror}") from None
 
 
 def _raise_fault(error: Exception) -> None:

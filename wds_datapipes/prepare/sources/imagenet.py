@@ -58,10 +58,11 @@ def find_imagenet(
     synsets = _read_synsets([top, *([] if labels is None else [Path(labels).parent])])
     classes = _list_folders(top / "train") or _list_folders(folder)
     if _list_folders(folder):
-        found = find_images(folder, endings=ENDINGS, on_fault=on_fault).numbered_by(classes)
+        found = find_images(folder, endings=ENDINGS, on_fault=on_fault)
+        found.number_by(classes)
     else:
         images = find_images(folder, has_classes=False, endings=ENDINGS, on_fault=on_fault)
-        by_name = _read_labels(top, None if labels is None else Path(labels), [file.stem for file in images.files])
+        by_name = _read_labels(top, None if labels is None else Path(labels), [stem for stem, _ in images.files])
         found = _labeled(images, folder, by_name, classes or sorted(synsets.words), on_fault)
     if found.classes is not None and synsets.words:
         found.words = [synsets.words.get(name, name) for name in found.classes]
@@ -76,13 +77,13 @@ def _labeled(
     numbers = {name: number for number, name in enumerate(classes or sorted(set(by_name.values())))}
     found = ImageFiles(str(folder), list(numbers))
     found.left_out = images.left_out
-    for file in images.files:
-        label = by_name.get(file.stem.rpartition("/")[2])
+    for stem, endings in images.files:
+        label = by_name.get(stem.rpartition("/")[2])
         if label in numbers:
-            found.add(file, numbers[label])
+            found.add((stem, endings), numbers[label])
             continue
         problem = "has no class in the file of labels" if label is None else f"has the unknown class {label!r}"
-        error = SampleSourceError(f"The image {str(folder / file.stem)!r} {problem}. Add it there, or remove the image")
+        error = SampleSourceError(f"The image {str(folder / stem)!r} {problem}. Add it there, or remove the image")
         if on_fault is None:
             raise error
         on_fault(error)

@@ -12,10 +12,10 @@ from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, describe_value, 
 from wds_datapipes.codecs.encoding import EncoderChain
 from wds_datapipes.errors import EncodeError, MissingDependencyError, SampleSourceError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.prepare.sample_spec import Part, SampleSpec
-from wds_datapipes.prepare.sources.file_locations import FileLocations
+from wds_datapipes.prepare.sample_spec import Part, SampleSpec, encode_text, make_spec
 from wds_datapipes.prepare.sources.image_folder import field_of
-from wds_datapipes.prepare.sources.table_rows import Rows, get_extension, open_rows
+from wds_datapipes.prepare.sources.listing import FileLocations, get_extension
+from wds_datapipes.prepare.sources.table_rows import open_rows
 
 #: The codec of plain text.
 TEXT = CODECS["txt"]
@@ -66,10 +66,12 @@ class Table:
         self._locations = FileLocations(table, None if root is None else os.fspath(root))
         self._files, self._key, self._allows_missing = list(files), key, missing == "keep"
         self._chain = EncoderChain({})
-        self._rows: Rows = open_rows(table, storage_options)
+        self._rows = open_rows(table, storage_options)
         self._used = {column for _, column in [*self._files, *(values or ())]} - {REST} | ({key} if key else set())
         if self._rows.columns is not None:
-            self._check_columns(self._rows.columns)
+            if unknown := sorted(self._used - set(self._rows.columns)):
+                there = ", ".join(map(repr, self._rows.columns))
+                raise ValueError(f"{self._path!r} has no column {unknown[0]!r}. It has {there}")
             if values is None:
                 values = [(name.lower(), name) for name in self._rows.columns if name not in self._used]
         self._values = values
@@ -81,7 +83,7 @@ class Table:
 
     def __iter__(self) -> Iterator[SampleSpec | Exception]:
         """Yield the spec of each row, or an error if the row cannot be read, or lacks a value."""
-        for number, row in enumerate(self._rows):
+        for number, row in enumerate(self._rows.read()):
             try:
                 yield row if isinstance(row, Exception) else self._spec(number, row)
             except (SampleSourceError, EncodeError) as error:  # noqa: PERF203  each row may fail
@@ -90,14 +92,14 @@ class Table:
     def _spec(self, number: int, row: Mapping[str, Any]) -> SampleSpec:
         location = f"row {number + 1} of {self._path!r}"
         key = f"{number:08d}" if not self._key else self._get_key(row, location)
-        parts: dict[str, Part] = {}
+        fields: list[tuple[str, Part]] = []
         for field, column in self._files:
             value = row.get(column)
             if value in (None, ""):
                 self._check_missing(column, location)
             else:
                 name, part = self._file(value, column, location)
-                _put(parts, field or field_of(_extension_of(name, column, location)), part, location)
+                fields.append((field or field_of(_extension_of(name, column, location)), part))
         values = self._values
         if values is None:
             values = [(column.lower(), column) for column in row if column not in self._used]
@@ -107,19 +109,19 @@ class Table:
             if value is None or (value == "" and not _may_be_empty(field)):
                 self._check_missing(column, location)
             elif field == CLASS and self.classes is not None:
-                _put(parts, field, self._numbers[str(value)], location)
+                fields.append((field, self._numbers[str(value)]))
             else:
-                _put(parts, field, self._encode_value(field, column, value, key, location), location)
-        return SampleSpec(key, parts, location)
+                fields.append((field, self._encode_value(field, column, value, key, location)))
+        return make_spec(key, fields, location, location)
 
     def _find_classes(self, column: str, known: Sequence[str] | None) -> list[str] | None:
         """Return the names of the classes in a column, or None if it has numbers."""
         found = set[str]()
-        for row in self._rows:
+        for row in self._rows.read():
             value = None if isinstance(row, Exception) else row.get(column)
             if value is None or value == "":
                 continue
-            if not isinstance(value, str) or _is_number(value):
+            if not isinstance(value, str) or value.strip().lstrip("+-").isdecimal():
                 return None
             found.add(value)
         if not found:
@@ -170,7 +172,7 @@ class Table:
                 f"line); if it has text, use a text field, as in txt={column}"
             )
         if isinstance(value, str) and (self._rows.is_text or not is_known):
-            return _decodable(_utf8(value, location), field, value, column, location)
+            return _decodable(encode_text(value, location), field, value, column, location)
         if not is_known:
             raise EncodeError(
                 f"{location} has {describe_value(value)} for the field {field!r}, whose name does not determine an "
@@ -178,30 +180,10 @@ class Table:
             )
         try:
             if isinstance(value, Mapping) and ending == "json":
-                return _utf8(json.dumps(value, ensure_ascii=False, default=_json_default), location)
+                return encode_text(json.dumps(value, ensure_ascii=False, default=_json_default), location)
             return bytes(self._chain.convert_field({"__key__": key, field: value}, field))
         except (EncodeError, TypeError) as error:
             raise EncodeError(f"{location}: {error}") from None
-
-    def _check_columns(self, columns: Sequence[str]) -> None:
-        if unknown := sorted(self._used - set(columns)):
-            raise ValueError(f"{self._path!r} has no column {unknown[0]!r}. It has {', '.join(map(repr, columns))}")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        int(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _put(parts: dict[str, Part], field: str, part: Part, location: str) -> None:
-    if field in parts:
-        raise SampleSourceError(
-            f"{location} has two columns for the field {field!r}. Use another field for one of them"
-        )
-    parts[field] = part
 
 
 def _check_field(field: str, column: str) -> None:
@@ -220,13 +202,6 @@ def _extension_of(name: str, column: str, location: str) -> str:
             f"field"
         )
     return ending
-
-
-def _utf8(text: str, location: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise SampleSourceError(f"{location} has text that is not UTF-8: {error}") from None
 
 
 def _may_be_empty(field: str) -> bool:
@@ -248,18 +223,15 @@ def _decodable(data: bytes, field: str, value: str, column: str, location: str) 
     except MissingDependencyError:
         return data
     except Exception as error:  # noqa: BLE001  decoders may raise anything
-        advice = ""
-        if CODECS[ending] == CODECS["cls"]:
-            advice = "; or use only names, or only numbers" if field == CLASS else "; or the field cls for class names"
         raise EncodeError(
             f"{location} has the text {value!r:.60} in its column {column!r}, which could not be decoded as {field!r}: "
-            f"{str(error).rstrip('.')}. Use a text field for the column, as in txt={column}{advice}"
+            f"{str(error).rstrip('.')}. Use a text field for the column, as in txt={column}, or cls for class names"
         ) from None
     return data
 
 
 def _json_default(value: object) -> object:
     """Convert a value of a table that JSON does not support."""
-    if isinstance(value, datetime.date | datetime.datetime | datetime.time):
+    if isinstance(value, datetime.date | datetime.time):  # a datetime is a date
         return value.isoformat()
     raise TypeError(f"{describe_value(value)} cannot be represented in JSON")

@@ -5,44 +5,41 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from importlib import import_module
-from typing import Any, BinaryIO, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from wds_datapipes.errors import SampleSourceError, ShardError
+from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.extras import require
-from wds_datapipes.io.openers import local_path, open_url, redact, split_scheme
+from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.prepare.sources.listing import get_extension, open_listing
 
 #: The rows of a Parquet file that are read at a time.
 ROWS_PER_BATCH = 256
+#: The delimiter of each kind of text, and the extensions of all tables.
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+ENDINGS = (*DELIMITERS, ".jsonl", ".ndjson", ".parquet")
 
 Row: TypeAlias = "Mapping[str, Any] | Exception"
 """The values of a row by column, or the error of a row that cannot be read."""
 
 
-class Rows(Protocol):
-    """The rows of a table, which are read again by each iteration."""
+class Rows(NamedTuple):
+    """The rows of a table.
 
-    @property
-    def columns(self) -> Sequence[str] | None:
-        """The columns in order; ``None`` if each row has its own."""
+    Attributes:
+        read: yields each row, from the beginning at each call; raises `SampleSourceError` if the table cannot be read.
+        columns: the columns in order; ``None`` if each row has its own.
+        is_text: whether all values are text, as in the file.
+    """
 
-    @property
-    def is_text(self) -> bool:
-        """Whether all values are text, as in the file."""
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield each row.
-
-        Raises:
-            SampleSourceError: the table cannot be read.
-        """
+    read: Callable[[], Iterator[Row]]
+    columns: Sequence[str] | None = None
+    is_text: bool = False
 
 
 def open_rows(path: str, storage_options: Mapping[str, Any] | None = None) -> Rows:
@@ -57,151 +54,87 @@ def open_rows(path: str, storage_options: Mapping[str, Any] | None = None) -> Ro
         MissingDependencyError: the package for Parquet is not installed.
         ValueError: the extension is not supported.
     """
-    kinds: dict[str, Callable[[str, Mapping[str, Any] | None], Rows]] = {
-        ".csv": CsvRows,
-        ".tsv": lambda path, options: CsvRows(path, options, "\t"),
-        ".jsonl": JsonRows,
-        ".ndjson": JsonRows,
-        ".parquet": ParquetRows,
-    }
     ending = get_extension(path)
-    if ending not in kinds:
-        message = f"{redact(path)!r} is not a table: the supported extensions are {', '.join(kinds)}"
+    if ending not in ENDINGS:
+        message = f"{redact(path)!r} is not a table: the supported extensions are {', '.join(ENDINGS)}"
         raise ValueError(f"{message}. Rename it if it is one of these")
-    return kinds[ending](path, storage_options)
+    if ending in DELIMITERS:
+        lines = partial(_read_lines, path, storage_options, DELIMITERS[ending])
+        columns = [name.strip() for name in next(lines(), [])]
+        if not columns or not all(columns) or len(set(columns)) < len(columns):
+            message = f"The first row of {redact(path)!r} must name each column once, but it is {columns}"
+            raise SampleSourceError(message)
+        return Rows(partial(_read_text, path, lines, columns), columns, is_text=True)
+    if ending == ".parquet":
+        with _open_parquet(path, storage_options) as file:
+            return Rows(partial(_read_parquet, path, storage_options), list(file.schema_arrow.names))
+    return Rows(partial(_read_json, path, storage_options))
 
 
-def get_extension(path: str) -> str:
-    """Return the extension of a path or URL in lower case, without the query of a URL.
+def _read_text(path: str, lines: Callable[[], Iterator[list[str]]], columns: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of a table with a header; quoted values may contain newlines."""
+    rows = lines()
+    next(rows)
+    for number, values in enumerate(filter(None, rows), 1):
+        location = f"row {number} of {redact(path)!r}"
+        try:
+            "".join(values).encode()
+            yield dict(zip(columns, values, strict=True))
+        except UnicodeEncodeError as error:
+            yield SampleSourceError(f"{location} is not UTF-8: {error}")
+        except ValueError:
+            yield SampleSourceError(
+                f"{location} has {len(values)} values for {len(columns)} columns. Quote values with the delimiter"
+            )
 
-    >>> get_extension("a.b/Rows.CSV"), get_extension("https://host/rows.csv?part=1.txt"), get_extension("rows.csv?part")
-    ('.csv', '.csv', '.csv?part')
-    """
-    name = path.partition("?")[0] if split_scheme(path)[0] in ("http", "https") else path
-    return os.path.splitext(name)[1].lower()  # noqa: PTH122  of a string
+
+def _read_lines(path: str, storage_options: Mapping[str, Any] | None, delimiter: str) -> Iterator[list[str]]:
+    number = -1
+    with open_listing(path, storage_options) as stream:
+        # An invalid byte is an error of its row.
+        lines = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+        try:
+            for row in csv.reader(lines, delimiter=delimiter):
+                yield row
+                number += bool(row)
+        except csv.Error as error:
+            where = "the header" if number < 1 else f"row {number}"
+            raise SampleSourceError(
+                f"The table {redact(path)!r} cannot be read after {where}: {error}. Fix that row"
+            ) from None
+
+
+def _read_json(path: str, storage_options: Mapping[str, Any] | None) -> Iterator[Row]:
+    """Yield the rows of a file of JSON objects, one per line."""
+    with open_listing(path, storage_options) as stream:
+        for number, line in enumerate((line for line in stream if line.strip()), 1):
+            location = f"row {number} of {redact(path)!r}"
+            try:
+                row = json.loads(line.decode("utf-8-sig"))
+            except (ValueError, RecursionError) as error:
+                yield SampleSourceError(f"{location} is not JSON in UTF-8: {error}")
+            else:
+                kind = f"{location} is a JSON {type(row).__name__}, not an object with columns"
+                yield row if isinstance(row, dict) else SampleSourceError(kind)
+
+
+def _read_parquet(path: str, storage_options: Mapping[str, Any] | None) -> Iterator[Row]:
+    with _open_parquet(path, storage_options) as file:
+        for batch in file.iter_batches(ROWS_PER_BATCH, use_threads=False):
+            yield from batch.to_pylist()
 
 
 @contextmanager
-def open_listing(path: str, storage_options: Mapping[str, Any] | None) -> Iterator[BinaryIO]:
-    """Open a table or another list of samples.
-
-    Raises:
-        SampleSourceError: the file cannot be read.
-    """
-    local = local_path(path)
+def _open_parquet(path: str, storage_options: Mapping[str, Any] | None) -> Iterator[Any]:
+    """Open a Parquet file, or a temporary copy of a remote one."""
+    arrow = require("pyarrow", extra="parquet", purpose="read tables in Parquet")
+    parquet = import_module("pyarrow.parquet")
     try:
-        with open_url(path, storage_options=storage_options) if local is None else open(local, "rb") as stream:  # noqa: PTH123  a string
-            yield stream
-    except ShardError as error:
-        raise SampleSourceError(str(error)) from None
-    except OSError as error:
-        raise SampleSourceError(f"The file {redact(path)!r} cannot be read: {error.strerror or error}") from None
-
-
-@dataclass
-class CsvRows:
-    """The rows of a CSV table with a header; quoted values may contain newlines."""
-
-    path: str
-    storage_options: Mapping[str, Any] | None
-    delimiter: str = ","
-    is_text = True
-
-    @cached_property
-    def columns(self) -> list[str]:
-        """The columns in order."""
-        columns = [name.strip() for name in next(self._read(), [])]
-        if not columns or not all(columns) or len(set(columns)) < len(columns):
-            raise SampleSourceError(
-                f"The first row of {redact(self.path)!r} must name each column once, but it is {columns}"
-            )
-        return columns
-
-    def __iter__(self) -> Iterator[Row]:
-        columns = self.columns
-        rows = self._read()
-        next(rows)
-        for number, values in enumerate(filter(None, rows), 1):
-            location = f"row {number} of {redact(self.path)!r}"
-            try:
-                "".join(values).encode()
-            except UnicodeEncodeError as error:
-                yield SampleSourceError(f"{location} is not UTF-8: {error}")
-                continue
-            if len(values) == len(columns):
-                yield dict(zip(columns, values, strict=True))
-            else:
-                yield SampleSourceError(
-                    f"{location} has {len(values)} values for {len(columns)} columns. Quote values that contain "
-                    f"{self.delimiter!r}"
-                )
-
-    def _read(self) -> Iterator[list[str]]:
-        number = -1
-        with open_listing(self.path, self.storage_options) as stream:
-            # An invalid byte is an error of its row.
-            lines = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
-            try:
-                for row in csv.reader(lines, delimiter=self.delimiter):
-                    yield row
-                    number += bool(row)
-            except csv.Error as error:
-                where = "the header" if number < 1 else f"row {number}"
-                raise SampleSourceError(
-                    f"The table {redact(self.path)!r} cannot be read after {where}: {error}. Fix that row"
-                ) from None
-
-
-@dataclass(frozen=True)
-class JsonRows:
-    """The rows of a file of JSON objects, one per line."""
-
-    path: str
-    storage_options: Mapping[str, Any] | None
-    columns = None
-    is_text = False
-
-    def __iter__(self) -> Iterator[Row]:
-        with open_listing(self.path, self.storage_options) as stream:
-            for number, line in enumerate((line for line in stream if line.strip()), 1):
-                location = f"row {number} of {redact(self.path)!r}"
-                try:
-                    row = json.loads(line.decode("utf-8-sig"))
-                except UnicodeDecodeError as error:
-                    yield SampleSourceError(f"{location} is not UTF-8: {error}")
-                except (json.JSONDecodeError, RecursionError) as error:
-                    yield SampleSourceError(f"{location} is not JSON: {error}")
-                else:
-                    kind = f"{location} is a JSON {type(row).__name__}, not an object with columns"
-                    yield row if isinstance(row, dict) else SampleSourceError(kind)
-
-
-class ParquetRows:
-    """The rows of a Parquet file."""
-
-    is_text = False
-
-    def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
-        self._path, self._storage_options = path, storage_options
-        self._arrow = require("pyarrow", extra="parquet", purpose="read tables in Parquet")
-        self._parquet = import_module("pyarrow.parquet")
-        with self._open() as file:
-            self.columns: list[str] = list(file.schema_arrow.names)
-
-    def __iter__(self) -> Iterator[Row]:
-        with self._open() as file:
-            for batch in file.iter_batches(ROWS_PER_BATCH, use_threads=False):
-                yield from batch.to_pylist()
-
-    @contextmanager
-    def _open(self) -> Iterator[Any]:
-        """Open the file, or a temporary copy of a remote one."""
-        try:
-            with open_listing(self._path, self._storage_options) as stream, tempfile.TemporaryFile() as copy:
-                if local_path(self._path) is None:
-                    shutil.copyfileobj(stream, copy, 1 << 20)
-                    copy.seek(0)
-                with self._parquet.ParquetFile(stream if local_path(self._path) is not None else copy) as file:
-                    yield file
-        except (OSError, self._arrow.ArrowException) as error:
-            raise SampleSourceError(f"The table {redact(self._path)!r} cannot be read: {error}") from None
+        with open_listing(path, storage_options) as stream, tempfile.TemporaryFile() as copy:
+            if local_path(path) is None:
+                shutil.copyfileobj(stream, copy, 1 << 20)
+                copy.seek(0)
+            with parquet.ParquetFile(stream if local_path(path) is not None else copy) as file:
+                yield file
+    except (OSError, arrow.ArrowException) as error:
+        raise SampleSourceError(f"The table {redact(path)!r} cannot be read: {error}") from None

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.io.openers import split_scheme
-from wds_datapipes.prepare.sample_spec import Part, SampleSpec, UrlPart
-from wds_datapipes.prepare.sources.file_locations import FileLocations, is_local_url
-from wds_datapipes.prepare.sources.table_rows import open_listing
+from wds_datapipes.prepare.sample_spec import Part, SampleSpec, UrlPart, make_spec
+from wds_datapipes.prepare.sources.listing import FileLocations, is_local_url, open_listing
 from wds_datapipes.redaction import redact, redact_command
 from wds_datapipes.samples.keys import KeyRule, first_dot
 
@@ -44,7 +43,7 @@ class Recipe:
     ) -> None:
         recipe, folder = os.fspath(path), os.fspath(root)
         self._rule, self._path, self._storage_options = key_rule, recipe, storage_options
-        self._shown = redact(recipe)
+        self._shown = f"The recipe {redact(recipe)!r}"
         self._locations = FileLocations(recipe, folder if folder or is_local_url(recipe) else None)
 
     def __iter__(self) -> Iterator[SampleSpec | Exception]:
@@ -52,18 +51,12 @@ class Recipe:
         with open_listing(self._path, self._storage_options) as stream:
             lines = (line for raw in stream if (line := raw.decode("utf-8", "surrogateescape")).strip())
             for key, parsed in groupby(map(self._parse_line, lines), itemgetter(0)):
+                location = f"the sample {key!r} of {redact(self._path)!r}"
                 try:
-                    yield self._spec(key, list(parsed))
-                except SampleSourceError as error:  # noqa: PERF203  each sample may fail
+                    fields = [(field, self._part(source)) for _, field, source in parsed]
+                    yield make_spec(key, fields, location, location)
+                except SampleSourceError as error:
                     yield error
-
-    def _spec(self, key: str, lines: Iterable[tuple[str, str, str]]) -> SampleSpec:
-        parts: dict[str, Part] = {}
-        for _, field, source in lines:
-            if field in parts:
-                raise SampleSourceError(f"The recipe {self._shown!r} has {key}.{field} twice. Remove a line")
-            parts[field] = self._part(source)
-        return SampleSpec(key, parts, f"the sample {key!r} of {self._shown!r}")
 
     def _parse_line(self, line: str) -> tuple[str, str, str]:
         """Split a line into key, field and source."""
@@ -72,18 +65,18 @@ class Recipe:
         if found is None or not source:
             problem = "no source after the name" if found is not None else "a name that is not of the form KEY.FIELD"
             shown = f"{name} {redact(source)}".strip()
-            raise SampleSourceError(f"The recipe {self._shown!r} has the line {shown!r}, with {problem}. Fix it")
+            raise SampleSourceError(f"{self._shown} has the line {shown!r}, with {problem}. Fix it")
         return found[0], found[1].lower(), source
 
     def _part(self, source: str) -> Part:
         if source.startswith("text:"):
             return source.removeprefix("text:").encode("utf-8", "surrogateescape")
         scheme, rest = split_scheme(source)
-        if scheme == "pipe" and self._locations.is_local:
+        if scheme != "pipe":
+            return self._locations.resolve(source, self._shown)
+        if self._locations.is_local:
             return UrlPart(source)
-        if scheme == "pipe":
-            raise SampleSourceError(
-                f"The recipe {self._shown!r} is remote and has the command {redact_command(rest)!r}. Copy it to "
-                f"this host, review it, and use the copy to run its commands"
-            )
-        return self._locations.resolve(source, f"The recipe {self._shown!r}")
+        raise SampleSourceError(
+            f"{self._shown} is remote and has the command {redact_command(rest)!r}. Copy it to this host, review it, "
+            f"and use the copy to run its commands"
+        )

@@ -1,11 +1,14 @@
-"""Resolve the file names in a table or recipe to local paths and URLs."""
+"""Listings of files, such as tables and recipes: opening them, and resolving the names in them to paths and URLs."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO
 
-from wds_datapipes.errors import SampleSourceError, ShardOpenError, UnsafeInputError
-from wds_datapipes.io.openers import local_path, redact, split_scheme
+from wds_datapipes.errors import SampleSourceError, ShardError, ShardOpenError, UnsafeInputError
+from wds_datapipes.io.openers import local_path, open_url, redact, split_scheme
 from wds_datapipes.io.small_files import folder_of
 from wds_datapipes.io.url_safety import COMMANDS, check_url
 from wds_datapipes.prepare.sample_spec import FilePart, UrlPart
@@ -16,6 +19,33 @@ REMOTE = "a remote table or recipe"
 def is_local_url(url: str) -> bool:
     """Whether a file is local, or the output of a local command."""
     return split_scheme(url)[0] in COMMANDS or local_path(url) is not None
+
+
+def get_extension(path: str) -> str:
+    """Return the extension of a path or URL in lower case, without the query of a URL.
+
+    >>> get_extension("a.b/Rows.CSV"), get_extension("https://host/rows.csv?part=1.txt"), get_extension("rows.csv?part")
+    ('.csv', '.csv', '.csv?part')
+    """
+    name = path.partition("?")[0] if split_scheme(path)[0] in ("http", "https") else path
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122  of a string
+
+
+@contextmanager
+def open_listing(path: str, storage_options: Mapping[str, Any] | None) -> Iterator[BinaryIO]:
+    """Open a table or another list of samples.
+
+    Raises:
+        SampleSourceError: the file cannot be read.
+    """
+    local = local_path(path)
+    try:
+        with open_url(path, storage_options=storage_options) if local is None else open(local, "rb") as stream:  # noqa: PTH123  a string
+            yield stream
+    except ShardError as error:
+        raise SampleSourceError(str(error)) from None
+    except OSError as error:
+        raise SampleSourceError(f"The file {redact(path)!r} cannot be read: {error.strerror or error}") from None
 
 
 class FileLocations:
