@@ -23,7 +23,8 @@ from PIL import Image
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS
 from wds_datapipes.codecs.array_files import encode_npy, encode_npz, encode_pth
-from wds_datapipes.codecs.decoding import DecoderChain, decode_samples
+from wds_datapipes.codecs.decoding import DecoderChain
+from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.codecs.tenbin import encode_tenbin
 from wds_datapipes.errors import DecodeError, UnsafeInputError
@@ -46,7 +47,7 @@ def decode(field: str, data: bytes, chain: DecoderChain) -> None:
     before = peak()
     with warnings.catch_warnings(), contextlib.suppress(DecodeError, UnsafeInputError):
         warnings.simplefilter("ignore")
-        list(decode_samples([{"__key__": "a", field: data}], chain))
+        list(convert_samples([{"__key__": "a", field: data}], chain))
     if (grown := peak() - before) > ROOM + 1000 * len(data):
         raise Finding(f"{len(data)} bytes of {field} took {grown} bytes of memory")
 
@@ -59,12 +60,12 @@ def basic() -> DecoderChain:
 @cache
 def pictures(spec: str, more: bool) -> DecoderChain:
     decoder = ImageDecoder(spec, min_size=8, exif=True) if more else ImageDecoder(spec)
-    return DecoderChain((decoder,), {}, basic=False)
+    return DecoderChain((decoder,), {})
 
 
 @cache
 def media() -> DecoderChain:
-    return DecoderChain(("torch_video", "torch_audio"), {}, basic=False)
+    return DecoderChain(("torch_video", "torch_audio"), {})
 
 
 def decode_value(data: bytes) -> None:
