@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import reprlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
-from typing import Any, Literal, TypeAlias, TypeVar
-
-import numpy as np
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Literal, TypeAlias, TypeVar
 
 from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.io.openers import redact
@@ -22,8 +20,6 @@ LogTarget: TypeAlias = "logging.Logger | Literal['stdout', 'stderr']"
 
 #: Escapes the separators of columns and lines in the key log, which a key may contain.
 ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
-#: The dtype kinds of NumPy arrays whose first values are shown.
-PLAIN_NUMBERS = "biufcSU"
 
 
 def log_samples(
@@ -71,69 +67,21 @@ def log_samples(
 
 
 def describe(value: object, width: int = 60) -> str:
-    """Return a short view of a value: its type, its size, and its beginning.
+    """Return a short view of a value: its type, its shape or length, and its beginning.
 
+    >>> import numpy as np
     >>> describe(b"abc" * 1000, width=12), describe(np.zeros((2, 3), np.uint8))
-    ("bytes, 3,000 bytes: b'abcabca...", 'ndarray uint8 (2, 3), 6 bytes: [0, 0, 0]')
+    ("bytes of 3,000: b'abcabca...", 'ndarray uint8 (2, 3)')
     """
-    return _describe_item(value, width, depth=0)
-
-
-def _describe_item(value: object, width: int, depth: int) -> str:
+    kind = type(value).__name__
     try:
-        return f"{type(value).__name__}{_facts(value, width, depth)}"
+        if hasattr(value, "dtype") and hasattr(value, "shape"):
+            return f"{kind} {value.dtype} {tuple(value.shape)}"
+        size = f" of {len(value):,}" if isinstance(value, Sized) else ""
+        begin = repr(value[: width + 1]) if isinstance(value, str | bytes | bytearray) else reprlib.repr(value)
+        return f"{kind}{size}: {begin if len(begin) <= width else f'{begin[: max(width - 3, 0)]}...'}"
     except Exception as error:  # noqa: BLE001 - a value that cannot be shown must not stop the training
-        return f"{type(value).__name__}, which cannot be shown: {type(error).__name__}"
-
-
-def _facts(value: Any, width: int, depth: int) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, int) and value.bit_length() > 1000:
-        return f" of {value.bit_length():,} bits"
-    if isinstance(value, bool | int | float | complex | np.generic):
-        return f" {_cut(repr(value), width)}"
-    if isinstance(value, str):
-        return f", {len(value):,} characters: {_cut(repr(value[: width + 1]), width)}"
-    if isinstance(value, bytes | bytearray | memoryview):
-        size = value.nbytes if isinstance(value, memoryview) else len(value)
-        return f", {size:,} bytes: {_cut(repr(bytes(value[: width + 1])), width)}"
-    if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "nbytes"):
-        device = str(getattr(value, "device", "cpu"))
-        where = "" if device == "cpu" else f" on {device}"
-        # Showing values on another device would require a copy.
-        begin = _cut(_first_items(value), width) if device == "cpu" else ""
-        return f" {value.dtype} {tuple(value.shape)}, {value.nbytes:,} bytes{where}{begin and f': {begin}'}"
-    if isinstance(value, Mapping):
-        parts = [
-            f"{key!s:.30}: {_describe_item(part, width // 2, depth + 1)}" for key, part in islice(value.items(), 3)
-        ]
-        return _several(len(value), parts, depth)
-    if isinstance(value, list | tuple | set | frozenset):
-        return _several(len(value), [_describe_item(part, width // 2, depth + 1) for part in islice(value, 3)], depth)
-    if callable(getattr(value, "getbands", None)):  # a Pillow image
-        return f" {value.mode} {value.size[0]}x{value.size[1]}"
-    return ""
-
-
-def _several(count: int, parts: list[str], depth: int) -> str:
-    more = "; ..." if count > len(parts) else ""
-    return f" of {count:,}" + (f" ({'; '.join(parts)}{more})" if parts and depth < 2 else "")
-
-
-def _first_items(array: Any) -> str:
-    kind = getattr(array.dtype, "kind", "f")
-    if 0 in array.shape or kind not in PLAIN_NUMBERS:
-        return ""
-    while array.ndim > 1:
-        array = array[0]
-    if array.ndim == 0:
-        return repr(array.tolist())
-    return repr(array[:5].tolist())[:-1] + (", ...]" if len(array) > 5 else "]")
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: max(width - 3, 0)]}..."
+        return f"{kind}, which cannot be shown: {type(error).__name__}"
 
 
 def _log_item(target: LogTarget, title: str, item: object, width: int) -> None:
@@ -142,11 +90,11 @@ def _log_item(target: LogTarget, title: str, item: object, width: int) -> None:
     lines = [title]
     if isinstance(item, dict):
         shown = {**item, "__url__": redact(str(item["__url__"]))} if "__url__" in item else item
-        lines += [f"    {field!s:.60}: {_describe_item(value, width, 0)}" for field, value in shown.items()]
+        lines += [f"    {field!s:.60}: {describe(value, width)}" for field, value in shown.items()]
     elif isinstance(item, list | tuple):
-        lines += [f"    [{index}]: {_describe_item(value, width, 0)}" for index, value in enumerate(item[:20])]
+        lines += [f"    [{index}]: {describe(value, width)}" for index, value in enumerate(item[:20])]
     else:
-        lines.append(f"    {_describe_item(item, width, 0)}")
+        lines.append(f"    {describe(item, width)}")
     text = "\n".join(lines)
     if isinstance(target, logging.Logger):
         target.info("%s", text)

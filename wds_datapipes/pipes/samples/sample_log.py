@@ -22,7 +22,7 @@ from wds_datapipes.samples.sample_log import LogTarget, log_samples
 class SampleLogger(CountingStage[Any]):
     """Log a summary of some samples, and the keys of all (functional name: ``log_samples``).
 
-    The summary has the type, shape, size and start of each value. Samples are counted by worker and epoch.
+    The summary has the type, shape or length, and start of each value. Samples are counted by worker and epoch.
 
     Yields:
         Any: the items of ``source``, unchanged.
@@ -49,8 +49,8 @@ class SampleLogger(CountingStage[Any]):
         >>> samples = IterableWrapper([{"__key__": "a", "jpg": b"..."}, {"__key__": "b", "jpg": b"..."}])
         >>> _ = list(samples.log_samples(first=1, logger="stdout"))
         log_samples: item 0 of worker 0, rank 0
-            __key__: str, 1 characters: 'a'
-            jpg: bytes, 3 bytes: b'...'
+            __key__: str of 1: 'a'
+            jpg: bytes of 3: b'...'
     """
 
     def __init__(
