@@ -131,6 +131,13 @@ def add_columns(
 
     columns = [ParallelShard(rule, read, LOOK_AHEAD if skips_errors else 0) for rule in rules]
     names = None if fields is None else [field.lower() for field in fields]
+
+    def report(faults: Iterable[Exception | None]) -> None:
+        """Handle the errors of parallel shards that concern none of our samples."""
+        for column, fault in zip(columns, faults, strict=True):
+            if fault is not None:
+                policy.handle(fault, url=column.url)
+
     url = ""
     try:
         for sample in policy.counted(source):
@@ -141,36 +148,25 @@ def add_columns(
             key, main_url = sample["__key__"], sample["__url__"]
             # The samples of one reading of a shard share one string; a copied one may be from this reading or the next.
             if main_url is not url and (main_url != url or not any(column.expects(key) for column in columns)):
-                continues = [_skip_fault(column.end(), policy, url=column.url) for column in columns]
-                if False in continues:
-                    break
+                report(column.end() for column in columns)
                 for column in columns:
                     column.begin(main_url)
             url = main_url
             added: Sample = {}
             faults = list(filter(None, [column.add(sample, names, added) for column in columns]))
-            continues = [_skip_fault(column.gap, policy, url=column.url) for column in columns]
-            if False in continues:
-                break
-            if not faults:
+            report(column.gap for column in columns)
+            if faults:
+                policy.handle(faults.pop(0), sample)
+            elif not policy.has_ended:
                 yield {**sample, **added}
-            elif not policy.handle(faults.pop(0), sample):
+            if policy.has_ended:
                 break
         else:
-            for column in columns:
-                if not _skip_fault(column.end(), policy, url=column.url):
-                    break
+            report(column.end() for column in columns)
         policy.finish()
     finally:
         for column in columns:
             column.close()
-
-
-def _skip_fault(fault: Exception | None, policy: ErrorPolicy, *, url: str) -> bool:
-    try:
-        return fault is None or policy.handle(fault, url=url)
-    finally:
-        del fault  # avoid a reference cycle: frames of the error would keep their files open
 
 
 class ParallelShard:
@@ -182,12 +178,9 @@ class ParallelShard:
     """
 
     def __init__(self, rule: URLRule, read: Read, look_ahead: int) -> None:
-        self.url = ""
+        self._rule, self._read, self._look_ahead = rule, read, look_ahead
+        self.url = self._main_url = ""
         self.gap: MisalignedShardsError | None = None
-        self._rule = rule
-        self._read = read
-        self._look_ahead = look_ahead
-        self._main_url = ""
         self._samples: Iterator[Sample] | None = None
         self._ahead: deque[Sample] = deque()
         self._error: Exception | None = None
@@ -195,35 +188,21 @@ class ParallelShard:
         self._skipped: Exception | None = None
 
     def begin(self, main_url: str) -> None:
-        """Open the shard that is parallel to another one."""
+        """Read the shard that is parallel to another one."""
         self.close()
-        self._main_url = self.url = main_url
-        self._is_reported = False
-        try:
-            url: object = self._rule(main_url)
-        except Exception as error:  # noqa: BLE001 - the policy handles all errors of a user's function
-            note(error, f"raised in add_columns for the shard {redact(main_url)}")
-            self._error = error
-            return
-        if not isinstance(url, str):
-            raise TypeError(
-                f"add_columns needs the URL of the shard parallel to {redact(main_url)}, but url_of returned {url!r}"
-            )
-        self.url = url
-        self._samples = self._read(url, self._skip)
+        self._main_url, self._is_reported = main_url, False
+        self._samples = self._open()
 
     def expects(self, key: str) -> bool:
         """Whether the next sample has this key."""
-        return self._reach(1) and self._key(0) == key
+        return self._reach(1) and bool(self._ahead[0]["__key__"] == key)
 
     def add(self, sample: Sample, names: list[str] | None, added: Sample) -> Exception | None:
         """Put the fields for a sample into ``added``, or return the error."""
-        found = self._find(sample["__key__"])
-        if isinstance(found, Exception):
-            try:
-                return found
-            finally:
-                del found  # avoid a reference cycle: its frames refer to this one
+        try:
+            found = self._find(sample["__key__"])
+        except Exception as error:  # noqa: BLE001 - the policy handles all errors of a shard
+            return error
         where = f"for the sample {sample['__key__']!r} of {redact(self._main_url)}"
         for name in names if names is not None else found:
             if names is None and name[:2] == "__":
@@ -242,7 +221,8 @@ class ParallelShard:
     def end(self) -> Exception | None:
         """Return the error at the end of the samples, unless it was reported before."""
         if self._reach(1):
-            return self._misaligned(f"has the sample {self._key(0)!r}, but {redact(self._main_url)} has ended")
+            key = self._ahead[0]["__key__"]
+            return self._misaligned(f"has the sample {key!r}, but {redact(self._main_url)} has ended")
         return None if self._is_reported else self._error
 
     def close(self) -> None:
@@ -253,22 +233,36 @@ class ParallelShard:
         if close is not None:
             close()
 
-    def _find(self, key: str) -> Sample | Exception:
+    def _open(self) -> Iterator[Sample]:
+        self.url = self._main_url
+        try:
+            url: object = self._rule(self._main_url)
+        except Exception as error:
+            note(error, f"raised in add_columns for the shard {redact(self._main_url)}")
+            raise
+        if not isinstance(url, str):
+            raise WrongItemError(
+                f"add_columns needs the URL of the shard parallel to {redact(self._main_url)}, but url_of returned "
+                f"{url!r}"
+            )
+        self.url = url
+        yield from self._read(url, self._skip)
+
+    def _find(self, key: str) -> Sample:
         self.gap = None
-        if self.expects(key):
-            return self._next()
-        for index in range(1, self._look_ahead):
+        for index in range(max(self._look_ahead, 1)):
             if not self._reach(index + 1):
                 break
-            if self._key(index) == key:
-                dropped = [self._next()["__key__"] for _ in range(index)]
-                self.gap = self._misaligned(f"has the samples {dropped}, which {redact(self._main_url)} lacks")
-                return self._next()
+            if self._ahead[index]["__key__"] == key:
+                dropped = [self._ahead.popleft()["__key__"] for _ in range(index)]
+                if dropped:
+                    self.gap = self._misaligned(f"has the samples {dropped}, which {redact(self._main_url)} lacks")
+                return self._ahead.popleft()
         if self._error is not None and not self._ahead:
             self._is_reported = True
-            return self._error
-        found = f"the sample {self._key(0)!r}" if self._ahead else "ended"
-        return self._misaligned(f"has {found}, but {redact(self._main_url)} has the sample {key!r}")
+            raise self._error
+        found = f"the sample {self._ahead[0]['__key__']!r}" if self._ahead else "ended"
+        raise self._misaligned(f"has {found}, but {redact(self._main_url)} has the sample {key!r}")
 
     def _reach(self, count: int) -> bool:
         """Read until ``count`` samples are buffered; return False if the shard has fewer."""
@@ -280,15 +274,6 @@ class ParallelShard:
             except Exception as error:  # noqa: BLE001 - reported for each sample that it affects
                 self._error, self._samples = error, None
         return len(self._ahead) >= count
-
-    def _key(self, index: int) -> str:
-        """Return the key of a buffered sample."""
-        key: str = self._ahead[index]["__key__"]
-        return key
-
-    def _next(self) -> Sample:
-        """Take the next buffered sample."""
-        return self._ahead.popleft()
 
     def _skip(self, error: Exception) -> bool:
         """Skip a sample of this shard; the error is reported for the sample that it belongs to."""
