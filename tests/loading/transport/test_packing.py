@@ -39,8 +39,9 @@ PACKER = Serializer()
 def carried(item: Any, packer: Serializer = PACKER) -> Any:
     """Pack an item, copy its arrays as a segment would hold them, and unpack it."""
     packed = packer.pack(item)
-    assert packed.size == sum(map(len, packed.parts))
-    return unpack(b"".join(packed.parts), [bytearray(array.tobytes("A")) for array in packed.arrays])
+    parts, size, arrays = packed
+    assert size == sum(map(len, parts))
+    return unpack(b"".join(parts), [bytearray(array.tobytes("A")) for array in arrays])
 
 
 class Pair(NamedTuple):
@@ -164,12 +165,12 @@ def test_sizes_around_the_edges(kind: type, size: int) -> None:
     value = make[kind](random.Random(size).randbytes(size))
     item = {"before": "x", "value": value, "after": [1]}
     assert_same(carried(item), item)
-    assert len(PACKER.pack(item).arrays) == (kind in (np.ndarray, torch.Tensor) and size >= APART)
+    assert len(PACKER.pack(item)[2]) == (kind in (np.ndarray, torch.Tensor) and size >= APART)
 
 
 def test_a_large_bytes_object_is_not_copied() -> None:
     large = bytes(10 * TOGETHER_BYTES)
-    assert any(part is large for part in PACKER.pack({"large": large}).parts)
+    assert any(part is large for part in PACKER.pack({"large": large})[0])
 
 
 # arrays
@@ -237,7 +238,7 @@ def test_arrays_of_every_type_seen_through_any_slices(
     got, end = carried((array, "end"))
     assert_same((got, end), (array, "end"))
     if not dtype.hasobject and 1 not in shape:
-        assert len(PACKER.pack(array).arrays) == (array.nbytes >= APART)
+        assert len(PACKER.pack(array)[2]) == (array.nbytes >= APART)
         axes = sorted(range(array.ndim), key=array.strides.__getitem__, reverse=True)
         if array.transpose(axes).flags.c_contiguous and array.size and 1 not in array.shape:
             assert got.strides == array.strides  # dense memory keeps its order
@@ -362,7 +363,7 @@ def test_parts_shared_within_an_item_stay_shared(size: int) -> None:
     assert once[3]["again"][0] is once[0]
     assert once[3]["again"][1] is once[1]
     assert once[3]["again"][2] is once[2]
-    assert len(PACKER.pack([array, array]).arrays) == (size > 10)
+    assert len(PACKER.pack([array, array])[2]) == (size > 10)
 
 
 # user-defined buffers
@@ -385,7 +386,7 @@ def test_buffers_of_other_classes_are_kept_apart(size: int) -> None:
         got = carried(Owner(buffer))
         assert bytes(got.buffer) == bytes(buffer)
         assert memoryview(got.buffer).readonly == memoryview(buffer).readonly
-        assert len(PACKER.pack(Owner(buffer)).arrays) == (size >= APART)
+        assert len(PACKER.pack(Owner(buffer))[2]) == (size >= APART)
 
 
 # unpackable items
@@ -444,4 +445,4 @@ def test_a_failed_item_does_not_affect_the_next(items: list[tuple[bool, Any]]) -
                 packer.pack([item, np.zeros(APART), Refusing(LookupError("not me")), item])
         else:
             assert_same(carried(item, packer), item)
-            assert len(packer.pack(7).arrays) == 0
+            assert len(packer.pack(7)[2]) == 0

@@ -31,6 +31,7 @@ class Bundle:
         pool: the segments.
 
     Attributes:
+        count: the number of items.
         is_full: whether another item of the size of the latest one has no room.
     """
 
@@ -38,10 +39,6 @@ class Bundle:
         self._pool = pool
         self._segment: Segment | None = None
         self._forget()
-
-    def __len__(self) -> int:
-        """The number of items."""
-        return len(self._lengths)
 
     def clear(self) -> None:
         """Discard the items."""
@@ -55,32 +52,36 @@ class Bundle:
         self._counts: list[int] = []
         self._places: list[int] = []
         self._parts: list[bytes] = []
-        self._size = self._end = 0
+        self._size = self._end = self.count = 0
         self.is_full = False
 
-    def has_room(self, item: SerializedItem) -> bool:
-        """Whether an item may share the message with those that it has. The first item always may."""
-        return not self._lengths or self._size + _size_in_message(item) <= TOGETHER_BYTES
-
-    def add(self, item: SerializedItem) -> None:
-        """Add an item.
+    def add(self, item: SerializedItem) -> bool:
+        """Add an item if it has room, as the first one always does; return whether it was added.
 
         Raises:
             OSError: there is not enough memory.
         """
-        size = _size_in_message(item)
-        if item.arrays:
+        parts, length, arrays = item
+        size = length + 2 * NUMBER  # an item has two numbers in the table at most, and so does each array
+        if arrays:
+            size += sum(_round_up(each.nbytes) + 2 * NUMBER for each in arrays)
+        total = self._size + size
+        if total > TOGETHER_BYTES and self.count:
+            return False
+        if arrays:
             segment = self._segment = self._segment or self._pool.take(max(size, TOGETHER_BYTES))
-            for each in item.arrays:
+            for each in arrays:
                 target = segment.memory[self._end : self._end + each.nbytes].view(each.dtype)
                 np.copyto(target.reshape(each.shape), each)
                 self._places += (self._end, each.nbytes)
                 self._end += _round_up(each.nbytes)
-        self._lengths.append(item.size)
-        self._counts.append(len(item.arrays))
-        self._parts += item.parts
-        self._size += size
-        self.is_full = self._size + size > TOGETHER_BYTES
+        self._lengths.append(length)
+        self._counts.append(len(arrays))
+        self._parts += parts
+        self._size = total
+        self.count += 1
+        self.is_full = total + size > TOGETHER_BYTES
+        return True
 
     def finish(self, kind: Kind, epoch: int, number: int, records: int = 0) -> tuple[Header, list[bytes], int | None]:
         """Return the message of the items, and forget them.
@@ -116,12 +117,6 @@ class Bundle:
         header = Header(kind, epoch, number, len(self._places) // 2, segment_number, begin, begin + size, records)
         self._forget()
         return header, body, descriptor
-
-
-def _size_in_message(item: SerializedItem) -> int:
-    """Return the number of bytes that an item takes in a message, with its arrays. Each has two numbers at most."""
-    size = item.size + 2 * NUMBER
-    return size + sum(_round_up(each.nbytes) + 2 * NUMBER for each in item.arrays) if item.arrays else size
 
 
 def _round_up(size: int) -> int:

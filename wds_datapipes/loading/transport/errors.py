@@ -11,8 +11,6 @@ from torch._utils import ExceptionWrapper
 
 from wds_datapipes.loading.transport.serialization import takes
 
-__all__ = ["SENDABLE", "SendableError"]
-
 #: The exceptions that are sent to the main process instead of ending the worker: all errors, and groups of any kind.
 SENDABLE: tuple[type[BaseException], ...]
 #: The builtin classes of exception groups, if they exist: the general one, and that of errors only.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from wds_datapipes.counters import Counters
 from wds_datapipes.loading.transport.bundle import Bundle
 from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
-from wds_datapipes.loading.transport.serialization import SerializedItem, Serializer, describe, unpack
+from wds_datapipes.loading.transport.serialization import Serializer, describe, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentPool, StatusPage
 
 #: Items share a message until the next one has no room, or it has waited this long, in seconds,
@@ -69,6 +69,7 @@ class Sender:
         self._serializer = Serializer()
         self._lock = threading.Lock()
         self._has_waiting = threading.Event()
+        self._is_ticking = False  # whether it is set, as asking it takes longer
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="flush", daemon=True)
         self._items = self._bytes = 0
@@ -126,27 +127,30 @@ class Sender:
             self._items += 1
             self._making_s += took
             bundle = self._bundle
-            if not bundle.has_room(packed):
+            if not bundle.add(packed):
                 self._flush()
-            if not len(bundle):
+                bundle.add(packed)
+            if bundle.count == 1:
                 self._began = now
-            bundle.add(packed)
             if self.pack_records is not None:
                 self._records.append(record)
             if (
                 took > SLOW_S
                 or bundle.is_full
                 or self._sent == self._taken
-                or len(bundle) >= self._together
+                or bundle.count >= self._together
                 or now - self._began > TOGETHER_S
             ):
                 self._flush()
-            elif not self._has_waiting.is_set():
+                self._ready = time.perf_counter()
+                return True
+            if not self._is_ticking:
+                self._is_ticking = True
                 self._has_waiting.set()
                 if not self._ticker.is_alive():
                     self._ticker.start()
-            self._ready = time.perf_counter()
-            return not len(bundle)
+            self._ready = now
+            return False
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
         """Send the waiting items, and then a message without items.
@@ -232,7 +236,7 @@ class Sender:
 
     def _flush(self) -> None:
         """Send the waiting items."""
-        if not len(self._bundle):
+        if not self._bundle.count:
             return
         records = b""
         if self.pack_records is not None:
@@ -241,7 +245,7 @@ class Sender:
                 self._send_body(Kind.STATE, records, number=len(self._records))
                 records = b""
             self._records = []
-        self._sent_bytes += self._send_bundle(self._bundle, Kind.ITEMS, len(self._bundle), records)
+        self._sent_bytes += self._send_bundle(self._bundle, Kind.ITEMS, self._bundle.count, records)
         self._sent += 1
         # A pickler keeps the memory that large items need. The other thread may be packing, and uses the old one.
         self._serializer = Serializer()
@@ -250,7 +254,7 @@ class Sender:
         """Send a message without items."""
         bundle = Bundle(self._pool)
         if body:
-            bundle.add(SerializedItem([body], len(body), []))
+            bundle.add(([body], len(body), []))
         self._send_bundle(bundle, kind, number)
 
     def _send_bundle(self, bundle: Bundle, kind: Kind, number: int, records: bytes = b"") -> int:
@@ -283,7 +287,8 @@ class Sender:
         seen = 0.0
         while self._has_waiting.wait() and not self._closed.wait(TICK_S):
             with self._lock:
-                if not len(self._bundle) or self.is_full:  # if it is full, the other thread waits for the receiver
+                if not self._bundle.count or self.is_full:  # if it is full, the other thread waits for the receiver
+                    self._is_ticking = False
                     self._has_waiting.clear()
                 elif seen == self._began:
                     try:

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import FunctionType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,18 +24,9 @@ MAX_DEPTH = 10
 Array = NDArray[Any]
 
 
-class SerializedItem(NamedTuple):
-    """A serialized item.
-
-    Attributes:
-        parts: the pickle, in pieces. One may be a large bytes object of the item itself.
-        size: their total size, in bytes.
-        arrays: the out-of-band arrays, in the order of the pickle.
-    """
-
-    parts: list[bytes]
-    size: int
-    arrays: list[Array]
+SerializedItem: TypeAlias = tuple[list[bytes], int, list[Array]]
+"""A serialized item: its pickle in pieces, of which one may be a large bytes object of the item itself; their total
+size in bytes; and the out-of-band arrays, in the order of the pickle. A plain tuple, as it is made for each item."""
 
 
 class Serializer(pickle.Pickler):
@@ -57,7 +48,7 @@ class Serializer(pickle.Pickler):
         parts, arrays = self._parts, self._arrays
         try:
             self.dump(item)
-            return SerializedItem(parts.copy(), sum(map(len, parts)), arrays.copy())
+            return parts.copy(), sum(map(len, parts)), arrays.copy()
         finally:
             parts.clear()
             arrays.clear()
@@ -143,7 +134,7 @@ def unpack(pickled: Any, arrays: Iterable[Any] = ()) -> Any:
 
 def serialize(value: object) -> bytes:
     """Return the pickle of a value without large arrays."""
-    return b"".join(Serializer().pack(value).parts)
+    return b"".join(Serializer().pack(value)[0])
 
 
 def describe(item: object, pack: Callable[[Any], object]) -> str:
