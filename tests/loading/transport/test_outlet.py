@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -239,40 +239,6 @@ Size = st.one_of(
     st.integers(0, 3 * TOGETHER_BYTES),
     st.sampled_from([edge + more for edge in (APART, INLINE, TOGETHER_BYTES) for more in (-100, -1, 0, 1)]),
 )
-Epoch = st.tuples(
-    st.one_of(st.lists(st.integers(0, 300), max_size=400), st.lists(Size, max_size=30)),
-    st.one_of(st.none(), st.integers(0, 400)),  # the number of items before the interruption
-)
-
-
-@pytest.mark.parametrize("together", [1, 256])
-@pytest.mark.parametrize("window", [1, 7])
-def test_each_item_comes_once_in_order_and_none_of_an_ended_epoch(window: int, together: int) -> None:
-    epochs = 0
-    with in_a_process(send, window, together, window=window) as (inlet, _):
-
-        @given(st.lists(Epoch, max_size=4), st.integers(0, 80))
-        @settings(BUSY, max_examples=15)
-        def run(plans: list[tuple[list[int], int | None]], most_kept: int) -> None:
-            nonlocal epochs
-            for sizes, limit in plans:
-                epochs += 1
-                begin(inlet, epochs, sizes)
-                kept: deque[Any] = deque(maxlen=most_kept)
-                number = 0
-                while limit is None or number < limit:
-                    message = current(inlet)
-                    if message.header.kind == Kind.END:
-                        assert number == len(sizes)
-                        break
-                    for item in taken(inlet, message):
-                        check(item, epochs, number, sizes[number])
-                        kept.append((item, number))
-                        number += 1
-                for item, place_of_item in kept:
-                    check(item, epochs, place_of_item, sizes[place_of_item])
-
-        run()
 
 
 class Traffic(RuleBasedStateMachine):
@@ -391,7 +357,7 @@ TestTraffic.settings = settings(BUSY, max_examples=50, stateful_step_count=30)
 
 @pytest.mark.parametrize("size", [10, 3 * APART])
 @pytest.mark.parametrize("together", [1, 256])
-@pytest.mark.parametrize("window", [1, 2, 5, 20])
+@pytest.mark.parametrize("window", [1, 5])
 def test_a_sender_that_gets_no_credit_stops(window: int, together: int, size: int) -> None:
     with in_a_process(send, window, together, window=window) as (inlet, _):
         begin(inlet, 1, [size] * 3000)
@@ -422,32 +388,6 @@ def test_small_items_share_messages_and_large_ones_do_not(monkeypatch: pytest.Mo
         begin(inlet, 2, [TOGETHER_BYTES] * 8)
         while (message := current(inlet)).header.kind != Kind.END:
             assert len(taken(inlet, message)) == 1
-
-
-@pytest.mark.usefixtures("ticks")
-def test_arrays_that_share_a_message_are_those_at_the_time_of_their_items() -> None:
-    with line(window=10) as joined:
-        joined.outlet.put("the first, which the other side waits for")
-        array, tensor = np.zeros(2 * APART, np.uint8), torch.zeros(APART, dtype=torch.int16)
-        for number in range(1, 6):
-            array[:], tensor[:] = number, -number  # as a pipeline that reuses its memory
-            joined.outlet.put({"array": array, "number": number, "tensors": (tensor, tensor[:3])})
-        joined.outlet.flush()
-        messages = joined.arrivals()
-        assert [message.header.number for message in messages] == [1, 5]
-        items = taken(joined.inlet, messages[1])
-        items[2]["array"][:] = 99  # the items do not overlap
-        for number, item in enumerate(items, 1):
-            assert item["number"] == number
-            assert set(item["array"].tolist()) == {99 if number == 3 else number}
-            assert all(set(each.tolist()) == {-number} for each in item["tensors"])
-        kept = items.pop(1)
-        del item, items
-        joined.inlet.credit()
-        joined.outlet.receive_requests()
-        joined.outlet.put(np.full(2 * APART, 50, np.uint8))  # must not overwrite the item that is kept
-        joined.outlet.flush()
-        assert set(kept["array"].tolist()) == {2}
 
 
 # the flushing thread
@@ -540,9 +480,6 @@ def test_commands_are_small() -> None:
         assert not joined.outlet.requests
 
 
-# what cannot be sent
-
-
 # changes to an item after it was put
 
 
@@ -614,7 +551,7 @@ def test_a_reader_that_keeps_hundreds_of_items_gets_separate_copies() -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_a_sender_killed_at_any_moment_leaves_whole_messages_and_then_the_end() -> None:
     rng = random.Random(0)
-    for _ in range(25):
+    for _ in range(10):
         sizes = [rng.choice([10, 100, INLINE, APART, 3 * APART, 500_000]) for _ in range(400)]
         kept: list[Any] = []
         with in_a_process(send, 20, 256, window=20) as (inlet, pid):

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from wds_datapipes.loading.transport import shared_memory
 from wds_datapipes.loading.transport.shared_memory import (
@@ -104,67 +102,6 @@ def test_a_segment_is_lent_as_long_as_it_is_referenced(form: str) -> None:
     del kept
     assert len(pair.lender) == 0
     assert pair.credit() == 1
-
-
-class Keeping(RuleBasedStateMachine):
-    """Any thread keeps any views for any time, and drops them in any thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pair = Pair()
-        self.kept: list[tuple[Any, int]] = []
-        self.lent = 0
-
-    @rule(
-        size=st.sampled_from([64, 1000, SMALLEST, SMALLEST + 1, 3 * SMALLEST]),
-        forms=st.lists(st.sampled_from(sorted(FORMS)), min_size=1, max_size=4),
-    )
-    def send(self, size: int, forms: list[str]) -> None:
-        view, value = self.pair.lend(size)
-        self.kept += [(FORMS[form](view), value) for form in forms]
-
-    @precondition(lambda self: self.kept)
-    @rule(data=st.data(), elsewhere=st.booleans())
-    def drop(self, data: st.DataObject, elsewhere: bool) -> None:
-        place = data.draw(st.integers(0, len(self.kept) - 1))
-        if elsewhere:
-            gone = [self.kept.pop(place)]
-            thread = threading.Thread(target=gone.clear)
-            thread.start()
-            thread.join()
-        else:
-            del self.kept[place]
-
-    @rule()
-    def drop_all(self) -> None:
-        self.kept.clear()
-        assert len(self.pair.lender) == 0
-
-    @rule()
-    def credit(self) -> None:
-        self.pair.credit()
-        assert len(self.pair.pool._free) <= SPARE
-
-    @rule()
-    def fork(self) -> None:
-        self.pair.lender.fork()
-
-    @invariant()
-    def everybody_sees_what_they_got(self) -> None:
-        for form, value in self.kept:
-            assert values(form) == {value}
-        assert len(self.pair.lender) <= len(self.kept)
-
-    def teardown(self) -> None:
-        self.kept.clear()
-        assert len(self.pair.lender) == 0
-        self.pair.credit()
-        assert not self.pair.lender._forked
-        assert set(self.pair.pool._segments) == set(self.pair.lender._memory)
-
-
-TestKeeping = Keeping.TestCase
-TestKeeping.settings = settings(BUSY, max_examples=60, stateful_step_count=40)
 
 
 def test_views_end_in_many_threads_at_once() -> None:
