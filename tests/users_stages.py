@@ -9,8 +9,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Shuffler
 
 from wds_datapipes import Stage
-from wds_datapipes.pipes.stage import pack_positions, unpack_positions
-from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.shards.position import SamplePosition, pack_positions, unpack_positions
 
 Pipe = IterDataPipe[Any]
 

@@ -26,7 +26,7 @@ from wds_datapipes.loading.torchdata_patches.patches import list_patches
 from wds_datapipes.on_error.policy import ErrorBudget
 from wds_datapipes.on_error.quarantine import read_quarantine
 from wds_datapipes.pipes import DatasetSpec, DirectoryShards, MockSamples, ShardList, Stage
-from wds_datapipes.pipes.foreign_names import explain_name as _explain_name
+from wds_datapipes.pipes.foreign_stages import explain_name as _explain_name
 from wds_datapipes.samples.batching import collate_samples
 from wds_datapipes.samples.keys import first_dot, last_dot
 from wds_datapipes.types import Member, Sample

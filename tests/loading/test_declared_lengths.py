@@ -112,9 +112,9 @@ def test_the_rest_of_an_epoch_is_not_compared(workers: int) -> None:
 
 
 @pytest.mark.parametrize("loader", [with_service, with_stateful_shards])
-def test_lengths_that_weigh_the_sources_of_a_mixture_are_not_compared(loader: Callable[..., Iterator[Any]]) -> None:
+def test_lengths_of_the_sources_of_a_mixture_are_not_compared(loader: Callable[..., Iterator[Any]]) -> None:
     def mixture() -> Pipe:
-        pipe: Pipe = samples().with_length(40).mix_samples(samples().with_length(50), weights="sizes", stop="all")
+        pipe: Pipe = samples().with_length(40).mix_samples(samples().with_length(50), weights=[40, 50], stop="all")
         return pipe
 
     assert len(list(loader(mixture(), 0, distributed=(0, 2)))) == 18

@@ -18,7 +18,7 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
-from wds_datapipes.pipes.unsplit_data import advice_for_split
+from wds_datapipes.pipes.sharding import advice_for_split
 from wds_datapipes.testing import build_shard
 
 

@@ -6,6 +6,7 @@ are right.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +20,7 @@ from test_random_pipelines import check_case, write_in
 from wds_datapipes.index.order.batch_share import BatchShare
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.transport.receiver import Receiver
-from wds_datapipes.pipes.batches import bucketing
-from wds_datapipes.pipes.samples import grouping
+from wds_datapipes.pipes import SampleBucketer, SampleShuffler
 from wds_datapipes.pipes.state import pipeline_state
 from wds_datapipes.samples.grouping import SampleGrouping
 
@@ -145,16 +145,16 @@ def reshards(case: Case) -> bool:
 
 
 FAULTS = {
-    "a sample lost in a shuffle buffer": Fault(grouping, "shuffle_samples", lose_third, has("shuffle_samples"), 1),
-    "a sample doubled in a shuffle buffer": Fault(grouping, "shuffle_samples", double_third, has("shuffle_samples"), 1),
+    "a sample lost in a shuffle buffer": Fault(SampleShuffler, "function", lose_third, has("shuffle_samples"), 1),
+    "a sample doubled in a shuffle buffer": Fault(SampleShuffler, "function", double_third, has("shuffle_samples"), 1),
     "samples swapped in batches": Fault(
-        bucketing,
-        "bucket_samples",
+        SampleBucketer,
+        "function",
         swap_in_batches,
         lambda case: "buckets" in names_of(case.steps) and known(case.steps) == "order",
         211,
     ),
-    "the last batch lost": Fault(bucketing, "bucket_samples", lose_last, has("buckets"), 1),
+    "the last batch lost": Fault(SampleBucketer, "function", lose_last, has("buckets"), 1),
     "fields of another sample": Fault(SampleGrouping, "group", swap_fields, has("load"), 3),
     "an item of a worker doubled, and another lost": Fault(
         Receiver,
@@ -202,7 +202,9 @@ def test_a_planted_fault_is_noticed(name: str, tmp_path: Path, monkeypatch: pyte
         folder.mkdir()
         write_in(folder, case.steps)
         with monkeypatch.context() as patch:
-            patch.setattr(fault.owner, fault.name, fault.plant(getattr(fault.owner, fault.name)))
+            planted = fault.plant(getattr(fault.owner, fault.name))
+            is_static = isinstance(inspect.getattr_static(fault.owner, fault.name), staticmethod)
+            patch.setattr(fault.owner, fault.name, staticmethod(planted) if is_static else planted)
             try:
                 check_case(case, folder)
             except (AssertionError, RuntimeError) as error:

@@ -34,7 +34,8 @@ def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
         "name": "log",
         "width": 40,
         "key_log": None,
-        "rank_and_worker": lambda: (1, 2),
+        "rank": 1,
+        "worker": 2,
     }
     return log_samples(items, to, counter=ItemCounter(), **{**settings, **options})
 

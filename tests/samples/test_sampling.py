@@ -79,9 +79,9 @@ def test_all_and_nothing() -> None:
 
 @given(count=st.integers(1, 5))
 def test_a_nonempty_stream_passes(count: int) -> None:
-    assert list(non_empty(range(count), upstream=str, counter=ItemCounter())) == list(range(count))
+    assert list(non_empty(range(count), upstream="a", counter=ItemCounter())) == list(range(count))
 
 
 def test_an_empty_stream() -> None:
-    with pytest.raises(EmptySourceError, match=r"non_empty received no items from a, b\. The shards may be empty"):
-        list(non_empty([], upstream=lambda: "a, b", counter=ItemCounter()))
+    with pytest.raises(EmptySourceError, match=r"non_empty received no items from a\. The shards may be empty"):
+        list(non_empty([], upstream="a", counter=ItemCounter()))

@@ -16,7 +16,7 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.errors import DuplicateKeyError, MissingFieldError
 from wds_datapipes.on_error.policy import CountedErrors, OnError
 from wds_datapipes.samples.fields import Lacking, Missing
-from wds_datapipes.samples.select import extract_keys, parse_rules, rename_keys, select_fields
+from wds_datapipes.samples.select import extract_keys, rename_keys, select_fields
 from wds_datapipes.types import Sample
 
 META = {"__key__": "k", "__url__": "s.tar", "__local_path__": "/s.tar"}
@@ -24,7 +24,7 @@ SAMPLE: Sample = {**META, "jpg": 1, "cls": 2, "seg.png": None, "Left.JPG": 4}
 
 
 def renamed(sample: Sample, *pairs: tuple[str, str], **options: Any) -> Sample:
-    (new,) = rename_keys([sample], parse_rules(pairs, {}), **options)
+    (new,) = rename_keys([sample], pairs, {}, **options)
     return new
 
 
@@ -149,7 +149,7 @@ def test_a_missing_selected_field() -> None:
 
 BAD = {"__key__": "bad", "__url__": "s.tar"}
 STAGES: dict[str, Callable[[list[Any], OnError], Any]] = {
-    "rename_keys": lambda items, on_error: rename_keys(items, parse_rules([("x", "cls")], {}), on_error=on_error),
+    "rename_keys": lambda items, on_error: rename_keys(items, [("x", "cls")], {}, on_error=on_error),
     "extract_keys": lambda items, on_error: extract_keys(items, ["cls"], on_error=on_error),
     "select_fields": lambda items, on_error: select_fields(items, ["cls"], on_error=on_error),
 }
@@ -223,7 +223,7 @@ def test_renaming_agrees_with_webdataset(
     except ValueError:
         theirs = None
     try:
-        ours = list(rename_keys([sample], parse_rules(pairs, {}), **options))
+        ours = list(rename_keys([sample], pairs, {}, **options))
     except (MissingFieldError, DuplicateKeyError):
         ours = None
     assert ours == theirs

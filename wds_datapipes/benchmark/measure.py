@@ -22,7 +22,7 @@ from wds_datapipes.io.openers import open_url
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.pipes import ShardList
 from wds_datapipes.pipes.inspection import functional_name_of, sources_of
-from wds_datapipes.pipes.stage import OneToOneStage
+from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.samples.batching import collate_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
 
@@ -123,10 +123,11 @@ class ShardBenchmark:
         return {name: seconds / total for name, seconds in self.stages.items()}
 
 
-class StageTimer(OneToOneStage[Any]):
+class StageTimer(EngineStage[Any]):
     """Passes items on, counts them, and adds up the time that the stages before it take."""
 
     is_stateless = True
+    is_one_to_one = True
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
         self.source = source

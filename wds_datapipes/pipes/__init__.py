@@ -1,22 +1,23 @@
 """Registered stages: the classes whose functional forms every ``IterDataPipe`` has once they are imported."""
 
-from wds_datapipes.pipes.batches.batch_decoding import BatchDecoder
-from wds_datapipes.pipes.batches.bucketing import SampleBucketer
-from wds_datapipes.pipes.batches.packing import SamplePacker
-from wds_datapipes.pipes.batches.unbatching import SampleUnbatcher
+from wds_datapipes.pipes.batches.columns import BatchDecoder, SampleUnbatcher
+from wds_datapipes.pipes.batches.sequences import SampleBucketer, SamplePacker
 from wds_datapipes.pipes.samples.caching import SampleCacher
-from wds_datapipes.pipes.samples.composing import StreamComposer
-from wds_datapipes.pipes.samples.decoding import SampleDecoder
-from wds_datapipes.pipes.samples.encoding import SampleEncoder
+from wds_datapipes.pipes.samples.counting import NonEmptyChecker, SampleLogger, SampleRsampler, SampleSlicer
 from wds_datapipes.pipes.samples.epochs import EpochSetter, LengthSetter
-from wds_datapipes.pipes.samples.fields import DictMapper, FieldRenamer, SampleMapper, TupleMaker, TupleMapper
+from wds_datapipes.pipes.samples.field_codecs import SampleDecoder, SampleEncoder
+from wds_datapipes.pipes.samples.fields import FieldRenamer, FieldSelector, KeyExtractor, KeyRenamer, TupleMaker
 from wds_datapipes.pipes.samples.grouping import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.samples.joining import Associator, ColumnAdder
+from wds_datapipes.pipes.samples.mapping import (
+    DictMapper,
+    MockSamples,
+    RngSampleMapper,
+    SampleMapper,
+    StreamComposer,
+    TupleMapper,
+)
 from wds_datapipes.pipes.samples.mixing import SampleMixer
-from wds_datapipes.pipes.samples.mock_samples import MockSamples
-from wds_datapipes.pipes.samples.sample_log import SampleLogger
-from wds_datapipes.pipes.samples.sampling import NonEmptyChecker, RngSampleMapper, SampleRsampler, SampleSlicer
-from wds_datapipes.pipes.samples.select import FieldSelector, KeyExtractor, KeyRenamer
 from wds_datapipes.pipes.shards.directory_shards import DirectoryShards
 from wds_datapipes.pipes.shards.loading import ShardLoader
 from wds_datapipes.pipes.shards.processing import ShardProcessor

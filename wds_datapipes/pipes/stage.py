@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import update_wrapper
 from typing import Any, Generic, TypeVar
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
-from wds_datapipes.on_error.policy import CountedErrors
+from wds_datapipes.on_error.policy import CountedErrors, check_on_error
 from wds_datapipes.pipes.declarations import Declarations
-from wds_datapipes.pipes.foreign_names import explain_arguments, explain_name, refuse_positions
-from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.foreign_stages import declared, explain_name
 from wds_datapipes.pipes.inspection import name_of, sources_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
-from wds_datapipes.shards.position import ItemCounter, SamplePosition, pack_positions, unpack_positions
-
-__all__ = [
-    "CountingStage",
-    "EngineStage",
-    "OneToOneStage",
-    "OpaqueValue",
-    "SnapshotStage",
-    "Stage",
-    "pack_positions",
-    "position_reader_of",
-    "register_stage",
-    "share_counters",
-    "unpack_positions",
-]
+from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.shards.position import ItemCounter, SamplePosition, unpack_positions
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -111,19 +97,12 @@ class Stage(Declarations, IterDataPipe[T_co]):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            found = super().__getattr__(name)  # the functional form of a stage
+            return super().__getattr__(name)  # the functional form of a stage
         except AttributeError:
             if name[:1] == "_":  # torch asks for private attributes before each item
                 raise
             message = f"{type(self).__name__!r} object has no attribute {name!r}{explain_name(name)}"
             raise AttributeError(message, name=name, obj=self) from None  # Python asks whether another name was meant
-        return refuse_positions(found) if name == "shuffle" else found
-
-    def __getitem__(self, index: Any) -> T_co:
-        raise TypeError(
-            f"{name_of(self)} has no item {index!r}, as it is only read in order: next(iter(pipe)) is its first item. "
-            "IndexedSamples(urls)[n] reads a sample by its number"
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the item that was yielded last, as a JSON-serializable dictionary."""
@@ -185,17 +164,17 @@ class EngineStage(Stage[T_co]):
     draws_globally = False
     holds_items = False
 
+    source: Any
     #: What was loaded, until the next iteration starts.
     _loaded: Any = None
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Load a state, from which the next iteration resumes.
-
-        Args:
-            state: the result of `state_dict`; or ``{}`` if only the items of ``again`` remain.
-            again: the positions of items that later stages have buffered; they are yielded first, and not counted.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no load_state_dict()")
+    def __len__(self) -> int:
+        """Return the number of items of an epoch in this process."""
+        if not self.is_one_to_one:
+            return super().__len__()
+        if self.on_error != "raise":
+            raise TypeError(f"{name_of(self)} has no length, since on_error={self.on_error!r} may skip items")
+        return len(self.source)
 
     def reset_state(self) -> None:
         """Discard a loaded state, so that the next iteration starts from the beginning."""
@@ -203,18 +182,36 @@ class EngineStage(Stage[T_co]):
             self._loaded = None
 
 
-class OneToOneStage(EngineStage[T_co]):
-    """Base class of stages that yield one item for each one that they read, unless ``on_error`` skips it."""
+class FunctionStage(EngineStage[T_co]):
+    """Base class of stages whose items are those of a function, which keeps nothing between two items.
 
-    is_one_to_one = True
+    The constructor of a subclass checks the options of the function, and passes them to this one.
 
-    source: Any
+    Args:
+        source: the first argument of the function.
+        options: the other arguments of the function, by their names.
 
-    def __len__(self) -> int:
-        """Return the number of items of an epoch in this process."""
-        if self.on_error != "raise":
-            raise TypeError(f"{name_of(self)} has no length, since on_error={self.on_error!r} may skip items")
-        return len(self.source)
+    Attributes:
+        function: the function, as a static method.
+    """
+
+    is_stateless = True
+    function: Callable[..., Iterable[Any]]
+
+    def __init__(self, source: Any, /, **options: Any) -> None:
+        if "on_error" in options:
+            check_on_error(options["on_error"])
+            self.on_error = options["on_error"]
+        self.source = source
+        self._options = OpaqueValue(options)
+
+    def function_options(self) -> dict[str, Any]:
+        """Return the arguments of the function in the iteration that begins."""
+        known = {"on_error": self.counted_errors} if "on_error" in self._options.value else {}
+        return {**self._options.value, **known}
+
+    def __iter__(self) -> Iterator[T_co]:
+        yield from self.function(self.source, **self.function_options())
 
 
 class SnapshotStage(EngineStage[T_co]):
@@ -223,6 +220,9 @@ class SnapshotStage(EngineStage[T_co]):
     A snapshot consists of immutable values and of those that no later item changes, and has `BufferContents` in place
     of the positions in a buffer.
     """
+
+    #: The progress of the iteration.
+    _state: Any
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the item that was yielded last, as a JSON-serializable dictionary."""
@@ -233,16 +233,26 @@ class SnapshotStage(EngineStage[T_co]):
         """Return the state after the item that was yielded last."""
         raise NotImplementedError
 
+    def _current(self) -> Any:
+        """Return the progress from which the next item comes."""
+        return self._loaded or self._state
 
-class CountingStage(SnapshotStage[T_co]):
-    """Base class of stages that buffer nothing, and count the items that they read."""
+    def _start_progress(self, state: T) -> T:
+        """Start an epoch with the progress that was loaded, or else with ``state``, and return it."""
+        self._state, self._loaded = self._loaded or state, None
+        started: T = self._state
+        return started
 
-    _count = ItemCounter()
-    _loaded: ItemCounter | None = None
+
+class CountingStage(FunctionStage[T_co], SnapshotStage[T_co]):
+    """Base class of stages whose function buffers nothing, and counts the items that it reads."""
+
+    is_stateless = False
+    _state = ItemCounter()
 
     def snapshot(self) -> dict[str, Any]:
         """Return the number of items that were read in this epoch."""
-        return {"passed": (self._loaded or self._count).count}
+        return {"passed": self._current().count}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Load a state, from which the next iteration resumes.
@@ -253,10 +263,70 @@ class CountingStage(SnapshotStage[T_co]):
         """
         self._loaded = ItemCounter(state.get("passed", 0), again)
 
-    def _begin_counting(self) -> ItemCounter:
-        """Start an epoch, from the loaded state if there is one."""
-        self._count, self._loaded = self._loaded or ItemCounter(), None
-        return self._count
+    def function_options(self) -> dict[str, Any]:
+        """Return the arguments of the function in the iteration that begins."""
+        known = {"counter": self._start_progress(ItemCounter()), "position": position_reader_of(self.source)}
+        return {**self._options.value, **known}
+
+
+class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
+    """Base class of stages whose function holds samples back, and records their positions."""
+
+    is_stateless = False
+    rereads_samples = True
+    can_reshard = True
+    holds_items = True
+
+    def __init__(self, source: Any, /, **options: Any) -> None:
+        super().__init__(source, **options)
+        self._state = self._progress({})
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the positions of the buffered samples.
+
+        Raises:
+            StateError: an earlier stage is declared stateless, but yields several items for one sample.
+        """
+        progress = self._current()
+        if progress.is_ambiguous:
+            raise StateError(
+                f"{name_of(self)} records its buffered items by their positions, but an earlier stage that is declared "
+                "stateless yields several items for one sample. Do not declare that stage stateless"
+            )
+        return {"waiting": progress.waiting.contents()}
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+        """Load a state, from which the next iteration resumes.
+
+        Args:
+            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
+            again: the positions of samples that later stages have buffered; they are yielded first.
+
+        Raises:
+            StateError: the state is corrupt.
+        """
+        waiting = unpack_positions(state.get("waiting", ()))
+        if len({position.identity for position in waiting}) < len(waiting):
+            raise StateError(f"The state of {name_of(self)} is corrupt: it lists a buffered sample twice")
+        self._loaded = self._progress(state, waiting, again)
+
+    def position_reader(self) -> Callable[[], SamplePosition] | None:
+        """Return a function that returns the position of the (first) sample of the item that was yielded last."""
+        return None if position_reader_of(self.source) is None else (lambda: self._state.at)
+
+    def _progress(
+        self,
+        state: Mapping[str, Any],
+        waiting: Iterable[SamplePosition] = (),
+        again: Iterable[SamplePosition] = (),  # noqa: ARG002 - no stage after a batch buffers samples
+    ) -> Any:
+        """Return the progress of a state, or that at the beginning of an epoch."""
+        return SampleBuffer(waiting, state.get("cut", 0))
+
+    def function_options(self) -> dict[str, Any]:
+        """Return the arguments of the function in the iteration that begins."""
+        known = {"buffer": self._start_progress(self._progress({})), "position": position_reader_of(self.source)}
+        return {**super().function_options(), **known}
 
 
 def position_reader_of(pipe: Any) -> Callable[[], SamplePosition] | None:
@@ -290,7 +360,7 @@ def register_stage(name: str) -> Callable[[C], C]:
         if name in IterDataPipe.functions:
             raise ValueError(f"cannot register {stage.__name__}: another stage has the name {name!r}")
 
-        construct: Callable[..., IterDataPipe[Any]] = explain_arguments(stage)
+        construct: Callable[..., IterDataPipe[Any]] = stage
 
         def build(source: IterDataPipe[Any], /, *arguments: Any, **options: Any) -> IterDataPipe[Any]:
             return construct(source, *arguments, **options)

@@ -36,13 +36,14 @@ LOOK_AHEAD = 64
 
 def associate(
     source: Iterable[Sample],
-    find: Callable[[Any], Entry],
+    table: Mapping[Any, Mapping[str, Any]] | Callable[[Any], Entry],
     *,
     by: str = "__key__",
     missing: Lacking = "raise",
     on_error: OnError = "raise",
 ) -> Iterator[Sample]:
     """Yield each sample with additional fields, looked up by its key or by another field."""
+    find: Callable[[Any], Entry] = table.get if isinstance(table, Mapping) else table
 
     def join(sample: Sample) -> Sample | None:
         if not isinstance(sample, dict):

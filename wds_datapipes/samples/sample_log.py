@@ -31,7 +31,8 @@ def log_samples(
     name: str,
     width: int,
     key_log: str | None,
-    rank_and_worker: Callable[[], tuple[int, int]],
+    rank: int,
+    worker: int,
     counter: ItemCounter,
     position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
@@ -39,7 +40,6 @@ def log_samples(
 
     Items that are replayed after a resume are not logged again.
     """
-    rank, worker = rank_and_worker()
     file = None
     if key_log is not None:
         try:

@@ -119,7 +119,7 @@ def _close(items: object) -> None:
 def non_empty(
     source: Iterable[T],
     *,
-    upstream: Callable[[], str],
+    upstream: str,
     counter: ItemCounter,
     position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
@@ -127,7 +127,7 @@ def non_empty(
 
     Args:
         source: the items.
-        upstream: returns the names of the earlier stages.
+        upstream: the name of the stage before.
         counter: counts the items; updated in place.
         position: returns the position of the last item of ``source``, if it is known.
     """
@@ -136,7 +136,7 @@ def non_empty(
         yield item
     if not counter.count:
         raise EmptySourceError(
-            f"non_empty received no items from {upstream()}. The shards may be empty, a stage may have dropped or "
+            f"non_empty received no items from {upstream}. The shards may be empty, a stage may have dropped or "
             f"skipped all samples, or there are more workers or ranks than shards: then put non_empty before the split"
         )
 

@@ -125,7 +125,8 @@ def rename(
 
 def rename_keys(
     source: Iterable[Sample],
-    rules: Sequence[tuple[str, _Pattern]],
+    pairs: Sequence[tuple[str, str]],
+    new: Mapping[str, str],
     *,
     keep_unselected: bool = False,
     must_match: bool = True,
@@ -133,6 +134,7 @@ def rename_keys(
     on_error: OnError = "raise",
 ) -> Iterator[Sample]:
     """Yield each sample with the fields that match patterns under new names; the last match wins."""
+    rules = parse_rules(pairs, new)
 
     def find(sample: Sample) -> Callable[[Sample], Sample]:
         found: dict[str, str] = {}

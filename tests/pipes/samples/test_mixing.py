@@ -84,20 +84,6 @@ def test_weights_are_proportions(weights: tuple[float, float]) -> None:
     assert 0.24 < counts[0] / 20_000 < 0.26
 
 
-def test_sizes_are_weights() -> None:
-    small, large = sources(100, 300)
-    pipe = seeded(mixed(small, large.filter(callable).with_length(5), weights="sizes", stop="all"))
-    assert Counter(source for source, _ in pipe) == {0: 100}
-    small, large = sources(100, 300)
-    pipe = seeded(mixed(small, large, weights="sizes", stop="never"))
-    counts = Counter(source for source, _ in itertools.islice(pipe, 20_000))
-    assert 0.24 < counts[0] / 20_000 < 0.26
-    with pytest.raises(TypeError, match=r"needs a len\(\) of each source, and source 1 \(Filter.*\.with_length\(n\)"):
-        mixed(small, large.filter(callable), weights="sizes")
-    with pytest.raises(ValueError, match="at least one of the weights must be above 0"):
-        mixed(*sources(0, 0), weights="sizes")
-
-
 @pytest.mark.parametrize("stop", ["first", "all", "never"])
 def test_a_source_of_weight_0_is_not_read(stop: str) -> None:
     pipe = mixed(*sources(3, 0), Unreadable(), weights=[1, 0, 0], stop=stop)

@@ -41,16 +41,14 @@ from wds_datapipes.loading.transport.protocol import Command
 from wds_datapipes.loading.workers.in_process import DeliveredCount, LocalItems, users_part
 from wds_datapipes.loading.workers.launch import run_in_process, start_method, start_pool
 from wds_datapipes.loading.workers.pool import WorkerPool
-from wds_datapipes.pipes.foreign_names import explain_arguments
+from wds_datapipes.pipes.sharding import advice_for_split
 from wds_datapipes.pipes.state.replay import ReplayedItems
-from wds_datapipes.pipes.unsplit_data import advice_for_split
 from wds_datapipes.redaction import short_repr
 from wds_datapipes.user_warnings import warn_user
 
 Pipe = IterDataPipe[Any]
 
 
-@explain_arguments
 class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
     """A reading service for ``DataLoader2`` that reads with worker processes.
 

@@ -48,9 +48,9 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
 )
 from wds_datapipes.loading.torchdata_patches.local_functions import find_local_classes
 from wds_datapipes.pipes.samples.epochs import DeclaredLength
+from wds_datapipes.pipes.sharding import advice_for_split, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
-from wds_datapipes.pipes.unsplit_data import advice_for_split, is_read_by_shard
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.user_warnings import warn_user
 

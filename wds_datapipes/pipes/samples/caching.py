@@ -99,7 +99,7 @@ class SampleCacher(EngineStage[Any]):
             self._described = [f"seed {self.seed}", *descriptions(self.source)]
         return self._described
 
-    def _begin(self, graph: PipelineGraph, part: CachedPart) -> IterDataPipe[Any]:
+    def _begin(self, graph: PipelineGraph, part: CachedPart) -> Any:
         """Set the seeds of all stages before this one: the same in every pass and run, and on every rank."""
         for position, stage in enumerate(graph.stages):
             if takes_seed(stage):

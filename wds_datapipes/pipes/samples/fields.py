@@ -1,21 +1,30 @@
-"""Stages that select, rename and map fields by name, and map whole samples."""
+"""Stages that select and rename fields, by name or by patterns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import EngineStage, OneToOneStage, OpaqueValue, register_stage
-from wds_datapipes.samples.fields import Function, Missing, map_dict, map_samples, map_tuple
-from wds_datapipes.samples.select import parse_specs, rename, to_tuple
+from wds_datapipes.on_error.policy import OnError, refuse_handler
+from wds_datapipes.pipes.stage import FunctionStage, register_stage
+from wds_datapipes.samples.fields import Lacking, Missing
+from wds_datapipes.samples.select import (
+    Alternatives,
+    extract_keys,
+    parse_patterns,
+    parse_rules,
+    parse_specs,
+    rename,
+    rename_keys,
+    select_fields,
+    to_tuple,
+)
 from wds_datapipes.types import Sample
 
 
 @register_stage("to_tuple")
-class TupleMaker(OneToOneStage[tuple[Any, ...]]):
+class TupleMaker(FunctionStage[tuple[Any, ...]]):
     """Turn samples into tuples of selected fields (functional name: ``to_tuple``).
 
     It warns if a sample only fills up a batch of `IndexedSamples`, and ``"__padding__"`` is not among the fields.
@@ -39,25 +48,19 @@ class TupleMaker(OneToOneStage[tuple[Any, ...]]):
         [(b'...', 3)]
     """
 
-    is_stateless = True
+    is_one_to_one = True
+    function = staticmethod(to_tuple)
 
     def __init__(
         self, source: IterDataPipe[Sample], *specs: str, missing: Missing = "raise", on_error: OnError = "raise"
     ) -> None:
-        check_on_error(on_error)
         parse_specs(specs)
         check_choice("missing", missing, Missing)
-        self.source = source
-        self.specs = specs
-        self.missing = missing
-        self.on_error = on_error
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        yield from to_tuple(self.source, self.specs, missing=self.missing, on_error=self.counted_errors)
+        super().__init__(source, specs=specs, missing=missing, on_error=on_error)
 
 
 @register_stage("rename")
-class FieldRenamer(OneToOneStage[Sample]):
+class FieldRenamer(FunctionStage[Sample]):
     """Rename fields (functional name: ``rename``).
 
     Yields:
@@ -79,139 +82,156 @@ class FieldRenamer(OneToOneStage[Sample]):
         [{'__key__': 'a', 'cls': 3, 'image': b'...'}]
     """
 
-    is_stateless = True
+    is_one_to_one = True
+    function = staticmethod(rename)
 
     def __init__(
         self, source: IterDataPipe[Sample], /, *, keep: bool = True, on_error: OnError = "raise", **new: str
     ) -> None:
-        check_on_error(on_error)
         refuse_handler(new, 'keywords are new names, as in image="jpg;png"')
         for name, old in new.items():
             if len(parse_specs([old])) != 1:
                 raise ValueError(f'rename takes one field for each new name, as in {name}="jpg;png", not {old!r}')
-        self.source = source
-        self.keep = keep
-        self.on_error = on_error
-        self.new = new
-
-    def __iter__(self) -> Iterator[Sample]:
-        yield from rename(self.source, self.new, keep=self.keep, on_error=self.counted_errors)
+        super().__init__(source, new=new, keep=keep, on_error=on_error)
 
 
-@register_stage("map_samples")
-class SampleMapper(EngineStage[Any]):
-    """Apply a function to whole samples (functional name: ``map_samples``).
+@register_stage("select_fields")
+class FieldSelector(FunctionStage[Sample]):
+    """Keep only the fields that match patterns (functional name: ``select_fields``).
 
-    It differs from torch's ``.map()`` in three points: a sample is skipped if the function returns None; an error names
-    the sample's key and shard, and can be skipped by ``on_error``; and if the function takes a sample and returns a
-    dict, the dict keeps the sample's ``__key__``, ``__url__``, ``__local_path__`` and ``__padding__``, unless it sets
-    its own.
+    A shell pattern, case-insensitive, matches a field with or without a leading dot: ``"*.png"`` matches ``png`` and
+    ``seg.png``. Names that start with two underscores, such as ``__key__``, are always kept. To select fields by name
+    while reading, use ``group_samples(fields=...)``, which also skips samples without any of them.
 
     Yields:
-        Any: the results of the function.
-
-    Args:
-        source: yields samples, or anything else.
-        function: called with each item.
-        on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first skip the
-            item.
-
-    Examples:
-        >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> samples = IterableWrapper([{"__key__": "a", "cls": 3}, {"__key__": "b", "cls": 4}])
-        >>> list(samples.map_samples(lambda sample: {"odd": True} if sample["cls"] % 2 else None))
-        [{'__key__': 'a', 'odd': True}]
-    """
-
-    is_stateless = True
-    draws_globally = True
-
-    def __init__(self, source: IterDataPipe[Any], function: Function, *, on_error: OnError = "raise") -> None:
-        check_on_error(on_error)
-        if not callable(function):
-            raise TypeError(f"map_samples applies a function to each sample, not {function!r}")
-        self.source = source
-        self.on_error = on_error
-        self._function = function
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from map_samples(self.source, self._function, on_error=self.counted_errors)
-
-
-@register_stage("map_dict")
-class DictMapper(OneToOneStage[Sample]):
-    """Apply functions to fields by name (functional name: ``map_dict``).
-
-    Yields:
-        dict: a new one for each sample; the sample itself is unchanged.
+        dict: a new one, with the matching fields, in the order of the sample.
 
     Args:
         source: yields samples.
+        patterns: each argument must match a field; ``"jpg;png"``, or a list, lists alternatives.
+        missing: what to do with a sample in which an argument matches no field: ``"raise"``; ``"keep"`` it with its
+            other fields, even if it has none; or ``"skip"`` it, which is neither an error nor reported.
         on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
-        by_field: the function to apply to each field.
 
     Raises:
-        MissingFieldError: a sample lacks one of the fields.
+        MissingFieldError: one of the patterns matches no field of a sample.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> list(IterableWrapper([{"__key__": "a", "txt": "Hello"}]).map_dict(txt=str.upper))
-        [{'__key__': 'a', 'txt': 'HELLO'}]
+        >>> samples = IterableWrapper([{"__key__": "a", "png": b"...", "cls": 3, "json": {}}])
+        >>> list(samples.select_fields("jpg;png", "cls"))
+        [{'__key__': 'a', 'png': b'...', 'cls': 3}]
     """
 
-    is_stateless = True
-    draws_globally = True
-
-    def __init__(self, source: IterDataPipe[Sample], /, *, on_error: OnError = "raise", **by_field: Function) -> None:
-        check_on_error(on_error)
-        refuse_handler(by_field, "keywords are fields. For a field of that name, use map_samples")
-        if not by_field:
-            raise ValueError("map_dict needs a function for at least one field, as in map_dict(txt=str.upper)")
-        for field, function in by_field.items():
-            if not callable(function):
-                raise TypeError(f"map_dict applies a function to the field {field!r}, not {function!r}")
-        self.source = source
-        self.on_error = on_error
-        self._by_field = OpaqueValue(by_field)
-
-    def __iter__(self) -> Iterator[Sample]:
-        yield from map_dict(self.source, self._by_field.value, on_error=self.counted_errors)
-
-
-@register_stage("map_tuple")
-class TupleMapper(OneToOneStage[tuple[Any, ...]]):
-    """Apply functions to the elements of tuples by position (functional name: ``map_tuple``).
-
-    Yields:
-        tuple: a new one for each tuple or list.
-
-    Args:
-        source: yields tuples or lists.
-        by_position: one function for each element, from the first; ``None`` leaves the element unchanged.
-        on_error: ``"raise"``; or, to skip the tuple, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
-
-    Raises:
-        ValueError: there are more functions than elements.
-
-    Examples:
-        >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> list(IterableWrapper([("a", 1)]).map_tuple(str.upper, None))
-        [('A', 1)]
-    """
-
-    is_stateless = True
-    draws_globally = True
+    function = staticmethod(select_fields)
 
     def __init__(
-        self, source: IterDataPipe[Sequence[Any]], *by_position: Function | None, on_error: OnError = "raise"
+        self,
+        source: IterDataPipe[Sample],
+        *patterns: Alternatives,
+        missing: Lacking = "raise",
+        on_error: OnError = "raise",
     ) -> None:
-        check_on_error(on_error)
-        for function in by_position:
-            if function is not None and not callable(function):
-                raise TypeError(f"map_tuple applies functions, or None to leave an element unchanged, not {function!r}")
-        self.source = source
-        self._by_position = OpaqueValue(by_position)
-        self.on_error = on_error
+        parse_patterns("select_fields", patterns)
+        check_choice("missing", missing, Lacking)
+        super().__init__(source, patterns=patterns, missing=missing, on_error=on_error)
 
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        yield from map_tuple(self.source, self._by_position.value, on_error=self.counted_errors)
+
+@register_stage("extract_keys")
+class KeyExtractor(FunctionStage[tuple[Any, ...]]):
+    """Turn samples into tuples of the fields that patterns match (functional name: ``extract_keys``).
+
+    Patterns are those of `FieldSelector`, and also match ``"__key__"`` and ``"__padding__"``; it warns, as
+    ``to_tuple`` does, if padding of `IndexedSamples` is not selected. webdataset's ``ignore_missing`` shortens the
+    tuple, so that elements change their index; ``missing="none"`` yields None for a missing field instead.
+
+    Yields:
+        tuple: one value for each pattern.
+
+    Args:
+        source: yields samples.
+        patterns: each must match one field; ``"jpg;png"``, or a list, lists alternatives.
+        missing: what to do if a pattern matches no field: ``"raise"``, or yield ``None`` for it (``"none"``).
+        on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+
+    Raises:
+        MissingFieldError: a pattern matches no field.
+        DuplicateKeyError: a pattern matches several.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"__key__": "a", "left.png": b"...", "cls": 3}])
+        >>> list(samples.extract_keys("*.jpg;*.png", "cls"))
+        [(b'...', 3)]
+    """
+
+    is_one_to_one = True
+    function = staticmethod(extract_keys)
+
+    def __init__(
+        self,
+        source: IterDataPipe[Sample],
+        *patterns: Alternatives,
+        missing: Missing = "raise",
+        on_error: OnError = "raise",
+    ) -> None:
+        parse_patterns("extract_keys", patterns)
+        check_choice("missing", missing, Missing)
+        super().__init__(source, patterns=patterns, missing=missing, on_error=on_error)
+
+
+@register_stage("rename_keys")
+class KeyRenamer(FunctionStage[Sample]):
+    """Rename the fields that match patterns (functional name: ``rename_keys``).
+
+    Patterns are those of `FieldSelector`. If several rules match a field, the last one applies; keywords come after
+    pairs. Names that start with two underscores, such as ``__key__``, are always kept.
+
+    Yields:
+        dict: the metadata, then the renamed fields, in the order of the sample.
+
+    Args:
+        source: yields samples.
+        pairs: ``(new name, pattern)``, for new names that are not Python identifiers.
+        keep_unselected: also keep the fields that no pattern matches.
+        must_match: raise if a rule matches no field of a sample.
+        duplicate_is_error: raise if two fields get the same name; otherwise the first one is used.
+        on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        new: the pattern for each new name.
+
+    Raises:
+        MissingFieldError: a rule matches no field.
+        DuplicateKeyError: two fields get the same name.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"__key__": "a", "left.png": b"...", "cls": 3, "txt": "one"}])
+        >>> list(samples.rename_keys(("image", "*.png"), label="cls"))
+        [{'__key__': 'a', 'image': b'...', 'label': 3}]
+    """
+
+    is_one_to_one = True
+    function = staticmethod(rename_keys)
+
+    def __init__(
+        self,
+        source: IterDataPipe[Sample],
+        /,
+        *pairs: tuple[str, str],
+        keep_unselected: bool = False,
+        must_match: bool = True,
+        duplicate_is_error: bool = True,
+        on_error: OnError = "raise",
+        **new: str,
+    ) -> None:
+        refuse_handler(new, 'keywords are new names, as in image="*.png"')
+        parse_rules(pairs, new)
+        super().__init__(
+            source,
+            pairs=pairs,
+            new=new,
+            keep_unselected=keep_unselected,
+            must_match=must_match,
+            duplicate_is_error=duplicate_is_error,
+            on_error=on_error,
+        )

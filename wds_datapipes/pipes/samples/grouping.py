@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
 from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
 from wds_datapipes.pipes.shards.loading import ShardReadingStage
-from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
+from wds_datapipes.pipes.stage import BufferingStage, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, SampleGrouping, split_by_shard
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
 from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.shards.loading import ShardMembers
-from wds_datapipes.shards.position import Resume, SamplePosition, unpack_positions
+from wds_datapipes.shards.position import Resume, SamplePosition
 from wds_datapipes.types import Member, Sample
 
 
@@ -108,7 +107,7 @@ class SampleGrouper(PositionedSamples):
 
 
 @register_stage("shuffle_samples")
-class SampleShuffler(SeededStage, SnapshotStage[Sample]):
+class SampleShuffler(SeededStage, BufferingStage[Sample]):
     """Shuffle samples through a buffer of bounded size (functional name: ``shuffle_samples``).
 
     Each sample is yielded exactly once. Put it before decoding, while samples are small. The seed comes from the
@@ -131,9 +130,8 @@ class SampleShuffler(SeededStage, SnapshotStage[Sample]):
         [0, 1, 2, 3, 4]
     """
 
-    rereads_samples = True
-    can_reshard = True
-    holds_items = True
+    function = staticmethod(shuffle_samples)
+    _enabled = True
 
     def __init__(
         self,
@@ -147,49 +145,14 @@ class SampleShuffler(SeededStage, SnapshotStage[Sample]):
         initial = buffer_size if initial is None else initial
         if not 1 <= initial <= buffer_size:
             raise ValueError(f"shuffle_samples needs 1 <= initial <= buffer_size, not {initial} and {buffer_size}")
-        max_bytes = check_optional_integer("max_bytes", max_bytes, 0)
-        self.source = source
-        self.buffer_size = buffer_size
         self.initial = initial
-        self.max_bytes = max_bytes
-        self._enabled = True
+        super().__init__(source, buffer_size=buffer_size, max_bytes=check_optional_integer("max_bytes", max_bytes, 0))
         self._rng = Random()
-        self._state = ShuffleState(self.initial)
-        self._loaded: ShuffleState | None = None
-
-    def position_reader(self) -> Callable[[], SamplePosition]:
-        """Return a function that returns the position of the sample that was yielded last."""
-        before = None if self._enabled else position_reader_of(self.source)
-        return before or (lambda: self._state.at)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the positions of the buffered samples, the number of draws, and the current size of the buffer.
-
-        Raises:
-            StateError: an earlier stage is declared stateless, but yields several items for one sample.
-        """
-        state = self._loaded or self._state
-        if state.is_ambiguous:
-            raise StateError(
-                "shuffle_samples records its buffered items by their positions, but an earlier stage that is declared "
-                "stateless yields several items for one sample. Do not declare that stage stateless"
-            )
-        return {"draws": state.draws, "room": state.room, "waiting": state.waiting.contents()}
-
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Load a state, from which the next iteration resumes.
-
-        Args:
-            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
-            again: the positions of samples that later stages have buffered; they are yielded first.
-        """
-        waiting = unpack_positions(state.get("waiting", ()))
-        loaded = ShuffleState(state.get("room", self.initial), waiting)
-        if len({position.identity for position in waiting}) < len(waiting):
-            raise StateError("The state of shuffle_samples is corrupt: it lists a buffered sample twice")
-        loaded.draws = state.get("draws", 0)
-        loaded.again = set(again)
-        self._loaded = loaded
+        """Return the positions of the buffered samples, the number of draws, and the current size of the buffer."""
+        state = self._current()
+        return {"draws": state.draws, "room": state.room, **super().snapshot()}
 
     def set_shuffle(self, shuffle: bool = True) -> SampleShuffler:
         """Turn shuffling on or off; loaders call this."""
@@ -204,16 +167,17 @@ class SampleShuffler(SeededStage, SnapshotStage[Sample]):
         """Return the number of items of an epoch in this process."""
         return len(self.source)
 
-    def __iter__(self) -> Iterator[Sample]:
+    def function_options(self) -> dict[str, Any]:
+        """Return the arguments of the function in the iteration that begins."""
+        known = super().function_options()
         if not self._enabled:
-            yield from self.source
-            return
-        self._state, self._loaded = self._loaded or ShuffleState(self.initial), None
-        yield from shuffle_samples(
-            self.source,
-            rng=self._rng,
-            buffer_size=self.buffer_size,
-            state=self._state,
-            max_bytes=self.max_bytes,
-            position=position_reader_of(self.source),
-        )
+            known["buffer_size"] = 1
+        return {"state": known.pop("buffer"), "rng": self._rng, **known}
+
+    def _progress(
+        self, state: Mapping[str, Any], waiting: Iterable[SamplePosition] = (), again: Iterable[SamplePosition] = ()
+    ) -> ShuffleState:
+        loaded = ShuffleState(state.get("room", self.initial if self._enabled else 1), waiting)
+        loaded.draws = state.get("draws", 0)
+        loaded.again = set(again)
+        return loaded

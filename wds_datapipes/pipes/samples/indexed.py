@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from wds_datapipes.arguments import check_choice, check_fields, check_optional_integer
+from wds_datapipes.datapipes import MapDataPipe
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.manifest import Manifest
@@ -22,12 +23,9 @@ from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.selection import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.declarations import Groups, instance_of
-from wds_datapipes.pipes.foreign_names import explain_arguments
-from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
-from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of
+from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, warn_of_copies
 from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.pipes.unsplit_data import warn_of_copies
 from wds_datapipes.samples.fields import PADDING_MARK, Lacking
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
@@ -36,7 +34,24 @@ Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathL
 """The shards of a dataset: a manifest, a pattern, or URLs."""
 
 
-@explain_arguments
+class IndexedDataset(MapDataPipe[Sample]):
+    """A map-style dataset of indexed samples, in the order of the shards; see `IndexedSamples.map_style`."""
+
+    def __init__(self, shards: IndexedShards) -> None:
+        super().__init__()
+        self._shards = shards
+
+    def __getitem__(self, number: int) -> Sample:
+        return self._shards.sample(number)
+
+    def __getitems__(self, numbers: list[int]) -> list[Sample]:
+        """Return several samples; torch's ``DataLoader`` calls this for each batch."""
+        return self._shards.samples(numbers)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+
 class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample]):
     """Read samples by their indexes, in one global order, with equal batches on every rank and an exact length.
 
@@ -148,7 +163,6 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         self.groups: Groups = {}
         self._shuffles = True
         self._done, self._rest, self._position = 0, WHOLE_EPOCH, -1
-        self._loaded: tuple[int, RestOfEpoch, tuple[int, ...]] | None = None
         if isinstance(shards, Mapping) and not all(isinstance(name, str) and name for name in shards):
             raise ValueError(f"the datasets of a mixture need names that are not empty, not {list(shards)!r:.200}")
         datasets = shards if isinstance(shards, Mapping) else {"": shards}
@@ -288,10 +302,6 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """
         rest = RestOfEpoch.from_state(state.get("rest"))
         self._loaded = state.get("passed", 0), rest, tuple(sorted(position.start for position in again))
-
-    def reset_state(self) -> None:
-        """Discard a loaded state, so that the next iteration starts from the beginning."""
-        self._loaded = None
 
     def reshard_states(
         self, states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from wds_datapipes.arguments import check_choice, check_fields
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.on_error.policy import OnError, check_on_error
+from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import functional_name_of, upstream
-from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
+from wds_datapipes.pipes.stage import FunctionStage, register_stage
 from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.joining import Entry, add_columns, associate, parse_url_of
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
@@ -18,7 +18,7 @@ from wds_datapipes.types import Sample
 
 
 @register_stage("associate")
-class Associator(EngineStage[Sample]):
+class Associator(FunctionStage[Sample]):
     """Add fields from a table, looked up by a sample's key or shard (functional name: ``associate``).
 
     Added fields replace fields of the same name, except ``__key__``, ``__url__``, ``__local_path__`` and
@@ -47,8 +47,8 @@ class Associator(EngineStage[Sample]):
         [{'__key__': 'a', 'png': b'...', 'label': 3}]
     """
 
-    is_stateless = True
     draws_globally = True
+    function = staticmethod(associate)
 
     def __init__(
         self,
@@ -59,24 +59,14 @@ class Associator(EngineStage[Sample]):
         missing: Lacking = "raise",
         on_error: OnError = "raise",
     ) -> None:
-        check_on_error(on_error)
         check_choice("missing", missing, Lacking)
         if not isinstance(table, Mapping) and not callable(table):
             raise TypeError(f"associate takes a mapping from keys to fields, or a function of a key, not {table!r}")
-        self.source = source
-        self.by = by
-        self.missing = missing
-        self.on_error = on_error
-        self._table = OpaqueValue(table)
-
-    def __iter__(self) -> Iterator[Sample]:
-        table = self._table.value
-        find: Callable[[Any], Entry] = table.get if isinstance(table, Mapping) else table
-        yield from associate(self.source, find, by=self.by, missing=self.missing, on_error=self.counted_errors)
+        super().__init__(source, table=table, by=by, missing=missing, on_error=on_error)
 
 
 @register_stage("add_columns")
-class ColumnAdder(EngineStage[Sample]):
+class ColumnAdder(FunctionStage[Sample]):
     """Add the fields of the same samples in parallel shards (functional name: ``add_columns``).
 
     For example, ``images-000.tar`` contains images, and ``captions-000.tar`` captions with the same keys in the same
@@ -120,7 +110,9 @@ class ColumnAdder(EngineStage[Sample]):
         [(b'...', b'A cat.')]
     """
 
+    is_stateless = False
     ignored_arguments = frozenset({"storage_options"})
+    function = staticmethod(add_columns)
 
     def __init__(
         self,
@@ -133,21 +125,26 @@ class ColumnAdder(EngineStage[Sample]):
         on_error: OnError = "raise",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        check_on_error(on_error)
         check_fields(fields)
         check_key_rule(key_rule)
         if rename_files is not None and not callable(rename_files):
             raise TypeError(f"rename_files must be a function of a file's name, not {rename_files!r}")
-        self.source = source
-        self.fields = fields
-        self.key_rule = key_rule
-        self.rename_files = rename_files
-        self.on_error = on_error
-        self._url_of = OpaqueValue(parse_url_of(url_of))
-        # In a private attribute: torch prints public ones in error messages, and this may contain credentials.
-        self._storage_options = storage_options
+        super().__init__(
+            source,
+            rules=parse_url_of(url_of),
+            fields=fields,
+            key_rule=key_rule,
+            rename_files=rename_files,
+            on_error=on_error,
+            storage_options=storage_options,
+        )
 
-    def __iter__(self) -> Iterator[Sample]:
+    def function_options(self) -> dict[str, Any]:
+        """Return the arguments of the function in the iteration that begins.
+
+        Raises:
+            RuntimeError: ``load_wds_shards`` keeps several shards open.
+        """
         for stage in upstream(self.source):
             if (open_shards := declared(stage).open_shards) > 1:
                 raise RuntimeError(
@@ -155,12 +152,4 @@ class ColumnAdder(EngineStage[Sample]):
                     f"{functional_name_of(stage)}(open_shards={open_shards}) alternate between shards. Use "
                     "open_shards=1, and a larger shuffle_samples() after add_columns"
                 )
-        yield from add_columns(
-            self.source,
-            self._url_of.value,
-            key_rule=self.key_rule,
-            fields=self.fields,
-            rename_files=self.rename_files,
-            storage_options=self._storage_options,
-            on_error=self.counted_errors,
-        )
+        return super().function_options()

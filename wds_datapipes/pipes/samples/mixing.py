@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
@@ -36,8 +36,8 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
     Args:
         source: yields samples, or anything else.
         others: the other sources.
-        weights: the relative frequencies of the sources, starting with that of ``source``; or ``"sizes"``, to draw them
-            in proportion to their ``len()``. By default the sources take turns. A source of weight 0 is not read.
+        weights: the relative frequencies of the sources, starting with that of ``source``. By default the sources take
+            turns. A source of weight 0 is not read.
         stop: when the epoch ends: when the ``"first"`` source is exhausted; when ``"all"`` are; or ``"never"``: an
             exhausted source restarts with another seed. Then end the epoch with ``.with_epoch()``.
 
@@ -62,7 +62,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         self,
         source: IterDataPipe[Any],
         *others: IterDataPipe[Any],
-        weights: Sequence[float] | Literal["sizes"] | None = None,
+        weights: Sequence[float] | None = None,
         stop: Stop = "first",
     ) -> None:
         for other in others:
@@ -73,20 +73,16 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         check_choice("stop", stop, Stop)
         self.source = source
         self.others = others
-        self.weights: tuple[float, ...] | Literal["sizes"] | None
-        if weights is None or isinstance(weights, str):
-            if weights not in (None, "sizes"):
-                raise ValueError(f'weights must be numbers, "sizes" or None, not {weights!r}')
-            self.weights = weights
-        else:
-            self.weights = _check_weights(weights, 1 + len(others))
+        if weights is not None:
+            if len(weights) != 1 + len(others):
+                raise ValueError(f"mix_samples needs a weight for each of its {1 + len(others)} sources, not {weights}")
+            check_weights({f"source {number}": weight for number, weight in enumerate(weights)})
+        self.weights = None if weights is None else tuple(map(float, weights))
         self.stop: Stop = stop
-        self._weights()  # raises if a source has no length
         self._rng = Random()
         self._state = MixState([])
         self._passes: list[NestedPasses] = []
         self._firsts: list[list[int | None] | None] = [None] * (1 + len(others))
-        self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
 
     @property
     def can_reshard(self) -> bool:  # type: ignore[override]  # it depends on an argument
@@ -180,7 +176,6 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         sources = self.nested_sources()
-        weights = self._weights()
         instance = find_rank_and_worker(self)
         (loaded, again), self._loaded = self._loaded or (self._beginning(), []), None
         states = loaded.get("sources", [{}] * len(sources))
@@ -198,7 +193,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         ]
         left = loaded.get("left") if loaded else []
         if left is None:
-            left = [source for source in range(len(sources)) if weights is None or weights[source] > 0]
+            left = [source for source in range(len(sources)) if self.weights is None or self.weights[source] > 0]
         self._state = MixState([*left], loaded.get("turn", 0), loaded.get("draws", 0))
         items = []
         for number, source in enumerate(sources):
@@ -215,35 +210,10 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         yield from mix_samples(
             items,
             restart,
-            weights=weights,
+            weights=self.weights,
             stop=self.stop,
             rng=self._rng,
             has_no_shards=lambda source: has_no_shards(sources[source]),
             rotation_period=lambda source: rotation_period(sources[source]),
             state=self._state,
         )
-
-    def _weights(self) -> tuple[float, ...] | None:
-        """Return the weight of each source."""
-        if self.weights != "sizes":
-            return self.weights
-        sizes = [_size(source, number) for number, source in enumerate((self.source, *self.others))]
-        return _check_weights(sizes, len(sizes))
-
-
-def _size(source: IterDataPipe[Any], number: int) -> int:
-    try:
-        return len(source)
-    except TypeError:
-        raise TypeError(
-            f'mix_samples(weights="sizes") needs a len() of each source, and source {number} '
-            f"({type(source).__name__}) has no length: declare it with .with_length(n)"
-        ) from None
-
-
-def _check_weights(weights: Sequence[float], sources: int) -> tuple[float, ...]:
-    weights = tuple(weights)
-    if len(weights) != sources:
-        raise ValueError(f"mix_samples needs a weight for each of its {sources} sources, not {len(weights)}: {weights}")
-    check_weights({f"source {number}": weight for number, weight in enumerate(weights)})
-    return tuple(map(float, weights))

@@ -10,7 +10,6 @@ from pathlib import Path
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
-from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.shards.directory_queue import After, Select, take_files
 from wds_datapipes.shards.patterns import expand_braces
@@ -19,7 +18,6 @@ from wds_datapipes.shards.patterns import expand_braces
 ARCHIVES = f"*{{{','.join(SHARD_SUFFIXES)}}}"
 
 
-@explain_arguments
 class DirectoryShards(EngineStage[str]):
     """Yield shards from a directory as other programs write them.
 

@@ -12,10 +12,9 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import name_of, upstream
-from wds_datapipes.pipes.sharding import unsplit
+from wds_datapipes.pipes.sharding import unsplit, warn_of_copies
 from wds_datapipes.pipes.shards.shard_list import shuffle_whole_lists
 from wds_datapipes.pipes.stage import EngineStage, register_stage
-from wds_datapipes.pipes.unsplit_data import warn_of_copies
 from wds_datapipes.shards.loading import ReadOptions, ShardMembers, StreamOptions, read_shards
 from wds_datapipes.shards.open_shards import OpenShards
 from wds_datapipes.shards.position import Resume

@@ -12,7 +12,6 @@ from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe, Shuffler
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import redact
-from wds_datapipes.pipes.foreign_names import explain_arguments
 from wds_datapipes.pipes.foreign_stages import TORCH_BUFFER_SIZE, declared
 from wds_datapipes.pipes.inspection import sources_of, upstream
 from wds_datapipes.pipes.stage import EngineStage
@@ -95,7 +94,6 @@ def _ends(pipe: Any) -> bool:
     return is_known and declared(pipe).restarts_once and bool(sources) and all(map(_ends, sources))
 
 
-@explain_arguments
 class ShardList(ListingStage[str]):
     """List the shards of a dataset.
 
@@ -171,7 +169,6 @@ class ShardList(ListingStage[str]):
         return len(self._urls.urls)
 
 
-@explain_arguments
 class DatasetSpec(SeededStage, ListingStage[str]):
     """List the shards of a mixture of datasets that a YAML or JSON file specifies.
 

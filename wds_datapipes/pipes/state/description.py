@@ -66,12 +66,16 @@ def arguments_of(stage: Any) -> dict[str, Any]:
     attributes = {name: value for name, value in vars(stage).items() if name not in _IGNORED_ATTRIBUTES}
     kinds = [kind for kind in type(stage).__mro__ if "__init__" in vars(kind) and issubclass(kind, _PIPES)]
     found, missing = dict[str, Any](), not kinds
+    options = attributes.get("_options")
+    if has_options := isinstance(options, OpaqueValue):  # a `FunctionStage`
+        found |= attributes.pop("_options").value
     for kind in kinds:
         for parameter in list(inspect.signature(kind).parameters.values()):
             name = next((name for name in (parameter.name, f"_{parameter.name}") if name in attributes), None)
             if name is not None:
                 found.setdefault(parameter.name, attributes[name])
-            elif kind is kinds[0]:  # its arguments may be attributes of the base class
+            elif kind is kinds[0] and (not has_options or is_users(kind.__module__)):
+                # Its arguments may be attributes of the base class.
                 is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
                 missing |= not (is_open and len(kinds) > 1)
     if missing and not splits(stage):  # stages that split the data store the number of their share

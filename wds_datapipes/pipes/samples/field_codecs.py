@@ -1,4 +1,4 @@
-"""The stage that decodes samples."""
+"""The stages that decode and encode the fields of samples."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wds_datapipes.codecs.decoding import Decoder, DecoderChain
+from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
 from wds_datapipes.codecs.extensions import ByExtension
 from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.samples.sampling import seeds_of_samples
-from wds_datapipes.pipes.stage import OneToOneStage, register_stage
-from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.on_error.policy import OnError, refuse_handler
+from wds_datapipes.pipes.samples.mapping import SeedingStage
+from wds_datapipes.pipes.stage import FunctionStage, register_stage
 from wds_datapipes.samples.sampling import SampleSeeds
 from wds_datapipes.types import Sample
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DecodingStage(OneToOneStage[T_co]):
+class DecodingStage(FunctionStage[T_co]):
     """Base class of stages that decode fields, some of whose decoders may draw random numbers.
 
     Loaders draw a seed for each stage that takes one. So that ordinary decoders do not change the seeds of other
     stages, random ones are instances of a subclass, which `__new__` creates.
     """
 
-    _chain: DecoderChain
+    is_one_to_one = True
+
     #: The subclass for random decoders.
     _random_class: type[DecodingStage[Any]] | None = None
 
@@ -39,24 +40,14 @@ class DecodingStage(OneToOneStage[T_co]):
         kind = cls._random_class if is_random and "_random_class" in vars(cls) else None
         return super().__new__(cast("type[Self]", kind or cls))
 
-    def sample_seeds(self) -> SampleSeeds | None:
-        """Return the seeds of the samples of a new pass, or None if no decoder is random."""
-        return None
 
-
-class SeededDecodingStage(SeededStage, DecodingStage[T_co]):
-    """Base class of decoding stages with random decoders: they have a seed for each sample."""
-
-    shares_seed = True
-    _own_seed = 0
-
-    def reset(self) -> None:
-        """Start an epoch, with the seed that was set for it or one from torch's generator."""
-        self._own_seed = self.take_seed()
-
-    def sample_seeds(self) -> SampleSeeds:
-        """Return the seeds of the samples of a new pass."""
-        return seeds_of_samples(self, self._own_seed, self._chain.stage)
+def decode_samples(
+    source: Iterable[Sample], chain: DecoderChain, *, seeds: SampleSeeds | None = None, on_error: OnError = "raise"
+) -> Iterator[Sample]:
+    """Decode samples, with a seed for each if some decoders are random."""
+    if seeds is not None:
+        chain, source = chain.with_rng(seeds.make_rng), seeds.follow(source)
+    return convert_samples(source, chain, on_error)
 
 
 @register_stage("wds_decode")
@@ -108,8 +99,8 @@ class SampleDecoder(DecodingStage[Sample]):
         [{'__key__': 'a', 'cls': 7, 'meta.json': {'ok': True}, 'bin': 1}]
     """
 
-    is_stateless = True
     draws_globally = True
+    function = staticmethod(decode_samples)
 
     def __init__(
         self,
@@ -123,29 +114,82 @@ class SampleDecoder(DecodingStage[Sample]):
         limits: ReadLimits = DEFAULT_LIMITS,
         **by_extension: Callable[[bytes], Any],
     ) -> None:
-        check_on_error(on_error)
         refuse_handler(by_extension, "keywords are extensions, as in json=parse")
-        self.source = source
-        self.on_error = on_error
-        # An object, since torch pickles tuples and dicts in attributes to find datapipes, and fails on a lambda.
-        self._chain = DecoderChain(
-            decoders,
-            by_extension,
-            only=only,
-            partial=partial,
-            allow_pickle=allow_pickle,
-            limits=limits,
+        chain = DecoderChain(
+            decoders, by_extension, only=only, partial=partial, allow_pickle=allow_pickle, limits=limits
         )
-
-    def __iter__(self) -> Iterator[Sample]:
-        chain, source = self._chain, self.source
-        if (seeds := self.sample_seeds()) is not None:
-            chain, source = chain.with_rng(seeds.make_rng), seeds.follow(source)
-        yield from convert_samples(source, chain, self.counted_errors)
+        super().__init__(source, chain=chain, on_error=on_error)
 
 
-class RandomSampleDecoder(SeededDecodingStage[Sample], SampleDecoder):
+class RandomSampleDecoder(SeedingStage[Sample], SampleDecoder):
     """A `SampleDecoder` with random crops."""
+
+    seeded_by = "wds_decode"
 
 
 SampleDecoder._random_class = RandomSampleDecoder
+
+
+@register_stage("wds_encode")
+class SampleEncoder(FunctionStage[Sample]):
+    """Encodes the fields of samples, each by its extension (functional name: ``wds_encode``).
+
+    The inverse of ``wds_decode``. Bytes are unchanged in any field. Other values are encoded by the keyword with the
+    field's extension, or else by the field's last extension:
+
+    - ``txt text transcript html htm``: str, to UTF-8
+    - ``cls cls2 class count index inx id``: int
+    - ``json jsn``, ``mp msgpack msg``, ``cbor``: any value of the format; the last two need the extras ``msgpack`` and
+      ``cbor``
+    - ``npy``: array or tensor; ``npz``: dict of them; ``ten tenbin tb``: one or a list of them
+    - ``jpg jpeg img image png webp tif tiff ppm pgm pbm pnm``: an array (H, W) or (H, W, C), a tensor (H, W) or
+      (C, H, W), of uint8 or of floats from 0 to 1, or a Pillow image. Gray arrays may be uint16 for ``png tif pgm``
+      and bool for ``pbm``. JPEG has the quality 100, and WebP is lossless
+    - ``pth``: tensors, and plain Python values that contain them
+    - ``pyd pickle pkl``: refused unless ``allow_pickle`` is true
+
+    A field that ends in ``.gz`` is encoded by the rest of its name, and compressed.
+
+    Yields:
+        dict: a new one for each sample, with the same keys in the same order and bytes as values. Values of keys that
+            start with ``__`` are unchanged.
+
+    Args:
+        source: samples.
+        only: the names of the fields to encode, ``"jpg cls"`` or a list of them; the others are unchanged.
+        allow_pickle: allow codecs whose data can run arbitrary code on decoding: ``pyd pickle pkl``, and ``pth`` with
+            other objects.
+        on_error: ``"raise"``; or, to skip the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        by_extension: functions from a value to bytes, such as ``pts=pack``; or options for Pillow's writer of an image
+            format: ``jpg={"quality": 90}``.
+
+    Raises:
+        EncodeError: a value does not fit the field's name, or the field has no encoder; the message has the key, the
+            field, the type found and the types accepted.
+        UnsafeInputError: a field needs ``allow_pickle``.
+        MissingDependencyError: a field needs a package that is not installed.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"__key__": "a", "cls": 7, "meta.json": {"ok": True}, "jpg": b"..."}])
+        >>> list(samples.wds_encode())
+        [{'__key__': 'a', 'cls': b'7', 'meta.json': b'{"ok": true}', 'jpg': b'...'}]
+    """
+
+    is_one_to_one = True
+    draws_globally = True
+    function = staticmethod(convert_samples)
+
+    def __init__(
+        self,
+        source: Iterable[Sample],
+        /,
+        *,
+        only: str | Iterable[str] | None = None,
+        allow_pickle: bool = False,
+        on_error: OnError = "raise",
+        **by_extension: FieldEncoder,
+    ) -> None:
+        refuse_handler(by_extension, "keywords are extensions, as in json=dump")
+        chain = EncoderChain(by_extension, only=only, allow_pickle=allow_pickle)
+        super().__init__(source, chain=chain, on_error=on_error)

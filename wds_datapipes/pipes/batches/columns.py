@@ -1,0 +1,163 @@
+"""Stages of batches as columns: one decodes their samples, with their images in one tensor, and one splits them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from wds_datapipes.arguments import check_integer
+from wds_datapipes.codecs.batch_decoding import decode_batches
+from wds_datapipes.codecs.decoding import Decoder, DecoderChain
+from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.on_error.policy import OnError, refuse_handler
+from wds_datapipes.pipes.samples.field_codecs import DecodingStage
+from wds_datapipes.pipes.samples.mapping import SeedingStage
+from wds_datapipes.pipes.stage import EngineStage, register_stage
+from wds_datapipes.samples.batching import split_lists, unbatch_samples
+from wds_datapipes.types import Sample
+
+
+@register_stage("decode_batch")
+class BatchDecoder(DecodingStage[dict[str, Any]]):
+    """Decode batches of samples, with all images of a field in one tensor (functional name: ``decode_batch``).
+
+    It yields the same as ``.wds_decode()`` before ``.batch()`` and ``.collate()`` after it, with fewer copies: each
+    image is decoded into its place in the batch. With ``num_threads``, several are decoded at once, for loaders with
+    fewer workers than processors.
+
+    The images of a field must have the same size, so give the `ImageDecoder` a ``crop``, unless all of them do. A batch
+    has the same fields in all samples: rename ``jpg`` and ``png`` to one name before ``.batch()``.
+
+    Yields:
+        dict: the columns of a batch by the names of the fields. Images are a ``torch.Tensor`` of shape (N, C, H, W) for
+        specs that start with ``torch``, or (N, H, W, C) for those of arrays, without C for gray ones; uint8 from 0 to
+        255, or float32 from 0 to 1. Other columns are what ``collate_fn`` returns for them.
+
+    Args:
+        source: lists of samples, as from ``.batch(n)``.
+        decoders: as for ``.wds_decode()``.
+        num_threads: the number of threads that decode images. With 1, there is no other thread.
+        collate_fn: collates the other fields: a function of a list of dicts that returns a dict of columns, such as
+            `collate_samples`. The default is that of ``.collate()``.
+        only: as for ``.wds_decode()``.
+        allow_pickle: as for ``.wds_decode()``.
+        limits: as for ``.wds_decode()``.
+        by_extension: as for ``.wds_decode()``.
+        on_error: ``"raise"``; or, to skip the sample, so that its batch is smaller, ``"warn"``, ``"skip"``, an
+            `ErrorBudget` or a handler.
+
+    Raises:
+        DecodeError: the bytes do not fit the field's name, or images differ in size; the message has the shard, key,
+            field and decoder.
+        UnsafeInputError: a field needs ``allow_pickle``.
+        MissingDependencyError: a field needs a package that is not installed.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = [{"__key__": str(n), "ppm": b"P6 2 2 255 " + bytes(12), "cls": b"%d" % n} for n in range(3)]
+        >>> for batch in IterableWrapper(samples).batch(2).decode_batch("torchrgb8"):
+        ...     print(batch["ppm"].shape, batch["cls"], batch["__key__"])
+        torch.Size([2, 3, 2, 2]) tensor([0, 1]) ['0', '1']
+        torch.Size([1, 3, 2, 2]) tensor([2]) ['2']
+    """
+
+    function = staticmethod(decode_batches)
+    ignored_arguments = frozenset({"num_threads"})
+
+    def __init__(
+        self,
+        source: IterDataPipe[list[Sample]],
+        /,
+        *decoders: Decoder,
+        num_threads: int = 1,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        only: str | Iterable[str] | None = None,
+        allow_pickle: bool = False,
+        on_error: OnError = "raise",
+        limits: ReadLimits = DEFAULT_LIMITS,
+        **by_extension: Callable[[bytes], Any],
+    ) -> None:
+        refuse_handler(by_extension, "keywords are extensions, as in json=parse")
+        check_integer("num_threads", num_threads, 1)
+        chain = DecoderChain(
+            decoders, by_extension, only=only, allow_pickle=allow_pickle, limits=limits, stage="decode_batch"
+        )
+        super().__init__(source, chain=chain, collate=collate_fn, num_threads=num_threads, on_error=on_error)
+
+
+class RandomBatchDecoder(SeedingStage[dict[str, Any]], BatchDecoder):
+    """A `BatchDecoder` with random crops."""
+
+    seeded_by = "decode_batch"
+
+
+BatchDecoder._random_class = RandomBatchDecoder
+
+
+@register_stage("unbatch_samples")
+class SampleUnbatcher(EngineStage[Any]):
+    """Split collated batches into samples (functional name: ``unbatch_samples``).
+
+    It is the inverse of torch's ``.collate()``. A batch is a dict, a tuple or a list of columns, or a single column. A
+    column is a tensor, an array or a list whose first dimension is the batch; or a nested dict or tuple of columns. A
+    list inside a batch is one column; torch also collates tuples in samples to such lists, which needs
+    ``nested_lists=True``.
+
+    With ``collated=False``, a batch is a list of samples, as from ``.batch()``, or from a function that splits a sample
+    into several::
+
+        pipe = pipe.map(patches).unbatch_samples(collated=False).shuffle_samples(1000)
+
+    A pipeline with this stage resumes by replay.
+
+    After a loader, use it to shuffle the samples of all workers in the main process::
+
+        loader = DataLoader(pipe.batch(64).collate(), batch_size=None, num_workers=8)
+        mixed = IterableWrapper(loader, deepcopy=False).unbatch_samples().shuffle_samples(1000).batch(64).collate()
+
+    Yields:
+        Any: samples of the same type as the batch: a dict for a dict, a tuple for a tuple. Numbers in a tensor become
+        tensors without dimensions.
+
+    Args:
+        source: yields batches.
+        nested_lists: treat a list inside a batch as a group of columns instead of one column, unless its elements
+            cannot be columns, such as strings.
+        copy: copy the values of each sample. By default they are views of the batch, whose memory is released with its
+            last sample. With a shuffle after it, that takes several times the memory of the samples.
+        collated: the batch consists of columns; otherwise it is a list, a tuple or another iterable of samples, which
+            are yielded unchanged.
+
+    Raises:
+        ValueError: the columns of a batch have different lengths.
+        TypeError: a batch contains a value that is not a column; or, with ``collated=False``, is not iterable.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> batches = IterableWrapper([{"__key__": ["a", "b"], "cls": [3, 4]}])
+        >>> list(batches.unbatch_samples())
+        [{'__key__': 'a', 'cls': 3}, {'__key__': 'b', 'cls': 4}]
+    """
+
+    holds_items = True
+
+    def __init__(
+        self, source: IterDataPipe[Any], *, nested_lists: bool = False, copy: bool = False, collated: bool = True
+    ) -> None:
+        if not collated and (nested_lists or copy):
+            raise ValueError(
+                "unbatch_samples accepts nested_lists and copy only for collated batches, not with collated=False"
+            )
+        self.source = source
+        self.nested_lists = nested_lists
+        self.copy = copy
+        self.collated = collated
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.collated:
+            yield from unbatch_samples(self.source, nested_lists=self.nested_lists, copy=self.copy)
+        else:
+            yield from split_lists(self.source)

@@ -1,0 +1,171 @@
+"""Stages that combine samples of different lengths: into batches of similar ones, and into packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
+from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.pipes.stage import BufferingStage, register_stage
+from wds_datapipes.samples.bucketing import Length, LengthBuckets, bucket_samples
+from wds_datapipes.samples.packing import Layout, LongSamples, RowFormat, pack_samples
+from wds_datapipes.types import Sample
+
+
+@register_stage("bucket_samples")
+class SampleBucketer(BufferingStage[list[Any]]):
+    """Batch samples of similar length, so that they need little padding (functional name: ``bucket_samples``).
+
+    Samples wait in the bucket of their length until it has a batch. A bucket holds less than one batch, so the number
+    of samples that are held is bounded. At the end of the epoch, the rest of each bucket is a batch, from the shortest
+    lengths to the longest.
+
+    torchdata's ``.max_token_bucketize()`` drops samples that are too long without a message, and always yields the
+    shortest samples that it holds; ``.bucketbatch()`` knows no tokens. Both resume only by replay. This stage has a
+    state: a run resumes with the same batches. Put it last, before ``.collate()``: a shuffle after it would have no
+    position.
+
+    The number of batches depends on the lengths, so ranks may have different numbers of them. ``.with_epoch(n)`` makes
+    them equal; and `IndexedSamples` makes equal batches of similar length with ``bucket_by``.
+
+    Yields:
+        list: the samples of a batch, unchanged and in the order in which they were read.
+
+    Args:
+        source: yields samples, or anything else if ``length`` is a function.
+        length: the length of a sample: the name of a field that is an integer or has a ``len()``; or a function of the
+            sample that returns an integer.
+        boundaries: the longest length of each bucket, in ascending order. Longer samples share another bucket. By
+            default, there are four buckets between powers of two: 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, and
+            so on. Wider buckets leave more padding, and hold fewer samples.
+        batch_size: the most samples in a batch.
+        max_tokens: the most tokens in a padded batch: its longest length times its number of samples. One of
+            ``batch_size`` and ``max_tokens`` is needed; with both, a batch respects both.
+        drop_last: drop the batches that are not full at the end of the epoch.
+        on_error: what to do with samples without a valid length, or longer than ``max_tokens``: ``"raise"``; or, to
+            skip them, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+
+    Raises:
+        MissingFieldError: a sample does not have the field ``length``.
+        SampleSizeError: a length is not an integer, is negative, or exceeds ``max_tokens``.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> texts = IterableWrapper(["a", "bcde", "f", "g", "hijkl", "mno"])
+        >>> list(texts.bucket_samples(len, batch_size=2))
+        [['a', 'f'], ['g'], ['mno'], ['bcde'], ['hijkl']]
+        >>> list(texts.bucket_samples(len, boundaries=[2, 5], max_tokens=10))
+        [['bcde', 'hijkl'], ['a', 'f', 'g'], ['mno']]
+    """
+
+    combines_samples = True
+    draws_globally = True
+    function = staticmethod(bucket_samples)
+
+    def __init__(
+        self,
+        source: IterDataPipe[Any],
+        length: Length,
+        *,
+        boundaries: Sequence[int] | None = None,
+        batch_size: int | None = None,
+        max_tokens: int | None = None,
+        drop_last: bool = False,
+        on_error: OnError = "raise",
+    ) -> None:
+        if not isinstance(length, str) and not callable(length):
+            raise TypeError(f"length must be the name of a field or a function of the sample, not {length!r}")
+        limits = None if boundaries is None else tuple(np.asarray(boundaries).tolist())
+        batch_size = check_optional_integer("batch_size", batch_size, 1)
+        buckets = LengthBuckets(limits, batch_size, check_optional_integer("max_tokens", max_tokens, 1))
+        super().__init__(source, buckets=buckets, length_of=length, drop_last=drop_last, on_error=on_error)
+
+
+@register_stage("pack_samples")
+class SamplePacker(BufferingStage[Sample]):
+    """Pack token sequences of several samples into rows of at most a given length (functional name: ``pack_samples``).
+
+    A row needs little or no padding, and tells its sequences apart, so that attention does not cross from one to
+    another. Each sample goes to the open row in which it leaves the least room; a row is yielded when it is full, or
+    when it is the fullest of too many. A sample is not cut, unless ``long_samples`` says so. Samples that only fill up
+    a batch of `IndexedSamples`, whose ``__padding__`` is true, are left out.
+
+    A run resumes with the same rows. Put it last, before ``.batch()``: a shuffle after it would have no position. The
+    number of rows depends on the lengths; ``.with_epoch(n)`` gives all ranks the same number.
+
+    Yields:
+        dict: a row: ``__key__``, the ``list`` of the keys of its samples; the ``fields``, each a tensor or an array
+        like those of the samples; ``position_ids`` (int64), the position of each token in its sequence; and, depending
+        on ``layout``, ``segment_ids`` (int64) or ``cu_seqlens`` (int32). Other fields of the samples are left out.
+
+    Args:
+        source: yields samples.
+        max_length: the most tokens in a row.
+        fields: the name of the field to pack, or several names, such as of tokens and labels. They are tensors, arrays
+            or lists of numbers, of one dimension, and have the same length in a sample.
+        long_samples: what to do with samples longer than ``max_length``: ``"raise"`` an error, which ``on_error`` may
+            skip; ``"truncate"`` them; or ``"split"`` them into several sequences.
+        open_rows: the most rows that wait for more samples; more of them leave less room.
+        layout: ``"segment_ids"`` gives each token the number of its sequence, from 1, or 0 for padding.
+            ``"cu_seqlens"`` gives the offsets of the sequences and the end of the last one, as attention kernels for
+            sequences of different lengths take them.
+        pad: the value with which each field is filled up to ``max_length``, by its name, or one for all of them. By
+            default, rows are not filled up.
+        on_error: what to do with samples that cannot be packed: ``"raise"``; or, to skip them, ``"warn"``, ``"skip"``,
+            an `ErrorBudget` or a handler.
+
+    Raises:
+        MissingFieldError: a sample does not have one of the fields.
+        SampleSizeError: a sample is too long, its fields have different lengths or more than one dimension, or their
+            types differ from those of other samples.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> texts = [[11, 12, 13], [21, 22, 23, 24], [31, 32], [41]]
+        >>> samples = IterableWrapper([{"__key__": str(n), "tokens": text} for n, text in enumerate(texts)])
+        >>> for row in samples.pack_samples(6, "tokens", pad=0):
+        ...     print(row["__key__"], row["tokens"], row["segment_ids"], row["position_ids"])
+        ['1', '2'] [21 22 23 24 31 32] [1 1 1 1 2 2] [0 1 2 3 0 1]
+        ['0', '3'] [11 12 13 41  0  0] [1 1 1 2 0 0] [0 1 2 0 0 0]
+        >>> [row["cu_seqlens"].tolist() for row in samples.pack_samples(6, "tokens", layout="cu_seqlens")]
+        [[0, 4, 6], [0, 3, 4]]
+    """
+
+    combines_samples = True
+    function = staticmethod(pack_samples)
+
+    def __init__(
+        self,
+        source: IterDataPipe[Sample],
+        max_length: int,
+        fields: str | Sequence[str],
+        *,
+        long_samples: LongSamples = "raise",
+        open_rows: int = 64,
+        layout: Layout = "segment_ids",
+        pad: float | Mapping[str, float] | None = None,
+        on_error: OnError = "raise",
+    ) -> None:
+        check_choice("long_samples", long_samples, LongSamples)
+        names = (fields,) if isinstance(fields, str) or not isinstance(fields, Iterable) else tuple(fields)
+        pads = pad if pad is None or isinstance(pad, Mapping) else dict.fromkeys(names, pad)
+        super().__init__(
+            source,
+            row_format=RowFormat(names, check_integer("max_length", max_length, 1), layout, pads),
+            long_samples=long_samples,
+            open_rows=check_integer("open_rows", open_rows, 1),
+            on_error=on_error,
+        )
+
+    @property
+    def can_reshard(self) -> bool:  # type: ignore[override]  # it depends on an argument
+        """Whether the rest of an epoch can be assigned to another number of workers."""
+        return bool(self._options.value["long_samples"] != "split")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the positions of the buffered samples, and how much of the last one was yielded."""
+        return {**super().snapshot(), "cut": self._current().cut}
