@@ -70,7 +70,7 @@ def fuzz(name: str, seconds: int, folder: Path) -> None:
 
     with atheris.instrument_imports(include=["wds_datapipes"]):
         target = table()[name]
-    from harness import change_bytes, run
+    from harness import run
 
     corpus, crashes = folder / "corpus" / name, folder / "crashes" / name
     for made in (corpus, crashes):
@@ -80,7 +80,7 @@ def fuzz(name: str, seconds: int, folder: Path) -> None:
         rng = Random(seed)
         if rng.random() < 0.5:
             return bytes(atheris.Mutate(data, max_size))
-        changed = target.change(data, rng) if data else change_bytes(data, rng, target.tokens)
+        changed: bytes = target.change(data, rng)
         return changed[:max_size]
 
     with tempfile.TemporaryDirectory() as made_here:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from random import Random
 from unittest.mock import patch
 
-from harness import Finding, Target, change_after, change_bytes
+from harness import Finding, Target
 
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.openers import redact, split_scheme
@@ -97,15 +96,9 @@ def headers(data: bytes) -> None:
 PATTERN_TOKENS = [b"{", b"}", b"..", b",", b"::", b"${A}", b"${B}", b"${C}", b"\\", b"{0..999999999}", b"{000..146..2}"]
 PATTERN_TOKENS += [b"[", b"]", b"*", b"pipe:x", b"s3://", b"=", b";"]
 URL_TOKENS = [b"https://", b"://", b"user:pass@", b"?token=", b"&sig=", b"Authorization: Bearer ", b"auth" * 50]
-URL_TOKENS += [b"a-" * 100, b"token" * 50, b"%40", b"@", b"/", b":", b";"]
+URL_TOKENS += [b"a-" * 100, b"token" * 50, b"auth" * 5000, b"%40", b"@", b"/", b":", b";"]
 HEADER_TOKENS = [b"bytes ", b"0-1/2", b"*/5", b"-", b"/", b"/*", b"nan", b"inf", b"1e999", b"-1", b"\xb2", b"9" * 5000]
 HEADER_TOKENS += [b"Fri, 31 Dec 9999 23:59:59 GMT", b"Mon, 01 Jan 0001 00:00:00 -2359", b"gzip"]
-
-
-def change_url(data: bytes, rng: Random) -> bytes:
-    if rng.random() < 0.05:
-        return data + rng.choice(URL_TOKENS) * rng.choice((100, 3000))
-    return change_bytes(data, rng, URL_TOKENS)
 
 
 def pattern_seeds() -> list[bytes]:
@@ -136,7 +129,7 @@ def header_seeds() -> list[bytes]:
 
 
 TARGETS = [
-    Target("patterns", expand, pattern_seeds, PATTERN_TOKENS, change_after(0, PATTERN_TOKENS), 200),
-    Target("redact", hide, url_seeds, URL_TOKENS, change_url, 150),
-    Target("headers", headers, header_seeds, HEADER_TOKENS, change_after(0, HEADER_TOKENS), 200),
+    Target("patterns", expand, pattern_seeds, 200, PATTERN_TOKENS),
+    Target("redact", hide, url_seeds, 150, URL_TOKENS),
+    Target("headers", headers, header_seeds, 200, HEADER_TOKENS),
 ]
