@@ -237,7 +237,6 @@ def test_a_skipped_bad_file_changes_no_other_shard(
         ("a.txt nothing", r"nothing'.* is a broken or circular link: No such file"),
         ("a.txt pipe:echo gone >&2; exit 3", r"field 'txt' of the sample 'a'.*status 3"),
         ("a.txt memory://no.txt", r"field 'txt' of the sample 'a' of .* memory://no\.txt cannot be opened"),
-        ("a\x1b.txt text:1", r"key 'a\\x1b' of .* has a control character"),
         ("__a__/b.txt text:1", r"The key '__a__/b' cannot be written: its files would belong to no sample"),
         ("a.__b text:1", r"The sample 'a' has no field to write"),
     ],
@@ -256,7 +255,7 @@ def test_a_name_that_is_not_text_needs_a_new_key(tmp_path: Path) -> None:
     os.mkdir(os.fsencode(tmp_path) + b"/in")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/in/\xff.jpg")).write_bytes(b"j")
     source = find_images(tmp_path / "in", has_classes=False)
-    with pytest.raises(SampleSourceError, match=r"The key '\\udcff' of .* has bytes that are not UTF-8"):
+    with pytest.raises(SampleSourceError, match=r"the key of .*\.jpg has text that is not UTF-8"):
         create_shards(source, tmp_path / "a.tar")
     create_shards(source, tmp_path / "a.tar", rekey="{number}")
     assert keys(tmp_path / "a.tar") == ["0"]
@@ -334,7 +333,7 @@ def test_a_second_call_writes_only_missing_or_changed_shards(files: Path, worker
     [
         ({"output": "%d-%d.tar"}, "one placeholder for the number"),
         ({"maxcount": 0}, "maxcount must be at least 1 sample"),
-        ({"rekey": "{shard}-{number}"}, "do not come from shards"),
+        ({"rekey": "{shard}-{number}"}, "'{shard}-{number}' is invalid"),
         ({"rekey": "same"}, "makes the same key for all samples"),
         ({"num_workers": -1}, "num_workers must be at least 0"),
         ({"on_error": "ignore"}, "on_error must be"),

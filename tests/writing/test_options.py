@@ -10,7 +10,6 @@ import pytest
 import webdataset
 
 from wds_datapipes import ShardWriter
-from wds_datapipes.prepare.convert import ConvertKeywords, ConvertOptions
 from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions
 from wds_datapipes.prepare.shard_run import RunKeywords, RunOptions
 from wds_datapipes.writing.options import WriteKeywords, WriteOptions
@@ -21,7 +20,6 @@ from wds_datapipes.writing.options import WriteKeywords, WriteOptions
     [
         (WriteOptions, WriteKeywords),
         (RunOptions, RunKeywords),
-        (ConvertOptions, ConvertKeywords),
         (ScanOptions, ScanKeywords),
     ],
 )

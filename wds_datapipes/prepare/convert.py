@@ -8,22 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from wds_datapipes.arguments import check_choice, check_integer
+from wds_datapipes.arguments import check_choice
 from wds_datapipes.codecs.decoding import Decoder, wds_decode
 from wds_datapipes.errors import ConversionError, ShardOpenError, StateError
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, resolve_shards
 from wds_datapipes.prepare.shard_producer import ShardProducer
 from wds_datapipes.prepare.shard_run import DETERMINISTIC_ERRORS, ConvertedShard, RunKeywords, RunOptions, ShardRun
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.keys import KeyRule, first_dot
+from wds_datapipes.samples.keys import first_dot
 from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.shard_names import check_pattern, journal_path
@@ -43,39 +42,17 @@ MAX_LISTED = 10
 NAME = "{name}"
 
 
-class ConvertKeywords(RunKeywords, total=False):
-    """The keyword arguments of `ConvertOptions`."""
-
-    retries: int
-    limits: ReadLimits
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvertOptions(RunOptions):
-    """The options of `convert_shards`, which describes them."""
-
-    digest: bool = True
-    retries: int = 2
-    limits: ReadLimits = DEFAULT_LIMITS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("retries", self.retries, 0)
-
-
 @dataclass(frozen=True)
 class ShardSamples:
-    """The samples of existing shards; `Inputs` of `ShardProducer`."""
+    """The samples of existing shards."""
 
-    key_rule: KeyRule
     decode: Sequence[Decoder] | None
-    storage_options: Mapping[str, Any] | None
-    limits: ReadLimits
+    options: RunOptions
 
     def version(self, item: str) -> str:
         """Return name, size and ETag or modification time of a shard, or an empty string if it cannot be opened."""
         try:
-            facts = file_facts(item, storage_options=self.storage_options)
+            facts = file_facts(item, storage_options=self.options.read_options)
         except ShardOpenError:
             return ""
         path = local_path(item)
@@ -84,13 +61,13 @@ class ShardSamples:
 
     def read(self, item: str, on_error: OnError) -> Iterator[Sample]:
         """Yield the samples of a shard."""
-        options = ReadOptions(
-            storage_options=self.storage_options, on_error=on_error, read_ahead=READ_AHEAD_BYTES, limits=self.limits
+        limits = self.options.limits
+        reading = ReadOptions(
+            storage_options=self.options.read_options, on_error=on_error, read_ahead=READ_AHEAD_BYTES, limits=limits
         )
-        samples = group_samples(read_shards([item], options), key_rule=self.key_rule, on_error=on_error)
-        if self.decode is None:
-            return samples
-        return wds_decode(samples, *self.decode, on_error=on_error, limits=self.limits)
+        key_rule = self.options.key_rule or first_dot
+        samples = group_samples(read_shards([item], reading), key_rule=key_rule, on_error=on_error)
+        return samples if self.decode is None else wds_decode(samples, *self.decode, on_error=on_error, limits=limits)
 
 
 def convert_shards(
@@ -106,7 +83,7 @@ def convert_shards(
     num_workers: int | None = None,
     on_result: Callable[[ConvertedShard], object] | None = None,
     journal: str | os.PathLike[str] | None = None,
-    **options: Unpack[ConvertKeywords],
+    **options: Unpack[RunKeywords],
 ) -> list[ConvertedShard]:
     """Map all samples of many shards in parallel, and write one shard for each.
 
@@ -141,12 +118,12 @@ def convert_shards(
             earlier call.
         journal: the local path of the journal; for local shards, it is next to them by default.
         options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``key_rule`` (for reading, too),
-            ``storage_options`` and so on. ``digest`` is true by default. With ``index=True``, shards finished earlier
-            without an index get one, too. And these: ``retries=2``, how often a shard is retried, unless the error is
-            deterministic, such as a TypeError of the function; ``remove_old=True`` removes surplus numbered shards of
-            an earlier, larger run after all are converted, which by default raise an error before anything is written;
-            ``input_options``, the storage options of the input, if they differ; ``limits``, the limits on memory and
-            header sizes for reading, see `ReadLimits`; ``progress=False`` shows no progress bar.
+            ``storage_options`` and so on. ``digest`` is true by default. And these: ``retries=2``, how often a shard is
+            retried, unless the error is deterministic, such as a TypeError of the function; ``remove_old=True`` removes
+            surplus numbered shards of an earlier, larger run after all are converted, which by default raise an error
+            before anything is written; ``input_options``, the storage options of the input, if they differ; ``limits``,
+            the limits on memory and header sizes for reading, see `ReadLimits`; ``progress=False`` shows no progress
+            bar.
 
     Returns:
         All shards, in the order of the input.
@@ -178,10 +155,10 @@ def convert_shards(
         raise ValueError(f"num_workers must be at least 0, and at least 1 with an executor, not {num_workers}")
     urls = resolve_shards(shards)
     pattern, outputs = make_output_names(urls, output)
-    found = ConvertOptions(**options)
+    found = RunOptions(**{"digest": True, "retries": 2, **options})  # type: ignore[arg-type]  # mypy mixes them
     policy = ErrorPolicy(on_error, "convert_shards")
-    inputs = ShardSamples(found.key_rule or first_dot, decode, found.read_options, found.limits)
-    producer = ShardProducer(inputs, function, whole_shards, policy.always_raises, found)
+    samples = ShardSamples(decode, found)
+    producer = ShardProducer(samples.read, samples.version, function, whole_shards, policy.always_raises, found)
     path = journal_path(pattern.replace("{name}", "shards"), journal, 0, 1)
     results: dict[int, ConvertedShard] = {}
     failures: dict[str, BaseException] = {}
@@ -190,9 +167,7 @@ def convert_shards(
         finished, changed = run.find_finished(keep_changed=if_changed == "keep")
         if changed and if_changed == "raise":
             raise _changed_error(path, {urls[number]: difference for number, difference in changed.items()})
-        produced = run.produce(
-            finished, policy, label="Converting", executor=executor, num_workers=num_workers, retries=found.retries
-        )
+        produced = run.produce(finished, policy, label="Converting", executor=executor, num_workers=num_workers)
         with closing(produced):
             for number, result in produced:
                 if not isinstance(result, ConvertedShard):

@@ -5,22 +5,23 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from operator import length_hint
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wds_datapipes.arguments import check_optional_integer
 from wds_datapipes.codecs.decoding import Decoder, wds_decode
-from wds_datapipes.errors import EmptySourceError, SampleSourceError, WorkerDiedError
+from wds_datapipes.errors import EmptySourceError, SampleSourceError, WdsError, WorkerDiedError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error, concerns_all
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.progress import ProgressMeter
-from wds_datapipes.prepare.plan import Plan, SpecFile, check_new_key, make_plan
+from wds_datapipes.prepare.plan import Plan, SpecFile, make_plan
 from wds_datapipes.prepare.sample_spec import Source, read_sample
-from wds_datapipes.prepare.shard_producer import ShardProducer, check_results
+from wds_datapipes.prepare.shard_producer import ShardProducer
 from wds_datapipes.prepare.shard_run import ConvertedShard, RunKeywords, RunOptions, ShardRun
+from wds_datapipes.prepare.subset import check_rekey
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.shard_names import NUMBER, check_pattern, journal_path
 
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedSamples:
-    """The samples of planned shards; `Inputs` of `ShardProducer`."""
+    """The samples of planned shards."""
 
     plan: Plan
     decode: Sequence[Decoder] | None
-    storage_options: Mapping[str, Any] | None
+    options: RunOptions
 
     def version(self, item: int) -> str:
         """Return a digest of the keys of the samples of a shard, and of their files."""
@@ -44,7 +45,9 @@ class PlannedSamples:
     def read(self, item: int, on_error: OnError) -> Iterator[Sample]:
         """Yield the samples of a shard."""
         samples = self._read(item, ErrorPolicy(on_error, "create_shards"))
-        return samples if self.decode is None else wds_decode(samples, *self.decode, on_error=on_error)
+        if self.decode is None:
+            return samples
+        return wds_decode(samples, *self.decode, on_error=on_error, limits=self.options.limits)
 
     def _read(self, item: int, policy: ErrorPolicy) -> Iterator[Sample]:
         for at in self.plan.shard(item):
@@ -55,7 +58,7 @@ class PlannedSamples:
 
     def _read_sample(self, at: int) -> Sample:
         spec = self.plan.specs.read(at)
-        sample = read_sample(spec, self.storage_options)
+        sample = read_sample(spec, self.options.read_options)
         size = sum(len(sample[field]) for field in spec.parts)
         planned = self.plan.payloads[at]
         if planned not in (-1, size):
@@ -110,7 +113,8 @@ def create_shards(
         options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``storage_options`` and so on.
             And these: ``remove_old=True`` removes surplus shards of an earlier, larger run at the end, which by default
             raise an error before anything is written; ``input_options``, the storage options of the files of the
-            samples, if they differ; ``progress=False`` shows no progress bar.
+            samples, if they differ; ``retries=0``, how often a shard is retried; ``limits``, the limits for decoding;
+            ``progress=False`` shows no progress bar.
 
     Returns:
         All shards, in order.
@@ -136,7 +140,7 @@ def create_shards(
     """
     check_on_error(on_error)
     if rekey:
-        check_new_key(rekey)
+        check_rekey(rekey, ("number", "key", "name"))
     text = os.fspath(output)
     is_one = not NUMBER.search(text)
     if is_one:
@@ -170,10 +174,8 @@ def create_shards(
                 f"There are no samples to write to {text!r}: the source has none that can be written"
             )
         outputs = [text if is_one else text % number for number in range(len(plan.ends))]
-        described = None if function is None else DescribedFunction(function)
-        producer = ShardProducer(
-            PlannedSamples(plan, decode, writing.read_options), described, False, policy.always_raises, writing
-        )
+        samples = PlannedSamples(plan, decode, writing)
+        producer = ShardProducer(samples.read, samples.version, function, False, policy.always_raises, writing)
         made_by = (function, decode)
         path = None if resume is False else journal_path(text, None if resume is True else resume, 0, 1)
         items = range(len(outputs))
@@ -184,30 +186,14 @@ def create_shards(
             workers = 0 if is_one or (num_workers is None and len(os.sched_getaffinity(0)) == 1) else num_workers
             with closing(run.produce(finished, policy, label="Writing", num_workers=workers)) as produced:
                 for number, result in produced:
-                    if isinstance(result, WorkerDiedError):
-                        raise WorkerDiedError(
-                            f"{result}, while writing {redact(outputs[number])}. Finished shards remain"
-                        )
-                    if not isinstance(result, ConvertedShard):
+                    if isinstance(result, ConvertedShard):
+                        results[number] = result
+                        continue
+                    if isinstance(result, WdsError) and not isinstance(result, WorkerDiedError):
                         raise result
-                    results[number] = result
+                    kind = WorkerDiedError if isinstance(result, WorkerDiedError) else SampleSourceError
+                    where = "; ".join([*getattr(result, "__notes__", ()), f"while writing {redact(outputs[number])}"])
+                    raise kind(f"{type(result).__name__}: {result} ({where}). Finished shards remain") from result
             run.remove_old()
     policy.finish()
     return [results[number] for number in sorted(results)]
-
-
-@dataclass(frozen=True)
-class DescribedFunction:
-    """Calls the function of a user, and says in its errors which sample it got."""
-
-    function: Callable[[Sample], Sample | Iterable[Sample] | None]
-
-    def __call__(self, sample: Sample) -> list[Sample]:
-        """Return the results for a sample."""
-        try:
-            return check_results(self.function(sample), "it must return a sample, samples or None, not")
-        except Exception as error:
-            if concerns_all(error):
-                raise
-            name = getattr(self.function, "__name__", type(self.function).__name__)
-            raise SampleSourceError(f"{name} failed on {sample['__url__']}: {type(error).__name__}: {error}") from error

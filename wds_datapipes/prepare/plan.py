@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import string
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,8 +16,7 @@ import numpy as np
 
 from wds_datapipes.errors import EncodeError, SampleSourceError
 from wds_datapipes.on_error.policy import ErrorPolicy
-from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source, measure_sample
-from wds_datapipes.prepare.subset import check_rekey
+from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source, encode_text, measure_sample
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
 from wds_datapipes.writing.options import WriteOptions
@@ -28,8 +26,6 @@ from wds_datapipes.writing.shard_file import Packer
 AT_ONCE, THREADS, BATCH = 8192, 16, 128
 #: The advice for keys that cannot be written.
 NEW_KEYS = 'pass rekey="{number:08d}" for new keys'
-#: Characters that would break a line of a listing.
-CONTROL = {*map(chr, range(32)), "\x7f"}
 
 
 class SpecFile:
@@ -78,19 +74,6 @@ class Plan(NamedTuple):
     def shard(self, number: int) -> array[int]:
         """Return the positions of the samples of a shard."""
         return self.order[self.ends[number - 1] if number else 0 : self.ends[number]]
-
-
-def check_new_key(pattern: str) -> None:
-    """Check a pattern for new keys, of ``{number}``, ``{key}`` and ``{name}``.
-
-    Raises:
-        ValueError: the pattern is invalid.
-    """
-    check_rekey(pattern)
-    if any(name == "shard" for _, name, _, _ in string.Formatter().parse(pattern)):
-        raise ValueError(
-            f"The key pattern {pattern!r} has {{shard}}, but the samples do not come from shards. Remove it"
-        )
 
 
 def make_plan(
@@ -169,43 +152,32 @@ def _measure_all(
     """Yield each sample in order, with its measured sizes or an error."""
 
     def measure(specs: list[SampleSpec | Exception]) -> list[MeasuredSample | Exception]:
-        return [_measure_spec(spec, storage_options) for spec in specs]
+        return [spec if isinstance(spec, Exception) else measure_one(spec) for spec in specs]
+
+    def measure_one(spec: SampleSpec) -> MeasuredSample | Exception:
+        try:
+            return measure_sample(spec, storage_options)
+        except SampleSourceError as error:
+            return error
+
+    def replace_key(number: int, spec: SampleSpec | Exception) -> SampleSpec | Exception:
+        if not rekey or isinstance(spec, Exception):
+            return spec
+        return spec._replace(key=rekey.format(number=number, key=spec.key, name=spec.key.rpartition("/")[2]))
 
     numbered = enumerate(source)
     with ThreadPoolExecutor(THREADS) as pool:  # remote stores have a latency for each file
-        while specs := [_rekeyed(spec, number, rekey) for number, spec in islice(numbered, AT_ONCE)]:
+        while specs := [replace_key(*each) for each in islice(numbered, AT_ONCE)]:
             batches = [specs[at : at + BATCH] for at in range(0, len(specs), BATCH)]
             for batch, found in zip(batches, pool.map(measure, batches), strict=True):
                 for spec, facts in zip(batch, found, strict=True):
                     yield spec if isinstance(spec, SampleSpec) else None, facts
 
 
-def _rekeyed(spec: SampleSpec | Exception, number: int, rekey: str) -> SampleSpec | Exception:
-    """Return the spec of a sample with its final key."""
-    if not rekey or isinstance(spec, Exception):
-        return spec
-    return spec._replace(key=rekey.format(number=number, key=spec.key, name=spec.key.rpartition("/")[2]))
-
-
-def _measure_spec(
-    spec: SampleSpec | Exception, storage_options: Mapping[str, Any] | None
-) -> MeasuredSample | Exception:
-    try:
-        return spec if isinstance(spec, Exception) else measure_sample(spec, storage_options)
-    except SampleSourceError as error:
-        return error
-
-
 def _size(spec: SampleSpec, found: MeasuredSample, packer: Packer, headers: HeaderWriter) -> int:
     """Return the size of a sample in an archive, and reject one that would not be read back unchanged."""
     key = spec.key
-    if not key.isalnum():
-        if not CONTROL.isdisjoint(key):
-            raise SampleSourceError(_key_error(spec, "a control character, such as a newline"))
-        try:
-            key.encode()
-        except UnicodeEncodeError:
-            raise SampleSourceError(_key_error(spec, "bytes that are not UTF-8")) from None
+    encode_text(key, f"the key of {spec.location}")
     try:
         total = packer.pack({"__key__": key, **dict.fromkeys(spec.parts, b"")}).size
     except EncodeError as error:
@@ -216,10 +188,6 @@ def _size(spec: SampleSpec, found: MeasuredSample, packer: Packer, headers: Head
         if size >= TOO_LARGE:
             total += len(headers.header(f"{key}.{field}", size)) - len(headers.header(f"{key}.{field}", 0))
     return total
-
-
-def _key_error(spec: SampleSpec, problem: str) -> str:
-    return f"The key {spec.key!r} of {spec.location!r} has {problem}. Rename its file, or {NEW_KEYS}"
 
 
 def _repeated_keys(

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from wds_datapipes.errors import EncodeError
 from wds_datapipes.io.openers import redact
@@ -15,16 +15,6 @@ from wds_datapipes.parallel.executors import defer_exit
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.shard_file import ShardFile
-
-
-class Inputs(Protocol):
-    """The inputs of shards, each of which gives the samples of one."""
-
-    def read(self, item: Any, on_error: OnError) -> Iterator[Sample]:
-        """Yield the samples of an input."""
-
-    def version(self, item: Any) -> str:
-        """Return a text that changes when the input changes."""
 
 
 class WrittenShard(NamedTuple):
@@ -48,14 +38,16 @@ class ShardProducer:
     """Writes a shard for an input, in any process.
 
     Attributes:
-        inputs: reads the samples.
+        read: yields the samples of an input, given an error policy.
+        version_of: returns a text that changes when an input changes.
         function: maps a sample to a sample, ``None`` or several samples; ``None`` changes nothing.
         whole_shards: the function gets an iterator of all samples instead, and yields samples.
         raises: whether errors of samples are raised; otherwise they are returned with the shard.
         options: how shards are written.
     """
 
-    inputs: Inputs
+    read: Callable[[Any, OnError], Iterator[Sample]]
+    version_of: Callable[[Any], str]
     function: Callable[..., Any] | None
     whole_shards: bool
     raises: bool
@@ -84,32 +76,39 @@ class ShardProducer:
             errors.append(_portable(error))
             return True
 
-        version = self.inputs.version(item)
-        count = _Counted(self.inputs.read(item, "raise" if self.raises else skip))
+        read = 0
+
+        def count_samples() -> Iterator[Sample]:
+            nonlocal read
+            for sample in self.read(item, "raise" if self.raises else skip):
+                read += 1
+                yield sample
+
+        version = self.version_of(item)
         with ExitStack() as opened:
             with defer_exit():
                 shard = opened.enter_context(ShardFile(output, self.options))
-            for results in self._map(count, skip):
+            for results in self._map(count_samples(), skip):
                 try:
                     for packed in [shard.pack(each) for each in results]:  # all results of a sample, or none
                         shard.append(packed)
                 except EncodeError as error:  # noqa: PERF203  each sample may fail
                     skip(error)
         assert shard.info is not None  # noqa: S101  closed without an error
-        return WrittenShard(shard.info, count.count, errors, version)
+        return WrittenShard(shard.info, read, errors, version)
 
     def _map(self, samples: Iterable[Sample], skip: Callable[[Exception], bool]) -> Iterator[list[Sample]]:
         """Yield the results of each sample."""
         if self.function is None or self.whole_shards:
             results = samples if self.function is None else self.function(iter(samples))
             for sample in results:
-                yield check_results([sample], "a function of whole shards must yield samples, but it yielded")
+                yield _check_results([sample], "a function of whole shards must yield samples, but it yielded")
             return
         for sample in samples:
             location = f"in the sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__')))}"
             try:
                 rule = f"the function must return a sample, samples or None, but {location} it returned"
-                results = check_results(self.function(sample), rule)
+                results = _check_results(self.function(sample), rule)
             except Exception as error:  # noqa: BLE001  of the user's function
                 note(error, location)
                 skip(error)
@@ -117,31 +116,14 @@ class ShardProducer:
                 yield results
 
 
-def check_results(made: Any, rule: str) -> list[Sample]:
-    """Return the result of a function, which is a sample, ``None`` or several samples, as a list.
-
-    Raises:
-        TypeError: the result is not a sample; the message is ``rule`` followed by the type.
-    """
+def _check_results(made: Any, rule: str) -> list[Sample]:
+    """Return the result of a function, which is a sample, ``None`` or several samples, as a list."""
     is_one = isinstance(made, Mapping | str | bytes) or not isinstance(made, Iterable)
     found: list[Any] = [] if made is None else [made] if is_one else list(made)
     for each in found:
         if not isinstance(each, Mapping):
             raise TypeError(f"{rule} {type(each).__name__}")
     return found
-
-
-class _Counted:
-    """Counts the samples of an iterable."""
-
-    def __init__(self, source: Iterable[Sample]) -> None:
-        self._source = source
-        self.count = 0
-
-    def __iter__(self) -> Iterator[Sample]:
-        for sample in self._source:
-            self.count += 1
-            yield sample
 
 
 def _portable(error: Exception) -> Exception:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wds_datapipes.arguments import check_integer
 from wds_datapipes.errors import (
     EncodeError,
     MissingDependencyError,
@@ -19,10 +20,8 @@ from wds_datapipes.errors import (
     UnsafeInputError,
 )
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.index.build_many import build_indexes
-from wds_datapipes.index.file_format import index_url
-from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.sinks import size_of
 from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.parallel.executors import failure_of, start_workers
@@ -67,26 +66,24 @@ class RunKeywords(WriteKeywords, total=False):
 
     remove_old: bool
     input_options: Mapping[str, Any] | None
+    retries: int
+    limits: ReadLimits
     progress: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(WriteOptions):
-    """The options of `create_shards` and `convert_shards`: those of `WriteOptions`, and three more.
-
-    Attributes:
-        remove_old: remove surplus shards of an earlier, larger run after the new ones are written. By default, they
-            raise an error before anything is written.
-        input_options: the storage options of the input, if they differ.
-        progress: show a progress bar if standard error is a terminal and rich is installed.
-    """
+    """The options of `create_shards` and `convert_shards`, which describe them, besides those of `WriteOptions`."""
 
     remove_old: bool = False
     input_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    retries: int = 0
+    limits: ReadLimits = DEFAULT_LIMITS
     progress: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_integer("retries", self.retries, 0)
         if self.format not in (None, "tar"):
             raise ValueError(f"format must be tar, since records are written by a ShardWriter, not {self.format!r}")
 
@@ -150,11 +147,15 @@ class ShardRun:
             raise ValueError(
                 f"{describe_old_shards(self._old)}. Nothing was written. Remove them, or pass remove_old=True"
             )
-        written = {name: getattr(options, name) for name in IN_SHARDS}
-        self._made_by = {"another function": fingerprint(made_by), "other options": fingerprint(written)}
+        self._made_by = fingerprint((made_by, {name: getattr(options, name) for name in IN_SHARDS}))
         files = [*outputs] if journal is None else [*outputs, journal]
         for folder in {Path(local).parent for file in files if (local := local_path(file)) is not None}:
-            _create_folder(folder)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:  # noqa: PERF203  a few folders
+                raise ShardWriteError(
+                    f"The folder {str(folder)!r} cannot be created: {error.strerror}. Choose another output"
+                ) from error
         self._journal = None if journal is None else ShardJournal(journal, {"of": "shards of a conversion"})
 
     def find_finished(self, *, keep_changed: bool) -> tuple[dict[int, ConvertedShard], dict[int, str]]:
@@ -167,20 +168,22 @@ class ShardRun:
         lines = {_name(shard.info.url): shard for shard in finished}  # the last record of a name counts
         recorded = [number for number, output in enumerate(self._outputs) if _name(output) in lines]
 
-        def compare(number: int) -> list[str] | None:
+        def compare(number: int) -> str | None:
             shard = lines[_name(self._outputs[number])]
             if size_of(self._outputs[number], self._options.storage_options) != shard.info.bytes:
                 return None
-            now = {} if keep_changed else self._identity(self._producer.inputs.version(self._items[number]))
-            return [difference for difference, value in now.items() if shard.facts["made_by"].get(difference) != value]
+            if not keep_changed and shard.facts["made_by"] != self._made_by:
+                return "another function or other options"
+            has_changed = not keep_changed and shard.facts["version"] != self._producer.version_of(self._items[number])
+            return "the input has changed" if has_changed else ""
 
         same: dict[int, ConvertedShard] = {}
         changed: dict[int, str] = {}
         with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
-            for number, differences in zip(recorded, pool.map(compare, recorded), strict=True):
-                if differences:
-                    changed[number] = ", ".join(differences)
-                elif differences is not None:
+            for number, difference in zip(recorded, pool.map(compare, recorded), strict=True):
+                if difference:
+                    changed[number] = difference
+                elif difference is not None:
                     shard = lines[_name(self._outputs[number])]
                     info = shard.info._replace(url=self._outputs[number])
                     same[number] = self._converted(number, info, shard.facts, is_new=False)
@@ -194,17 +197,15 @@ class ShardRun:
         label: str,
         executor: Executor | None = None,
         num_workers: int | None = None,
-        retries: int = 0,
     ) -> Generator[tuple[int, ConvertedShard | BaseException], None, None]:
         """Yield the finished shards, write the others, and yield each of them, or the error if it fails for good.
 
         Args:
-            finished: the finished shards, which get an index if they have none and it is requested.
+            finished: the finished shards.
             policy: handles the errors of samples that workers have skipped.
             label: the label of the progress bar.
             executor: any executor of ``concurrent.futures``; by default, processes are forked.
             num_workers: the number of workers, by default one per CPU; 0 works in this process.
-            retries: how often a shard is retried.
         """
         call = secrets.token_hex(8)
 
@@ -215,7 +216,6 @@ class ShardRun:
             for number, shard in finished.items():
                 meter.add(shards=1)
                 yield number, shard
-            self._index([self._outputs[number] for number in finished], executor, num_workers)
             waiting = deque(make_task(number, 1) for number in range(len(self._outputs)) if number not in finished)
             # A worker that inherits the journal would keep it locked until it ends.
             private = [] if self._journal is None else [self._journal.fileno()]
@@ -230,7 +230,7 @@ class ShardRun:
                         if isinstance(result, ConvertedShard):
                             meter.add(shards=1, samples=result.read, size=result.info.bytes)
                         yield number, result
-                    elif attempt > retries or isinstance(failure, DETERMINISTIC_ERRORS):
+                    elif attempt > self._options.retries or isinstance(failure, DETERMINISTIC_ERRORS):
                         yield number, failure
                     else:
                         name, kind = redact(str(self._items[number])), type(failure).__name__
@@ -249,38 +249,15 @@ class ShardRun:
                 policy.handle(error)
         except Exception as error:  # noqa: BLE001  the policy may raise anything
             return error
-        facts = {
-            "read": written.read,
-            "skipped": len(written.errors),
-            "made_by": self._identity(written.version),
-        }
+        facts = {"read": written.read, "skipped": len(written.errors)}
         if self._journal is not None:
-            self._journal.add(FinishedShard(number, written.info, facts))
+            made_by = {"made_by": self._made_by, "version": written.version}
+            self._journal.add(FinishedShard(number, written.info, {**facts, **made_by}))
         return self._converted(number, written.info, facts, is_new=True)
-
-    def _identity(self, version: str) -> dict[str, str]:
-        """Return the digests of all that determines a shard, by what is said if one differs."""
-        return {**self._made_by, "the input has changed": version}
 
     def _converted(self, number: int, info: ShardInfo, facts: Mapping[str, Any], *, is_new: bool) -> ConvertedShard:
         item = self._items[number]
         return ConvertedShard(item if isinstance(item, str) else "", info, facts["read"], is_new, facts["skipped"])
-
-    def _index(self, outputs: Sequence[str], executor: Executor | None, num_workers: int | None) -> None:
-        """Write indexes for finished shards that have none, if they are requested."""
-        options = self._options
-        if not options.index or options.key_rule is None:
-            return
-        with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
-            sizes = pool.map(lambda output: size_of(index_url(output), options.storage_options), outputs)
-            missing = [output for output, size in zip(outputs, sizes, strict=True) if size is None]
-        build_indexes(
-            missing,
-            options=IndexOptions(digest=options.digest, key_rule=options.key_rule),
-            executor=executor,
-            num_workers=num_workers,
-            storage_options=options.storage_options,
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -288,15 +265,6 @@ class ShardRun:
     def __exit__(self, *_: object) -> None:
         if self._journal is not None:
             self._journal.close()
-
-
-def _create_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ShardWriteError(
-            f"The folder {str(folder)!r} cannot be created: {error.strerror}. Choose another output"
-        ) from error
 
 
 def _name(output: str) -> str:

@@ -91,19 +91,19 @@ class Subset(ScanOptions):
         return _rekey_samples(samples, self.rekey) if self.rekey else samples
 
 
-def check_rekey(pattern: str) -> None:
-    """Check a pattern for new keys.
+def check_rekey(pattern: str, parts: Sequence[str] = KEY_PARTS) -> None:
+    """Check a pattern for new keys, which may have these parts.
 
     Raises:
         ValueError: the pattern is invalid, or makes the same key for all samples.
     """
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(pattern) if name is not None}
-        pattern.format(number=1, key="a/b", name="b", shard="s")
+        pattern.format(**{part: 1 if part == "number" else "a" for part in parts})
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise ValueError(
             f"The key pattern {pattern!r} is invalid: {type(error).__name__}: {error}. Use "
-            f"{', '.join(f'{{{part}}}' for part in KEY_PARTS)}, as in '{{number:06d}}'"
+            f"{', '.join(f'{{{part}}}' for part in parts)}, as in '{{number:06d}}'"
         ) from None
     if not names & {"number", "key", "name"}:
         raise ValueError(

@@ -192,8 +192,9 @@ def _walk_folder(top: str, folder: str, *, deep: bool = True) -> Iterator[tuple[
             return
         for name in folders:
             below = f"{path}/{name}"
-            above = map(os.path.realpath, (path, *Path(path).parents))
-            if os.path.islink(below) and os.path.realpath(below) in above:  # noqa: PTH114  a string
+            if Path(below).is_symlink() and Path(below).resolve() in map(
+                Path.resolve, (Path(path), *Path(path).parents)
+            ):
                 raise SampleSourceError(f"The folder {below!r} is a link to one of its parents. Remove the link")
 
 
