@@ -63,14 +63,12 @@ class Counters:
         shard: the shard opened last, without credentials, or "".
         entries: the number of skipped items.
         on_shard: called with each shard that is opened.
-        slow_logged_at: the time when a slow store was last logged, in seconds of a monotonic clock.
     """
 
     def __init__(self) -> None:
         self.shard = ""
         self.entries = 0
         self.on_shard: Callable[[str], object] | None = None
-        self.slow_logged_at: float | None = None
         self._counts: Counter[str] = Counter()
         self._latest: deque[SkippedItem] = deque(maxlen=LATEST)
         #: Bytes and seconds by thread. Each thread writes to its own entry, so a fork finds no lock held.

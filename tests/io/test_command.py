@@ -70,7 +70,7 @@ def test_a_command_gets_no_standard_input() -> None:
     [
         (
             "echo hi; exit 3",
-            r"'echo \*\*\*; exit 3' exited with status 3 after 3 bytes. It wrote nothing to standard",
+            r"'echo \*\*\*; \*\*\* \*\*\*' exited with status 3 after 3 bytes. It wrote nothing to standard",
         ),
         ("false | echo hi", r"exited with status 1 after 3 bytes"),
         ("echo oh no >&2; exit 1", r"exited with status 1 after 0 bytes. Its standard error ends with: oh no\Z"),

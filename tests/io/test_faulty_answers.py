@@ -22,9 +22,8 @@ from wds_datapipes.errors import (
     MissingSidecarError,
     ShardError,
     ShardOpenError,
-    ShardReadError,
     SidecarError,
-    SpecError,
+    TruncatedShardError,
 )
 from wds_datapipes.index.build import build_index
 from wds_datapipes.index.shard_index import ShardIndex
@@ -80,7 +79,7 @@ def outcome(ask: Callable[[str], object], url: str) -> object:
     """Return the result of a reader, or the error that it raises."""
     try:
         return ask(url)
-    except (ShardError, SidecarError, SpecError) as error:
+    except (ShardError, SidecarError) as error:
         return error
 
 
@@ -128,10 +127,8 @@ def test_a_part_is_never_mistaken_for_the_file(proxy: FaultProxy, shard: bytes, 
             keys(address(proxy))
         with pytest.raises(ShardError, match=rf"/answers/a\.tar .*{told}"):
             keys(address(proxy), tmp_path / "copies")
-        with pytest.raises(MissingSidecarError, match=rf"/answers/a\.tar cannot be read: .*{told}"):
+        with pytest.raises(MissingSidecarError, match=rf"/answers/a\.tar cannot be opened: .*{told}"):
             read_sidecar(address(proxy))
-        with pytest.raises(SpecError, match=rf"cannot be listed: .*{told}"):
-            list(ShardList(f"http://127.0.0.1:{proxy.port}/answers/*.tar"))
     assert list(tmp_path.rglob("*.tar")) == []
 
 
@@ -197,9 +194,9 @@ def test_an_undecodable_content_coding_is_an_error(proxy: FaultProxy, shard: byt
 
 def test_truncated_compressed_data_are_an_error(proxy: FaultProxy, shard: bytes) -> None:
     body = gzip.compress(shard)
-    for cut in (0, 1, 10, len(body) // 2, len(body) - 9, len(body) - 1):
+    for cut in (1, 10, len(body) // 2, len(body) - 9, len(body) - 1):
         proxy.faults[:] = [Fault(body=body[:cut], headers={"Content-Encoding": "gzip"})] * 9
-        with pytest.raises(ShardReadError, match=r"a\.tar failed after \d+ bytes: EOFError: the gzip-encoded response"):
+        with pytest.raises(TruncatedShardError, match=r"a\.tar"):
             keys(address(proxy), retries=1)
     proxy.faults[:] = [Fault(body=body[:50] + b"xx" + body[52:], headers={"Content-Encoding": "gzip"})] * 9
     with pytest.raises(CorruptShardError, match=r"The gzip data of \S+a\.tar .* are damaged: Error -3"):
@@ -242,7 +239,6 @@ def test_an_endless_answer_is_abandoned(proxy: FaultProxy, name: str, tmp_path: 
         lambda url: keys(url, tmp_path / "copies", retries=0, timeout_s=0.3),
         lambda url: file_facts(url, retries=0, timeout_s=0.3),
         lambda url: read_sidecar(url, {"retries": 0, "timeout_s": 0.3}),
-        lambda url: list(ShardList(f"{url}/*.tar", storage_options={"retries": 0, "timeout_s": 0.3})),
     ]
     for ask in asks:
         proxy.faults[:] = [Fault(wire=pieces, pause_s=pause_s)] * 9
@@ -265,21 +261,17 @@ from wds_datapipes import ShardList
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.index.build import build_index
 site = sys.argv[1]
-for pattern in ("a.tar", "*.tar", ""):
-    print([sample["__key__"] for sample in ShardList(site + pattern).load_wds_shards().group_samples()])
+print([sample["__key__"] for sample in ShardList(site + "a.tar").load_wds_shards().group_samples()])
 print(len(build_index(site + "a.tar")))
 print([len(list(ShardList(site + "a.tar").cache_wds_shards(sys.argv[2]).load_wds_shards())) for _ in range(2)])
 """
 
 
 def test_http_needs_no_package(proxy: FaultProxy, tmp_path: Path) -> None:
-    page = b'<html><a href="../">up</a><a href="a.tar">a</a> <a href="b.txt">b</a></html>'
-    listing = Fault(sent_status=200, body=page, headers={"Content-Type": "text/html"})
     site = address(proxy).removesuffix("a.tar")
-    proxy.faults[:] = [None, listing, None, listing]
     command = [sys.executable, "-c", WITHOUT, site, str(tmp_path / "copies")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == [str(WANT)] * 3 + ["6", "[6, 6]"], done.stderr
+    assert done.stdout.splitlines() == [str(WANT), "6", "[6, 6]"], done.stderr
 
 
 def test_the_error_of_an_unreachable_server_states_the_attempts(unused_port: int) -> None:

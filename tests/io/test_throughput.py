@@ -1,9 +1,8 @@
-"""Slow stores: a slow one is logged, and one that sends next to nothing is abandoned and retried."""
+"""Slow stores: one that sends next to nothing is abandoned and retried."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +17,12 @@ from web_server import QuietHandler, web_server
 from wds_datapipes import ShardList
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardReadError
+from wds_datapipes.io.call_threads import TooSlowError
 from wds_datapipes.io.openers import open_url
+from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, UNGUARDED
+from wds_datapipes.io.remote.resuming_stream import MonitoredFile
 from wds_datapipes.io.remote.retry import RetryPolicy, is_transient
-from wds_datapipes.io.remote.throughput import Attempt, ThroughputMonitor, TooSlowError
 from wds_datapipes.testing import build_shard
 
 
@@ -92,54 +93,31 @@ def test_a_server_that_only_drips_ends_in_an_error(drips: str, read_ahead: int) 
     assert len(Drips.begins) == 3
 
 
-# Pace, by a simulated clock -----------------------------------------------------------------------------------------
+class Steady:
+    """Delivers a number of bytes in a number of seconds of the clock, for each read."""
 
+    def __init__(self) -> None:
+        self.now, self.pace = 1000.0, (0, 0.0)
 
-class Clock:
-    now = 1000.0
+    def readinto(self, _: object) -> int:
+        self.now += self.pace[1]
+        return self.pace[0]
 
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_slow_store_is_logged_once_and_not_for_each_shard(caplog: pytest.LogCaptureFixture) -> None:
-    counters, clock = Counters(), Clock()
-    shards = [ThroughputMonitor(f"s3://bucket/{n}.tar", 60, counters, clock) for n in range(3)]
-    with caplog.at_level(logging.WARNING, "wds_datapipes"):
-        for _ in range(40):
-            for shard in shards:
-                shard.record(50_000, 1.0)
-            clock.now += 1
-        assert caplog.messages == ["Reading s3://bucket/0.tar is slow: received 500000 bytes in 10 s"]
-        later = ThroughputMonitor("s3://bucket/9.tar", 60, counters, clock)
-        clock.now += 60
-        later.record(100_000, 11.0)
-    assert caplog.messages[1:] == ["Reading s3://bucket/9.tar is slow: received 100000 bytes in 11 s"]
-
-
-def test_a_store_that_is_far_slower_than_before_is_slow(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "wds_datapipes"):
-        counters, clock = Counters(), Clock()
-        fast = ThroughputMonitor("fast", 60, counters, clock)
-        for _ in range(100):
-            fast.record(100_000_000, 1.0)
-        ThroughputMonitor("half as fast", 60, counters, clock).record(600_000_000, 12.0)
-        assert caplog.messages == []
-        ThroughputMonitor("a fiftieth", 60, counters, clock).record(24_000_000, 12.0)
-    assert caplog.messages == ["Reading a fiftieth is slow: received 24000000 bytes in 12 s"]
+    def close(self) -> None:
+        pass
 
 
 def test_time_without_a_reader_does_not_count() -> None:
-    steady = ThroughputMonitor("x", 60)
-    for _ in range(100_000):
-        steady.record(1 << 20, 0.0005)
-    for _ in range(20):
-        steady.record(10 << 10, 10.0)  # 1 KB/s: slow, but not next to nothing
-    steady.record(0, 100.0)  # the end may take its time
-    for _ in range(5):
-        steady.record(1, 10.0)
+    remote, file = RemotePath("memory://x", timeout_s=60), Steady()
+    remote.retry.clock = lambda: file.now
+    steady = MonitoredFile(file, remote)
+    for count, bytes_s in ((100_000, (1 << 20, 0.0005)), (20, (10 << 10, 10.0)), (1, (0, 100.0)), (5, (1, 10.0))):
+        file.pace = bytes_s  # 1 KB/s is slow, but not next to nothing; the end may take its time
+        for _ in range(count):
+            steady.readinto(b"")
+            file.now += 1000
     with pytest.raises(TooSlowError):
-        steady.record(1, 10.0)
+        steady.readinto(b"")
     assert is_transient(TooSlowError())
 
 
@@ -272,14 +250,3 @@ def test_all_blocks_are_of_one_version(blocks: type[Blocks], monkeypatch: pytest
         with pytest.raises(ChangedShardError, match="blocks://a was replaced while it was read"):
             stream.read(1)
     assert {"gs", "az", "abfs", "hf"} <= UNGUARDED
-
-
-def test_an_abandoned_attempt_is_not_waited_for() -> None:
-    hangs = threading.Event()
-    attempt = Attempt(lambda: hangs.wait(60))
-    threading.Timer(0.05, attempt.abandon).start()
-    with pytest.raises(TooSlowError):
-        attempt.result(60)
-    hangs.set()
-    with pytest.raises(ValueError, match="its own"):
-        Attempt(lambda: int("its own")).result(60)

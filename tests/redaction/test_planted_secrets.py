@@ -244,7 +244,9 @@ def index_it(url: str, folder: Path) -> Iterator[object]:
         found = getattr(index, name)
         parameters = inspect.signature(found).parameters
         required = {each for each, parameter in parameters.items() if parameter.default is parameter.empty}
-        allowed = {"manifest"} if name == "write_manifest" else set()  # which contains the URLs of its shards
+        allowed = (
+            {"manifest"} if name in ("write_manifest", "write_wids_index") else set()
+        )  # which contain the URLs of its shards
         for each in (parameters.keys() & planted.keys()) - allowed if required <= harmless.keys() else ():
             arguments = {**{name: harmless[name] for name in required}, each: planted[each]}
             yield lambda found=found, arguments=arguments: found(**arguments)

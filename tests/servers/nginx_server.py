@@ -42,7 +42,6 @@ http {{
         listen 127.0.0.1:{http};
         location / {{ root files; }}
         location = /asked {{ return 204; }}
-        location /listed/ {{ alias files/; autoindex on; }}
         location /whole/ {{ alias files/; max_ranges 0; }}
         location /by-date/ {{ alias files/; etag off; }}
         location /no-version/ {{ alias files/; etag off; add_header Last-Modified ""; }}

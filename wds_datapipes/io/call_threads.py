@@ -7,7 +7,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as NoResultError
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
@@ -18,6 +19,10 @@ Calls: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | No
 
 #: Seconds for which closing waits for a call; afterwards it ends in the background.
 GRACE_S = 2.0
+
+
+class TooSlowError(TimeoutError):
+    """A store, or a connection to it, has stalled; a new one may be faster."""
 
 
 class CallThreads:
@@ -82,8 +87,37 @@ def _run_calls(calls: Calls, is_closed: threading.Event) -> None:
         if is_closed.is_set():
             future.cancel()
         if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(call())
-            except BaseException as error:  # noqa: BLE001  `Future.result` raises it
-                future.set_exception(error)
+            _set_result(future, call)
         del entry, future, call  # what the call refers to must not stay alive while the thread waits for another one
+
+
+def _set_result(future: Future[T], call: Callable[[], T]) -> None:
+    with suppress(InvalidStateError):  # it was abandoned
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001  `Future.result` raises it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+def start_call(call: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread of its own: libraries may wait for any time, and cannot be interrupted."""
+    future: Future[T] = Future()
+    threading.Thread(target=_set_result, args=(future, call), name="wds-store", daemon=True).start()
+    return future
+
+
+def wait_for(future: Future[T], most_s: float) -> T:
+    """Return the result of a call.
+
+    Raises:
+        TooSlowError: it takes longer than ``most_s`` seconds.
+        BaseException: any error of the call.
+    """
+    try:
+        return future.result(most_s)
+    except NoResultError:
+        if future.done():
+            raise
+        raise TooSlowError(f"no response within {most_s:g} s") from None

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wds_datapipes.errors import MissingSidecarError, ShardError, ShardWriteError, WdsError
 from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
-from wds_datapipes.io.remote.filesystem import RemotePath
-from wds_datapipes.io.remote.fsspec_file import BLOCK_TIMEOUTS
-from wds_datapipes.io.remote.throughput import Attempt
 from wds_datapipes.io.sinks import open_target
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
+
+#: The largest sidecar file, so that a server cannot fill the memory.
+LARGEST_BYTES = 4 << 30
 
 
 def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = None) -> str:
@@ -79,21 +78,24 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
     Raises:
         MissingSidecarError: the file cannot be read.
     """
-    path = local_path(url)
     try:
-        if path is not None:
+        if (path := local_path(url)) is not None:
             return Path(path).read_bytes()
-        if split_scheme(url)[0] in known_schemes():
-            with open_url(url) as stream:
-                return b"".join(iter(lambda: stream.read(1 << 20), b""))
-        remote = RemotePath(url, storage_options)
-        read = partial(remote.filesystem.cat_file, remote.path)
-        return bytes(remote.call(lambda: Attempt(read).result(BLOCK_TIMEOUTS * remote.timeout_s)))
+        options: dict[str, Any] = (
+            {} if split_scheme(url)[0] in known_schemes() else {"storage_options": storage_options}
+        )
+        content = bytearray()
+        with open_url(url, **options) as stream:
+            while piece := stream.read(1 << 20):
+                content += piece
+                if len(content) > LARGEST_BYTES:
+                    raise MissingSidecarError(
+                        f"{redact(url)} has more than {LARGEST_BYTES} bytes. Is it the right file?"
+                    )
+        return bytes(content)
     except ShardError as error:
         raise MissingSidecarError(str(error)) from None
-    except WdsError:
-        raise
-    except Exception as error:  # noqa: BLE001  every file system has errors of its own
+    except OSError as error:
         raise_alone(_sidecar_error(url, storage_options, "read", error))
 
 

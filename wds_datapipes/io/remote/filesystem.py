@@ -15,9 +15,9 @@ from fsspec.registry import known_implementations, registry  # type: ignore[impo
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError
 from wds_datapipes.extras import require
+from wds_datapipes.io.call_threads import start_call, wait_for
 from wds_datapipes.io.remote.http import HttpClient, is_web
 from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, is_untrusted
-from wds_datapipes.io.remote.throughput import Attempt
 from wds_datapipes.io.remote.timeouts import RETRY_S, TIMEOUT_S, silent_after, split_timeouts, with_timeouts
 from wds_datapipes.io.urls import known_schemes, split_scheme
 from wds_datapipes.redaction import redact
@@ -125,9 +125,8 @@ class RemotePath:
         arguments = with_timeouts(self.scheme, options, timeout_s)
         if self.scheme not in SFTP:
             return cast("tuple[Any, str]", url_to_fs(url, **arguments))
-        filesystem, path = Attempt(partial(url_to_fs, url, skip_instance_cache=True, **arguments)).result(
-            silent_after(self.timeout_s)
-        )
+        connecting = start_call(partial(url_to_fs, url, skip_instance_cache=True, **arguments))
+        filesystem, path = wait_for(connecting, silent_after(self.timeout_s))
         filesystem.ftp.get_channel().settimeout(self.timeout_s)
         weakref.finalize(filesystem.ftp, filesystem.client.close)  # nothing else closes the connection
         self._unused.append(filesystem)
@@ -168,7 +167,7 @@ class RemotePath:
             return self.filesystem_of_file().info(self.path)
 
         # The time-outs of libraries hold for each byte, and a server may send a response byte by byte.
-        return cast("Mapping[str, Any]", self.call(lambda: Attempt(request).result(silent_after(self.timeout_s))))
+        return cast("Mapping[str, Any]", self.call(lambda: wait_for(start_call(request), silent_after(self.timeout_s))))
 
     def reason(self, error: Exception) -> str:
         """Return the message of a file system's error, without credentials."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from wds_datapipes.io.remote.resuming_stream import OpenedSource, etag_of, is_strong_etag, version_of
-from wds_datapipes.io.remote.throughput import Attempt, ThroughputMonitor
+from wds_datapipes.io.call_threads import start_call, wait_for
+from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.timeouts import silent_after
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class FsspecStore:
     """
 
     def __init__(self, remote: RemotePath, *, keep_open: bool) -> None:
-        self._remote, self._keeps_open, self._is_seekable = remote, keep_open, False
+        self.remote, self._keeps_open, self._is_seekable = remote, keep_open, False
         self._idle: list[Any] = []
         #: By the identity of a file: some file systems, such as that in memory, open the same one each time.
         self._locks: dict[int, threading.Lock] = {}
@@ -60,19 +61,11 @@ class FsspecStore:
         details = getattr(file, "details", None)
         details = details if isinstance(details, Mapping) else {}
         version = version_of(*(details.get(name) for name in VERSION_FACTS))
-        needs_check = bool(version) and self._remote.scheme in UNGUARDED
-        blocks = BlockFile(
-            file,
-            ThroughputMonitor(self._remote.name, self._remote.timeout_s, self._remote.counters),
-            (lambda: self._version() == version) if needs_check else None,
-            self._keep_or_close,
-            self._locks.setdefault(id(file), threading.Lock()) if self._is_seekable else None,
-            start,
-            end,
-        )
+        lock = self._locks.setdefault(id(file), threading.Lock()) if self._is_seekable else None
+        blocks = BlockFile(self, file, lock, start, end, version if self.remote.scheme in UNGUARDED else ())
         etag = etag_of(details)
         is_strong = is_strong_etag(etag) or any(details.get(name) is not None for name in NUMBERS_OF_VERSIONS)
-        return OpenedSource(blocks, start, details.get("size"), version, etag, is_strong)
+        return OpenedSource(MonitoredFile(blocks, self.remote), start, details.get("size"), version, etag, is_strong)
 
     def can_seek(self) -> bool:
         """Whether a file that was read before can be read again."""
@@ -94,7 +87,7 @@ class FsspecStore:
         """Open the file; return it and its offset, which is 0 if it cannot seek."""
         if start:
             self._invalidate_cache()
-        file = Attempt(self._open_file).result(silent_after(self._remote.timeout_s))
+        file = wait_for(start_call(self._open_file), silent_after(self.remote.timeout_s))
         if start:
             try:
                 file.seek(start)
@@ -102,28 +95,30 @@ class FsspecStore:
                 start = 0
         return file, start
 
-    def _keep_or_close(self, file: Any) -> None:
+    def release(self, file: Any) -> None:
+        """Keep a file for the next range, or close it."""
         self._idle.append(file)
         if not self._keeps_open:
             self.close()
 
     def _open_file(self) -> Any:
-        filesystem = self._remote.filesystem_of_file()
-        file = filesystem.open(self._remote.path, "rb", block_size=BLOCK_BYTES, cache_type="none")
+        filesystem = self.remote.filesystem_of_file()
+        file = filesystem.open(self.remote.path, "rb", block_size=BLOCK_BYTES, cache_type="none")
         if callable(stat := getattr(file, "stat", None)):  # of paramiko
             facts = stat()
             file.details = {"size": facts.st_size, "mtime": facts.st_mtime}
         _ = getattr(file, "details", None)  # some file systems send a request for it
         return file
 
-    def _version(self) -> tuple[str, ...]:
+    def current_version(self) -> tuple[str, ...]:
+        """Return the version that the store has now."""
         self._invalidate_cache()
-        details = self._remote.filesystem.info(self._remote.path)
+        details = self.remote.filesystem.info(self.remote.path)
         return version_of(*(details.get(name) for name in VERSION_FACTS))
 
     def _invalidate_cache(self) -> None:
         """Drop the file system's cached listing."""
-        if callable(forget := getattr(self._remote.filesystem, "invalidate_cache", None)):
+        if callable(forget := getattr(self.remote.filesystem, "invalidate_cache", None)):
             forget()
 
 
@@ -133,29 +128,27 @@ class BlockFile:
     Each block is fetched in a thread, since its library may block for any time and any number of requests.
 
     Args:
+        store: the store of the file, to which it returns unless reading it has failed.
         file: the file, at its next byte.
-        monitor: measures the throughput of the file.
-        is_same: returns whether the file is still the one that was opened; None if the store checks this itself.
-        release: called with the file at the end, unless reading it has failed.
         lock: held while the file seeks and reads, if others may have the same one; None for a file of this reader.
         start: the offset of the next byte.
         end: where to end; None for the end of the file.
+        version: the version of the file, if the store does not check it itself.
     """
 
     def __init__(
         self,
+        store: FsspecStore,
         file: Any,
-        monitor: ThroughputMonitor,
-        is_same: Callable[[], bool] | None,
-        release: Callable[[Any], object],
         lock: threading.Lock | None,
         start: int,
         end: int | None,
+        version: tuple[str, ...],
     ) -> None:
-        self._file, self._monitor, self._is_same, self._release = file, monitor, is_same, release
+        self._store, self._file, self._version = store, file, version
         self._file_lock, self._position, self._end = lock, start, end
         self._block, self._block_count = memoryview(b""), 0
-        self._attempt: Attempt[bytes] | None = None
+        self._attempt: Future[bytes] | None = None
         self._is_closed = self._has_failed = False
         self._lock = threading.Lock()
 
@@ -182,23 +175,19 @@ class BlockFile:
             self._is_closed = True
             attempt = self._attempt
         if attempt is not None:
-            attempt.abandon()
+            with suppress(InvalidStateError):  # it has ended
+                attempt.set_exception(ValueError("the file is closed"))
         elif self._has_failed:
             self._file.close()
         else:
-            self._release(self._file)
+            self._store.release(self._file)
 
     def _fetch(self) -> bytes:
-        monitor, begin = self._monitor, self._monitor.clock()
         with self._lock:
             if self._is_closed:
                 raise ValueError("the file is closed")
-            self._attempt = Attempt(self._next)
-        data = self._attempt.result(
-            BLOCK_TIMEOUTS * monitor.timeout_s, monitor.timeout_s, lambda: monitor.log_slow(0, monitor.timeout_s)
-        )
-        monitor.record(len(data), monitor.clock() - begin)
-        return data
+            self._attempt = attempt = start_call(self._next)
+        return wait_for(attempt, BLOCK_TIMEOUTS * self._store.remote.timeout_s)
 
     def _next(self) -> bytes:
         """Return the next block; runs in another thread."""
@@ -210,7 +199,7 @@ class BlockFile:
                 data: bytes = self._file.read(count)
             self._position += len(data)
             self._block_count += 1
-            if data and self._block_count > 1 and self._is_same is not None and not self._is_same():
+            if data and self._version and self._block_count > 1 and self._store.current_version() != self._version:
                 raise FileExpired("the file was replaced while it was read")
             return data
         except BaseException:

@@ -5,32 +5,22 @@ from __future__ import annotations
 import os
 import re
 import ssl
-import sys
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from datetime import timezone
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from http.client import HTTPMessage
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, cast
 from urllib.request import getproxies
 
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
-from wds_datapipes.errors import TruncatedShardError
-from wds_datapipes.io.compression.decompress import Decompressor, buffer_stream
-from wds_datapipes.io.compression.formats import GZIP
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS
-from wds_datapipes.io.remote import http_listing
 from wds_datapipes.io.remote.http_request import HttpStatusError, Response, send_request
-from wds_datapipes.io.remote.resuming_stream import OpenedSource, RawReader, etag_of, is_strong_etag, version_of
+from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.retry import is_transient
-from wds_datapipes.io.remote.throughput import MonitoredFile, ThroughputMonitor
-from wds_datapipes.redaction import redact
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from wds_datapipes.io.remote.filesystem import RemotePath
 
 
@@ -40,12 +30,8 @@ CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)"
 NO_RANGE = re.compile(r"bytes \*/([0-9]{1,19})")
 #: A size in ASCII digits, with a limited length; Python would accept other digits as well.
 SIZE = re.compile(r"[0-9]{1,19}")
-#: Content encodings of gzip, which some servers apply although the client accepts none.
+#: Content encodings that some servers apply although the client accepts none. Shards are decompressed anyway.
 GZIP_CODINGS = {"gzip", "x-gzip"}
-#: The number of bytes decompressed at once.
-STEP_BYTES = 256 << 10
-#: The maximum size of a directory page in bytes.
-LARGEST_PAGE = 64 << 20
 #: The maximum length of a header in errors.
 SHOWN = 100
 
@@ -54,89 +40,61 @@ class UnexpectedResponseError(Exception):
     """A server has sent an unexpected response, which retrying would not change."""
 
 
-class SentPart(NamedTuple):
-    """The range of a file in a response."""
-
-    first: int
-    last: int
-    #: The size of the whole file, if the server reports it.
-    total: int | None
-
-
 def is_web(scheme: str) -> bool:
     """Whether the URLs of a scheme are files on web servers."""
     return scheme in ("http", "https")
 
 
-class HttpFile:
-    """The body of a response: a file, or the requested range.
+def opened_by(response: Response, requested: str | None) -> OpenedSource:
+    """Return the file, or the requested range of it, that a response contains.
 
     Args:
-        response: the response.
-        requested: the requested range; None for the whole file.
-        url: the file.
-
-    Attributes:
-        part: the range; None for the whole file.
-        size: the size of the whole file, if the server reports it.
-        version: identifies the version of the file.
-        etag: the ETag of the file, if the server sends one.
-        headers: those of the response.
+        response: the response, which is closed if this function raises.
+        requested: the requested range, such as ``"512-1023"`` or ``"512-"``; None for the whole file.
 
     Raises:
         UnexpectedResponseError: the response is neither the file nor the requested range.
     """
-
-    def __init__(self, response: Response, requested: str | None, url: str) -> None:
-        self._response, self.headers = response, response.headers
-        self._body: RawReader = response
-        self.etag = self.headers.get("ETag")
-        self.version = version_of(*(self.headers.get(name) for name in ("ETag", "Last-Modified")))
-        length = self.headers.get("Content-Length", "")
-        self.size = int(length) if SIZE.fullmatch(length) else None
-        self.part: SentPart | None = None
-        encoding = _content_encoding(response)
+    try:
+        headers, encoding = response.headers, _content_encoding(response)
+        etag, length = headers.get("ETag"), headers.get("Content-Length", "")
+        size = int(length) if SIZE.fullmatch(length) else None
+        version = version_of(*(headers.get(name) for name in ("ETag", "Last-Modified")))
+        facts = version, etag_of({"ETag": etag}), is_strong_etag(etag)
         if response.status == 206:
-            self._set_part(requested, encoding)
-        elif encoding in GZIP_CODINGS:  # some servers apply it although the client accepts none
-            # The size of the compressed body may differ with each response.
-            self.size, self.version, self.etag = None, (), None
-            self._body = Decompressor(buffer_stream(response), GZIP, url, DEFAULT_LIMITS)
-        elif encoding != "identity":
+            first, last, total = _sent_part(headers, requested, encoding, size)
+            return OpenedSource(response, first, total, *facts, last + 1)
+        if encoding in GZIP_CODINGS:  # its bytes may differ with each response
+            return OpenedSource(response, 0, None, ())
+        if encoding != "identity":
             raise UnexpectedResponseError(
                 f"the server sends the file with the content encoding {encoding[:SHOWN]!r}, which was not requested"
             )
+    except BaseException:
+        response.close()
+        raise
+    return OpenedSource(response, 0, size, *facts)
 
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
-        try:
-            return self._body.readinto(buffer)
-        except TruncatedShardError:  # the request is repeated
-            raise EOFError("the gzip-encoded response is truncated") from None
 
-    def close(self) -> None:
-        """End the request."""
-        self._response.close()
-
-    def _set_part(self, requested: str | None, encoding: str) -> None:
-        """Set the range from the headers of a response with status 206."""
-        content_range, length = self.headers.get("Content-Range"), self.size
-        found = f"Content-Range: {content_range[:SHOWN]!r}" if content_range is not None else "no Content-Range"
-        if requested is None:
-            raise UnexpectedResponseError(
-                f"the server sends a part of the file (status 206, {found}), but the whole file was requested"
-            )
-        kind = self.headers.get("Content-Type", "")
-        sent = CONTENT_RANGE.fullmatch((content_range or "").strip())
-        if sent is None or kind.lower().startswith("multipart/") or encoding != "identity":
-            found += f", Content-Type: {kind[:SHOWN]!r}, Content-Encoding: {encoding[:SHOWN]!r}"
-            raise UnexpectedResponseError(
-                f"the server does not send the requested bytes {requested} (status 206, {found})"
-            )
-        self.size = None if sent[3] == "*" else int(sent[3])
-        self.part = SentPart(int(sent[1]), int(sent[2]), self.size)
-        if length not in (None, self.part.last + 1 - self.part.first):
-            raise UnexpectedResponseError(f"the server sends {length} bytes for the Content-Range {content_range!r}")
+def _sent_part(
+    headers: HTTPMessage, requested: str | None, encoding: str, length: int | None
+) -> tuple[int, int, int | None]:
+    """Return the first and the last byte of a response with status 206, and the size of the file if it is known."""
+    content_range = headers.get("Content-Range")
+    found = f"Content-Range: {content_range[:SHOWN]!r}" if content_range is not None else "no Content-Range"
+    if requested is None:
+        raise UnexpectedResponseError(
+            f"the server sends a part of the file (status 206, {found}), but the whole file was requested"
+        )
+    kind = headers.get("Content-Type", "")
+    sent = CONTENT_RANGE.fullmatch((content_range or "").strip())
+    if sent is None or kind.lower().startswith("multipart/") or encoding != "identity":
+        found += f", Content-Type: {kind[:SHOWN]!r}, Content-Encoding: {encoding[:SHOWN]!r}"
+        raise UnexpectedResponseError(f"the server does not send the requested bytes {requested} (status 206, {found})")
+    first, last = int(sent[1]), int(sent[2])
+    if length not in (None, last + 1 - first):
+        raise UnexpectedResponseError(f"the server sends {length} bytes for the Content-Range {content_range!r}")
+    return first, last, None if sent[3] == "*" else int(sent[3])
 
 
 class HttpClient:
@@ -169,7 +127,7 @@ class HttpClient:
         self._timeout_s = timeout_s
         self._proxies = getproxies()  # slow, since it looks at all variables of the environment
 
-    def open(self, url: str, part: str | None = None, if_range: str | None = None) -> HttpFile:
+    def open(self, url: str, part: str | None = None, if_range: str | None = None) -> OpenedSource:
         """Request a file, or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
         With ``if_range``, an ETag, the server sends the whole file if it has another one.
@@ -179,12 +137,7 @@ class HttpClient:
             Exception: see `send_request`.
         """
         headers = {} if part is None else {"Range": f"bytes={part}"}
-        response = self._request(url, headers if if_range is None else {**headers, "If-Range": if_range})
-        try:
-            return HttpFile(response, part, url)
-        except BaseException:
-            response.close()
-            raise
+        return opened_by(self._request(url, headers if if_range is None else {**headers, "If-Range": if_range}), part)
 
     def info(self, url: str) -> dict[str, Any]:
         """Return the size, the ETag and the date of a file, if its server reports them."""
@@ -198,41 +151,22 @@ class HttpClient:
             if is_transient(error):
                 raise
         try:
-            found = self.open(url, "0-0")
+            response = self._request(url, {"Range": "bytes=0-0"})
         except HttpStatusError as error:
             none = NO_RANGE.fullmatch(error.headers.get("Content-Range", ""))
             if error.status != 416 or none is None:
                 raise
             return _facts(url, int(none[1]), error.headers)
-        found.close()
-        return _facts(url, found.size, found.headers)
+        with closing(response):
+            return _facts(url, opened_by(response, "0-0").size, response.headers)
 
-    def cat_file(self, url: str, max_bytes: int = sys.maxsize) -> bytes:
-        """Return a file as a whole.
+    def ls(self, url: str, **_options: object) -> list[Any]:
+        """Raise: web servers have no common form for the list of a directory."""
+        raise ValueError(
+            f"web servers do not list files. Name those of {url} with braces, as in train-{{000..146}}.tar"
+        )
 
-        Raises:
-            EOFError: the response is truncated.
-            UnexpectedResponseError: the file is larger than ``max_bytes``.
-        """
-        file, data, step = self.open(url), bytearray(), memoryview(bytearray(STEP_BYTES))
-        paced = MonitoredFile(file, ThroughputMonitor(redact(url), self._timeout_s))
-        with closing(paced):
-            while count := paced.readinto(step):
-                data += step[:count]
-                if len(data) > max_bytes:
-                    raise UnexpectedResponseError(f"the server sends more than {max_bytes} bytes")
-        if file.size not in (None, len(data)):
-            raise EOFError(f"received {len(data)} of {file.size} bytes")
-        return bytes(data)
-
-    def ls(self, url: str, detail: bool = True) -> list[Any]:
-        """Return the entries of a directory, from the links of its page."""
-        found = http_listing.entries_of(self.cat_file(url, LARGEST_PAGE), url)
-        return found if detail else [entry["name"] for entry in found]
-
-    def glob(self, url: str) -> list[str]:
-        """Return the files that match a pattern, from the pages of their directories."""
-        return http_listing.matches(url, self.ls)
+    glob = ls
 
     def _request(self, url: str, more: Mapping[str, str], method: str = "GET") -> Response:
         # With content encoding, ranges would count compressed bytes.
@@ -279,23 +213,18 @@ class HttpStore:
         """Open the file at an offset; a server without range support sends it from the beginning."""
         remote, client = self._remote, self._remote.filesystem
         if end is not None:
-            file = client.open(remote.path, f"{start}-{end - 1}")
+            opened = client.open(remote.path, f"{start}-{end - 1}")
         else:
-            file = client.open(remote.path, *((f"{start}-", self._etag) if start else ()))
-        part, is_strong = file.part, is_strong_etag(file.etag)
-        self._etag = file.etag if is_strong else None
-        facts = file.version, etag_of({"ETag": file.etag}), is_strong
-        self._sends_ranges = part is not None
-        monitored = MonitoredFile(file, ThroughputMonitor(remote.name, remote.timeout_s, remote.counters))
-        if part is None:
-            return OpenedSource(monitored, 0, file.size, *facts)
-        if part.total is None:
-            file.close()
+            opened = client.open(remote.path, *((f"{start}-", self._etag) if start else ()))
+        self._etag = f'"{opened.etag}"' if opened.is_strong else None
+        self._sends_ranges = opened.stop is not None
+        if opened.stop is not None and opened.size is None:
+            opened.file.close()
             raise UnexpectedResponseError(
-                f"the server sends bytes {part.first} to {part.last} of a file whose size it does not report "
+                f"the server sends bytes {opened.start} to {opened.stop - 1} of a file whose size it does not report "
                 "(Content-Range with a star), so it is unknown whether they are the last ones"
             )
-        return OpenedSource(monitored, part.first, part.total, *facts, part.last + 1)
+        return cast(OpenedSource, opened._replace(file=MonitoredFile(opened.file, remote)))
 
     def can_seek(self) -> bool:
         """Whether the server has sent a range."""

@@ -181,6 +181,8 @@ class Response(io.RawIOBase):
                 self._first = self._first[count:]
             else:
                 count = self._response.source.readinto(view) or 0
+                if not count:
+                    raise EOFError(f"the response ends {self._left} bytes too early")
             self._left -= count
             return count
 

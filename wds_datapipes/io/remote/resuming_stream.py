@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
+from wds_datapipes.io.call_threads import TooSlowError
 from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, was_replaced
 from wds_datapipes.redaction import redact_text
 from wds_datapipes.redaction.storage_options import raise_alone
@@ -16,9 +17,13 @@ from wds_datapipes.redaction.storage_options import raise_alone
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from wds_datapipes.io.remote.filesystem import RemotePath
+
 
 #: The most bytes that are skipped at once, when a store sends a file again.
 SKIP_BYTES = 256 << 10
+#: A connection that delivers fewer bytes per second than this has stalled: it is dropped, and a new one opened.
+STALLED_BYTES_PER_S = 1 << 10
 
 
 class RawReader(Protocol):
@@ -29,6 +34,45 @@ class RawReader(Protocol):
 
     def close(self) -> object:
         """Close the file."""
+
+
+class MonitoredFile:
+    """A remote file that counts its bytes, and drops a stalled connection.
+
+    Only the time spent waiting for a store counts, not the time between requests.
+
+    Args:
+        file: the file.
+        remote: its path, with the counters and the seconds after which a slow connection has stalled.
+    """
+
+    def __init__(self, file: RawReader, remote: RemotePath) -> None:
+        self._file, self._remote = file, remote
+        self._bytes, self._waited_s = 0, 0.0
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Read the available bytes, at most ``len(buffer)``; 0 at the end.
+
+        Raises:
+            TooSlowError: the connection has stalled.
+        """
+        clock = self._remote.retry.clock
+        begin = clock()
+        count = self._file.readinto(buffer)
+        waited_s = clock() - begin
+        self._remote.counters.count_fetched(count, waited_s)
+        self._bytes += count
+        self._waited_s += waited_s
+        if self._waited_s >= self._remote.timeout_s:
+            found, found_s = self._bytes, self._waited_s
+            self._bytes, self._waited_s = 0, 0.0
+            if found < STALLED_BYTES_PER_S * found_s and count:  # waiting for the end of the file does not count
+                raise TooSlowError(f"received only {found} bytes in {found_s:.1f} s")
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 class OpenedSource(NamedTuple):
