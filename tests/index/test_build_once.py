@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ import pytest
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import ChangedShardError, MissingSidecarError
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes, index_url, read_index
-from wds_datapipes.index.build_lock import FOLDER_LOCK, lock_index
+from wds_datapipes.index.build_many import FOLDER_LOCK, lock_folder
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import Sample
@@ -98,9 +97,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_many_processes_read_each_shard_once(pattern: str, tmp_path: Path, workers: int) -> None:
-    barrier = FORK.Barrier(6)
+def test_many_processes_read_each_shard_once(pattern: str, tmp_path: Path) -> None:
+    barrier = FORK.Barrier(4)
 
     def columns(sample: Sample) -> dict[str, Any]:
         with (tmp_path / "read.log").open("a") as log:
@@ -109,32 +107,13 @@ def test_many_processes_read_each_shard_once(pattern: str, tmp_path: Path, worke
 
     def build() -> list[bool]:
         barrier.wait()
-        return [result.is_new for result in build_indexes(pattern, columns=columns, num_workers=workers)]
+        return [result.is_new for result in build_indexes(pattern, columns=columns, num_workers=2)]
 
-    results = [each.result() for each in [Running(build) for _ in range(6)]]
+    results = [each.result() for each in [Running(build) for _ in range(4)]]
     assert [sum(is_new) for is_new in zip(*results, strict=True)] == [1] * len(COUNTS)
     read = (tmp_path / "read.log").read_text().split()
     assert len(read) == len(set(read)) == sum(COUNTS)
     assert files(tmp_path) == [*(f"{number}.tar.wdsidx" for number in range(len(COUNTS))), "read.log"]
-
-
-@pytest.mark.parametrize("from_manifest", [False, True])
-def test_ranks_that_open_a_dataset_at_once_share_its_indexes(pattern: str, tmp_path: Path, from_manifest: bool) -> None:
-    manifest = Manifest(build_indexes(pattern))
-    for url in manifest.urls:
-        Path(index_url(url)).unlink()
-    barrier = FORK.Barrier(5)
-
-    def open_dataset() -> tuple[list[str], list[tuple[str, int]]]:
-        barrier.wait()
-        samples = IndexedSamples(manifest if from_manifest else pattern, remainder="keep")
-        keys = sorted(sample["__key__"] for sample in samples)
-        return keys, [(url, Path(index_url(url)).stat().st_ino) for url in manifest.urls]
-
-    first, *others = [each.result() for each in [Running(open_dataset) for _ in range(5)]]
-    assert len(first[0]) == sum(COUNTS)
-    assert all(other == first for other in others)  # a second index would be another file
-    assert len(files(tmp_path)) == len(COUNTS)
 
 
 def test_when_the_builder_is_killed_another_process_continues(pattern: str, tmp_path: Path) -> None:
@@ -186,14 +165,6 @@ def test_when_a_parallel_builder_is_killed_its_workers_end_and_another_process_c
     assert not [name for name in files(tmp_path) if name.endswith((".lock", ".part"))]
 
 
-def test_a_single_index_is_waited_for_too(pattern: str, tmp_path: Path) -> None:
-    path = index_url(f"{tmp_path}/0.tar")
-    with lock_index(path):
-        other = Running(lambda: [result.is_new for result in build_indexes(f"{tmp_path}/0.tar")])
-        assert other.line().endswith(f"has locked {path}.lock")
-    assert other.result() == [True]
-
-
 def test_threads_wait_for_each_other_too(pattern: str) -> None:
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: build_indexes(pattern, num_workers=1), range(4)))
@@ -205,7 +176,7 @@ def test_valid_indexes_need_neither_a_lock_nor_a_process(
 ) -> None:
     build_indexes(pattern)
     monkeypatch.delattr(os, "fork")
-    with lock_index(index_url(f"{tmp_path}/0.tar"), folder=True) as has_waited:
+    with lock_folder(index_url(f"{tmp_path}/0.tar")) as has_waited:
         assert not has_waited
         assert not any(result.is_new for result in build_indexes(pattern))
         assert len(IndexedSamples(pattern)) == sum(COUNTS)
@@ -249,26 +220,6 @@ def test_a_directory_that_cannot_be_written_is_named_with_the_way_out(read_only:
         IndexedSamples(url, access=AccessOptions(index_dir=tmp_path / "file"))
 
 
-def test_an_index_that_cannot_be_written_is_kept_in_memory(read_only: Path) -> None:
-    url = f"{read_only}/a.tar"
-    [result] = build_indexes([url])
-    Path(result.index_url).unlink()
-    samples = IndexedSamples(Manifest([result]), order="sequential", access=AccessOptions(open_shards=1))
-
-    def read() -> list[str]:
-        return [sample["__key__"] for sample in samples]
-
-    def lines() -> list[str]:
-        output = io.StringIO()
-        logging.getLogger("wds_datapipes").addHandler(logging.StreamHandler(output))
-        assert read() == ["x", "y"]
-        return output.getvalue().splitlines()
-
-    [line] = unprivileged(lines)
-    assert line.startswith(f"{url}.wdsidx cannot be written: ")
-    assert "index_dir=" in line
-
-
 @pytest.fixture
 def manifest(pattern: str) -> Manifest:
     """A manifest of shards without indexes."""
@@ -281,37 +232,16 @@ def manifest(pattern: str) -> Manifest:
 def test_a_manifest_costs_no_access_until_a_sample_is_read(manifest: Manifest, tmp_path: Path) -> None:
     samples = IndexedSamples(manifest)
     assert len(samples) == sum(COUNTS)
+    with pytest.raises(MissingSidecarError, match=r"\d\.tar\.wdsidx cannot be read: .* with build_indexes"):
+        next(iter(samples))
     assert files(tmp_path) == []
-    assert samples[3]["__key__"] == "1-0"
-    assert files(tmp_path) == ["1.tar.wdsidx"]
-    assert samples[sum(COUNTS) - 1]["__key__"] == "4-4"
-    assert files(tmp_path) == ["1.tar.wdsidx", "4.tar.wdsidx"]
-    assert not build_indexes(f"{tmp_path}/1.tar")[0].is_new  # it is the same as one that was built in advance
-
-
-def test_a_damaged_index_is_built_again(manifest: Manifest, tmp_path: Path) -> None:
-    (tmp_path / "0.tar.wdsidx").write_bytes(b"WDSINDEX")
-    assert IndexedSamples(manifest)[0]["__key__"] == "0-0"
-    assert len(read_index(f"{tmp_path}/0.tar.wdsidx")) == COUNTS[0]
-
-
-def test_with_indexes_required_a_missing_one_is_an_error(manifest: Manifest, tmp_path: Path) -> None:
-    samples = IndexedSamples(manifest, access=AccessOptions(indexes="require"))
-    with pytest.raises(MissingSidecarError, match=r"0\.tar\.wdsidx cannot be read"):
-        samples[0]
-    assert files(tmp_path) == []
-
-
-def test_indexes_of_a_manifest_are_built_in_their_folder(manifest: Manifest, tmp_path: Path) -> None:
-    assert len(list(IndexedSamples(manifest, access=AccessOptions(index_dir=tmp_path / "in/it")))) == sum(COUNTS)
-    assert files(tmp_path / "in/it") == [f"{number}.tar.wdsidx" for number in range(len(COUNTS))]
 
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_shard_with_another_count_than_its_manifest_says_is_an_error(
     manifest: Manifest, tmp_path: Path, count: int
 ) -> None:
-    build_shard(tmp_path / "0.tar", [{"__key__": f"{number}", "txt": "new"} for number in range(count)])
+    build_indexes([build_shard(tmp_path / "0.tar", [{"__key__": f"{n}", "txt": "new"} for n in range(count)])])
     samples = IndexedSamples(manifest, order="sequential")
     expected = rf"0\.tar\.wdsidx has {count} samples, and the dataset was opened with 3.*write the manifest again"
     with pytest.raises(ChangedShardError, match=expected):

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes import IndexedSamples, ShardList, TarWriter
+from wds_datapipes import ShardList, TarWriter
 from wds_datapipes.errors import (
     CorruptShardError,
     CorruptSidecarError,
@@ -37,9 +37,7 @@ from wds_datapipes.errors import (
     WorkerDiedError,
 )
 from wds_datapipes.index import (
-    AccessOptions,
     IndexOptions,
-    Manifest,
     ShardIndex,
     build_index,
     build_indexes,
@@ -50,7 +48,6 @@ from wds_datapipes.index import (
 )
 from wds_datapipes.index.build_many import IndexResult
 from wds_datapipes.index.file_format import index_bytes
-from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.io import urls as schemes
 from wds_datapipes.io.local import open_path
 from wds_datapipes.io.openers import register_opener
@@ -520,41 +517,6 @@ def test_many_remote_shards_are_indexed_in_processes(tmp_path: Path, server: tup
     assert [result.is_new for result in build_indexes(urls, index_dir=tmp_path / "indexes", num_workers=3)] == [
         False
     ] * 3
-
-
-def test_shards_of_a_manifest_on_a_web_server_are_indexed_when_they_are_opened(
-    tmp_path: Path, server: tuple[str, type[Ranges]], caplog: pytest.LogCaptureFixture
-) -> None:
-    address, handler = server
-    for name in "ab":
-        handler.files[f"/{name}.tar"] = Path(shard(tmp_path / f"{name}.tar", 3)).read_bytes()
-    manifest = Manifest(ManifestEntry(f"{address}/{name}.tar", 3, 0) for name in "ab")
-    samples = IndexedSamples(manifest, order="sequential", access=AccessOptions(open_shards=1))
-    assert len(samples) == 6
-    assert handler.sent == []
-    expected = list(ShardList(manifest.urls).load_wds_shards().group_samples())
-    for number in (0, 5, 1, 4):
-        assert samples[number] == expected[number]
-    [line] = caplog.messages  # not one for each shard
-    assert "/a.tar.wdsidx cannot be written: web servers differ" in line
-    folder = tmp_path / "indexes"
-    assert list(IndexedSamples(manifest, access=AccessOptions(index_dir=folder), order="sequential")) == expected
-    assert sorted(path.name for path in folder.iterdir()) == ["a.tar.wdsidx", "b.tar.wdsidx"]
-    assert len(caplog.messages) == 1
-
-
-def test_shards_of_a_manifest_in_a_store_are_indexed_next_to_them(tmp_path: Path) -> None:
-    store = fsspec.filesystem("memory")
-    store.pipe_file("/manifest/x.tar", Path(shard(tmp_path / "x.tar", 4)).read_bytes())
-    url = "memory://manifest/x.tar"
-    try:
-        samples = IndexedSamples(Manifest([ManifestEntry(url, 4, 0)]), order="sequential")
-        assert store.find("/manifest") == ["/manifest/x.tar"]
-        assert list(samples) == list(ShardList([url]).load_wds_shards().group_samples())
-        assert store.find("/manifest") == ["/manifest/x.tar", "/manifest/x.tar.wdsidx"]
-        assert read_index(index_url(url)).has_same_layout(build_index(str(tmp_path / "x.tar")))
-    finally:
-        store.rm("/manifest", recursive=True)
 
 
 RANGES = st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 600_000)), max_size=8)

@@ -1,11 +1,10 @@
-"""The manifest of a dataset: written, read, moved, damaged, and checked against its shards."""
+"""The manifest of a dataset: written, read, moved and damaged."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples, ShardList, TarWriter
-from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, ShardOpenError, StaleSidecarError
-from wds_datapipes.index import IndexOptions, Manifest, build_indexes, check_manifest, read_manifest, write_manifest
+from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, ShardOpenError
+from wds_datapipes.index import IndexOptions, Manifest, build_indexes, read_manifest, write_manifest
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.testing import build_shard
 
@@ -43,7 +42,7 @@ def test_a_manifest_has_counts_sizes_and_digests(manifest: Manifest, tmp_path: P
     assert manifest != "manifest"
     assert {manifest, Manifest(manifest.entries)} == {manifest}
     with pytest.raises(TypeError, match=r"not from the name 'a\.tar'\. Pass the results of build_indexes"):
-        Manifest(["a.tar"])  # type: ignore[list-item]  # that is what is tested
+        Manifest(["a.tar"])
 
 
 def test_a_manifest_of_written_shards(tmp_path: Path) -> None:
@@ -55,7 +54,6 @@ def test_a_manifest_of_written_shards(tmp_path: Path) -> None:
         written.append(writer.info)
     manifest = Manifest(written)
     assert [(entry.samples, entry.sha256 is None) for entry in manifest.entries] == [(1, True), (1, False)]
-    check_manifest(manifest, depth="bytes", num_workers=1)
 
 
 @pytest.mark.parametrize("place", ["data/manifest.json", "manifest.json", "elsewhere/manifest.json"])
@@ -74,7 +72,6 @@ def test_a_dataset_moves_with_its_manifest(manifest: Manifest, tmp_path: Path, m
     moved = read_manifest(tmp_path / "moved/manifest.json")
     assert moved.urls == [f"{tmp_path}/moved/{name}.tar" for name in "abc"]
     assert moved.fingerprint == manifest.fingerprint
-    check_manifest(moved, depth="bytes", num_workers=1)
     monkeypatch.chdir(tmp_path / "moved")
     here = read_manifest("manifest.json")
     assert here.urls == ["a.tar", "b.tar", "c.tar"]
@@ -109,44 +106,6 @@ def test_the_fingerprint_changes_with_any_shard(manifest: Manifest) -> None:
     assert len(prints) == 7
 
 
-def test_shards_that_differ_from_the_manifest(manifest: Manifest) -> None:
-    for depth in ("size", "headers", "bytes"):
-        check_manifest(manifest, depth=depth, num_workers=2)
-    shard(Path(manifest.urls[0]), 4)  # of the same size
-    check_manifest(manifest)
-    with pytest.raises(
-        StaleSidecarError, match=r"1 of 3 shards do not match .*: \S*a\.tar has 4 samples, not 3\. Restore"
-    ):
-        check_manifest(manifest, depth="headers")
-    shard(Path(manifest.urls[0]), 3, "2")
-    check_manifest(manifest, depth="headers")
-    with pytest.raises(StaleSidecarError, match=r"a\.tar has the SHA-256 [0-9a-f]{64}, not [0-9a-f]{64}"):
-        check_manifest(manifest, depth="bytes")
-    os.truncate(manifest.urls[1], 5000)
-    os.unlink(manifest.urls[2])
-    twice = Manifest([*manifest.entries, ManifestEntry(manifest.urls[0], 9, 9)])
-    with pytest.raises(StaleSidecarError, match="contradictory entries for a shard"):
-        check_manifest(twice)
-    for executor in (None, ThreadPoolExecutor(2)):
-        with pytest.raises(
-            StaleSidecarError, match=r"2 of 3 shards .*b\.tar has 5000 bytes, not \d+; There is no file .*c\.tar"
-        ):
-            check_manifest(manifest, executor=executor)
-        if executor is not None:
-            executor.shutdown()
-    with pytest.raises(StaleSidecarError, match=r"3 of 3 shards"):
-        check_manifest(manifest, depth="bytes")
-    with pytest.raises(ValueError, match=r'depth must be "size", "headers" or "bytes"'):
-        check_manifest(manifest, depth="all")  # type: ignore[arg-type]  # that is what is tested
-
-
-def test_a_damaged_shard_of_the_right_size(manifest: Manifest) -> None:
-    with open(manifest.urls[0], "r+b") as file:
-        file.write(b"x")
-    with pytest.raises(StaleSidecarError, match=r"1 of 3 shards .*a\.tar is not a tar archive"):
-        check_manifest(manifest, depth="headers", num_workers=1)
-
-
 @pytest.mark.parametrize(
     ("change", "found"),
     [
@@ -159,8 +118,6 @@ def test_a_damaged_shard_of_the_right_size(manifest: Manifest) -> None:
         (lambda facts: facts["shards"][0].update(bytes=-1), "is not valid"),
         (lambda facts: facts["shards"][0].update(sha256=7), "is not valid"),
         (lambda facts: facts["shards"][0].update(url=None), "is not valid"),
-        (lambda facts: facts["shards"][0].update(url="a\ud800.tar"), "no shard can have the name '.*a.ud800\\.tar'"),
-        (lambda facts: facts["shards"][0].update(url="a\0.tar"), "no shard can have the name '.*a.x00\\.tar'"),
         (lambda facts: facts["shards"][0].update(more=1), "more"),
         (lambda facts: facts["shards"].append(None), "None"),
         (lambda facts: facts.pop("shards"), "shards"),

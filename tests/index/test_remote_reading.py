@@ -24,9 +24,8 @@ from nginx_server import Nginx
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import ChangedShardError, ShardError
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes, read_index
-from wds_datapipes.index.key_table import KeyTable
 from wds_datapipes.index.reading.dataset_reader import WINDOWS, DatasetReader
-from wds_datapipes.index.reading.key_join import JoinedReader, KeyJoin
+from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.testing import build_shard
 
@@ -354,9 +353,9 @@ def test_a_join_does_not_read_ahead_past_samples_without_a_counterpart(
 ) -> None:
     url = build_shard(tmp_path / "0.tar", [{"__key__": key, "txt": "x"} for key in ("0-07", "alone")])
     build_indexes([url])
-    indexes = (read_index(f"{shards[1]}/{number}.tar.wdsidx") for number in range(len(SIZES)))
-    table = KeyTable.from_indexes(indexes)
-    join = KeyJoin([["0-07", "alone"]], table, urls_of(nginx.http), np.array(SIZES))
+    sizes = list(zip(urls_of(nginx.http), SIZES, strict=True))
+    remote = IndexedShards({"": sizes}, access=AccessOptions(index_dir=shards[1]))
+    samples = IndexedShards({"": [(url, 2)]}, join=[remote], missing="keep")
     wanted = [0, 0, *[1] * 9, 0, 1]
     asked = 0
 
@@ -367,11 +366,7 @@ def test_a_join_does_not_read_ahead_past_samples_without_a_counterpart(
             assert asked < 100, "it reads ahead without a limit"
             yield np.array([0]), np.array([number])
 
-    with (
-        DatasetReader([url], [2]) as own,
-        DatasetReader(urls_of(nginx.http), SIZES, access=AccessOptions(index_dir=shards[1])) as other,
-        JoinedReader(own, np.array([0]), [(join, other)]) as joined,
-    ):
-        items: list[Any] = list(islice(joined.stream(chunks()), len(wanted)))
+    with samples.open() as readers:
+        items: list[Any] = list(islice(samples.stream(readers, chunks()), len(wanted)))
     assert [item.get("json") for item in items] == [None if number else b"[0, 7]" for number in wanted]
     assert asked <= len(wanted) + WINDOWS + 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import DuplicateKeyError
-from wds_datapipes.index import AccessOptions, Manifest, balance, build_indexes, read_table, resample
+from wds_datapipes.index import AccessOptions, Manifest, build_indexes, read_table, resample, sample_table
+from wds_datapipes.index.sample_table import KeyTable
 from wds_datapipes.testing import build_shard
 
 SIZES = (4, 0, 7)
@@ -47,6 +50,39 @@ def test_a_table_has_the_samples_in_the_order_of_the_shards(pattern: str) -> Non
         assert table.columns["label"][number] == int(sample["cls"])
     again = read_table(Manifest(build_indexes(pattern)), access=AccessOptions(indexes="require"))
     assert again.keys == table.keys
+
+
+KEYS = st.sampled_from(["", "a", "b", "ab", "é", "漢/字", "\udcff", "long " * 30]) | st.text("abé\udc80", max_size=3)
+
+
+class Keys:
+    """What a table of keys takes from the index of a shard."""
+
+    def __init__(self, keys: list[str]) -> None:
+        raw = [key.encode("utf-8", "surrogateescape") for key in keys]
+        ends = np.cumsum([len(key) for key in raw], dtype=np.int64)
+        self.columns: dict[str, Any] = {"key_text": np.frombuffer(b"".join(raw), np.uint8), "key_ends": ends}
+
+    def __len__(self) -> int:
+        return len(self.columns["key_ends"])
+
+
+@pytest.mark.parametrize("hashed", [hash, len])  # by length, since no two keys with the same hash are known
+@given(shards=st.lists(st.lists(KEYS, max_size=6), max_size=5), others=st.lists(KEYS, max_size=6))
+def test_each_wanted_key_is_found_or_is_not_unique(hashed: Any, shards: list[list[str]], others: list[str]) -> None:
+    keys = list(chain(*shards))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample_table, "hash", hashed, raising=False)
+        table = KeyTable([f"{number}.tar" for number in range(len(shards))], [Keys(each) for each in shards])  # type: ignore[misc]
+        assert list(table) == keys
+        if any(keys.count(key) > 1 for key in others):
+            with pytest.raises(DuplicateKeyError, match=r"is not unique: it is that of sample \d+ \(in \d\.tar\)"):
+                table.find(others)
+            others = [key for key in others if keys.count(key) < 2]
+        expected = [keys.index(key) if key in keys else -1 for key in others]
+        assert table.find(others).tolist() == expected
+        patch.setattr(sample_table, "hash", lambda key: -len(str(key)), raising=False)  # as in another process
+        assert pickle.loads(pickle.dumps(table)).find(others).tolist() == expected
 
 
 def test_keys_are_found_in_the_order_of_the_request(pattern: str) -> None:
@@ -88,24 +124,10 @@ def test_a_table_keeps_no_index_open(pattern: str) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-@given(st.lists(st.sampled_from("aab cd"), max_size=40), st.integers(0, 5))
-def test_balanced_labels_are_equally_frequent(labels: list[str], seed: int) -> None:
-    numbers = balance(labels, seed=seed)
-    counts = Counter(labels[number] for number in numbers)
-    most = max(Counter(labels).values(), default=0)
-    assert counts == dict.fromkeys(labels, most)
-    for wanted in set(labels):  # no sample repeats much more often than another
-        times = Counter(numbers.tolist())
-        own = [times[number] for number, each in enumerate(labels) if each == wanted]
-        assert max(own) - min(own) <= 1
-    assert numbers.tolist() == sorted(numbers) == balance(labels, seed=seed).tolist()
-
-
 def test_a_balanced_dataset_is_read(pattern: str) -> None:
-    table = read_table(pattern)
-    samples = IndexedSamples(pattern, select=balance(table.columns["label"]))
+    labels = read_table(pattern).columns["label"]
+    samples = IndexedSamples(pattern, select=resample(1 / np.bincount(labels)[labels], count=18))
     assert Counter(sample["cls"] for sample in samples) == {b"0": 9, b"1": 9}
-    assert balance(np.empty(0)).tolist() == []
 
 
 WEIGHTS = st.lists(st.integers(0, 20), min_size=1, max_size=30).filter(any)
@@ -136,9 +158,7 @@ def test_the_sum_of_large_weights_is_finite() -> None:
     assert resample([1e308] * 4).tolist() == [0, 1, 2, 3]
 
 
-def test_labels_and_counts_that_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"labels must have one dimension, not the shape \(3, 1\)"):
-        balance([[5], [5], [9]])
+def test_a_count_that_is_refused() -> None:
     with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
         resample([1, 2], count=2.5)  # type: ignore[arg-type]  # that is what is tested
 

@@ -237,23 +237,21 @@ def index_it(url: str, folder: Path) -> Iterator[object]:
         "folder": path,
         "index": built,
     }
-    harmless |= {"indexes": [built], "manifest": manifest, "splits": {"train": [url]}}
+    harmless |= {"indexes": [built], "manifest": manifest}
     planted: dict[str, Any] = {"url": url, "urls": [url, url], "shards": [url], "path": url, "folder": url}
-    planted |= {"manifest": index.Manifest((entry, entry)), "splits": {"train": [url]}}
+    planted |= {"manifest": index.Manifest((entry, entry))}
     for name in index.__all__:
         found = getattr(index, name)
         parameters = inspect.signature(found).parameters
         required = {each for each, parameter in parameters.items() if parameter.default is parameter.empty}
-        allowed = (
-            {"manifest"} if name in ("write_manifest", "write_wids_index") else set()
-        )  # which contain the URLs of its shards
+        # Files that contain the URLs of shards.
+        allowed = {"manifest"} if name in ("write_manifest", "write_wids_index") else set()
         for each in (parameters.keys() & planted.keys()) - allowed if required <= harmless.keys() else ():
             arguments = {**{name: harmless[name] for name in required}, each: planted[each]}
             yield lambda found=found, arguments=arguments: found(**arguments)
     table = index.SampleTable([url, url], [built, built])
     yield table
     yield lambda: table.find(["a", "none"])
-    yield lambda: index.check_manifest(manifest)
     yield lambda: IndexedSamples([url])
     yield lambda: IndexedSamples([url, url], access=AccessOptions(index_dir=folder))
     yield lambda: IndexedSamples(manifest)

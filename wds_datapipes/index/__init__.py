@@ -4,9 +4,9 @@ from wds_datapipes.index.build import build_index, check_index
 from wds_datapipes.index.build_many import build_indexes
 from wds_datapipes.index.file_format import index_url, read_index, write_index
 from wds_datapipes.index.interop import read_wids_index, write_dali_index, write_energon_index, write_wids_index
-from wds_datapipes.index.manifest import Manifest, check_manifest, read_manifest, write_manifest
+from wds_datapipes.index.manifest import Manifest, read_manifest, write_manifest
 from wds_datapipes.index.options import AccessOptions, EpochOptions, IndexOptions
-from wds_datapipes.index.sample_table import SampleTable, balance, read_table, resample
+from wds_datapipes.index.sample_table import SampleTable, read_table, resample
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.samples.keys import KeySplit
 
@@ -18,11 +18,9 @@ __all__ = [
     "Manifest",
     "SampleTable",
     "ShardIndex",
-    "balance",
     "build_index",
     "build_indexes",
     "check_index",
-    "check_manifest",
     "index_url",
     "read_index",
     "read_manifest",

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError
 from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
-from wds_datapipes.index.build_lock import lock_index
-from wds_datapipes.index.file_format import index_url, read_index, write_index
+from wds_datapipes.index.file_format import index_url, index_urls, read_index, write_index
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, IndexOptions
 from wds_datapipes.index.shard_index import ShardIndex, rule_name
 from wds_datapipes.index.user_columns import ComputeColumns, columns_fingerprint
+from wds_datapipes.io.file_lock import NO_LOCKS, lock_file
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
@@ -31,6 +30,8 @@ LOGGER = logging.getLogger("wds_datapipes")
 _warned: list[str] = []
 #: The number of indexes that are read concurrently.
 THREADS = 16
+#: The file that is locked in the folder of indexes while they are built.
+FOLDER_LOCK = ".wdsidx.lock"
 
 
 class IndexResult(NamedTuple):
@@ -122,10 +123,7 @@ def build_indexes(
     """
     check_on_error(on_error)
     shards = resolve_shards(urls)
-    targets = [index_url(url, index_dir) for url in shards]
-    if len(set(targets)) < len(targets):
-        target = redact(Counter(targets).most_common(1)[0][0])
-        raise ValueError(f"Several shards would have the index {target}. Use separate folders for their indexes")
+    targets = index_urls(shards, index_dir)
     columns_by = None if columns is None else columns_fingerprint(columns, fields)
     indexer = _Indexer(index_dir, options, columns, fields, columns_by, storage_options, rebuild)
     policy = ErrorPolicy(on_error, "build_indexes")
@@ -162,7 +160,7 @@ def build_indexes(
     with ThreadPoolExecutor(THREADS, "wds-find-index") as threads:
         missing = [*range(len(shards))] if rebuild else run(indexer.find, [*range(len(shards))], threads)
         while missing:
-            with lock_index(targets[missing[0]], folder=True, create=index_dir is not None) as has_waited:
+            with lock_folder(targets[missing[0]], create=index_dir is not None) as has_waited:
                 if rebuild or not has_waited:
                     with ProgressMeter("Indexing", len(missing), shown=progress, logger=LOGGER) as meter:
                         run(indexer.build, missing, executor, meter)
@@ -191,16 +189,12 @@ class _Indexer:
         return None if index is None else _result(url, path, index, is_new=False)
 
     def build(self, url: str) -> IndexResult:
-        """Build the index of a shard, unless another process has built it meanwhile."""
+        """Build the index of a shard."""
         path, store = index_url(url, self.index_dir), self.storage_options
-        with lock_index(path, create=self.index_dir is not None):
-            if not self.rebuild:
-                if (found := self.find(url)) is not None:
-                    return found
-                if self.columns is None:
-                    _check_no_columns(path, store)
-            index = build_index(url, self.options, columns=self.columns, fields=self.fields, storage_options=store)
-            write_index(index, path, storage_options=store)
+        if self.columns is None and not self.rebuild:
+            _check_no_columns(path, store)
+        index = build_index(url, self.options, columns=self.columns, fields=self.fields, storage_options=store)
+        write_index(index, path, storage_options=store)
         return _result(url, path, index, is_new=True)
 
 
@@ -238,36 +232,6 @@ def _result(url: str, path: str, index: ShardIndex, *, is_new: bool) -> IndexRes
     return IndexResult(url, path, len(index), index.members, facts.bytes or 0, facts.sha256, is_new)
 
 
-def build_missing_index(
-    url: str,
-    path: str,
-    options: IndexOptions = DEFAULT_OPTIONS,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    create_dir: bool = False,
-) -> tuple[ShardIndex, str | None]:
-    """Build the index of a shard that has none, or a damaged one, unless another process does.
-
-    Returns:
-        The index, and why it could not be written, if so.
-
-    Raises:
-        ShardError: the shard cannot be read.
-        SampleError: a field occurs twice in a sample.
-    """
-    with ExitStack() as stack:
-        with suppress(MissingSidecarError):  # then it cannot be written either
-            stack.enter_context(lock_index(path, create=create_dir))
-        with suppress(MissingSidecarError, CorruptSidecarError):
-            return read_index(path, storage_options=storage_options), None
-        index = build_index(url, options, storage_options=storage_options)
-        try:
-            write_index(index, path, storage_options=storage_options)
-        except MissingSidecarError as error:
-            return index, str(error)
-    return index, None
-
-
 def _check_no_columns(path: str, storage_options: Mapping[str, Any] | None) -> None:
     """Raise if a stale index has columns, which would be lost."""
     try:
@@ -279,6 +243,43 @@ def _check_no_columns(path: str, storage_options: Mapping[str, Any] | None) -> N
             f"{redact(path)} is stale, and has the columns {index.user_columns}, which only the function that computed "
             "them can compute again. Call build_indexes(columns=...) with it, or delete the index"
         )
+
+
+@contextmanager
+def lock_folder(path: str, *, create: bool = False) -> Iterator[bool]:
+    """Hold the lock of the folder of an index, after waiting for the process that holds it.
+
+    Yields whether there was such a process, which may have built indexes. A remote folder, and one on a file system
+    without locks, is not locked. The kernel releases the lock of a process that dies.
+
+    Args:
+        path: the index.
+        create: create the folder if needed.
+
+    Raises:
+        MissingSidecarError: the folder cannot be written.
+    """
+    file, has_waited = local_path(path), False
+    with ExitStack() as stack:
+        if file is not None:
+            lock = Path(file).parent / FOLDER_LOCK
+            try:
+                if create:
+                    lock.parent.mkdir(parents=True, exist_ok=True)
+                if stack.enter_context(lock_file(lock, wait=False)) is None:
+                    has_waited = True
+                    LOGGER.warning("Waiting for another process, which builds indexes and has locked %s", lock)
+                    stack.enter_context(lock_file(lock))
+            except (FileNotFoundError, ValueError):  # nor is there the shard, which is reported when it is opened
+                pass
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise MissingSidecarError(
+                        f"The directory {lock.parent} cannot be written, so indexes cannot be built there: "
+                        f"{error.strerror}. Pass another directory for indexes, index_dir="
+                    ) from None
+                lock.unlink(missing_ok=True)
+        yield has_waited
 
 
 def find_index(

@@ -13,7 +13,8 @@ import json
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
@@ -44,6 +45,19 @@ def index_url(url: str, index_dir: str | os.PathLike[str] | None = None) -> str:
     'data/train-000000.tar.wdsidx'
     """
     return sidecar_name(url, INDEX_SUFFIX, index_dir)
+
+
+def index_urls(urls: Iterable[str], index_dir: str | os.PathLike[str] | None) -> list[str]:
+    """Return the names of the indexes of shards.
+
+    Raises:
+        ValueError: two shards have the same index, as shards with the same name in a directory have.
+    """
+    targets = [index_url(url, index_dir) for url in urls]
+    if len(set(targets)) < len(targets):
+        target = redact(Counter(targets).most_common(1)[0][0])
+        raise ValueError(f"Several shards would have the index {target}. Use separate folders for their indexes")
+    return targets
 
 
 def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, Any] | None = None) -> None:

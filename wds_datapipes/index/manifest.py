@@ -6,45 +6,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
-from wds_datapipes.arguments import check_choice
-from wds_datapipes.errors import CorruptSidecarError, ShardError, StaleSidecarError
-from wds_datapipes.index.build import Depth, build_index
-from wds_datapipes.index.options import IndexOptions
+from wds_datapipes.errors import CorruptSidecarError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.url_safety import check_url
-from wds_datapipes.parallel.map_shards import map_shards
 
 FORMAT, VERSION = "wds-datapipes manifest", 1
-#: The number of concurrent requests for sizes.
-THREADS = 16
-#: The number of shards that a message names.
-NAMED = 3
-
-
-class DescribedShard(Protocol):
-    """A description of a shard that was written or indexed, such as an `IndexResult`."""
-
-    @property
-    def url(self) -> str:
-        """The path or URL of the shard."""
-
-    @property
-    def samples(self) -> int:
-        """The number of samples."""
-
-    @property
-    def bytes(self) -> int:
-        """The size in bytes."""
-
-    @property
-    def sha256(self) -> str | None:
-        """The digest, if known."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +26,20 @@ class ManifestEntry:
         samples: the number of samples.
         bytes: its size, or 0 if it is unknown.
         sha256: its digest in hexadecimal digits, or ``None``.
+
+    Raises:
+        ValueError: a value is invalid, as in a damaged file.
     """
 
     url: str
     samples: int
     bytes: int
     sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        is_valid = type(self.url) is str and all(type(each) is int and each >= 0 for each in (self.samples, self.bytes))
+        if not is_valid or type(self.sha256) not in (str, type(None)):
+            raise ValueError(f"its entry {vars(self)} is not valid")
 
 
 class Manifest:
@@ -72,9 +50,6 @@ class Manifest:
 
     Attributes:
         entries: the shards, each a `ManifestEntry`.
-
-    Raises:
-        ValueError: the name of a shard has a null character, or is not Unicode.
 
     Examples:
         >>> from wds_datapipes.index import Manifest, build_indexes
@@ -89,7 +64,7 @@ class Manifest:
         True
     """
 
-    def __init__(self, shards: Iterable[DescribedShard]) -> None:
+    def __init__(self, shards: Iterable[Any]) -> None:
         entries = []
         for each in shards:
             if isinstance(each, str | os.PathLike):
@@ -97,12 +72,6 @@ class Manifest:
                     f"A Manifest is built from descriptions of shards, not from the name {redact(os.fspath(each))!r}. "
                     f"Pass the results of build_indexes"
                 )
-            try:
-                is_name = b"\0" not in os.fsencode(each.url)
-            except UnicodeEncodeError:
-                is_name = False
-            if not is_name:
-                raise ValueError(f"no shard can have the name {each.url!r}")
             entries.append(ManifestEntry(each.url, each.samples, each.bytes, each.sha256 or None))
         self.entries = tuple(entries)
 
@@ -138,7 +107,10 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """The SHA-256 of the shards' base names, counts, sizes and digests, in order."""
-        facts = [[_base(entry.url), entry.samples, entry.bytes, entry.sha256] for entry in self.entries]
+        facts = [
+            [entry.url.rstrip("/").rpartition("/")[2], entry.samples, entry.bytes, entry.sha256]
+            for entry in self.entries
+        ]
         return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -200,8 +172,8 @@ def read_manifest(
             raise ValueError(
                 f"it has version {facts.get('version')!r}, but this version of wds-datapipes reads {VERSION}"
             )
-        entries = [_entry(each) for each in facts["shards"]]
-        manifest = Manifest(ManifestEntry(**{**vars(entry), "url": join_name(folder, entry.url)}) for entry in entries)
+        entries = [ManifestEntry(**each) for each in facts["shards"]]
+        manifest = Manifest(replace(entry, url=join_name(folder, entry.url)) for entry in entries)
         recorded = (facts["fingerprint"], facts["samples"], facts["bytes"])
         if recorded != (manifest.fingerprint, manifest.samples, manifest.bytes):
             raise ValueError("its totals or its fingerprint do not match its shards")
@@ -210,80 +182,3 @@ def read_manifest(
     for shard in manifest.urls:
         check_url(shard, allow_local_files=allow_local_files, listed_in=path)
     return manifest
-
-
-def check_manifest(
-    manifest: Manifest,
-    *,
-    depth: Depth = "size",
-    executor: Executor | None = None,
-    num_workers: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> None:
-    """Raise unless all shards exist and match a manifest.
-
-    Args:
-        manifest: the manifest.
-        depth: ``"size"`` compares the sizes that are known; ``"headers"`` also counts the samples, by reading the
-            headers; ``"bytes"`` also compares the digests, if the manifest has them.
-        executor: any executor to read the shards; by default, processes on this host, or threads for ``"size"``.
-        num_workers: the number of processes or threads; 0 reads the shards in this process.
-        storage_options: passed to remote file systems.
-
-    Raises:
-        StaleSidecarError: shards differ or are missing; the message names some of them.
-    """
-    check_choice("depth", depth, Depth)
-    urls = manifest.urls
-    expected = {entry.url: entry for entry in manifest.entries}
-    if len(expected) < len(set(manifest.entries)):
-        raise StaleSidecarError("The manifest has contradictory entries for a shard. Write it again")
-    differences: dict[int, str] = {}
-    with ThreadPoolExecutor(num_workers or THREADS) as threads:
-        used = executor or (threads if depth == "size" else None)
-        work = (expected, depth, storage_options)
-        for number, task in map_shards(_compare, urls, work, executor=used, num_workers=num_workers):
-            if found := task.result():
-                differences[number] = found
-    if differences:
-        named = "; ".join(differences[number] for number in sorted(differences)[:NAMED])
-        raise StaleSidecarError(
-            f"{len(differences)} of {len(urls)} shards do not match the manifest: {named}"
-            f"{'; ...' if len(differences) > NAMED else ''}. Restore these shards, or write the manifest again"
-        )
-
-
-def _compare(
-    url: str, expected: Mapping[str, ManifestEntry], depth: Depth, storage_options: Mapping[str, Any] | None
-) -> str:
-    """Return how a shard differs from its entry, or ""."""
-    entry = expected[url]
-    try:
-        size = file_facts(url, storage_options=storage_options).bytes
-        if size is not None and entry.bytes and size != entry.bytes:
-            return f"{redact(url)} has {size} bytes, not {entry.bytes}"
-        if depth == "size":
-            return ""
-        digest = depth == "bytes" and entry.sha256 is not None
-        options = IndexOptions(on_duplicate="first", digest=digest)
-        index = build_index(url, options, on_repeated_key="ignore", storage_options=storage_options)
-    except ShardError as error:
-        return str(error)
-    if len(index) != entry.samples:
-        return f"{redact(url)} has {len(index)} samples, not {entry.samples}"
-    if digest and index.facts.sha256 != entry.sha256:
-        return f"{redact(url)} has the SHA-256 {index.facts.sha256}, not {entry.sha256}"
-    return ""
-
-
-def _entry(found: Mapping[str, Any]) -> ManifestEntry:
-    entry = ManifestEntry(**found)
-    numbers = (entry.samples, entry.bytes)
-    is_valid = type(entry.url) is str and all(type(number) is int and number >= 0 for number in numbers)
-    if not is_valid or type(entry.sha256) not in (str, type(None)):
-        raise ValueError(f"its entry {found!r} is not valid")
-    return entry
-
-
-def _base(url: str) -> str:
-    return url.rstrip("/").rpartition("/")[2]

@@ -61,9 +61,8 @@ class AccessOptions:
 
     Args:
         index_dir: the directory of the indexes; by default, they are next to the shards.
-        indexes: ``"build"`` missing and stale indexes when the dataset is opened, those of a manifest when a shard is
-            first opened; or ``"require"`` valid ones. Of several processes, one builds, and the others wait for it;
-            see `build_indexes`.
+        indexes: ``"build"`` missing and stale indexes when the dataset is opened, or ``"require"`` valid ones; those of
+            a manifest must exist. Of several processes, one builds, and the others wait for it; see `build_indexes`.
         open_shards: the most shards that a process keeps open.
         cache_dir: a folder for copies of remote shards, as of ``.cache_wds_shards()``: each shard is downloaded as a
             whole before its first sample is read. By default, samples are requested from the store.

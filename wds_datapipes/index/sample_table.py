@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy.typing as npt
 
 from wds_datapipes.errors import DuplicateKeyError
 from wds_datapipes.index.build_many import shard_sizes
-from wds_datapipes.index.key_table import KeyTable
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
@@ -25,6 +25,77 @@ from wds_datapipes.parallel.map_shards import Shards
 NAMED = 3
 #: Integers and floating-point numbers are of one kind.
 NUMBER_KINDS = {ord("i"): "f"}
+
+
+class KeyTable:
+    """The keys of samples, in the order of their shards, and the numbers of the samples that have some keys.
+
+    It takes 8 bytes for each key in addition to its text, and 16 more after the first `find`. Keys are found by their
+    hashes, and then compared.
+
+    Args:
+        urls: the shards.
+        indexes: their indexes.
+    """
+
+    def __init__(self, urls: Sequence[str], indexes: Iterable[ShardIndex]) -> None:
+        self._urls = urls
+        texts, bounds, counts, size = list[bytes](), [np.zeros(1, np.int64)], list[int](), 0
+        for index in indexes:
+            texts.append(index.columns["key_text"].tobytes())
+            bounds.append(index.columns["key_ends"] + size)
+            size += len(texts[-1])
+            counts.append(len(index))
+        self._text, self._bounds = b"".join(texts), np.concatenate(bounds)
+        self._ends = np.cumsum(counts)
+        self._by_hash: tuple[Numbers, Numbers] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self._bounds) - 1
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the key of each sample."""
+        return (raw.decode("utf-8", "surrogateescape") for raw in self._all())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_by_hash": None}  # hashes differ between processes
+
+    def find(self, keys: Iterable[str]) -> Numbers:
+        """Return the number of the sample with each key, or -1.
+
+        Raises:
+            DuplicateKeyError: there are two samples with one of the keys.
+        """
+        wanted = [key.encode("utf-8", "surrogateescape") for key in keys]
+        if self._by_hash is None:
+            unsorted = np.fromiter(map(hash, self._all()), np.int64, len(self))
+            order = np.argsort(unsorted, kind="stable")
+            self._by_hash = order, unsorted[order]
+        order, hashes = self._by_hash
+        own = np.fromiter(map(hash, wanted), np.int64, len(wanted))
+        firsts, stops = (np.searchsorted(hashes, own, side).tolist() for side in ("left", "right"))
+        found = np.full(len(wanted), -1, np.int64)
+        for at, (key, first, stop) in enumerate(zip(wanted, firsts, stops, strict=True)):
+            for number in order[first:stop].tolist():
+                if self._text[self._bounds[number] : self._bounds[number + 1]] == key:
+                    if found[at] >= 0:
+                        raise self._duplicate_error(key, int(found[at]), number)
+                    found[at] = number
+        return found
+
+    def _duplicate_error(self, key: bytes, *numbers: int) -> DuplicateKeyError:
+        first, second = (
+            f"sample {number} (in {redact(self._urls[int(np.searchsorted(self._ends, number, 'right'))])})"
+            for number in numbers
+        )
+        return DuplicateKeyError(
+            f"The key {key.decode('utf-8', 'surrogateescape')!r} is not unique: it is that of {first} and of {second}. "
+            "Select samples by their numbers, or give each a key of its own"
+        )
+
+    def _all(self) -> Iterator[bytes]:
+        return (self._text[begin:end] for begin, end in pairwise(self._bounds.tolist()))
 
 
 class SampleTable:
@@ -62,25 +133,27 @@ class SampleTable:
 
     def __init__(self, urls: Sequence[str], indexes: Iterable[ShardIndex]) -> None:
         self.urls = list(urls)
-        texts, ends = list[bytes](), list[Numbers]()
         sizes, counts = [np.empty(0, np.int64)], list[int]()
         columns: dict[str, list[npt.NDArray[Any]]] = {}
-        first = ""
-        for url, index in zip(self.urls, indexes, strict=True):
-            texts.append(index.columns["key_text"].tobytes())
-            ends.append(np.array(index.columns["key_ends"]))  # a copy, since few indexes are open at a time
-            sizes.append(index.sample_sizes)
-            counts.append(len(index))
-            if not len(index):
-                continue
-            if first and columns.keys() != set(index.user_columns):
-                raise ValueError(
-                    f"The index of {redact(url)} has the columns {sorted(index.user_columns)}, and that of "
-                    f"{redact(first)} has {sorted(columns)}. Build all of them with the same function"
-                )
-            first = first or url
-            for name in index.user_columns:
-                columns.setdefault(name, []).append(np.array(index.columns[name]))
+
+        def gather() -> Iterator[ShardIndex]:
+            """Yield the indexes, few of which are open at a time."""
+            first = ""
+            for url, index in zip(self.urls, indexes, strict=True):
+                sizes.append(index.sample_sizes)
+                counts.append(len(index))
+                if len(index) and first and columns.keys() != set(index.user_columns):
+                    raise ValueError(
+                        f"The index of {redact(url)} has the columns {sorted(index.user_columns)}, and that of "
+                        f"{redact(first)} has {sorted(columns)}. Build all of them with the same function"
+                    )
+                if len(index):
+                    first = first or url
+                    for name in index.user_columns:
+                        columns.setdefault(name, []).append(np.array(index.columns[name]))
+                yield index
+
+        self._keys = KeyTable(self.urls, gather())
         self.shards: Numbers = np.repeat(np.arange(len(counts)), counts)
         self.sizes: Numbers = np.concatenate(sizes)
         self.columns: dict[str, npt.NDArray[Any]] = {}
@@ -89,7 +162,6 @@ class SampleTable:
                 kinds = ", ".join(sorted({str(part.dtype) for part in parts}))
                 raise ValueError(f"The column {name!r} has different types in different shards: {kinds}")
             self.columns[name] = np.concatenate(parts)
-        self._keys = KeyTable(texts, ends)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -110,13 +182,6 @@ class SampleTable:
         if len(absent := np.flatnonzero(found < 0)):
             named = ", ".join(repr(wanted[at]) for at in absent[:NAMED]) + (", ..." if len(absent) > NAMED else "")
             raise KeyError(f"{len(absent)} of {len(wanted)} keys are not in the dataset: {named}")
-        if (repeated := self._keys.repeated(found)) is not None:
-            first, second = sorted(repeated)
-            urls = [redact(self.urls[self.shards[number]]) for number in (first, second)]
-            raise DuplicateKeyError(
-                f"The key {self._keys[first]!r} is not unique: it is that of sample {first} (in {urls[0]}) and of "
-                f"sample {second} (in {urls[1]}). Select them by their numbers"
-            )
         return found
 
     @cached_property
@@ -141,36 +206,6 @@ def read_table(shards: Manifest | Shards, access: AccessOptions = AccessOptions(
     urls = [url for url, _ in sizes]
     with DatasetReader(urls, [size for _, size in sizes], access) as reader:
         return SampleTable(urls, map(reader.index_of, range(len(urls))))
-
-
-def balance(labels: npt.ArrayLike, *, seed: int = 0) -> Numbers:
-    """Return numbers of samples that balance the labels, for ``select`` of `IndexedSamples`.
-
-    Every label has as many samples as the most frequent one, whose samples are read once. The samples of the other
-    labels are repeated; if the repetitions cannot be equal, the seed chooses the samples with one more.
-
-    Args:
-        labels: the label of each sample, such as ``table.columns["label"]``.
-        seed: chooses the samples that repeat once more.
-
-    Raises:
-        ValueError: the labels have more than one dimension.
-
-    Examples:
-        >>> balance([5, 5, 5, 9]).tolist()
-        [0, 1, 2, 3, 3, 3]
-    """
-    given = np.asarray(labels)
-    if given.ndim != 1:
-        raise ValueError(f"labels must have one dimension, not the shape {given.shape}")
-    values, inverse, counts = np.unique(given, return_inverse=True, return_counts=True)
-    if not len(values):
-        return np.empty(0, np.int64)
-    most = int(counts.max())
-    generator = np.random.default_rng(seed)
-    by_label = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
-    found = [np.tile(generator.permutation(numbers), -(-most // len(numbers)))[:most] for numbers in by_label]
-    return np.sort(np.concatenate(found)).astype(np.int64)
 
 
 def resample(weights: npt.ArrayLike, *, count: int | None = None, seed: int = 0) -> Numbers:

@@ -143,7 +143,7 @@ def test_datasets_with_shards_of_one_name_need_separate_folders_of_indexes(tmp_p
         build_shard(tmp_path / name / "0.tar", [{"__key__": name, "txt": "x"}])
     patterns = {name: f"{tmp_path}/{name}/0.tar" for name in "ab"}
     assert sorted(keys(IndexedSamples(patterns))) == ["a", "b"]
-    with pytest.raises(ValueError, match=r"would both have the index .*0\.tar\.wdsidx"):
+    with pytest.raises(ValueError, match=r"Several shards would have the index .*0\.tar\.wdsidx"):
         IndexedSamples(patterns, access=AccessOptions(index_dir=tmp_path / "indexes"))
 
 

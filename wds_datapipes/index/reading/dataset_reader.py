@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -13,10 +12,9 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 
-from wds_datapipes.errors import ChangedShardError, CorruptSidecarError, MissingSidecarError, WdsError
-from wds_datapipes.index.build_many import build_missing_index
+from wds_datapipes.errors import ChangedShardError, MissingSidecarError, WdsError
 from wds_datapipes.index.file_format import index_url, read_index
-from wds_datapipes.index.options import AccessOptions, IndexOptions
+from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.read_plan import sizes_of
 from wds_datapipes.index.reading.sample_reader import SampleReader
@@ -39,8 +37,6 @@ Chunk: TypeAlias = "tuple[Numbers, Numbers]"
 
 T = TypeVar("T")
 
-LOGGER = logging.getLogger("wds_datapipes")
-
 #: The number of threads that read remote shards concurrently.
 THREADS = 32
 #: At most this many parts of an epoch, each of about this many bytes, are read ahead.
@@ -49,9 +45,6 @@ WINDOWS, WINDOW_BYTES = 4, 8 << 20
 
 class DatasetReader:
     """Reads samples of a dataset in any order. A bounded number of shards is open at a time.
-
-    Missing and damaged indexes are built when their shards are first opened, and written, unless the options require
-    them; those that cannot be written are kept in memory.
 
     Args:
         urls: the shards.
@@ -81,7 +74,6 @@ class DatasetReader:
     ) -> None:
         self._urls, self._sizes, self._access = urls, sizes, access
         self._fields, self._names = fields, names
-        self._unwritten: dict[int, ShardIndex] = {}
         self._is_local = all(local_path(url) is not None for url in urls)
         self._readers = OrderedDict[int, Future[SampleReader]]()  # the one that was used last is at the end
         self._cache = None if access.cache_dir is None else CacheFolder(access.cache_dir, access.cache_bytes)
@@ -234,22 +226,17 @@ class DatasetReader:
         self._threads.close()
 
     def index_of(self, shard: int) -> ShardIndex:
-        """Return the index of a shard, which is built if it is missing and not required.
+        """Return the index of a shard.
 
         Raises:
             ChangedShardError: it has another number of samples than the dataset was opened with.
             SidecarError: it is missing or damaged, or its shard is compressed.
-            ShardError: it is missing, and cannot be built.
         """
         path = index_url(self._urls[shard], self._access.index_dir)
-        index = self._unwritten.get(shard)
-        if index is None:
-            try:
-                index = read_index(path, storage_options=self._access.storage_options)
-            except (MissingSidecarError, CorruptSidecarError):
-                if self._access.indexes == "require":
-                    raise
-                index = self._build_index(shard, path)
+        try:
+            index = read_index(path, storage_options=self._access.storage_options)
+        except MissingSidecarError as error:
+            raise MissingSidecarError(f"{error}. Build the indexes of the dataset first, with build_indexes") from None
         index.check_random_access()
         if len(index) != self._sizes[shard]:
             raise ChangedShardError(
@@ -257,26 +244,6 @@ class DatasetReader:
                 f"{self._sizes[shard]}. The shard was replaced, or its manifest is that of another one: write the "
                 "manifest again, if there is one, and open the dataset again"
             )
-        return index
-
-    def _build_index(self, shard: int, path: str) -> ShardIndex:
-        access = self._access
-        options = IndexOptions(limits=access.limits)
-        index, failure = build_missing_index(
-            self._urls[shard],
-            path,
-            options,
-            storage_options=access.storage_options,
-            create_dir=access.index_dir is not None,
-        )
-        if failure is not None:
-            if not self._unwritten:
-                LOGGER.warning(
-                    "%s. Such indexes are kept in memory, so each process reads the headers of each shard again. Pass "
-                    "index_dir=, a directory that can be written, or build the indexes in advance",
-                    failure,
-                )
-            self._unwritten[shard] = index
         return index
 
     def _open(self, shard: int) -> SampleReader:

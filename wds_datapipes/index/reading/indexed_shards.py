@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
-from itertools import chain
-from typing import Any, TypeAlias
+from itertools import chain, tee
+from typing import Any
 
 import numpy as np
 
-from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, MisalignedShardsError
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.index.file_format import index_url
-from wds_datapipes.index.key_table import KeyTable
+from wds_datapipes.index.file_format import index_urls
 from wds_datapipes.index.options import AccessOptions
+from wds_datapipes.index.order.epoch_order import SampleOrder
 from wds_datapipes.index.order.length_order import Lengths, check_lengths
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
-from wds_datapipes.index.reading.key_join import NAMED, JoinedReader, KeyJoin, missing_keys_error
+from wds_datapipes.index.sample_table import NAMED, KeyTable
 from wds_datapipes.index.selection import Select, Selection
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
-from wds_datapipes.samples.fields import Lacking
+from wds_datapipes.on_error.policy import ErrorPolicy, note
+from wds_datapipes.samples.fields import Lacking, describe_sample
 from wds_datapipes.types import Sample
 
-#: The number of fields that a message names.
-MAX_NAMED = 50
-
-Reader: TypeAlias = DatasetReader | JoinedReader
+#: How many other samples are tried in the place of one that cannot be read.
+TRIES = 100
+#: The distance between them, as a part of the epoch: multiples of the golden ratio are spread evenly.
+STRIDE = 0.6180339887498949
 
 
 class IndexedShards:
@@ -78,13 +80,14 @@ class IndexedShards:
         self._names = None if "" in datasets else [name for name, shards in datasets.items() for _ in shards]
         self._all_sizes = self.sizes = np.array([size for _, size in every], np.int64)
         self._starts = np.cumsum(self._all_sizes) - self._all_sizes
-        self._reader: tuple[int, Reader] | None = None
+        self._readers: tuple[int, list[DatasetReader]] | None = None
         if not self._all_sizes.any():
             raise EmptySourceError(f"There are no samples in {len(every)} shards. Check the pattern of the shards")
-        check_index_names([self.urls, *(other.urls for other in join)], access.index_dir)
+        index_urls({*self.urls, *chain(*(other.urls for other in join))}, access.index_dir)
         self._others = join
         self._selection: Selection | None = None
         with self._open() as reader:
+            #: For each joined dataset, the numbers in it of the samples with the keys of all samples, or -1.
             self._joins = [self._join(reader, other) for other in join]
             self._select(reader, select, missing)
             self._ends = np.cumsum(self.sizes)
@@ -92,54 +95,33 @@ class IndexedShards:
                 self._check_joins(reader)
             self.lengths = None if lengths is None else self._measure(reader, lengths)
 
-    def check_fields(self, fields: Collection[str]) -> None:
-        """Check that each field is in some shard of this dataset, or of those that are joined to it.
-
-        It looks into the first shards, and into further ones only for fields that these lack.
-
-        Raises:
-            ValueError: a field is in none of them.
-        """
-        absent, known = set(fields), set[str]()
-        with ExitStack() as stack:
-            opened = [(each, stack.enter_context(each._open())) for each in (self, *self._others)]
-            for shard in range(max(len(each.urls) for each, _ in opened)):
-                for each, reader in opened:
-                    if not absent:
-                        return
-                    if shard < len(each.urls):
-                        index = reader.index_of(shard)
-                        known.update(index.fields)
-                        absent -= {
-                            name for name in absent if (name.lower() if index.facts.lowercase else name) in index.fields
-                        }
-        if absent:
-            raise ValueError(
-                f"No sample has a field {' or '.join(map(repr, sorted(absent)))}, which fields= names. The fields are "
-                f"{', '.join(map(repr, sorted(known)[:MAX_NAMED]))}"
-            )
-
-    def _join(self, reader: DatasetReader, other: IndexedShards) -> KeyJoin:
+    def _join(self, reader: DatasetReader, other: IndexedShards) -> Numbers:
         """Find the samples of another dataset that have the same keys."""
         with other._open() as others:
-            keys = (reader.index_of(shard).keys for shard in range(len(self.urls)))
-            table = KeyTable.from_indexes(map(others.index_of, range(len(other.urls))))
-            return KeyJoin(keys, table, other.urls, other.sizes)
+            table = KeyTable(other.urls, map(others.index_of, range(len(other.urls))))
+        keys = (reader.index_of(shard).keys for shard in range(len(self.urls)))
+        found: Numbers = np.concatenate([np.empty(0, np.int64), *map(table.find, keys)])
+        return found
 
     def _check_joins(self, reader: DatasetReader) -> None:
         """Raise if a selected sample has no counterpart."""
-        for join in self._joins:
-            shards, numbers = self._selected()
-            is_absent = join.numbers[self._starts[shards] + numbers] < 0
+        shards, numbers = self._selected()
+        for join, other in zip(self._joins, self._others, strict=True):
+            is_absent = join[self._starts[shards] + numbers] < 0
             if count := int(is_absent.sum()):
                 some = zip(shards[is_absent][:NAMED].tolist(), numbers[is_absent][:NAMED].tolist(), strict=True)
-                raise missing_keys_error([reader.index_of(shard).keys[number] for shard, number in some], count, join)
+                named = ", ".join(repr(reader.index_of(shard)[number].key) for shard, number in some)
+                raise MisalignedShardsError(
+                    f"{count} samples have no sample with their key in {len(other.urls)} shards from "
+                    f'{redact(other.urls[0])}: {named}{", ..." if count > NAMED else ""}. Pass missing="skip" to leave '
+                    'them out, or missing="keep" to read them without its fields'
+                )
 
     def _select(self, reader: DatasetReader, select: Select | Mapping[str, Select] | None, missing: Lacking) -> None:
         """Restrict the datasets to the samples that are selected, and that have counterparts if they must."""
         among = None
         if self._joins and missing == "skip":
-            among = np.logical_and.reduce([join.numbers >= 0 for join in self._joins])
+            among = np.logical_and.reduce([join >= 0 for join in self._joins])
         if isinstance(select, Mapping):
             select = self._select_by_name(reader, select)
         elif len(self.parts) > 1 and select is not None and not callable(select):
@@ -159,8 +141,11 @@ class IndexedShards:
             raise ValueError(f"select is for the dataset {unknown[0]!r}, and the datasets are {sorted(self.parts)}")
         numbers = [np.empty(0, np.int64)]
         for name, part in self.parts.items():
-            sizes, read_index = self._all_sizes[part], partial(_index_from, reader, part.start)
-            own = Selection(select.get(name, slice(None)), sizes, read_index=read_index)
+            own = Selection(
+                select.get(name, slice(None)),
+                self._all_sizes[part],
+                read_index=partial(_index_from, reader, part.start),
+            )
             numbers.append(own.numbers + int(self._all_sizes[: part.start].sum()))
         return np.concatenate(numbers)
 
@@ -191,36 +176,110 @@ class IndexedShards:
         return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_reader": None}
+        return {**vars(self), "_readers": None}
 
-    def open(self) -> Reader:
-        """Return a reader of all shards, and of those that are joined."""
-        reader = self._open()
-        if not self._joins:
-            return reader
-        others = [other._open() for other in self._others]
-        return JoinedReader(reader, self._starts, list(zip(self._joins, others, strict=True)))
+    @contextmanager
+    def open(self) -> Iterator[list[DatasetReader]]:
+        """Open readers of all shards, and of those that are joined."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(each._open()) for each in (self, *self._others)]
 
     def _open(self) -> DatasetReader:
         return DatasetReader(self.urls, self._all_sizes, self._access, fields=self._fields, names=self._names)
 
-    def stream(self, reader: Reader, chunks: Iterable[Chunk]) -> Iterator[Item]:
-        """Yield samples, with the field ``__dataset__`` if there are several datasets, and errors in their places.
+    def stream(self, readers: Sequence[DatasetReader], chunks: Iterable[Chunk]) -> Iterator[Item]:
+        """Yield samples with the fields of all joined datasets, and an error in the place of each that is unreadable.
+
+        A sample that another dataset lacks has no fields of it. An error may also be a `DuplicateKeyError`, if two
+        datasets have the same field.
 
         Args:
-            reader: the result of `open`.
+            readers: those of `open`.
             chunks: the shards of some samples, and their places among the selected samples of the shards.
         """
-        return reader.stream(map(self._find, chunks))
+        own, *copies = tee(map(self._find, chunks), len(readers))
+        samples = readers[0].stream(own)
+        if not copies:
+            return samples
+        others = [
+            reader.stream(map(partial(self._counterparts, join, other), some))
+            for reader, join, other, some in zip(readers[1:], self._joins, self._others, copies, strict=True)
+        ]
+        return map(join_fields, samples, zip(*others, strict=True))
+
+    def _counterparts(self, join: Numbers, other: IndexedShards, chunk: Chunk) -> Chunk:
+        """Return where the samples of a joined dataset are that have the keys of some samples; shard -1 for none."""
+        shards, numbers = chunk
+        wanted = join[self._starts[shards] + numbers]
+        found = np.searchsorted(other._ends, wanted, "right")
+        return np.where(wanted < 0, -1, found), wanted - other._starts[found]
 
     def _find(self, chunk: Chunk) -> Chunk:
         """Return the shards of samples, and their numbers in them."""
         shards, places = chunk
         return shards, places if self._selection is None else self._selection.find(shards, places)
 
-    def sample(self, number: int) -> Sample:
-        """Return a sample by its number in the order of the shards."""
-        return self.samples([number])[0]
+    def read_epoch(
+        self,
+        readers: Sequence[DatasetReader],
+        order: SampleOrder,
+        chunks: Iterable[Numbers],
+        *,
+        policy: ErrorPolicy,
+        substitutes: bool,
+    ) -> Iterator[tuple[Sample | None, int, bool]]:
+        """Yield the samples at positions of an epoch, their positions, and whether they are substitutes.
+
+        If the policy skips errors, the place of a sample that cannot be read is taken by another sample of the epoch,
+        which the position determines. So nothing shifts, for any number of ranks and workers. The epoch ends at the
+        first error for which a handler returns False.
+
+        Args:
+            readers: those of `open`.
+            order: the order of the epoch.
+            chunks: arrays of positions; those from the length of the epoch on start again.
+            policy: the policy for errors.
+            substitutes: whether to read another sample in the place of one that cannot be read; None stands for it
+                otherwise.
+
+        Raises:
+            ShardError: a sample cannot be read, or no other in its place.
+            SidecarError: an index is missing or damaged.
+        """
+        waiting = deque[int]()  # the positions of the samples that are being read
+        begun = 0
+
+        def find() -> Iterator[Chunk]:
+            nonlocal begun
+            for chunk in chunks:
+                waiting.extend(chunk.tolist())
+                begun += len(chunk)
+                yield order.find(chunk % len(order))
+
+        for item in self.stream(readers, find()):
+            position = waiting.popleft()
+            if not isinstance(item, Exception):
+                yield item, position, False
+                continue
+            policy.tried = begun - len(waiting)
+            shards, _ = order.find(np.array([position % len(order)]))
+            if not policy.handle(item, url=self.urls[shards[0]]):
+                return
+            yield self._substitute(readers, order, position, item) if substitutes else None, position, True
+            del item  # its frames refer to this one
+
+    def _substitute(
+        self, readers: Sequence[DatasetReader], order: SampleOrder, position: int, error: Exception
+    ) -> Sample:
+        """Return another sample of the epoch."""
+        stride = round(len(order) * STRIDE) or 1
+        for number in range(1, TRIES + 1):
+            place = order.find(np.array([(position + number * stride) % len(order)]))
+            for item in self.stream(readers, [place]):
+                if isinstance(item, dict):
+                    return item  # the errors of others are reported at their own positions
+        note(error, f"{TRIES} other samples of the epoch, which were tried in its place, could not be read either")
+        raise error
 
     def samples(self, numbers: list[int]) -> list[Sample]:
         """Return samples by their numbers in the order of the shards."""
@@ -230,10 +289,10 @@ class IndexedShards:
                 raise IndexError(f"The dataset has {count} samples, so there is no sample {number}")
         wanted = np.array([number % count for number in numbers])
         shards = np.searchsorted(self._ends, wanted, "right")
-        if self._reader is None or self._reader[0] != os.getpid():  # a forked process needs its own connections
-            self._reader = os.getpid(), self.open()
+        if self._readers is None or self._readers[0] != os.getpid():  # a forked process needs its own connections
+            self._readers = os.getpid(), [each._open() for each in (self, *self._others)]
         samples = []
-        for item in self.stream(self._reader[1], [(shards, wanted - self.starts[shards])]):
+        for item in self.stream(self._readers[1], [(shards, wanted - self.starts[shards])]):
             if isinstance(item, Exception):
                 raise item
             samples.append(item)
@@ -259,16 +318,31 @@ def _index_from(reader: DatasetReader, first: int, shard: int) -> ShardIndex:
     return reader.index_of(first + shard)
 
 
-def check_index_names(datasets: Sequence[Sequence[str]], index_dir: str | os.PathLike[str] | None) -> None:
-    """Raise if shards of several datasets have the same index, as shards with the same name in a directory have.
+class FieldConflictError(DuplicateKeyError):
+    """Two joined datasets have the same field, which no error policy skips, since it is so in all samples."""
 
-    Raises:
-        ValueError: they have.
-    """
-    known: dict[str, str] = {}
-    for url in {*chain(*datasets)} if index_dir is not None else ():
-        if (other := known.setdefault(index := index_url(url, index_dir), url)) != url:
-            raise ValueError(
-                f"{redact(url)} and {redact(other)} would both have the index {index}. Keep their indexes next to the "
-                "shards, or open the datasets with separate folders for indexes"
+    concerns_all = True
+
+
+def join_fields(sample: Item, counterparts: Iterable[Item]) -> Item:
+    """Return a sample with the fields of those with the same key in other datasets, or the first error."""
+    if not isinstance(sample, dict):
+        return sample
+    for other in counterparts:
+        if other is None:
+            continue
+        if not isinstance(other, dict):
+            return other
+        if other["__key__"] != sample["__key__"]:
+            return MisalignedShardsError(
+                f"{describe_sample(sample)} was joined with {describe_sample(other)}, which has another key. An index "
+                "was replaced after the dataset was opened: open it again"
             )
+        added = {name: value for name, value in other.items() if name[:2] != "__"}
+        if repeated := added.keys() & sample.keys():
+            return FieldConflictError(
+                f"join got {min(repeated)!r} from {redact(str(other['__url__']))} for {describe_sample(sample)}, which "
+                "already has this field. Choose other fields with fields="
+            )
+        sample |= added
+    return sample

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +19,6 @@ from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remai
 from wds_datapipes.index.order.epoch_order import EpochOrder, Order, SampleOrder
 from wds_datapipes.index.order.length_order import LengthOrder
 from wds_datapipes.index.order.mixed_order import MixedOrder, integer_weights
-from wds_datapipes.index.reading.epoch_reader import EpochReader
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.selection import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
@@ -42,7 +42,7 @@ class IndexedDataset(MapDataPipe[Sample]):
         self._shards = shards
 
     def __getitem__(self, number: int) -> Sample:
-        return self._shards.sample(number)
+        return self._shards.samples([number])[0]
 
     def __getitems__(self, numbers: list[int]) -> list[Sample]:
         """Return several samples; torch's ``DataLoader`` calls this for each batch."""
@@ -103,8 +103,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         IndexError: ``select`` has the number of a sample that does not exist.
         MisalignedShardsError: samples have no counterpart in a joined dataset, and ``missing`` is ``"raise"``.
         DuplicateKeyError: two samples of a joined dataset have the same key, or two datasets the same field.
-        ValueError: an argument is invalid; no sample has one of the ``fields``, unless the dataset is a manifest, whose
-            indexes may not exist yet; or the ranks cannot share a batch evenly.
+        ValueError: an argument is invalid; or the ranks cannot share a batch evenly.
         SidecarError: an index is missing, stale or damaged, or its shard is compressed.
         ShardError: a shard cannot be read.
         ChangedShardError: a shard has changed since it was indexed.
@@ -183,8 +182,6 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             fields=fields,
             access=access,
         )
-        if fields is not None and not any(isinstance(dataset, Manifest) for dataset in (*datasets.values(), *joined)):
-            self._shards.check_fields(fields)  # the indexes of a manifest may not exist yet
         parts = self._shards.parts
         self.weights = None if weights is None else integer_weights(weights, list(parts))
         counts = {name: int(self._shards.sizes[part].sum()) for name, part in parts.items()}
@@ -208,7 +205,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def __getitem__(self, number: int) -> Sample:
         """Return a sample by its number in the order of the shards."""
-        return self._shards.sample(number)
+        return self._shards.samples([number])[0]
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch in this process."""
@@ -223,18 +220,17 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
         substitutes = self.remainder != "keep"
         marks = self.remainder == "pad" or (substitutes and not policy.always_raises)
-        with self._shards.open() as opened:
-            reader = EpochReader(self._shards, opened, order, policy=policy, substitutes=substitutes)
-            for is_new, chunks in (
-                (0, [np.array(again, np.int64)]),
-                (1, self._share(self._rest).positions(self._done)),
-            ):
-                for sample, self._position, is_substitute in reader.read(chunks):
-                    self._done += is_new
-                    if sample is not None:
-                        if marks:
-                            sample[PADDING_MARK] = is_substitute or self._position >= len(order)
-                        yield sample
+        chunks = chain([np.array(again, np.int64)], self._share(self._rest).positions(self._done))
+        left = len(again)
+        with self._shards.open() as readers:
+            samples = self._shards.read_epoch(readers, order, chunks, policy=policy, substitutes=substitutes)
+            for sample, self._position, is_substitute in samples:
+                left -= 1
+                self._done += left < 0
+                if sample is not None:
+                    if marks:
+                        sample[PADDING_MARK] = is_substitute or self._position >= len(order)
+                    yield sample
         if policy.has_ended:
             policy.count_unread(self._share(self._rest), self._done + 1)
         policy.finish()
