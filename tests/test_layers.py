@@ -27,7 +27,6 @@ ORDER = [
     "on_error",
     "fingerprint",
     "tar",
-    "records",
     "shards",
     "parallel",
     "shard_cache",

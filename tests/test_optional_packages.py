@@ -21,7 +21,6 @@ from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.remote.filesystem import EXTRAS
 from wds_datapipes.parallel.executors import connect_dask
 from wds_datapipes.prepare.sources.table import Table
-from wds_datapipes.records import formats
 from wds_datapipes.testing import check_resume
 
 SOURCES = Path(wds_datapipes.__file__).parent
@@ -135,7 +134,7 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
     package: str, extra: str, use: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    for remembered in (media._av, plain_values._msgpack, plain_values._cbor, formats._msgpack, formats._cbor):
+    for remembered in (media._av, plain_values._msgpack, plain_values._cbor):
         remembered.cache_clear()  # another test may have imported it
     with pytest.raises(
         MissingDependencyError, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""

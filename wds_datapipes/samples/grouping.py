@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from wds_datapipes.errors import ChangedShardError, DuplicateKeyError
 from wds_datapipes.io.openers import redact
@@ -180,8 +180,7 @@ class SampleGrouping:
                         sample = None
                     if policy.has_ended:
                         break
-            continues_in_shard = shard.is_complete and shard.end >= 0
-            progress.next = (shard.number, shard.end, "") if continues_in_shard else (shard.number + 1, 0, "")
+            progress.next = position_after(shard)
             if policy.has_ended:
                 break
             if sample is not None and len(sample) > len(empty) and shard.is_complete:
@@ -195,6 +194,52 @@ class SampleGrouping:
             return False
         self._on_fault(DuplicateKeyError(message), key, field)
         return True
+
+
+class RecordGrouping:
+    """How records become samples: the counterpart of `SampleGrouping`, whose interface it has."""
+
+    #: Errors of records are handled while shards are read.
+    has_ended = False
+
+    def finish(self) -> None:
+        """Do nothing, since no sample is skipped here."""
+
+    @staticmethod
+    def key_rule(name: str) -> tuple[str, str]:
+        """Return the key of a record: its whole name."""
+        return name, ""
+
+    def group(self, shards: Iterable[ShardMembers], progress: Progress) -> Iterator[Sample]:
+        """Yield the samples of shards, one shard after the other.
+
+        Each is yielded after the next record was read, so that the state has the key of that record.
+
+        Args:
+            shards: the shards with their records.
+            progress: updated with the position of each sample, and of the next one, before the sample is yielded.
+        """
+        for shard, records in shards:
+            metadata = shard_metadata(shard)
+            sample: Sample | None = None
+            start = 0
+            record: Any  # a dictionary, where tar shards have bytes
+            for _, key, record, offset in records:
+                if sample is not None:
+                    progress.last, progress.next = (shard.number, start, offset), (shard.number, offset, key)
+                    yield sample
+                # Metadata in the record were written by another program, to identify the source of the sample.
+                sample, start = {**metadata, **record, **metadata, "__key__": key}, offset
+            progress.next = position_after(shard)
+            if sample is not None:
+                progress.last = shard.number, start, shard.end
+                yield sample
+
+
+def position_after(shard: Shard) -> NextPosition:
+    """Return the position after a shard, or a part of it, that was read."""
+    continues_in_shard = shard.is_complete and shard.end >= 0
+    return (shard.number, shard.end, "") if continues_in_shard else (shard.number + 1, 0, "")
 
 
 def split_by_shard(source: Iterable[MemberTuple]) -> Iterator[ShardMembers]:

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from typing import cast
 
-from wds_datapipes.samples.grouping import SampleGrouping, check_next_key
-from wds_datapipes.samples.records import RecordGrouping
+from wds_datapipes.samples.grouping import RecordGrouping, SampleGrouping, check_next_key
 from wds_datapipes.shards.open_shards import OpenShards
 from wds_datapipes.shards.position import NextPosition, Progress, Resume
 from wds_datapipes.types import Sample

@@ -1,16 +1,33 @@
-"""Options for reading record shards."""
+"""Reading of record shards: their records one by one, with the offset of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
+from wds_datapipes.errors import (
+    CorruptShardError,
+    DecodeError,
+    MissingFieldError,
+    ReadLimitError,
+    ShardError,
+    TruncatedShardError,
+)
+from wds_datapipes.io.openers import redact
+from wds_datapipes.io.read_limits import limit_error
 from wds_datapipes.on_error.policy import ErrorPolicy
-from wds_datapipes.records.formats import FORMATS, FormatName, find_format
-from wds_datapipes.records.reader import KEY, read_records
 from wds_datapipes.shards.loading import StreamOptions
+from wds_datapipes.shards.record_formats import BLANK, FORMATS, FormatName, RecordFormat, find_format
+from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.types import MemberTuple, Shard
+
+#: How much is read at once, in bytes; doubled until the largest record fits.
+FILL_BYTES = 256 << 10
+#: The values that records of a binary format may have. Bytes of other formats decode to others, such as small integers.
+FRAMED = (dict, list, tuple, Exception)
+#: The field that has the key by default; a record without it has its offset as its key.
+KEY = "__key__"
 
 
 @dataclass(frozen=True)
@@ -42,14 +59,135 @@ class RecordOptions(StreamOptions):
                 raise ValueError(f"fields must be different names, not {self.fields!r}")
 
     def items(self, stream: BinaryIO, shard: Shard, start: int, policy: ErrorPolicy) -> Iterator[MemberTuple]:
-        """Yield the records of a shard: the shard, their keys, their fields as dictionaries and their offsets."""
-        return read_records(
-            stream,
-            shard=shard,
-            record_format=find_format(shard.url, self.format),
-            key=self.key,
-            fields=self.fields,
-            start=start,
-            limits=self.limits,
-            policy=policy,
+        """Yield the records of a shard: the shard, their keys, their fields as dictionaries and their offsets.
+
+        Raises:
+            TruncatedShardError: the shard ends inside a record, or is empty.
+            CorruptShardError: a record is damaged, so that its end is unknown.
+            ReadLimitError: a record is too large, or nests its values too deeply.
+        """
+        record_format, archive = find_format(shard.url, self.format), redact(shard.url)
+        buffer = ReadBuffer(stream, archive, start)
+        most = self.limits.most("member_bytes")
+        size, number = FILL_BYTES, -1
+
+        def place(number: int, offset: int) -> str:
+            """Return the location of a record, with its number if the shard was read from its beginning."""
+            return f"{archive}: the record at byte {offset}" if start else f"{archive}: record {number} (byte {offset})"
+
+        while True:
+            error = buffer.fill_until_error(size)
+            window, begin, at = buffer.window, buffer.offset, 0
+            is_end = error is None and len(window) < size
+            for end, value in _split(record_format, window, is_end):
+                if value is BLANK:
+                    at = end
+                    continue
+                number += 1
+                policy.tried += 1
+                offset = begin + at
+                if end - at > most:
+                    raise limit_error(self.limits, "member_bytes", f"{place(number, offset)} has {end - at} bytes")
+                if end < 0 or (record_format.is_binary and not isinstance(value, FRAMED)):
+                    raise _fatal_error(value, record_format.title, place(number, offset))
+                at = end
+                shard.has_begun = True
+                try:
+                    record: Any = self._as_fields(value)  # where members have bytes
+                    name = self._key_of(record, offset)
+                except (DecodeError, MissingFieldError) as fault:
+                    if not policy.handle(type(fault)(f"{place(number, offset)} {fault}"), url=shard.url):
+                        return
+                else:
+                    yield shard, name, record, offset
+            buffer.at = at
+            if error is not None:
+                try:
+                    raise error  # after the records that were read completely
+                finally:
+                    del error  # avoid a reference cycle: its frames would keep their files open
+            if is_end and at == len(window) > 0:
+                return
+            if is_end and begin == len(window) == 0:
+                raise TruncatedShardError(
+                    f"{archive} is empty, and a shard has at least one record. Write or fetch the file again, or leave "
+                    "it out"
+                )
+            if is_end:
+                raise TruncatedShardError(
+                    f"{place(number + 1, begin + at)} is incomplete: the shard ends after {len(window) - at} bytes of "
+                    "it. Write or fetch the file again"
+                )
+            if at == 0:
+                if len(window) > most:
+                    found = f"{place(number + 1, begin)} has {len(window)} bytes or more"
+                    raise limit_error(self.limits, "member_bytes", found)
+                size = max(min(2 * size, most + 1), size + 1)
+
+    def _as_fields(self, value: Any) -> dict[str, Any]:
+        """Return a record as a dictionary of its fields.
+
+        Raises:
+            DecodeError: it is none; the message lacks the location.
+        """
+        if type(value) is dict and {str}.issuperset(map(type, value)):
+            return value
+        if isinstance(value, Exception):
+            raise DecodeError(f"cannot be decoded: {value}. Write it again, or pass on_error to skip it")
+        if isinstance(value, list | tuple):
+            if self.fields is None:
+                raise DecodeError(
+                    f"is a list of {len(value)} values, not a map of fields. Pass fields= with a name for each value"
+                )
+            if len(self.fields) != len(value):
+                raise DecodeError(f"is a list of {len(value)} values, but fields= has {len(self.fields)} names")
+            return dict(zip(self.fields, value, strict=True))
+        if type(value) is not dict:
+            raise DecodeError(f"is of type {type(value).__name__}, not a map of fields")
+        name = next(name for name in value if type(name) is not str)
+        raise DecodeError(f"has the field {name!r} of type {type(name).__name__}, and the names of fields must be text")
+
+    def _key_of(self, record: dict[str, Any], offset: int) -> str:
+        """Return the key of a record.
+
+        Raises:
+            MissingFieldError: it has no field ``key``.
+            DecodeError: the key is neither text nor an integer.
+        """
+        found = record.get(self.key)
+        if type(found) is str and found:
+            return found
+        if type(found) is int:
+            return str(found)
+        if self.key in record:
+            raise DecodeError(
+                f"has the key {found!r:.60} in the field {self.key!r}, and a key must be a text or an integer"
+            )
+        if self.key != KEY:
+            raise MissingFieldError(
+                f"has no field {self.key!r} for its key, but only {', '.join(map(repr, record)) or 'nothing'}. Pass "
+                "key= with the name of another field, or leave it out to have byte offsets as keys"
+            )
+        return f"{offset:012d}"
+
+
+def _split(record_format: RecordFormat, window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:
+    """Split a window into records; an error that has no known end has the end -1."""
+    try:
+        yield from record_format.split(window, is_end)
+    except (ValueError, RecursionError) as error:
+        yield -1, error
+
+
+def _fatal_error(value: Any, title: str, place: str) -> ShardError:
+    """Return the error for a record after which the shard cannot be read on."""
+    if isinstance(value, RecursionError):
+        return ReadLimitError(
+            f"{place} nests its values too deeply to be decoded. If the shard is valid, write it with flat records"
         )
+    is_error = isinstance(value, Exception)
+    found = f"cannot be decoded: {value or type(value).__name__}" if is_error else f"is the value {value!r:.40}"
+    return CorruptShardError(
+        f"{place} {found}. The file is damaged or does not hold {title}: write or fetch it again, or pass the "
+        "right format="
+    )

@@ -8,7 +8,7 @@ from typing import Any
 from wds_datapipes.codecs import describe_value
 from wds_datapipes.codecs.plain_values import encode_cbor, encode_json, encode_msgpack
 from wds_datapipes.errors import EncodeError, MissingDependencyError
-from wds_datapipes.records.formats import RecordFormat
+from wds_datapipes.shards.record_formats import RecordFormat
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.sample_packer import Encoder, PackedSample, refuse_padding
 

@@ -13,8 +13,8 @@ from wds_datapipes.index.file_format import index_url, write_index
 from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.sinks import Sink, open_target
-from wds_datapipes.records.formats import RecordFormat
 from wds_datapipes.redaction import redact
+from wds_datapipes.shards.record_formats import RecordFormat
 from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import PlacedField, PlacedSample, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user

@@ -14,7 +14,7 @@ from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import StreamSink, size_of
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
-from wds_datapipes.records.formats import FORMATS, RecordFormat, format_of_name
+from wds_datapipes.shards.record_formats import FORMATS, RecordFormat, format_of_name
 from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, BinaryIO
 
 from wds_datapipes.io.sinks import Sink
-from wds_datapipes.records.formats import find_format
+from wds_datapipes.shards.record_formats import find_format
 from wds_datapipes.writing.options import WriteKeywords, WriteOptions
 from wds_datapipes.writing.shard_file import ShardFile, name_of_target
 

@@ -14,9 +14,8 @@ from wds_datapipes.pipes.shards.loading import ShardReadingStage
 from wds_datapipes.pipes.stage import OpaqueValue, SnapshotStage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, check_seen, listings_before, merge_seen
-from wds_datapipes.samples.grouping import SampleGrouping, check_next_key
+from wds_datapipes.samples.grouping import RecordGrouping, SampleGrouping, check_next_key
 from wds_datapipes.samples.interleaving import interleave_samples
-from wds_datapipes.samples.records import RecordGrouping
 from wds_datapipes.shards.assignment import assign_shards
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import (

@@ -14,12 +14,11 @@ from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
 from wds_datapipes.pipes.shards.loading import ShardReadingStage
 from wds_datapipes.pipes.shards.shard_list import shuffle_whole_lists
 from wds_datapipes.pipes.stage import register_stage
-from wds_datapipes.records.formats import FormatName
-from wds_datapipes.records.reader import KEY
-from wds_datapipes.samples.records import RecordGrouping
+from wds_datapipes.samples.grouping import RecordGrouping
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import Resume
-from wds_datapipes.shards.records import RecordOptions
+from wds_datapipes.shards.record_formats import FormatName
+from wds_datapipes.shards.records import KEY, RecordOptions
 from wds_datapipes.types import Sample
 
 

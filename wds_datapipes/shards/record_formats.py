@@ -1,12 +1,10 @@
-"""Record formats: how each splits bytes into records, and which names it has."""
+"""Formats of record shards: how each splits bytes into records, and which names it has."""
 
 from __future__ import annotations
 
 import io
 import json
 from collections.abc import Callable, Iterator
-from functools import cache
-from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import SpecError
@@ -24,14 +22,6 @@ MSGPACK_LENGTH = 2**32 - 1
 COMPRESSED = tuple(f".{each.suffix}" for each in COMPRESSIONS)
 
 
-class BadRecord(NamedTuple):
-    """Stands for a record that cannot be decoded."""
-
-    reason: str
-    #: Whether its values are nested too deeply.
-    is_nested: bool = False
-
-
 class RecordFormat(NamedTuple):
     """A format of records.
 
@@ -40,9 +30,9 @@ class RecordFormat(NamedTuple):
         title: its name in messages.
         extensions: the extensions of its files, without that of a compression.
         is_binary: whether bytes of any other format decode to small records that are not maps.
-        split: yields the end and the value of each complete record in a window of bytes that starts with a record; the
-            value is `BLANK` or a `BadRecord` if there is none, and the end is -1 if a bad record has no known end. Its
-            second argument is whether the shard ends with the window.
+        split: yields the end and the value of each complete record in a window of bytes that starts with a record. The
+            value is `BLANK` or an error if there is none. It raises ValueError if a bad record has no known end, or
+            RecursionError. Its second argument is whether the shard ends with the window.
     """
 
     name: FormatName
@@ -63,22 +53,19 @@ def split_json_lines(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:
         line = window[at:end]
         try:
             value = json.loads(str(line, "utf-8")) if not line.isspace() else BLANK
-        except RecursionError:
-            yield -1, BadRecord("", is_nested=True)
-            return
         except ValueError as error:
             if not is_whole:
                 return  # it may be truncated
-            value = BadRecord(str(error))
+            value = error
         yield end, value
         at = end
 
 
 def split_msgpack(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:  # noqa: ARG001  a record has its own end
     """Split concatenated msgpack values. Each is decoded once it is complete, so that no length is trusted."""
-    msgpack = _msgpack()
-    lengths = dict.fromkeys(("str", "bin", "array", "map", "ext"), MSGPACK_LENGTH)
-    ends = msgpack.Unpacker(max_buffer_size=len(window), **{f"max_{kind}_len": most for kind, most in lengths.items()})
+    msgpack = require("msgpack", extra="msgpack", purpose="read msgpack records")
+    lengths = {f"max_{kind}_len": MSGPACK_LENGTH for kind in ("str", "bin", "array", "map", "ext")}
+    ends = msgpack.Unpacker(max_buffer_size=len(window), **lengths)
     ends.feed(window)
     at = 0
     while True:
@@ -86,54 +73,31 @@ def split_msgpack(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:  # 
             ends.skip()
         except msgpack.OutOfData:
             return
-        except (msgpack.StackError, RecursionError):
-            yield -1, BadRecord("", is_nested=True)
-            return
-        except ValueError as error:
-            yield -1, BadRecord(str(error) or type(error).__name__)
-            return
+        except msgpack.StackError as error:
+            raise RecursionError from error
         end = ends.tell()
         try:
             value = msgpack.unpackb(window[at:end], strict_map_key=False)
         except (ValueError, TypeError) as error:  # text that is not UTF-8, or a key that cannot be hashed
-            value = BadRecord(str(error))
+            value = error
         yield end, value
         at = end
 
 
 def split_cbor(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:  # noqa: ARG001  a record has its own end
     """Split concatenated CBOR values (RFC 8742)."""
-    cbor2 = _cbor()
+    cbor2 = require("cbor2", extra="cbor", purpose="read CBOR records")
     stream = io.BytesIO(window)
-    decoder = cbor2.CBORDecoder(stream, **_cbor_options())
+    decoder = cbor2.CBORDecoder(stream, read_size=1)  # so that it leaves the stream at the end of a value
     while stream.tell() < len(window):
         try:
             value = decoder.decode()
         except cbor2.CBORDecodeEOF:
             return
-        except Exception as error:  # noqa: BLE001  each release of cbor2 raises others for damaged data
+        except Exception as error:  # each release of cbor2 raises others for damaged data
             is_nested = isinstance(error, RecursionError) or "nesting depth" in str(error)
-            yield -1, BadRecord(f"{type(error).__name__}: {error}", is_nested)
-            return
+            raise (RecursionError if is_nested else ValueError)(f"{type(error).__name__}: {error}") from error
         yield stream.tell(), value
-
-
-@cache
-def _msgpack() -> ModuleType:
-    return require("msgpack", extra="msgpack", purpose="read msgpack records")
-
-
-@cache
-def _cbor() -> ModuleType:
-    return require("cbor2", extra="cbor", purpose="read CBOR records")
-
-
-@cache
-def _cbor_options() -> dict[str, int]:
-    """Return the options of a decoder that leaves its stream at the end of a value; cbor2 5.8 reads ahead."""
-    stream = io.BytesIO(bytes(2))
-    _cbor().CBORDecoder(stream).decode()
-    return {} if stream.tell() == 1 else {"read_size": 1}
 
 
 JSON_LINES = RecordFormat("jsonl", "JSON lines", (".jsonl", ".ndjson", ".jsonlines"), False, split_json_lines)

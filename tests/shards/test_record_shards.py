@@ -33,7 +33,7 @@ from wds_datapipes.errors import (
     TruncatedShardError,
 )
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
-from wds_datapipes.records import reader
+from wds_datapipes.shards import records
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "folder")
 
@@ -95,7 +95,7 @@ def test_records_larger_than_the_buffer_and_at_its_edges_are_whole(
 ) -> None:
     write(f"a.{ending}", SAMPLES)
     for size in (1, 2, 7, 31, 64):
-        monkeypatch.setattr(reader, "FILL_BYTES", size)
+        monkeypatch.setattr(records, "FILL_BYTES", size)
         assert read(f"a.{ending}") == SAMPLES
 
 
@@ -249,7 +249,7 @@ def test_a_length_that_lies_allocates_nothing(ending: str, header: bytes) -> Non
 
 @FORMATS
 def test_records_that_are_too_large_are_an_error(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "FILL_BYTES", 64)
+    monkeypatch.setattr(records, "FILL_BYTES", 64)
     write(f"a.{ending}", [SAMPLES[0], {"__key__": "b", "text": "x" * 1000}, SAMPLES[1]])
     for most in (100, 900):
         with pytest.raises(ReadLimitError, match=rf"record 1 \(byte \d+\) has \d+ bytes.*limit is member_bytes={most}"):

@@ -1,1 +1,0 @@
-"""Record shards: files of concatenated msgpack or CBOR values, and JSON lines."""
