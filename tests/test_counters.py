@@ -25,29 +25,6 @@ def item(stage: str, error: str, reason: str) -> SkippedItem:
     return SkippedItem(stage, error, "a.tar", "key", "field", reason)
 
 
-def test_a_new_book_is_empty() -> None:
-    counters = Counters()
-    assert (counters.shard, counters.entries, counters.on_shard, counters.skipped()) == ("", 0, None, Skipped())
-    assert counters.skipped().total == 0
-
-
-def test_items_are_counted_by_stage_and_kind() -> None:
-    counters = Counters()
-    items = [
-        item("decode", "ValueError", "a"),
-        item("group", "ValueError", "b"),
-        item("decode", "KeyError", "c"),
-        item("decode", "ValueError", "d"),
-    ]
-    for each in items:
-        counters.count_skipped(each)
-    skipped = counters.skipped()
-    assert skipped.counts == {"decode: ValueError": 2, "group: ValueError": 1, "decode: KeyError": 1}
-    assert skipped.total == counters.entries == 4
-    assert skipped.latest == tuple(items)
-    assert str(items[2]) == "decode: KeyError: c"
-
-
 def test_only_the_latest_errors_are_kept_whole() -> None:
     counters = Counters()
     for number in range(10_000):
@@ -55,25 +32,6 @@ def test_only_the_latest_errors_are_kept_whole() -> None:
     skipped = counters.skipped()
     assert skipped.counts == {"decode: ValueError": 10_000}
     assert [each.reason for each in skipped.latest] == [str(number) for number in range(10_000 - LATEST, 10_000)]
-
-
-def test_a_snapshot_of_the_book_does_not_change() -> None:
-    counters = Counters()
-    counters.count_skipped(item("decode", "ValueError", "a"))
-    before = counters.skipped()
-    counters.count_skipped(item("decode", "ValueError", "b"))
-    assert before == Skipped({"decode: ValueError": 1}, (item("decode", "ValueError", "a"),))
-
-
-def test_each_shard_is_passed_to_listeners() -> None:
-    counters, opened = Counters(), list[str]()
-    counters.record_shard("a.tar")
-    assert counters.shard == "a.tar"
-    counters.on_shard = opened.append
-    for shard in ("b.tar", "c.tar", "c.tar"):
-        counters.record_shard(shard)
-        assert counters.shard == shard
-    assert opened == ["b.tar", "c.tar", "c.tar"]
 
 
 def test_a_copy_starts_at_zero() -> None:
@@ -88,21 +46,6 @@ def test_a_copy_starts_at_zero() -> None:
 
 
 # who writes into it
-
-
-@pytest.mark.filterwarnings("ignore:a_stage skipped")
-def test_every_policy_that_continues_is_in_the_book() -> None:
-    counters = Counters()
-    answers = iter([True, False])
-    for on_error in ("skip", "warn", lambda _: next(answers)):
-        policy = ErrorPolicy(CountedErrors(on_error, counters), "a_stage")
-        policy.handle(TruncatedShardError("x.tar ends"))
-    assert counters.skipped().counts == {"a_stage: TruncatedShardError": 3}
-    assert not policy.handle(TruncatedShardError("x.tar ends"))  # the stage ends, which must not be in silence
-    assert counters.entries == 4
-    with pytest.raises(TruncatedShardError):
-        ErrorPolicy(CountedErrors("raise", counters), "a_stage").handle(TruncatedShardError("x.tar ends"))
-    assert counters.entries == 4
 
 
 def test_an_entry_contains_the_shard_the_key_and_the_field() -> None:

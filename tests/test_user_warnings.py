@@ -15,9 +15,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService
 
-from wds_datapipes import ShardList, ShardReadingService, ShardWriter, TarWriter
-from wds_datapipes.index import build_index
-from wds_datapipes.testing import build_shard
+from wds_datapipes import ShardReadingService, ShardWriter, TarWriter
 from wds_datapipes.user_warnings import warn_user
 
 
@@ -47,28 +45,6 @@ def test_on_error_warn_points_at_the_loop(run: str) -> None:
         "wds_decode skipped 2 items",
     ]
     assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)] * 2
-
-
-def test_pinning_points_at_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    loader = DataLoader2(IterableWrapper([1]), reading_service=ShardReadingService(pin_memory=True))
-    with pytest.warns(UserWarning, match="pin_memory=True has no effect") as caught:
-        assert list(loader) == [1]
-    assert {warning.filename for warning in caught} == {__file__}
-
-
-def test_functions_point_at_their_caller(tmp_path: Path) -> None:
-    samples: list[dict[str, Any]] = [
-        {"__key__": "a", "txt": b""},
-        {"__key__": "b", "txt": b""},
-        {"__key__": "a", "cls": b"1"},
-    ]
-    shard = build_shard(tmp_path / "returning.tar", samples)
-    with pytest.warns(UserWarning, match="in parts") as caught:
-        build_index(shard, on_repeated_key="warn")
-    with pytest.warns(UserWarning, match="shard") as also:
-        list(ShardList(shard).load_wds_shards().group_samples(on_repeated_key="warn"))
-    assert {warning.filename for warning in [*caught, *also]} == {__file__}
 
 
 def test_a_dropped_writer_points_at_the_line_that_drops_it(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ import gzip
 import io
 import json
 import re
-import struct
-from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -136,32 +134,26 @@ def test_bytes_that_are_not_compressed_are_refused_in_a_gz_field() -> None:
 REFUSED: list[tuple[str, Any, str]] = [
     ("cls", None, r"holds None.*by the cls codec.*It takes an int"),
     ("cls", 3.5, r"the float 3\.5"),
-    ("cls", "7", r"the str '7'"),
     ("cls", True, r"the bool True"),
     ("cls", torch.tensor([1, 2]), r"a torch\.Tensor of torch\.int64 and shape \(2,\)"),
     ("left.count", [1], r"field 'left\.count'.*a list.*by the count codec"),
     ("txt", None, r"holds None.*It takes a str"),
-    ("txt", 5, "the int 5"),
     ("txt", "half \ud800", "UnicodeEncodeError"),
     ("json", {1, 2}, "a set.*not JSON serializable.*It takes None, bool, int, float"),
     ("json", float("nan"), "the float nan.*not JSON compliant"),
     ("json", {"a": np.int64(1)}, "a dict.*int64"),
     ("mp", 2**70, "OverflowError"),
     ("mp", object(), "a object"),
-    ("cbor", object(), "a object"),
     ("npy", [1, 2], "a list.*It takes an array of NumPy, or a tensor"),
     ("npy", np.array([None]), "numpy.ndarray of object.*would require pickle"),
     ("npy", np.ma.array([1, 2], mask=[False, True]), "MaskedArray is not a plain array"),
     ("npz", [np.ones(2)], "a list.*It takes a dict"),
     ("npz", {1: np.ones(2)}, "1 is not a valid name of an array"),
     ("npz", {"a.npy": np.ones(2)}, "'a.npy' is not a valid name of an array"),
-    ("npz", {"a": [1]}, "list is not a plain array"),
     ("ten", np.ones(2, np.bool_), "tenbin does not support the dtype bool, only f2"),
-    ("ten", [np.ones(2, "c8")], "tenbin does not support the dtype complex64"),
     ("jpg", np.ones((4, 4, 3)) * 2, r"float64 and shape \(4, 4, 3\).*between 0 and 1, but these are from 2 to 2"),
     ("jpg", np.full((4, 4), np.nan), "between 0 and 1, but these are from nan to nan"),
     ("jpg", np.ones((4, 4, 4), np.uint8), "does not support the mode 'RGBA', only L RGB CMYK"),
-    ("jpg", np.ones((4, 4), np.uint16), "does not support the mode 'I;16'"),
     ("png", np.ones((4, 4), np.int64), "pixels must be uint8 or floats"),
     ("png", np.ones((4, 4, 2), np.uint8), r"shape \(H, W\) or \(H, W, C\)"),
     ("png", np.ones((0, 4), np.uint8), "it has no pixels"),
@@ -172,14 +164,12 @@ REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("png", "a.png", r"the str 'a\.png'.*by the png codec.*It takes an array"),
     ("pbm", np.ones((4, 4), np.uint8), "does not support the mode 'L', only 1"),
-    ("pgm", np.ones((4, 4, 3), np.uint8), "does not support the mode 'RGB', only L I;16"),
     ("webp", Image.new("F", (4, 4)), r"PIL\.Image\.Image of mode F.*does not support the mode 'F'"),
     (
         "pts",
         [1, 2],
         r"a list, which cannot be encoded by any codec.*there are only codecs for cbor class.*Bytes are written",
     ),
-    ("caption", "a cat", "the str 'a cat'.*extension as keyword"),
 ]
 
 
@@ -189,17 +179,6 @@ def test_a_value_that_cannot_be_written_faithfully_is_refused(field: str, value:
         encode(field, value)
     assert re.search(text, str(caught.value))
     assert str(caught.value).endswith("ytes are written unchanged")
-
-
-def test_a_refused_sample_is_skipped_on_request() -> None:
-    samples: list[dict[str, Any]] = [
-        {"__key__": "a", "cls": 1},
-        {"__key__": "b", "cls": None},
-        {"__key__": "c", "cls": 3},
-    ]
-    assert [sample["cls"] for sample in wds_encode(samples, on_error="skip")] == [b"1", b"3"]
-    with pytest.warns(UserWarning, match="wds_encode skipped an item: EncodeError: field 'cls' of sample 'b'"):
-        list(wds_encode(samples, on_error="warn"))
 
 
 @pytest.mark.parametrize("field", ["pyd", "a.pickle", "pkl.gz"])
@@ -250,11 +229,6 @@ def test_keywords_come_first_and_the_longer_one_before() -> None:
     assert gzip.decompress(encode("pts.gz", [1, 2], **options)) == b"\1\2"
     with pytest.raises(EncodeError, match=r"TypeError: it returned the str '\[1\]', not bytes"):
         encode("pts", [1], pts=str)
-
-
-def test_only_selects_the_encoded_fields() -> None:
-    [sample] = wds_encode([{"cls": 1, "json": {}, "pts": [1]}], only="cls json")
-    assert sample == {"cls": b"1", "json": b"{}", "pts": [1]}
 
 
 PIXELS = hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3)))
@@ -336,30 +310,3 @@ def test_an_extension_takes_options() -> None:
     small, large = (len(encode("left.png", pixels * 0, png={"compress_level": level})) for level in (9, 0))
     assert small < large
     assert encode("seg.png", pixels, **{"seg.png": {"compress_level": 0}}) != encode("png", pixels)
-
-
-def test_tenbin_is_what_webdataset_reads() -> None:
-    arrays = [np.arange(6, dtype="f4").reshape(2, 3), np.ones((0, 4), "i8"), np.arange(3, dtype=">u2")]
-    data = encode("ten", arrays)
-    theirs = webdataset.tenbin.decode_buffer(data, infos=False)
-    assert all(np.array_equal(ours, found) for ours, found in zip(arrays, theirs, strict=True))
-    assert bytes(webdataset.tenbin.encode_buffer(arrays[:2])) == encode("ten", arrays[:2])
-    assert struct.unpack_from("<q", data, 8) == (8 + 8 + 8 + 16,)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("txt", "grüße"),
-        ("cls", 7),
-        ("json", {"a": [1, None]}),
-        ("npy", np.arange(4)),
-        ("npz", {"a": np.arange(4)}),
-        ("ten", [np.arange(4)]),
-        ("mp", {"a": [1]}),
-    ],
-)
-def test_webdataset_decodes_what_is_written(field: str, value: Any) -> None:
-    decoder: Callable[..., Any] = webdataset.autodecode.Decoder([])
-    [found] = [decoder({"__key__": "k", field: encode(field, value)})[field]]
-    assert same(found, value) or all(map(np.array_equal, found, value)) or np.array_equal(found["a"], value["a"])

@@ -11,7 +11,7 @@ import torch
 
 from wds_datapipes.codecs.decoding import wds_decode
 from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS, AudioDecoder, VideoDecoder
-from wds_datapipes.errors import DecodeError, MissingDependencyError
+from wds_datapipes.errors import DecodeError
 
 RATE = 48000
 FRAMES, HEIGHT, WIDTH = 10, 48, 64
@@ -152,11 +152,6 @@ def test_video_brings_its_audio_and_its_rates() -> None:
     assert info == {"video_fps": 25.0, "audio_fps": RATE}
 
 
-def test_media_stay_bytes_unless_asked_for() -> None:
-    sample = {"mp4": b"a video", "wav": b"a sound"}
-    assert list(wds_decode([sample], "rgb")) == [sample]
-
-
 @pytest.mark.parametrize(("field", "word"), [("mp4", "torch_video"), ("wav", "torch_audio")])
 def test_bytes_that_are_not_media_are_a_decode_error(field: str, word: str) -> None:
     with pytest.raises(DecodeError, match=f"field '{field}' of sample 'a'.*Decoder.*FFmpeg cannot decode it"):
@@ -169,12 +164,3 @@ def test_a_missing_track_is_a_decode_error() -> None:
         list(wds_decode([{"mkv": sound}], "torch_video"))
     with pytest.raises(DecodeError, match="no audio track"):
         list(wds_decode([{"wav": video_file("matroska", "mpeg4")}], "torch_audio"))
-
-
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from wds_datapipes.codecs import media
-
-    monkeypatch.setitem(__import__("sys").modules, "av", None)
-    media._av.cache_clear()
-    with pytest.raises(MissingDependencyError, match=r"'av' is needed to decode video and audio fields.*\[media\]"):
-        list(wds_decode([{"wav": b"x"}], "torch_audio", on_error="skip"))

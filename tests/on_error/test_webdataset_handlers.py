@@ -254,8 +254,3 @@ def test_a_handler_of_webdataset_does_what_its_name_says_and_never_sleeps(
         assert [policy.handle(ValueError("bad")) for _ in answers] == answers
     assert [str(warning.message) for warning in caught] == messages
     assert policy.has_ended is (not answers[0])
-
-
-def test_the_handler_of_webdataset_that_raises() -> None:
-    with pytest.raises(ValueError, match="bad"):
-        ErrorPolicy(webdataset.reraise_exception, "a_stage").handle(ValueError("bad"))
