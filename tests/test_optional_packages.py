@@ -19,7 +19,6 @@ from wds_datapipes import DatasetSpec, ShardList, TarWriter
 from wds_datapipes.codecs import media, plain_values
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.remote.filesystem import EXTRAS
-from wds_datapipes.parallel.executors import connect_dask
 from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.testing import check_resume
 
@@ -59,11 +58,6 @@ def read_yaml(folder: Path) -> object:
     return DatasetSpec(folder / "spec.yaml")
 
 
-def connect(_: Path) -> object:
-    with connect_dask("localhost:1"):
-        return None
-
-
 def read_parquet(folder: Path) -> object:
     return Table(folder / "a.parquet")
 
@@ -90,7 +84,6 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("av", "media", decode("wav", "torch_audio")),
     ("cbor2", "cbor", decode("cbor")),
     ("cbor2", "cbor", read_records("cbors")),
-    ("distributed", "dask", connect),
     ("msgpack", "msgpack", decode("mp")),
     ("msgpack", "msgpack", read_records("mps")),
     ("nvidia.dali", "dali", use_dali),

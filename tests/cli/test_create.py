@@ -50,10 +50,8 @@ def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3
     }
     assert len(bucket.ls("bucket/create/out")) == 7
     bucket.pipe("bucket/create/in/4.jpg", b"x" * 4000)  # of the same size
-    assert (
-        program(*table, *target, "--resume", "--journal", "j", *given).lines[-1]
-        == "2 of 3 shards were already finished"
-    )
+    again = program(*table, *target, "--resume", "--journal", "j", *given).lines
+    assert ["already finished" in line for line in again[:3]] == [True, False, True]
     bucket.rm("bucket/create/in/4.jpg")
     done = program(*table, "-o", "a.tar", *given)
     assert done.err.startswith("Error: The field 'jpg' of row 4 of 's3://bucket/create/rows.csv' cannot be read: s3://")
@@ -93,23 +91,16 @@ def test_a_function_makes_other_samples_of_images(program: Any, folder: Path, mo
             with Image.open(f"photos/{kind}/{number}.jpg") as read:
                 read.thumbnail((16, 16))
                 small = BytesIO()
-                read.save(small, "JPEG", quality=50)
+                read.save(small, "JPEG", quality=100)
             if (kind, number) != ("dog", 2):
                 expected[f"{kind}/{number}"] = {"jpg": small.getvalue(), "cls": b"%d" % label}
             if kind == "emu":
                 expected[f"{kind}/{number}-again"] = expected[f"{kind}/{number}"]
-    options = ["-f", "making:small", "-d", "pil", "--encode", "jpg:quality=50", "--maxcount", "5", "--resume"]
+    options = ["-f", "making:small", "-d", "pil", "--maxcount", "5", "--resume"]
     for workers in ("1", "2"):
         done = program("create", "images", "photos", "-o", f"{workers}-%d.tar", *options, "--num-workers", workers)
         assert (done.code, done.err) == (0, "")
         assert contents(f"{workers}-0.tar", f"{workers}-1.tar") == expected
         assert Path(f"{workers}-0.tar").read_bytes() == Path("1-0.tar").read_bytes()
-    assert (
-        program("create", "images", "photos", "-o", "1-%d.tar", *options).lines[-1]
-        == "2 of 2 shards were already finished"
-    )
-    options[5] = "jpg:quality=60"
-    assert "already finished" not in program("create", "images", "photos", "-o", "1-%d.tar", *options).out
-    assert {len(fields["jpg"]) for fields in contents("1-0.tar").values()} != {
-        len(fields["jpg"]) for fields in contents("2-0.tar").values()
-    }
+    again = program("create", "images", "photos", "-o", "1-%d.tar", *options)
+    assert ["already finished" in line for line in again.lines[:2]] == [True, True]

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from wds_datapipes import TarWriter
-from wds_datapipes.parallel import executors
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import read_shards
 
@@ -23,21 +22,12 @@ Read = list[tuple[str, dict[str, bytes]]]
 @pytest.fixture
 def module(folder: Path) -> None:
     """Write modules to the current folder."""
-    Path("mapping.py").write_text(
-        """def label(sample):
-    return None if sample["cls"] == b"2" else {**sample, "label": b"n" + sample["cls"]}
-"""
-    )
     Path("broken.py").write_text("import nosuchpackage\n")
 
 
 def read(*urls: str) -> Read:
     samples = group_samples(read_shards(urls))
     return [(sample["__key__"], {f: v for f, v in sample.items() if f[:2] != "__"}) for sample in samples]
-
-
-def written(folder: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in Path(folder).glob("*.tar")}
 
 
 def test_hostile_names_write_nothing_outside(program: Any, folder: Path) -> None:
@@ -61,25 +51,6 @@ def test_hostile_names_write_nothing_outside(program: Any, folder: Path) -> None
     made = sorted(path.name for path in folder.rglob("*"))
     assert [name for name in made if name not in before] == ["o", "shards.journal"]
     assert read("o/h.tar")[-2:] == [("e", {"$(touch evil)": b"evil"}), ("f", {"\n": b"evil"})]
-
-
-@pytest.mark.usefixtures("module")
-def test_a_cluster_does_the_same(program: Any, shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from distributed import LocalCluster
-
-    monkeypatch.setattr(executors, "CONNECT_S", 600)  # of a busy machine
-    program("map", *shards, "-f", "mapping:label", "-o", "wanted/")
-    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
-    with LocalCluster(**options) as cluster:  # Dask has types in part
-        on_it = ["--executor", "dask", "--address", cluster.scheduler_address]
-        done = program("map", *shards, "-f", "mapping:label", "-o", "o/", *on_it)
-        assert (done.code, done.err) == (0, "")
-        assert written("o") == written("wanted")
-        done = program("map", *shards, "-c", "test $(cat sample.__key__) != 11", "-o", "p/", "--on-error=skip", *on_it)
-        assert done.code == 0
-        assert done.err.startswith("Skipped: SampleSourceError: ")
-        assert done.err.count("\n") == 1
-        assert sum(len(read(f"p/{shard}")) for shard in shards) == 11
 
 
 #: The seconds for which commands sleep, by which those of this process are found.

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import DecodeError, MissingFieldError, ShardError
-from wds_datapipes.prepare.reorder import SampleEntries
-from wds_datapipes.prepare.sort_key import FieldSortKey
+from wds_datapipes.prepare.reorder import FieldSortKey, SampleEntries
 from wds_datapipes.testing import build_shard
 
 
@@ -50,90 +47,44 @@ def sample(**fields: bytes) -> dict[str, Any]:
 
 
 @given(st.lists(st.text(max_size=4)))
-@settings(deadline=None)
 def test_keys_and_text_are_in_the_order_of_code_points(texts: list[str]) -> None:
     by_key = sorted(texts, key=lambda text: FieldSortKey("key")({"__key__": text}))
     by_field = sorted(texts, key=lambda text: FieldSortKey("txt")(sample(txt=text.encode())))
-    by_value = sorted(texts, key=lambda text: FieldSortKey("json/a")(sample(json=json.dumps({"a": text}).encode())))
-    assert by_key == by_field == by_value == sorted(texts)
+    assert by_key == by_field == sorted(texts)
 
 
 @given(st.lists(st.one_of(st.integers(), st.floats(allow_nan=False))))
-@settings(deadline=None)
 def test_numbers_are_in_the_order_of_their_values(numbers: list[int | float]) -> None:
-    texts = [f" {number!r}\n" for number in numbers]
-    by_text = sorted(texts, key=lambda text: FieldSortKey("cls", numeric=True)(sample(cls=text.encode())))
-    by_value = sorted(
-        numbers, key=lambda number: FieldSortKey("json/a")(sample(json=json.dumps({"a": number}).encode()))
+    by_text = sorted(
+        numbers, key=lambda number: FieldSortKey("cls", numeric=True)(sample(cls=f" {number!r}\n".encode()))
     )
-    assert by_value == sorted(numbers)
-    assert [float(text) if "." in text or "e" in text or "inf" in text else int(text) for text in by_text] == by_value
+    assert by_text == sorted(numbers)
 
 
 @pytest.mark.parametrize(
     ("by", "numeric", "value"),
-    [
-        ("key", False, "k"),
-        ("txt", False, b"10"),
-        (".txt", False, b"10"),
-        ("TXT", True, 10),
-        (".key", False, b"a field"),
-        ("a.json/size/1", False, 2.5),
-        ("a.json/name", False, "7"),
-        ("a.json/name", True, 7),
-        ("a.json/flag", False, True),
-    ],
+    [("key", False, b"k"), (".txt", False, b"10"), ("TXT", True, 10), (".key", False, b"a field")],
 )
 def test_compared_values(by: str, numeric: bool, value: object) -> None:
-    data = {"txt": b"10", "key": b"a field", "a.json": b'{"size": [1, 2.5], "name": "7", "flag": true}'}
-    assert FieldSortKey(by, numeric=numeric)(sample(**data)) == (0, value)
+    assert FieldSortKey(by, numeric=numeric)(sample(txt=b"10", key=b"a field")) == value
 
 
-@pytest.mark.parametrize("by", ["cls", "json/b", "json/none", "json/list/1", "json/list/x", "json/b/c", "json/text/0"])
-def test_missing_values_are_an_error_or_put_at_an_end(by: str) -> None:
-    data = sample(json=b'{"none": null, "list": [1], "text": "abc"}')
-    with pytest.raises(MissingFieldError, match=r"The sample 'k' of s3://.*bucket/a\.tar has no .* to sort by") as told:
-        FieldSortKey(by)(data)
-    assert f"has no {by!r} to sort by. It has json." in str(told.value)
+def test_a_missing_value_is_an_error_without_credentials() -> None:
+    with pytest.raises(MissingFieldError, match=r"The sample .k. of s3:.*bucket.a.tar has no .cls. to sort") as told:
+        FieldSortKey("cls")(sample(json=b"1"))
     assert "secret" not in str(told.value)
-    for reverse in (False, True):
-        first, last = (FieldSortKey(by, missing=word, reverse=reverse)(data) for word in ("first", "last"))
-        assert sorted([first, (0, math.inf), (0, -math.inf), last], reverse=reverse)[0] == first
-        assert sorted([first, (0, math.inf), (0, -math.inf), last], reverse=reverse)[-1] == last
 
 
-@pytest.mark.parametrize(
-    ("by", "numeric", "data", "message"),
-    [
-        ("txt", True, b"ten", "cannot be sorted by 'txt': b'ten' is not a number"),
-        ("txt", True, b"1_0", "b'1_0' is not a number"),
-        ("txt", True, b"nan", "b'nan' is not a number"),
-        ("txt", True, b"\xff", r"b'\\xff' is not a number"),
-        ("txt", True, b"", "b'' is not a number"),
-        ("txt", True, b"x" * 10_000, r"b'x{58}\.\.\. is not a number"),
-        ("txt/a", False, b"{", "The field 'txt' of the sample 'k' of s3://.* is not JSON: "),
-        ("txt/a", False, b"\xff\xfe\xff", "is not JSON: "),
-        ("txt/a", False, b"[" * 100_000, "is not JSON: "),
-        ("txt/a", False, b'{"a": [1]}', r"cannot be sorted by 'txt/a': \[1\] has no order"),
-        ("txt/a", False, b'{"a": NaN}', "nan has no order"),
-        ("txt/a", True, b'{"a": "x"}', "'x' is not a number"),
-    ],
-)
-def test_values_without_an_order_are_an_error(by: str, numeric: bool, data: bytes, message: str) -> None:
-    with pytest.raises(DecodeError, match=message):
-        FieldSortKey(by, numeric=numeric)(sample(txt=data))
+@pytest.mark.parametrize("data", [b"ten", b"1_0", b"nan", b"\xff", b"", b"x" * 10_000])
+def test_what_is_not_a_number_is_an_error(data: bytes) -> None:
+    with pytest.raises(DecodeError, match=r"cannot be sorted by 'txt': b'.*' is not a number") as told:
+        FieldSortKey("txt", numeric=True)(sample(txt=data))
+    assert len(str(told.value)) < 200
 
 
-def test_numbers_and_text_are_not_mixed() -> None:
-    order = FieldSortKey("json/a")
-    assert order(sample(json=b'{"a": 1}')) < order(sample(json=b'{"a": 1.5}'))
-    with pytest.raises(DecodeError, match="'json/a': '1' is text, but earlier samples have a number"):
-        order(sample(json=b'{"a": "1"}'))
-
-
-@pytest.mark.parametrize("by", ["", ".", "/a", "json/", "__key__"])
+@pytest.mark.parametrize("by", ["", ".", "__key__"])
 def test_invalid_names_of_fields_are_refused(by: str) -> None:
-    with pytest.raises(ValueError, match="samples are sorted by 'key', a field, or a path"):
+    with pytest.raises(ValueError, match="samples are sorted by 'key' or a field"):
         FieldSortKey(by)
 
 

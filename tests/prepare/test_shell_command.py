@@ -139,7 +139,7 @@ def test_background_processes_of_a_command_are_ended_and_not_waited_for(nothing_
 
 
 def test_a_command_that_closes_its_output_is_waited_for() -> None:
-    assert run("exec >&- 2>&-; sleep 0.2; printf x > sample.txt")["txt"] == b"x"
+    assert run("exec >&- 2>&-; sleep 0.05; printf x > sample.txt")["txt"] == b"x"
 
 
 def test_a_read_only_folder_is_removed() -> None:

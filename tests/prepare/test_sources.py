@@ -12,7 +12,6 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,27 +188,20 @@ def flat() -> None:
     put(*(f"in/val/ILSVRC2012_val_0000000{number}.JPEG" for number in (3, 1, 2)))
 
 
-def kaggle() -> dict[str, Any]:
+def kaggle() -> None:
     rows = ["ImageId,PredictionString", *(f"ILSVRC2012_val_0000000{n},{WNIDS[c]} 1 2 3 4 " for n, c in ORDER)]
     Path("in/LOC_val_solution.csv").write_text("\n".join(rows))
     Path("in/LOC_synset_mapping.txt").write_text("".join(f"{a} {b}\n" for a, b in zip(WNIDS, WORDS, strict=True)))
-    return {}
-
-
-def torchvision() -> dict[str, Any]:
-    words = {name: tuple(words.split(", ")) for name, words in zip(WNIDS, WORDS, strict=True)}
-    torch.save((words, [WNIDS[c] for _, c in ORDER]), "in/meta.bin")
-    return {}
 
 
 #: Images for validation, and their classes.
 ORDER = [(1, 2), (2, 0), (3, 1)]
 
 
-@pytest.mark.parametrize("list_format", [kaggle, torchvision])
-def test_a_file_lists_the_classes_of_images_in_one_folder(list_format: Any) -> None:
+def test_a_file_lists_the_classes_of_images_in_one_folder() -> None:
     flat()
-    source = find_imagenet("in", "val", name_field="txt", **list_format())
+    kaggle()
+    source = find_imagenet("in", "val", name_field="txt")
     assert source.classes == WNIDS
     found = fields_of(source)
     assert {key: int(fields["cls"]) for key, fields in found.items()} == {
@@ -226,17 +218,12 @@ def test_missing_files_of_classes_are_reported() -> None:
     with pytest.raises(SampleSourceError, match="there is no file of labels"):
         find_imagenet("in", "val")
     for text, message in [
-        ("a.JPEG n01440764\n", r"'labels\.txt' is neither LOC_val_solution\.csv of Kaggle nor meta\.bin"),
+        ("a.JPEG n01440764\n", r"'labels\.txt' is not LOC_val_solution\.csv of Kaggle"),
         ("ImageId,PredictionString\na,n01440764 1\n", r"image 'in/val/ILSVRC2012_val_00000001' has no class"),
     ]:
         Path("labels.txt").write_text(text)
         with pytest.raises(SampleSourceError, match=message):
             find_imagenet("in", "val", labels="labels.txt")
-    with pytest.raises(SampleSourceError, match=r"'no\.txt' cannot be read"):
-        find_imagenet("in", "val", labels="no.txt")
-    Path("in/meta.bin").write_bytes(b"no")
-    with pytest.raises(SampleSourceError, match=r"in/meta\.bin' is not in torchvision's format"):
-        find_imagenet("in", "val")
 
 
 # Tables
@@ -275,11 +262,9 @@ def test_a_row_is_a_sample(kind: str) -> None:
         "a": {"jpg": "files/cat/1.JPEG", "cls": b"3", "txt": str(caption).encode()},
         "b/c": {"png": "files/cat/2.png", "cls": b"-1", "txt": b""},
     }
-    found = fields_of(Table(path, files=[("x.jpg", "image")], values=[("json", "*")]))
+    found = fields_of(Table(path, files=[("x.jpg", "image")], values=[("txt", "id")]))
     assert list(found) == ["00000000", "00000001"]
     assert found["00000000"]["x.jpg"] == "tables/cat/1.JPEG"
-    label = "3" if kind in ("csv", "tsv") else 3
-    assert json.loads(found["00000000"]["json"]) == {"id": "a", "label": label, "caption": caption}
     if kind in ("csv", "tsv"):
         assert list(fields_of(Table(path, files=files, key="id"))["a"]) == ["jpg", "label", "caption"]
 
@@ -295,14 +280,14 @@ def test_any_row_of_a_csv_file_can_be_read(rows: list[tuple[str, str]]) -> None:
 
 def test_values_of_other_types_are_encoded_by_their_fields() -> None:
     path = write_table("parquet", [{"x": b"\0", "n": [1, 2], "d": date(2020, 1, 2), "f": 1.5, "s": None}] * 3)
-    found = fields_of(Table(path, values=[("bin", "x"), ("json", "n"), ("all.json", "*")][:2]))
+    found = fields_of(Table(path, values=[("bin", "x"), ("json", "n")]))
     assert found["00000002"] == {"bin": b"\0", "json": b"[1, 2]"}
     with pytest.raises(
         EncodeError, match=r"row 1 of .* has the float 1\.5 for the field 'f', whose name does not determine"
     ):
         fields_of(Table(path, values=[("f", "f")]))
     with pytest.raises(EncodeError, match=r"row 1 of .*bytes.* cannot be represented in JSON"):
-        fields_of(Table(path, values=[("json", "*")]))
+        fields_of(Table(write_table("parquet", [{"m": {"x": b"1"}}]), values=[("json", "m")]))
     with pytest.raises(EncodeError, match="the field 'jpg' holds images"):
         fields_of(Table(write_table("jsonl", [{"jpg": "1.jpg"}])))
     path = write_table("jsonl", [{"meta": {"d": 1, "ü": None}, "cls": 3, "name": "ü"}])
@@ -311,8 +296,8 @@ def test_values_of_other_types_are_encoded_by_their_fields() -> None:
         "cls": b"3",
         "name": "ü".encode(),
     }
-    path = write_table("parquet", [{"d": date(2020, 1, 2)}])
-    assert fields_of(Table(path, values=[("json", "*")]))["00000000"] == {"json": b'{"d": "2020-01-02"}'}
+    path = write_table("parquet", [{"m": {"d": date(2020, 1, 2)}}])
+    assert fields_of(Table(path, values=[("json", "m")]))["00000000"] == {"json": b'{"d": "2020-01-02"}'}
 
 
 def test_files_may_be_embedded_in_parquet_as_by_datasets() -> None:

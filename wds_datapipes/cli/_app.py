@@ -50,7 +50,6 @@ COMMANDS = {
     "map": "map:map",
     "cache ls": "cache:show_copies",
     "cache warm": "cache:warm",
-    "cache verify": "cache:verify_copies",
     "cache clear": "cache:clear",
 }
 #: Exit codes other than 0; the last two stand for Ctrl-C and a closed output pipe.

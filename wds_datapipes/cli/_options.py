@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
-from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -217,22 +216,19 @@ def load_function(reference: str, option: str = "--function") -> Callable[..., A
     Raises:
         WrongUse: the module or function does not exist.
     """
-    module_name, _, path = reference.partition(":")
-    if not path or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
+    module, _, path = reference.partition(":")
+    if not path:
         raise WrongUse(f"{option} must be MODULE:FUNCTION, as in convert:smaller, not {reference!r}")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
+    if (folder := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, folder)  # as python -m does
     try:
-        module = import_module(module_name)
+        found: Any = pkgutil.resolve_name(reference)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module exists, but one that it imports does not
         raise WrongUse(f"No module named {error.name!r}, neither installed nor in {folder}") from None
-    try:
-        found: Any = attrgetter(path)(module)
-    except AttributeError as error:
-        raise WrongUse(f"There is no {reference!r} in {getattr(module, '__file__', 'no file')}: {error}") from None
+    except (AttributeError, ValueError) as error:
+        raise WrongUse(f"There is no {reference!r}: {error}") from None
     if not callable(found):
         raise WrongUse(f"{reference!r} is not a function, but {type(found).__name__}")
     function: Callable[..., Any] = found

@@ -12,6 +12,7 @@ from wds_datapipes.errors import WdsError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.shard_contents import ShardFault
+from wds_datapipes.prepare.shard_run import ConvertedShard
 from wds_datapipes.types import ShardInfo
 
 #: The number of skipped errors shown, and the width of the longest bar.
@@ -109,14 +110,50 @@ def end_with_faults(faults: Sequence[ShardFault], *, is_printed: bool = True) ->
 
 
 def report_shards(
-    shards: Sequence[ShardInfo], skipped: Sequence[SkippedError], *, as_json: bool, facts: Mapping[str, Any]
+    shards: Sequence[ShardInfo | ConvertedShard],
+    skipped: Sequence[SkippedError],
+    *,
+    as_json: bool,
+    facts: Mapping[str, Any],
+    failures: Mapping[str, BaseException] | None = None,
 ) -> None:
-    """Print the shards written, and the skipped errors to standard error; ``facts`` are others for JSON."""
+    """Print the shards written, and the skipped errors and failed shards to standard error.
+
+    Args:
+        shards: the shards.
+        skipped: the skipped errors.
+        as_json: print JSON.
+        facts: others for JSON.
+        failures: the errors of shards, if shards are converted.
+    """
     if as_json:
-        written = [{"url": redact(info.url), "samples": info.samples, "bytes": info.bytes} for info in shards]
-        print_json({**facts, "shards": written, "skipped": [each._asdict() for each in skipped]}, indent=None)
+        failed = [
+            {"source": redact(url), "kind": type(error).__name__, "message": message_with_notes(error)}
+            for url, error in (failures or {}).items()
+        ]
+        written = {**facts, "shards": [_facts_of(shard) for shard in shards]}
+        told = {**written, "skipped": [each._asdict() for each in skipped]}
+        print_json(told if failures is None else {**told, "failed": failed}, indent=None)
         return
-    for info in shards:
-        size = f"{plural(info.samples, 'sample')}, {human_bytes(info.bytes)}"
-        sys.stdout.write(f"{printable(redact(info.url))}: {size}\n")
+    for shard in shards:
+        info = shard.info if isinstance(shard, ConvertedShard) else shard
+        counts = [plural(info.samples, "sample"), human_bytes(info.bytes)]
+        if isinstance(shard, ConvertedShard):
+            counts[0] += f" of {shard.read:,} read" if shard.source else ""
+            counts += [] if shard.is_new else ["already finished"]
+        sys.stdout.write(f"{printable(redact(info.url))}: {', '.join(counts)}\n")
     print_skipped(skipped)
+    for url, failure in (failures or {}).items():
+        print_error(f"{redact(url)}: {type(failure).__name__}: {message_with_notes(failure)}")
+    if failures:
+        total = plural(len(shards) + len(failures), "shard")
+        print_error(f"{len(failures):,} of {total} failed. Run the same command again to convert only the missing ones")
+
+
+def _facts_of(shard: ShardInfo | ConvertedShard) -> dict[str, Any]:
+    info = shard.info if isinstance(shard, ConvertedShard) else shard
+    facts: dict[str, Any] = {"url": redact(info.url), "samples": info.samples, "bytes": info.bytes}
+    if isinstance(shard, ConvertedShard):
+        facts |= {"source": redact(shard.source), "read": shard.read, "skipped": shard.skipped}
+        facts |= {"sha256": info.sha256, "new": shard.is_new}
+    return facts

@@ -97,28 +97,6 @@ def warm(
     report(options, facts, f"{plural(fetched + cached, 'shard')}, {human_bytes(size)}: {counts}", failed)
 
 
-def verify_copies(options: CacheArguments, remove: bool = False) -> None:
-    """Read all copies, and compare them with the digests of their downloads. The exit code is 1 if one is damaged.
-
-    Options:
-        --remove: Remove damaged copies.
-    """
-    copies = CacheFolder(options.path, check="digest")
-    found = entries(copies.path)
-    faults: list[str] = []
-    with ProgressMeter("verify", len(found)) as meter:
-        for entry in found:
-            url, size = url_of(entry), copy_bytes(entry)
-            wrong = copies.find_damage(entry, remove=remove)
-            if wrong is not None:
-                left = "Remove it with --remove; otherwise the next reader downloads it again"
-                done = "It was removed" if remove else left
-                faults.append(f"The copy {entry.path} of {url} is damaged: {wrong}. {done}")
-            meter.add(shards=1, size=size)
-    counts = plural(len(faults), "fault") if faults else "no faults"
-    report(options, {"copies": len(found), "faults": faults}, f"{format_totals(found)}: {counts}", faults)
-
-
 def clear(options: CacheArguments, max_bytes: str = "") -> None:
     """Remove all copies, or the least recently used ones until the rest fits into --max-bytes.
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._declaration import Natural
-from wds_datapipes.cli._options import SampleArguments, load_function, parse_decoders, parse_pairs, wrong_use
+from wds_datapipes.cli._options import SampleArguments, load_function, parse_decoders, wrong_use
 from wds_datapipes.cli._report import print_error, report_shards, skipped_errors
 from wds_datapipes.cli.copy import WriteArguments
-from wds_datapipes.codecs.encoding import EncoderChain
 from wds_datapipes.index.manifest import Manifest, write_manifest
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact, split_scheme
@@ -28,9 +26,6 @@ from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.prepare.sources.tarp_recipe import Recipe
 from wds_datapipes.writing.shard_names import NUMBER
 
-OpenSource: TypeAlias = Callable[[Faults], Source]
-"""Opens a source, given an error policy."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class CreateArguments(WriteArguments, SampleArguments):
@@ -38,7 +33,6 @@ class CreateArguments(WriteArguments, SampleArguments):
 
     Input:
         --class-name FIELD: A field for the class name, such as txt.
-        --class-list FILE: The list of classes, if not next to the shards.
         --classes-from FILE: Number classes as in this list, which was written for another split.
         --root-dir DIR: The folder for relative paths.
 
@@ -57,7 +51,6 @@ class CreateArguments(WriteArguments, SampleArguments):
     User function:
         --function, -f MODULE:FUNCTION: A function that maps a sample to a sample, None or several samples.
         --decode, -d WORD: Decode fields first: basic, or also images: pil, rgb8, torch ...; may be repeated.
-        --encode EXT:OPTION=VALUE: Options for encoding returned images, such as jpg:quality=90; may be repeated.
     """
 
     output: str
@@ -66,7 +59,6 @@ class CreateArguments(WriteArguments, SampleArguments):
     rekey: str = ""
     function: str = ""
     decode: list[str] | None = None
-    encode: list[str] | None = None
     manifest: str = ""
     resume: bool = False
     journal: Path | None = None
@@ -80,7 +72,6 @@ def create_images(
     all_files: bool = False,
     ending: list[str] | None = None,
     class_name: str = "",
-    class_list: str = "",
     classes_from: str = "",
 ) -> None:
     """Create shards from a folder of images.
@@ -95,13 +86,12 @@ def create_images(
         --all-files: Group all files with the same key into one sample.
         --ending EXT: The extension of samples, instead of those of images; may be repeated.
     """
-    if no_classes and (class_name or classes_from or class_list):
-        raise WrongUse("--no-classes cannot be used with --class-name, --class-list or --classes-from")
-    path = existing_folder(folder)
+    if no_classes and (class_name or classes_from):
+        raise WrongUse("--no-classes cannot be used with --class-name or --classes-from")
 
     def find(on_fault: Faults) -> Source:
         found = find_images(
-            path,
+            local_folder(folder),
             has_classes=not no_classes,
             endings=ending or IMAGE_ENDINGS,
             key_rule=options.rule if all_files else None,
@@ -112,7 +102,7 @@ def create_images(
             found.number_by(read_class_list(classes_from, options.store))
         return found
 
-    create_from(find, options, class_list)
+    create_from(find, options)
 
 
 def create_imagenet(
@@ -121,7 +111,6 @@ def create_imagenet(
     split: str = "train",
     labels: Path | None = None,
     class_name: str = "",
-    class_list: str = "",
 ) -> None:
     """Create shards from ImageNet, as distributed by torchvision and Kaggle.
 
@@ -132,12 +121,12 @@ def create_imagenet(
         --split NAME: The split, train or val.
         --labels FILE: The labels of val, if not in the folder.
     """
-    path = existing_folder(folder)
 
     def find(on_fault: Faults) -> Source:
-        return find_imagenet(path, split, labels=labels, name_field=class_name, on_fault=on_fault)
+        top = local_folder(folder)
+        return find_imagenet(top, split, labels=labels, name_field=class_name, on_fault=on_fault)
 
-    create_from(find, replace(options, rekey=options.rekey or "{number:07d}"), class_list)
+    create_from(find, replace(options, rekey=options.rekey or "{number:07d}"))
 
 
 def create_table(
@@ -148,7 +137,6 @@ def create_table(
     key: str = "",
     missing: Literal["raise", "keep"] = "raise",
     root_dir: str = "",
-    class_list: str = "",
     classes_from: str = "",
 ) -> None:
     """Create shards from the rows of a table, whose columns are values or name files.
@@ -159,15 +147,14 @@ def create_table(
     Input:
         TABLE: The path or URL of a CSV, JSON lines or Parquet file.
         --file [FIELD=]COLUMN: A column of file names; may be repeated.
-        --field [FIELD=]COLUMN: A column of values; by default all columns. json=* stores all as JSON; may be repeated.
+        --field [FIELD=]COLUMN: A column of values; by default all columns. May be repeated.
         --key COLUMN: The column of keys; by default, keys are numbers.
         --missing: How to handle a row that lacks a value.
     """
-    path = existing_file(table)
 
     def open_table(_fault: Faults) -> Source:
         found = Table(
-            path,
+            table,
             files=[split_pair(each, "--file", "") for each in file or ()],
             values=[split_pair(each, "--field", None) for each in field or ()] or None,
             key=key,
@@ -176,14 +163,11 @@ def create_table(
             missing=missing,
             storage_options=options.store,
         )
-        if found.classes is None and (class_list or classes_from):
-            raise WrongUse(
-                "--class-list and --classes-from require a column of class names for the field cls, as in "
-                "--field cls=COLUMN"
-            )
+        if found.classes is None and classes_from:
+            raise WrongUse("--classes-from requires a column of class names for the field cls, as --field cls=COLUMN")
         return found
 
-    create_from(open_table, options, class_list)
+    create_from(open_table, options)
 
 
 def create_recipe(recipe: str, options: CreateArguments, root_dir: str = "") -> None:
@@ -195,34 +179,22 @@ def create_recipe(recipe: str, options: CreateArguments, root_dir: str = "") -> 
     Input:
         RECIPE: A recipe for tarp create: a path, a URL, or -.
     """
-    path = existing_file(recipe)
-    create_from(lambda _: Recipe(path, root=root_dir, key_rule=options.rule, storage_options=options.store), options)
+    create_from(lambda _: Recipe(recipe, root=root_dir, key_rule=options.rule, storage_options=options.store), options)
 
 
-def create_from(open_source: OpenSource, options: CreateArguments, class_list: str = "") -> None:
-    """Write shards of a source, and print what was written.
-
-    Args:
-        open_source: opens the source.
-        options: the options of the command.
-        class_list: the path or URL for the list of classes; next to the shards by default.
-
-    Raises:
-        WrongUse: an option is invalid.
-    """
+def create_from(open_source: Callable[[Faults], Source], options: CreateArguments) -> None:
+    """Write shards of a source, given a function that opens it, and print what was written."""
     output = options.output
     if output == "-" and (options.json or sys.stdout.isatty()):
         raise WrongUse(
             "The archive cannot go to a terminal, or to standard output together with --json. Name a file with --output"
         )
-    if not options.function and (options.decode is not None or options.encode is not None):
-        raise WrongUse("--decode and --encode require --function. Without it, files are copied unchanged")
+    if not options.function and options.decode is not None:
+        raise WrongUse("--decode requires --function. Without it, files are copied unchanged")
     function_options: dict[str, Any] = {}
     if options.function:
         decode = parse_decoders(options.decode)
         function_options = {"function": load_function(options.function), "decode": decode}
-    if options.encode:
-        function_options["encoder"] = parse_encoders(options.encode)
     maxsize = options.max_bytes
     faults: list[Exception] = []
 
@@ -234,7 +206,7 @@ def create_from(open_source: OpenSource, options: CreateArguments, class_list: s
 
     with wrong_use():
         source = open_source(skip)
-        class_list = locate_class_list(output, source, class_list)
+        class_list = locate_class_list(output, source)
         made = create_shards(
             source,
             output,
@@ -271,42 +243,20 @@ def create_from(open_source: OpenSource, options: CreateArguments, class_list: s
         "manifest": redact(options.manifest) or None,
         "left_out": left_out,
     }
-    shown = shards if output != "-" else []
-    report_shards(shown, skipped_errors(faults), as_json=options.json, facts=facts)
+    report_shards(made if output != "-" else [], skipped_errors(faults), as_json=options.json, facts=facts)
     if options.json or output == "-":
         return
     for label, written in (("Classes", class_list), ("Manifest", options.manifest)):
         if written:
             sys.stdout.write(f"{label}: {printable(redact(written))}\n")
-    if held:
-        sys.stdout.write(f"{held:,} of {len(shards):,} shards were already finished\n")
 
 
-def existing_folder(folder: str) -> str:
-    """Return the path of a local folder.
-
-    Raises:
-        WrongUse: it is not a folder.
-    """
-    path = existing_file(folder)
-    if not Path(path).is_dir() or local_path(folder) is None:
-        raise WrongUse(
-            f"{redact(folder)!r} is not a local folder. To read files from a store, list them in a table for "
-            f"create table"
-        )
+def local_folder(folder: str) -> str:
+    """Return the path of a local folder."""
+    path = local_path(folder)
+    if path is None:
+        raise WrongUse(f"{redact(folder)!r} is not a local folder. List files in a store in a table, for create table")
     return path
-
-
-def existing_file(source: str) -> str:
-    """Return a path or a URL unchanged.
-
-    Raises:
-        WrongUse: the path does not exist.
-    """
-    path = local_path(source)
-    if path is not None and not os.path.exists(path):  # noqa: PTH110  Path raises an error for long names
-        raise WrongUse(f"There is no file or folder {source!r}")
-    return source if path is None else path
 
 
 def split_pair(text: str, option: str, field: str | None) -> tuple[str, str]:
@@ -314,50 +264,22 @@ def split_pair(text: str, option: str, field: str | None) -> tuple[str, str]:
     name, equals, column = text.partition("=")
     if not equals:
         name, column = text.lower() if field is None else field, text
-    if not column or (equals and not name) or (column == "*" and not equals):
+    if not column or (equals and not name):
         raise WrongUse(f"{option} must be FIELD=COLUMN or COLUMN, not {text!r}")
     return name, column
 
 
-def parse_encoders(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse --encode into options of image formats by field extension.
+def locate_class_list(output: str, source: Source) -> str:
+    """Return the path or URL for the list of classes next to the shards, or "" if there is no list.
 
-    >>> parse_encoders(["jpg:quality=90,optimize=true", "webp:method=6"])
-    {'jpg': {'quality': 90, 'optimize': True}, 'webp': {'method': 6}}
-
-    Raises:
-        WrongUse: a text has no options, or an option is not supported.
-    """
-    encoders = {}
-    for text in texts:
-        field, _, options = text.partition(":")
-        rule = "--encode must be EXT:OPTION=VALUE, as in jpg:quality=90"
-        pairs = parse_pairs(options.split(","), r"\w+", rule)
-        encoders[field] = {name: _json_value(value) for name, value in pairs.items()}
-    with wrong_use("--encode: ", TypeError):
-        EncoderChain(encoders)
-    return encoders
-
-
-def _json_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def locate_class_list(output: str, source: Source, given: str) -> str:
-    """Return the path or URL for the list of classes: next to the shards by default; "" if there is no list.
-
-    >>> locate_class_list("out/train-%06d.tar.gz", ImageFiles("", ["cat"]), "")
+    >>> locate_class_list("out/train-%06d.tar.gz", ImageFiles("", ["cat"]))
     'out/train-classes.json'
-    >>> locate_class_list("s3://bucket/%d.tar", ImageFiles("", ["cat"]), "")
+    >>> locate_class_list("s3://bucket/%d.tar", ImageFiles("", ["cat"]))
     's3://bucket/classes.json'
     """
-    if not isinstance(source, ImageFiles | Table) or source.classes is None:
+    is_stream = split_scheme(output)[0] in ("-", "pipe")
+    if is_stream or not isinstance(source, ImageFiles | Table) or source.classes is None:
         return ""
-    if given or split_scheme(output)[0] in ("-", "pipe"):
-        return given
     folder, slash, name = strip_shard_suffix(output).rpartition("/")
     name = NUMBER.sub("classes", name) if NUMBER.search(name) else f"{name}-classes"
     return f"{folder}{slash}{name}.json"

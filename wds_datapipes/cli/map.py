@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, printable
+from wds_datapipes.cli._app import FAULT_FOUND, WrongUse
 from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import LimitArguments, SampleArguments, load_function, parse_decoders, wrong_use
-from wds_datapipes.cli._report import (
-    SkippedError,
-    message_with_notes,
-    plural,
-    print_error,
-    print_json,
-    print_skipped,
-    skipped_errors,
-)
+from wds_datapipes.cli._report import print_error, report_shards, skipped_errors
 from wds_datapipes.errors import ConversionError, StateError
-from wds_datapipes.io.openers import redact
-from wds_datapipes.parallel.executors import connect_dask, send_module
-from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.convert import ConvertedShard, IfChanged, convert_shards
 from wds_datapipes.prepare.shell_command import SampleCommand
 
@@ -51,8 +38,6 @@ def map(  # noqa: A001  the name of the command
     index: bool = False,
     remove_old: bool = False,
     journal: str | None = None,
-    executor: Literal["processes", "dask"] = "processes",
-    address: str = "",
     num_workers: Natural | None = None,
     shard_retries: Natural = 2,
 ) -> None:
@@ -86,17 +71,10 @@ def map(  # noqa: A001  the name of the command
         --journal FILE: A local file that records finished shards; by default next to local shards.
 
     Workers:
-        --executor: Local processes, or a Dask cluster.
-        --address HOST:PORT: The scheduler of the Dask cluster.
-        --num-workers NUMBER: The number of processes, by default one per CPU; 0 uses this process. With Dask, the
-            number of shards at a time.
+        --num-workers NUMBER: The number of processes, by default one per CPU; 0 uses this process.
         --shard-retries NUMBER: The number of retries of a failed shard.
     """
     work = parse_mapping(function, command, multi_command, command_timeout, decode is not None or whole_shards)
-    if (executor == "dask") is not bool(address):
-        raise WrongUse(
-            "--executor dask and --address require each other, as in --executor dask --address localhost:8786"
-        )
     words, limits = parse_decoders(decode), options.limits
     urls = options.list_shards(shards)
     if "-" in urls:
@@ -116,7 +94,6 @@ def map(  # noqa: A001  the name of the command
         opened.enter_context(log_to_stderr())
         if isinstance(work, SampleCommand):
             opened.callback(work.remove_leftovers)
-        dask = opened.enter_context(connect(address, work)) if address else None
         try:
             with wrong_use("", StateError):
                 convert_shards(
@@ -128,8 +105,7 @@ def map(  # noqa: A001  the name of the command
                     on_error=skip if on_error == "skip" else "raise",
                     retries=shard_retries,
                     if_changed=if_changed,
-                    executor=dask,
-                    num_workers=(num_workers or None) if dask is not None else num_workers,
+                    num_workers=num_workers,
                     on_result=take,
                     journal=journal,
                     remove_old=remove_old,
@@ -142,11 +118,7 @@ def map(  # noqa: A001  the name of the command
         except ConversionError as error:
             failures = error.failures
     done = [results[url] for url in urls if url in results]
-    skipped = skipped_errors(errors)
-    if options.json:
-        print_json(facts_of(done, failures, skipped))
-    else:
-        report(done, failures, skipped)
+    report_shards(done, skipped_errors(errors), as_json=options.json, facts={}, failures=failures)
     if failures:
         raise SystemExit(FAULT_FOUND)
 
@@ -168,20 +140,6 @@ def parse_mapping(
 
 
 @contextmanager
-def connect(address: str, work: Callable[..., Any]) -> Iterator[Any]:
-    """Yield an executor of a Dask cluster, to which the module of a function is sent."""
-    with ExitStack() as opened:
-        try:
-            client = opened.enter_context(connect_dask(address))
-        except ConnectionError as error:
-            raise WrongUse(str(error)) from None
-        if not isinstance(work, SampleCommand):
-            send_module(client, work, Path.cwd())
-        with client.get_executor() as executor:
-            yield executor
-
-
-@contextmanager
 def log_to_stderr() -> Iterator[None]:
     """Print the warnings that the library logs, such as retries of a shard, to standard error."""
     handler = logging.Handler(logging.WARNING)
@@ -192,46 +150,3 @@ def log_to_stderr() -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-
-
-def facts_of(
-    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], skipped: Sequence[SkippedError]
-) -> dict[str, Any]:
-    """Return the facts for JSON."""
-    shards = [
-        {
-            "source": redact(shard.source),
-            "url": redact(shard.info.url),
-            "read": shard.read,
-            "skipped": shard.skipped,
-            "samples": shard.info.samples,
-            "bytes": shard.info.bytes,
-            "sha256": shard.info.sha256,
-            "new": shard.is_new,
-        }
-        for shard in done
-    ]
-    failed = [
-        {"source": redact(url), "kind": type(error).__name__, "message": message_with_notes(error)}
-        for url, error in failures.items()
-    ]
-    return {"shards": shards, "failed": failed, "skipped": [error._asdict() for error in skipped]}
-
-
-def report(
-    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], skipped: Sequence[SkippedError]
-) -> None:
-    """Print the shards written, and the skipped and failed ones to standard error."""
-    for shard in done:
-        sys.stdout.write(
-            f"{printable(redact(shard.info.url))}: {plural(shard.info.samples, 'sample')} of {shard.read:,} read, "
-            f"{human_bytes(shard.info.bytes)}{'' if shard.is_new else ', already finished'}\n"
-        )
-    print_skipped(skipped)
-    for url, failure in failures.items():
-        print_error(f"{redact(url)}: {type(failure).__name__}: {message_with_notes(failure)}")
-    if failures:
-        print_error(
-            f"{len(failures):,} of {plural(len(done) + len(failures), 'shard')} failed. Run the same command again to "
-            f"convert only the missing ones"
-        )

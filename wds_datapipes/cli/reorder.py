@@ -9,8 +9,7 @@ from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import wrong_use
 from wds_datapipes.cli.copy import CopyArguments, open_output, report_copied
 from wds_datapipes.parallel.progress import ProgressMeter
-from wds_datapipes.prepare.reorder import SampleEntries
-from wds_datapipes.prepare.sort_key import FieldSortKey, WithoutValue
+from wds_datapipes.prepare.reorder import FieldSortKey, SampleEntries
 from wds_datapipes.prepare.subset import check_rekey
 
 
@@ -40,7 +39,6 @@ def sort(
     by: str = "key",
     numeric: bool = False,
     reverse: bool = False,
-    missing: WithoutValue = "raise",
     rekey: str = "",
 ) -> None:
     """Sort all samples of a dataset by key or by the value of a field.
@@ -50,13 +48,12 @@ def sort(
 
     Options:
         --output, -o TARGET: The output: shards with a placeholder for the number, or one archive, as for cat.
-        --by FIELD: A field, key for the key, or a value inside JSON, such as json/size/width.
-        --numeric: Compare text as numbers; JSON numbers always are.
+        --by FIELD: A field, or key for the key.
+        --numeric: Compare text as numbers.
         --reverse: Sort in descending order, stably.
-        --missing: How to sort a sample without the value.
     """
     with wrong_use("--by: "):
-        key = FieldSortKey(by, numeric=numeric, missing=missing, reverse=reverse)
+        key = FieldSortKey(by, numeric=numeric, reverse=reverse)
     reorder(shards, lambda entries: entries.sort(key), output, rekey, options)
 
 

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
-from wds_datapipes.cli._app import WrongUse, printable
+from wds_datapipes.cli._app import printable
 from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import ReadArguments
 from wds_datapipes.cli._report import end_with_faults, plural, print_bars, print_json, print_table, size_of_shards
-from wds_datapipes.io.openers import local_path
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
 
-#: The number of the most and of the least frequent classes that are shown.
-CLASSES = 10
 
-
-def stats(
-    shards: list[str], options: ReadArguments, label: str | None = None, num_workers: Natural | None = None
-) -> None:
+def stats(shards: list[str], options: ReadArguments, num_workers: Natural | None = None) -> None:
     """Count samples and fields, and summarize their sizes.
 
-    Only headers are read if shards support range requests, except with --label. Errors are reported at the end, with
-    exit code 1, or 2 if a shard does not exist.
-
-    Options:
-        --label FIELD: Also count the classes in this field, such as cls.
+    Only headers are read if shards support range requests. Errors are reported at the end, with exit code 1, or 2 if a
+    shard does not exist.
     """
     urls = options.list_shards(shards)
-    if label is not None and (streams := [url for url in urls if is_stream(url)]):
-        raise WrongUse(f"--label reads shards twice, so {printable(streams[0])!r} must be a file. Copy it to one first")
-    found = dataset_stats(urls, label=label, num_workers=num_workers, **options.reading)
+    found = dataset_stats(urls, num_workers=num_workers, **options.reading)
     if options.json:
         print_json(facts_of(found))
     elif found.samples.number or not found.faults:
         print_stats(found, len(urls))
-        if label is not None:
-            print_classes(found, label)
     end_with_faults(found.faults, is_printed=not options.json)
 
 
@@ -50,7 +36,6 @@ def facts_of(found: DatasetStats) -> dict[str, Any]:
         "samples": found.samples._asdict(),
         "fields": {name: sizes._asdict() for name, sizes in found.fields.items()},
         "histogram": found.histogram,
-        **({} if found.classes is None else {"classes": found.classes}),
         "faults": [fault._asdict() for fault in found.faults],
     }
 
@@ -70,21 +55,6 @@ def print_stats(found: DatasetStats, shards: int) -> None:
     if found.histogram:
         sys.stdout.write("\nSamples by size\n")
         print_bars((f"from {human_bytes(size)}", count) for size, count in found.histogram.items())
-
-
-def print_classes(found: DatasetStats, label: str) -> None:
-    """Print the most and the least frequent classes, and the number of samples without one."""
-    classes = [(printable(name), count) for name, count in (found.classes or {}).items()]
-    sys.stdout.write(f"\nSamples by class: {plural(len(classes), 'class', 'classes')} in {printable(label)}\n")
-    print_bars(classes if len(classes) <= 2 * CLASSES else [*classes[:CLASSES], ("...", 0), *classes[-CLASSES:]])
-    if without := found.samples.number - sum(count for _, count in classes):
-        sys.stdout.write(f"{plural(without, 'sample')} without a class\n")
-
-
-def is_stream(url: str) -> bool:
-    """Whether a shard can be read only once, such as standard input or a FIFO."""
-    path = local_path(url)
-    return url == "-" or (path is not None and os.path.exists(path) and not os.path.isfile(path))  # noqa: PTH110, PTH113  for long names
 
 
 def row(name: str, sizes: Sizes) -> tuple[str, ...]:

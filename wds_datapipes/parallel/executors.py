@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import multiprocessing
 import os
 import signal
@@ -13,11 +12,9 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from multiprocessing.connection import wait as wait_for
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import WorkerDiedError
-from wds_datapipes.extras import require
 from wds_datapipes.interrupts import defer_interrupts
 
 #: How long processes may take to clean up unfinished files when they are terminated, in seconds.
@@ -28,8 +25,6 @@ SIGNAL_INTERVAL_S = 0.1
 PARENT_CHECK_S = 0.2
 #: The default number of concurrent tasks on an executor: more than most clusters have processors.
 DEFAULT_TASKS = 1000
-#: The connection timeout for the scheduler of a Dask cluster, in seconds.
-CONNECT_S = 10
 
 
 class ShardExecutor(Protocol):
@@ -85,36 +80,6 @@ class BorrowedExecutor:
         """Cancel pending tasks; running ones continue."""
         for task in list(self._tasks):
             task.cancel()
-
-
-@contextlib.contextmanager
-def connect_dask(address: str) -> Iterator[Any]:
-    """Connect to the scheduler of a Dask cluster, and yield the client.
-
-    Args:
-        address: such as ``"tcp://host:8786"``, or ``"host:8786"``.
-
-    Raises:
-        MissingDependencyError: Dask is not installed.
-        ConnectionError: there is no scheduler at the address.
-    """
-    distributed = require("distributed", extra="dask", purpose="reach a Dask cluster")
-    try:
-        client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError, TypeError) as error:
-        raise ConnectionError(f"There is no Dask scheduler at {address!r}: {type(error).__name__}: {error}") from None
-    try:
-        yield client
-    finally:
-        client.close()
-
-
-def send_module(client: Any, function: Callable[..., Any], folder: Path) -> None:
-    """Send the module of a function to all workers, if it is a file in ``folder``."""
-    module = inspect.getmodule(function)
-    file = getattr(module, "__file__", None)
-    if file is not None and Path(file).parent == folder:
-        client.upload_file(file)
 
 
 class _Worker(NamedTuple):

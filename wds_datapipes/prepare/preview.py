@@ -14,14 +14,12 @@ from PIL import Image
 from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.field_chain import gunzip
 from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, ImageDecoder, open_image
-from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS, open_media
+from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.read_limits import ReadLimits
 
 #: Gzip data may decompress to 64 MiB.
 LIMITS = ReadLimits(member_bytes=64 << 20)
-#: The time base of FFmpeg's durations.
-MEDIA_TICKS_PER_S = 1_000_000
 #: The length of a line of JSON.
 LINE = 72
 #: Marks a value that JSON does not support.
@@ -95,7 +93,7 @@ def _preview_bytes(extension: str, data: bytes, characters: int, pixels: int) ->
     if extension in IMAGE_EXTENSIONS:
         return _preview_image(data, pixels)
     if extension in AUDIO_EXTENSIONS or extension in VIDEO_EXTENSIONS:
-        return _preview_media(data, pixels)
+        return Preview("audio" if extension in AUDIO_EXTENSIONS else "video")
     if extension in UNSAFE:
         return Preview("pickle", error="not decoded, as decoding can run code")
     codec = find_codec(extension)
@@ -120,22 +118,6 @@ def _make_thumbnail(picture: Image.Image, pixels: int) -> Image.Image:
     picture.thumbnail((pixels, pixels), Image.Resampling.BICUBIC)
     has_alpha = picture.mode == "RGBA" and picture.getchannel("A").getextrema() != (255, 255)
     return picture if has_alpha else picture.convert("RGB")
-
-
-def _preview_media(data: bytes, pixels: int) -> Preview:
-    with open_media(data) as container:
-        video = next(iter(container.streams.video), None)
-        audio = next(iter(container.streams.audio), None)
-        facts = ["audio" if video is None else "video", container.format.name]
-        if container.duration:
-            facts.append(f"{container.duration / MEDIA_TICKS_PER_S:.3g} s")
-        picture = None
-        if video is not None:
-            facts.append(f"{video.width} x {video.height} {video.codec_context.name}")
-            picture = next((frame.to_image() for frame in container.decode(video=0)), None)
-        if audio is not None:
-            facts.append(f"{audio.codec_context.name}, {audio.rate} Hz, channels: {audio.channels}")
-    return Preview(", ".join(facts), picture=None if picture is None else _make_thumbnail(picture, pixels))
 
 
 def _preview_text(data: bytes, characters: int) -> Preview:

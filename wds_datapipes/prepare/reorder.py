@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from wds_datapipes.errors import EncodeError, SampleError, ShardError, ShardOpenError
+from wds_datapipes.errors import DecodeError, EncodeError, MissingFieldError, SampleError, ShardError, ShardOpenError
 from wds_datapipes.index.build_many import find_index
 from wds_datapipes.index.builder import index_members
 from wds_datapipes.index.file_format import index_url
@@ -21,7 +21,6 @@ from wds_datapipes.index.reading.sample_reader import SampleReader, has_random_a
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import collect_shards
 from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardContents, ShardFault, read_contents
-from wds_datapipes.prepare.sort_key import FieldSortKey
 from wds_datapipes.prepare.subset import make_key
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.types import Sample, Shard
@@ -35,6 +34,54 @@ T = TypeVar("T")
 
 #: The number of reading threads, and the most samples and bytes that a thread reads at a time.
 MAX_CONCURRENT_READS, MAX_BATCH_SAMPLES, MAX_BATCH_BYTES = 16, 64, 1 << 18
+
+
+class FieldSortKey:
+    """Extracts the sort key of a sample: its key or a field, as text or as a number.
+
+    Text is compared by code points.
+
+    Args:
+        by: ``"key"``, or the name of a field; ``".key"`` is the field of that name.
+        numeric: parse text as numbers.
+        reverse: sort in descending order.
+
+    Raises:
+        ValueError: ``by`` names no field.
+
+    Examples:
+        >>> sort_key = FieldSortKey("cls", numeric=True)
+        >>> sort_key({"__key__": "a", "cls": b"12"}), FieldSortKey("key")({"__key__": "a", "cls": b"12"})
+        (12, b'a')
+    """
+
+    def __init__(self, by: str, *, numeric: bool = False, reverse: bool = False) -> None:
+        self.field = "__key__" if by == "key" else by.removeprefix(".").lower()
+        self.numeric, self.reverse = numeric, reverse
+        if not self.field or by == "__key__":
+            raise ValueError(f"samples are sorted by 'key' or a field, not by {by!r}")
+
+    def __call__(self, sample: Sample) -> bytes | float:
+        """Return the sort key of a sample.
+
+        Raises:
+            MissingFieldError: the sample has no value.
+            DecodeError: the value is not a number.
+        """
+        value = sample.get(self.field)
+        name = f"sample {sample['__key__']!r} of {redact(str(sample.get('__url__')))}"
+        if value is None:
+            has = ", ".join(field for field in sample if field[:2] != "__")
+            raise MissingFieldError(f"The {name} has no {self.field!r} to sort by. It has {has}")
+        data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value)
+        if not self.numeric:
+            return data
+        try:
+            if not (data.isascii() and b"_" not in data and (number := float(data)) == number):
+                raise ValueError
+            return int(data) if data.strip().lstrip(b"+-").isdigit() else number
+        except ValueError:
+            raise DecodeError(f"The {name} cannot be sorted by {self.field!r}: {data[:60]!r} is not a number") from None
 
 
 class SampleEntries:
@@ -223,6 +270,6 @@ def _load_value(reader: SampleReader, number: int, *, field: str) -> Sample:
     """Return a sample with one field read, and the others empty."""
     entry = reader.index[number]
     sample: Sample = {"__key__": entry.key, "__url__": reader.url, **dict.fromkeys(entry.fields, b"")}
-    if field in sample:
+    if field in entry.fields:
         sample[field] = reader.read(number, [field]).get(field)
     return sample

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypedDict
@@ -57,10 +57,10 @@ class ScanOptions:
         )
         return group_samples(read_shards(urls, options), key_rule=self.key_rule, on_error=on_error, **grouping)
 
-    def read_leniently(self, url: str, fields: Sequence[str] | None = None) -> Iterator[Sample]:
+    def read_leniently(self, url: str) -> Iterator[Sample]:
         """Yield the samples of a shard as its headers list them."""
         lenient = replace(self, end_marker="optional")
-        return lenient.read_samples([url], fields=fields, on_duplicate="first", on_repeated_key="ignore")
+        return lenient.read_samples([url], on_duplicate="first", on_repeated_key="ignore")
 
 
 #: Reading without any option.

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import secrets
-import select
 import shutil
 import signal
 import subprocess
@@ -14,8 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic
-from typing import IO, Any, cast
+from typing import Any
 
 from wds_datapipes.codecs import describe_value
 from wds_datapipes.codecs.field_chain import name_field
@@ -35,8 +33,6 @@ KEY = "__key__"
 NAME_BYTES = 255
 #: How many of the last bytes of output an error message includes.
 OUTPUT_BYTES = 2000
-#: How often to check whether the command ended while its background processes keep its output open, in milliseconds.
-POLL_MS = 50
 
 
 class SampleCommand:
@@ -99,16 +95,20 @@ class SampleCommand:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, folder: str, sample: Sample) -> None:
-        with ExitStack() as opened:
+        # Its processes in the background may keep the output open, and need not be waited for.
+        with tempfile.TemporaryFile() as output, ExitStack() as opened:
             with defer_exit():
-                process = ShellProcess(self._command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                process = ShellProcess(self._command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
                 opened.callback(process.end)
-            output = opened.enter_context(cast("IO[bytes]", process.stdout))
-            output_tail, is_done = _read_output(process, output, self._timeout_s)
-        if is_done and process.returncode == 0:
-            return
-        how = describe_exit(process.wait()) if is_done else f"was stopped after its time limit of {self._timeout_s:g} s"
-        message = redactor_of_command(self._command)(output_tail.decode(errors="replace").strip())
+            try:
+                how = describe_exit(process.wait(self._timeout_s))
+            except subprocess.TimeoutExpired:
+                how = f"was stopped after its time limit of {self._timeout_s:g} s"
+            process.signal(signal.SIGKILL)
+            if process.returncode == 0:
+                return
+            output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+            message = redactor_of_command(self._command)(output.read().decode(errors="replace").strip())
         raise SampleSourceError(
             f"The command {redact_command(self._command)!r} {how} for {describe_sample(sample)}. "
             + (f"Its last output is: {message}" if message else "It printed nothing.")
@@ -128,32 +128,6 @@ class SampleCommand:
 
 def _prefix() -> str:
     return f"wds-map-{secrets.token_hex(6)}-"
-
-
-def _read_output(process: ShellProcess, output: IO[bytes], timeout_s: float | None) -> tuple[bytes, bool]:
-    """Read the output of a command, and return its tail and whether the command ended in time."""
-    deadline = float("inf") if timeout_s is None else monotonic() + timeout_s
-    tail = b""
-    poll = select.poll()
-    poll.register(output, select.POLLIN)
-    while process.poll() is None:
-        remaining_s = deadline - monotonic()
-        if remaining_s <= 0:
-            return tail, False
-        if poll.poll(min(POLL_MS, remaining_s * 1000)):
-            chunk = os.read(output.fileno(), 1 << 16)
-            if not chunk:  # the command has closed its output, but may still run
-                try:
-                    process.wait(None if timeout_s is None else max(0.0, deadline - monotonic()))
-                except subprocess.TimeoutExpired:
-                    return tail, False
-                break
-            tail = (tail + chunk)[-OUTPUT_BYTES:]
-    # Background processes may keep the output open, so read only what is available.
-    process.signal(signal.SIGKILL)
-    if poll.poll(0):
-        tail = (tail + os.read(output.fileno(), 1 << 16))[-OUTPUT_BYTES:]
-    return tail, True
 
 
 def write_sample(sample: Mapping[str, Any], folder: str) -> None:

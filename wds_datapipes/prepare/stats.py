@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.errors import ShardError
 from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
-from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardContents, ShardFault, read_contents
+from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardFault, read_contents
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-#: The most bytes of a field that are read as the name of a class.
-CLASS_BYTES = 100
 
 
 class Sizes(NamedTuple):
@@ -75,7 +69,6 @@ class DatasetStats:
         histogram: maps a power of two to the number of samples with sizes from there up to the next; 0 counts empty
             samples.
         faults: the faults of shards.
-        classes: the number of samples of each class, the most frequent first; None if they were not read.
     """
 
     shards: Sizes
@@ -84,7 +77,6 @@ class DatasetStats:
     fields: dict[str, Sizes]
     histogram: dict[int, int]
     faults: list[ShardFault] = field(default_factory=list)
-    classes: dict[str, int] | None = None
 
 
 class _ShardStats(NamedTuple):
@@ -94,13 +86,11 @@ class _ShardStats(NamedTuple):
     samples: array[int]
     fields: dict[str, array[int]]
     faults: list[ShardFault]
-    classes: Counter[str]
 
 
 def dataset_stats(
     shards: Shards,
     *,
-    label: str | None = None,
     num_workers: int | None = None,
     progress: bool = True,
     **scan: Unpack[ScanKeywords],
@@ -109,7 +99,6 @@ def dataset_stats(
 
     Args:
         shards: a pattern as in `ShardList`, but without variables, or an iterable of URLs, such as a `ShardList`.
-        label: the field with the class, which is read from each sample; only headers are read without it.
         num_workers: the number of worker processes, by default one per CPU; 0 works in this process.
         progress: show a progress bar if standard error is a terminal and rich is installed.
         scan: ``key_rule`` splits member names into keys and fields; ``end_marker="optional"`` accepts shards without an
@@ -125,11 +114,9 @@ def dataset_stats(
         >>> stats = dataset_stats([url])
         >>> stats.samples.number, stats.fields["txt"].largest, stats.histogram
         (2, 5, {2: 1, 4: 1})
-        >>> dataset_stats([url], label="cls").classes
-        {'1': 1}
     """
     ordered = collect_shards(
-        partial(_read_stats, label=label, options=ScanOptions(**scan)),
+        partial(_read_stats, options=ScanOptions(**scan)),
         resolve_shards(shards),
         label="Counting",
         measure=lambda part: (len(part.samples), part.size),
@@ -147,32 +134,17 @@ def dataset_stats(
         dict(sorted(fields.items(), key=lambda item: -item[1].number)),
         {(1 << power >> 1): count for power, count in zip(powers.tolist(), counts.tolist(), strict=True)},
         [fault for part in ordered for fault in part.faults],
-        None if label is None else dict(sum((part.classes for part in ordered), Counter[str]()).most_common()),
     )
 
 
-def _read_stats(url: str, label: str | None, options: ScanOptions) -> _ShardStats:
+def _read_stats(url: str, options: ScanOptions) -> _ShardStats:
     contents = read_contents(url, options)
     fields: dict[str, array[int]] = {}
     for sample in contents.samples:
         for name, size in sample.fields.items():
             fields.setdefault(name, array("q")).append(size)
-    classes = Counter[str]() if label is None else _count_classes(contents, label, options)
     sizes = array("q", [sample.bytes for sample in contents.samples])
-    return _ShardStats(contents.bytes, sizes, fields, contents.faults, classes)
-
-
-def _count_classes(contents: ShardContents, label: str, options: ScanOptions) -> Counter[str]:
-    """Count the classes in a field of the samples that the headers of a shard list."""
-    classes = Counter[str]()
-    try:
-        for sample in islice(options.read_leniently(contents.url, [label]), len(contents.index)):
-            classes[bytes(sample.get(label, b"")[:CLASS_BYTES]).decode(errors="replace").strip()] += 1
-    except ShardError:
-        if not contents.faults:
-            raise
-    del classes[""]  # of samples without the field
-    return classes
+    return _ShardStats(contents.bytes, sizes, fields, contents.faults)
 
 
 def _concatenate(parts: Sequence[array[int]]) -> npt.NDArray[np.int64]:

@@ -21,8 +21,6 @@ from wds_datapipes.prepare.sources.table_rows import open_rows
 TEXT = CODECS["txt"]
 #: The field whose values may be names of classes, which are numbered.
 CLASS = "cls"
-#: All columns that do not name files, as one JSON object.
-REST = "*"
 
 
 class Table:
@@ -31,8 +29,7 @@ class Table:
     Args:
         path: the path or URL of the table: CSV with a header, JSON lines or Parquet, by its extension.
         files: ``(field, column)`` for columns of paths or URLs; an empty field means the extension of each file.
-        values: ``(field, column)`` for columns of values. The column ``"*"`` means all columns that do not name files,
-            as one JSON object. ``None`` makes a field of each column not used otherwise.
+        values: ``(field, column)`` for columns of values. ``None`` makes a field of each column not used otherwise.
         key: the column of keys; by default, keys are eight-digit numbers.
         root: the folder or URL that relative paths start from, by default that of the table.
         classes: the names of the classes in the column for the field ``cls``, in the order of their numbers. By
@@ -67,7 +64,7 @@ class Table:
         self._files, self._key, self._allows_missing = list(files), key, missing == "keep"
         self._chain = EncoderChain({})
         self._rows = open_rows(table, storage_options)
-        self._used = {column for _, column in [*self._files, *(values or ())]} - {REST} | ({key} if key else set())
+        self._used = {column for _, column in [*self._files, *(values or ())]} | ({key} if key else set())
         if self._rows.columns is not None:
             if unknown := sorted(self._used - set(self._rows.columns)):
                 there = ", ".join(map(repr, self._rows.columns))
@@ -103,9 +100,8 @@ class Table:
         values = self._values
         if values is None:
             values = [(column.lower(), column) for column in row if column not in self._used]
-        named = {column for _, column in self._files}
         for field, column in values:
-            value = {name: row[name] for name in row if name not in named} if column == REST else row.get(column)
+            value = row.get(column)
             if value is None or (value == "" and not _may_be_empty(field)):
                 self._check_missing(column, location)
             elif field == CLASS and self.classes is not None:
