@@ -39,7 +39,6 @@ ORDER = [
     "datapipes",
     "pipes",
     "loading",
-    "notebook",
     "benchmark",
     "testing",
     "integrations",
