@@ -19,9 +19,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset.tariterators import tarfile_to_samples
 
 from wds_datapipes import ShardList, ShardReadingService, TarWriter
-from wds_datapipes.shard_cache.download import DownloadRequest
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry
-from wds_datapipes.shard_cache.store import CacheFolder
+from wds_datapipes.shard_cache.store import CacheFolder, DownloadRequest
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 

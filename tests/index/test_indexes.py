@@ -49,10 +49,8 @@ from wds_datapipes.index import (
 from wds_datapipes.index.build_many import IndexResult
 from wds_datapipes.index.file_format import index_bytes
 from wds_datapipes.io import urls as schemes
-from wds_datapipes.io.local import open_path
-from wds_datapipes.io.openers import register_opener
-from wds_datapipes.io.remote.range_reader import FIRST_BYTES, RangeReader, open_ranges
-from wds_datapipes.io.remote.remote_file import RemoteFile
+from wds_datapipes.io.openers import open_path, register_opener
+from wds_datapipes.io.remote.remote_file import FIRST_BYTES, RangeReader, RemoteFile, open_ranges
 from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.testing import build_shard
 

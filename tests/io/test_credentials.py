@@ -26,7 +26,7 @@ from wds_datapipes import ErrorBudget, ShardList, TarWriter, read_quarantine
 from wds_datapipes.errors import WdsError
 from wds_datapipes.index import build_index, read_index
 from wds_datapipes.io.openers import open_parts, open_url
-from wds_datapipes.io.remote.range_reader import file_facts
+from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.loading.report import count_skipped
 

@@ -28,7 +28,7 @@ from wds_datapipes.errors import (
 from wds_datapipes.index.build import build_index
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote.range_reader import file_facts
+from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.io.small_files import read_sidecar
 from wds_datapipes.testing import build_shard

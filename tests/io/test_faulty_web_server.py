@@ -22,7 +22,7 @@ from nginx_server import Nginx
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, TruncatedShardError
 from wds_datapipes.io.openers import open_parts
-from wds_datapipes.io.remote.range_reader import file_facts
+from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state

@@ -37,7 +37,7 @@ from wds_datapipes.io.openers import (
     register_opener,
     split_scheme,
 )
-from wds_datapipes.io.remote.range_reader import open_ranges
+from wds_datapipes.io.remote.remote_file import open_ranges
 from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.testing import build_shard
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientTimeout
 
-from wds_datapipes.io.remote.filesystem import RemotePath
-from wds_datapipes.io.remote.timeouts import TIMEOUT_S, with_timeouts
+from wds_datapipes.io.remote.filesystem import TIMEOUT_S, RemotePath, with_timeouts
 
 
 def seconds_of(filesystem: Any) -> tuple[float, float]:

@@ -26,7 +26,8 @@ from web_server import QuietHandler, serving
 from wds_datapipes import ConvertedShard, ShardList, ShardWriter, TarWriter, convert_shards
 from wds_datapipes.errors import ConversionError, ShardOpenError, ShardWriteError
 from wds_datapipes.index import check_index, read_index
-from wds_datapipes.io.sinks import remote_sink, size_of
+from wds_datapipes.io import sinks
+from wds_datapipes.io.sinks import size_of
 from wds_datapipes.parallel import executors
 from wds_datapipes.testing import build_shard
 
@@ -156,7 +157,7 @@ def bucket(s3_store: Any) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(remote_sink, "PART_BYTES", PART)
+    monkeypatch.setattr(sinks, "PART_BYTES", PART)
     monkeypatch.chdir(tmp_path)
 
 

@@ -26,7 +26,7 @@ from wds_datapipes import ShardList, TarWriter
 from wds_datapipes.errors import ChangedShardError, ShardOpenError
 from wds_datapipes.index import build_indexes, read_index
 from wds_datapipes.io.openers import open_parts, open_url
-from wds_datapipes.io.remote.range_reader import open_ranges
+from wds_datapipes.io.remote.remote_file import open_ranges
 from wds_datapipes.testing import build_shard
 
 #: Warnings that libraries raise among themselves.

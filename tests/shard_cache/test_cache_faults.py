@@ -133,9 +133,9 @@ def test_each_fetch_is_logged(
 
 MANY = """
 import hashlib, os, random, signal, sys
-from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
+from wds_datapipes.shard_cache.store import CacheFullError, DownloadRequest
 from wds_datapipes.shard_cache.store import CacheFolder
-from wds_datapipes.shard_cache.eviction import reserve_space, used_bytes
+from wds_datapipes.shard_cache.entry import reserve_space, used_bytes
 
 PROCESSES, KILLS, READS, MOST = 40, 30, 6, 1_500_000
 names = [f"{number}.bin" for number in range(12)]
@@ -210,7 +210,7 @@ def test_many_processes_share_a_cache_while_others_are_killed() -> None:
 
 DISK = """
 import ctypes, os, sys
-from wds_datapipes.shard_cache.download import DownloadRequest
+from wds_datapipes.shard_cache.store import DownloadRequest
 from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.errors import CacheError
 

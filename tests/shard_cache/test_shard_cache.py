@@ -25,10 +25,8 @@ from wds_datapipes.errors import CacheError, CorruptShardError, ShardOpenError, 
 from wds_datapipes.io import call_threads
 from wds_datapipes.io.openers import open_url, register_opener
 from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards, warm_cache
-from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, DownloadStopped
-from wds_datapipes.shard_cache.entry import Entry, entries
-from wds_datapipes.shard_cache.eviction import reserve_space, used_bytes
-from wds_datapipes.shard_cache.store import CacheFolder
+from wds_datapipes.shard_cache.entry import Entry, entries, reserve_space, used_bytes
+from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest, DownloadStopped
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -133,7 +131,7 @@ def test_names_of_copies_are_plain_and_contain_no_secret(tmp_path: Path, url: st
 
 READER = """
 import sys
-from wds_datapipes.shard_cache.download import DownloadRequest
+from wds_datapipes.shard_cache.store import DownloadRequest
 from wds_datapipes.shard_cache.store import CacheFolder
 folder, url, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
 for _ in range(times):
@@ -366,7 +364,7 @@ def test_an_unusable_folder_is_reported(tmp_path: Path, store: Store) -> None:
 
 FULL = """
 import ctypes, os, sys
-from wds_datapipes.shard_cache.download import DownloadRequest
+from wds_datapipes.shard_cache.store import DownloadRequest
 from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.shard_cache.entry import entries
 from wds_datapipes.errors import CacheError

@@ -23,7 +23,7 @@ import pytest
 
 from wds_datapipes import ShardList, ShardWriter, TarWriter, last_dot
 from wds_datapipes.errors import EncodeError, ShardWriteError, TruncatedShardError
-from wds_datapipes.io.sinks.local_sink import LocalSink
+from wds_datapipes.io.sinks import LocalSink
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.writing import ShardInfo
 

@@ -14,8 +14,7 @@ from wds_datapipes.cli._report import plural, print_error, print_json
 from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.shard_cache.cached_shards import warm_cache
-from wds_datapipes.shard_cache.entry import Entry, entries
-from wds_datapipes.shard_cache.eviction import by_last_use, evict
+from wds_datapipes.shard_cache.entry import Entry, by_last_use, entries, evict
 from wds_datapipes.shard_cache.store import CacheFolder
 
 

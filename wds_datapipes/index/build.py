@@ -15,7 +15,7 @@ from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.index.user_columns import ComputeColumns, add_columns
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.io.remote.range_reader import FileFacts, file_facts
+from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
 from wds_datapipes.samples.grouping import OnRepeatedKey
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.tar.scanner import ShardScan

@@ -20,7 +20,7 @@ from wds_datapipes.index.shard_index import ShardIndex, rule_name
 from wds_datapipes.index.user_columns import ComputeColumns, columns_fingerprint
 from wds_datapipes.io.file_lock import NO_LOCKS, lock_file
 from wds_datapipes.io.openers import local_path, redact
-from wds_datapipes.io.remote.range_reader import file_facts
+from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.parallel.progress import ProgressMeter

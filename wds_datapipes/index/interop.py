@@ -16,7 +16,7 @@ from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
-from wds_datapipes.io.url_safety import check_url
+from wds_datapipes.io.urls import check_url
 
 #: The characters that separate words in an index of DALI.
 BLANKS = frozenset(" \t\n\v\f\r")

@@ -12,7 +12,7 @@ from typing import Any
 from wds_datapipes.errors import CorruptSidecarError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
-from wds_datapipes.io.url_safety import check_url
+from wds_datapipes.io.urls import check_url
 
 FORMAT, VERSION = "wds-datapipes manifest", 1
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib
 import re
 from typing import Any, BinaryIO, cast
+from urllib.request import url2pathname
 
-from wds_datapipes.errors import ShardError
+from wds_datapipes.errors import ShardError, ShardOpenError, UnsafeInputError
+from wds_datapipes.redaction import redact
 from wds_datapipes.types import Opener
 
 #: Scheme -> "module:function", imported when the first URL of the scheme is opened.
 BUILT_IN: dict[str, str] = {
-    "": "wds_datapipes.io.local:open_path",
-    "-": "wds_datapipes.io.local:open_standard_input",
-    "file": "wds_datapipes.io.local:open_file_url",
-    "pipe": "wds_datapipes.io.command:open_command",
+    "": "wds_datapipes.io.openers:open_path",
+    "-": "wds_datapipes.io.openers:open_standard_input",
+    "file": "wds_datapipes.io.openers:open_file_url",
+    "pipe": "wds_datapipes.io.shell_process:open_command",
 }
+
+#: The storage options that apply to every store, and are not passed to its library.
+STORE_OPTIONS = ("timeout_s", "retries")
 
 #: The opener of a ``scheme://...`` without a registered one.
 FALLBACK = "wds_datapipes.io.remote.remote_file:open_remote"
@@ -103,6 +108,34 @@ class OpeningURL(str):
         """Report that the opened file is damaged or truncated."""
 
 
+def local_path(url: str) -> str | None:
+    """Return the path of the local file that a URL names, or ``None`` if the URL is not a local file.
+
+    >>> local_path("data/000.tar"), local_path("file:///data/my%20000.tar"), local_path("s3://data/000.tar")
+    ('data/000.tar', '/data/my 000.tar', None)
+    """
+    if isinstance(url, OpeningURL):
+        return url.local_path
+    scheme, _ = split_scheme(url)
+    if scheme == "file":
+        return file_url_path(url)
+    return url if scheme == "" else None
+
+
+def file_url_path(url: str) -> str:
+    """Return the path of a ``file:`` URL."""
+    _, rest = split_scheme(url)
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host.lower() not in ("", "localhost"):
+            raise ShardOpenError(
+                f"{url} names a file on the host {host!r}, but file: URLs open only files on this host. Write "
+                "file:///absolute/path or file:relative/path"
+            )
+        rest = slash + path
+    return url2pathname(rest)
+
+
 def find_opener(scheme: str) -> Opener:
     """Return the opener of a scheme."""
     if scheme in _registered:
@@ -124,3 +157,59 @@ def is_remote(scheme: str) -> bool:
 def known_schemes() -> list[str]:
     """Return the schemes that do not need fsspec: the built-in ones, and those of `register_opener`."""
     return sorted({*BUILT_IN, *_registered} - {""})
+
+
+#: The schemes that ``allow_local_files=False`` opens: files on a network. All others are rejected, since fsspec has
+#: file systems that read local files, unpack archives, or read from another URL.
+NETWORK_SCHEMES = frozenset(
+    {"abfs", "abfss", "ais", "az", "ftp", "gcs", "gs", "hf", "http", "https", "s3", "s3a", "sftp"}
+)
+#: The schemes of commands and standard input.
+COMMANDS = ("pipe", "-")
+#: Errors show this many characters of a rejected URL.
+SHOWN = 200
+
+
+def check_url(url: str, *, allow_local_files: bool = True, listed_in: str | None = None) -> None:
+    """Raise unless a URL may be opened.
+
+    Args:
+        url: the URL, after rewriting rules and variables are applied.
+        allow_local_files: False accepts only files on a network.
+        listed_in: the path or URL of the file that lists it, if one does. One that is not on this host may not name
+            commands or standard input.
+
+    Raises:
+        UnsafeInputError: it is a command or standard input, and the file that lists it is remote. Or only files on a
+            network are accepted, and it is a path, a command, standard input or a chain of file systems; or its scheme
+            is not in `NETWORK_SCHEMES`, or has an opener of `register_opener`.
+    """
+    if not allow_local_files and (found := _not_on_network(url)):
+        raise UnsafeInputError(
+            f"{_redacted(url)} was refused: it is {found}. With allow_local_files=False, only files on a network are "
+            f"opened, with the schemes {', '.join(sorted(NETWORK_SCHEMES))}"
+        )
+    if listed_in is not None and split_scheme(url)[0] in COMMANDS and local_path(listed_in) is None:
+        raise UnsafeInputError(
+            f"{_redacted(url)} was refused: it is {_not_on_network(url)}, listed in {redact(listed_in)}, which is not "
+            f"a local file. If you trust the author of that file to run commands on this host, copy it here"
+        )
+
+
+def _not_on_network(url: str) -> str:
+    """Return what a URL is, if it is not that of a file on a network."""
+    scheme, _ = split_scheme(url)
+    if scheme in COMMANDS:
+        return "a command" if scheme == "pipe" else "standard input"
+    if scheme == "":
+        return "a local path"
+    if scheme not in NETWORK_SCHEMES:
+        return f"of the scheme {scheme!r}"
+    if is_registered(scheme):
+        return f"of the scheme {scheme!r}, for which an opener was registered"
+    return "a chain of file systems" if "::" in url else ""
+
+
+def _redacted(url: str) -> str:
+    text = redact(url)
+    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")

@@ -16,7 +16,7 @@ from wds_datapipes.errors import ConversionError, ShardOpenError, StateError
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
-from wds_datapipes.io.remote.range_reader import file_facts
+from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, resolve_shards
 from wds_datapipes.prepare.shard_producer import ShardProducer

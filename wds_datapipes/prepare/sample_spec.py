@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from wds_datapipes.errors import SampleSourceError, ShardError
 from wds_datapipes.io.openers import open_url, redact, split_scheme
-from wds_datapipes.io.remote.range_reader import FileFacts, file_facts
+from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
 from wds_datapipes.types import Sample
 
 

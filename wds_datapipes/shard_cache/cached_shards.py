@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from wds_datapipes.errors import ShardError
 from wds_datapipes.io.call_threads import CallThreads
 from wds_datapipes.io.openers import open_url, redact
-from wds_datapipes.io.url_safety import check_url
-from wds_datapipes.io.urls import OpeningURL
+from wds_datapipes.io.urls import OpeningURL, check_url
 from wds_datapipes.redaction import short_repr
-from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
-from wds_datapipes.shard_cache.store import CacheFolder
+from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Self

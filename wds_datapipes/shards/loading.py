@@ -22,8 +22,7 @@ from wds_datapipes.io.compression.decompress import decompress_stream
 from wds_datapipes.io.openers import local_path, open_url, redact
 from wds_datapipes.io.prefetch import ShardPrefetcher
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.io.url_safety import check_url
-from wds_datapipes.io.urls import OpeningURL
+from wds_datapipes.io.urls import OpeningURL, check_url
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, check_on_error
 from wds_datapipes.redaction import short_repr
 from wds_datapipes.tar.headers import EndMarker

@@ -14,7 +14,7 @@ from wds_datapipes.extras import require
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar
-from wds_datapipes.io.url_safety import check_url
+from wds_datapipes.io.urls import check_url
 from wds_datapipes.shards.patterns import MAX_SHARDS, split_patterns
 
 TOP_KEYS = ("prefix", "buckets", "datasets")

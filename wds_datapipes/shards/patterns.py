@@ -13,7 +13,7 @@ from braceexpand import braceexpand
 
 from wds_datapipes.errors import SpecError, UnsafeInputError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.url_safety import check_url
+from wds_datapipes.io.urls import check_url
 from wds_datapipes.redaction.storage_options import raise_alone
 from wds_datapipes.shards.listing import GLOB_MARKS, list_urls
 from wds_datapipes.shards.url_rewriting import Rewrite, Rules, compile_rules, rewrite_url

@@ -13,7 +13,7 @@ from wds_datapipes.io.compression.decompress import compression_name, decompress
 from wds_datapipes.io.compression.formats import HEAD_BYTES, detect_compression
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.io.remote.range_reader import FileFacts, file_facts, open_ranges
+from wds_datapipes.io.remote.remote_file import FileFacts, file_facts, open_ranges
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import MemberTuple, Shard

@@ -20,10 +20,8 @@ from wds_datapipes.index.reading.read_plan import sizes_of
 from wds_datapipes.index.reading.sample_reader import SampleReader
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.call_threads import CallThreads
-from wds_datapipes.io.local import local_path
-from wds_datapipes.io.openers import redact
-from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
-from wds_datapipes.shard_cache.store import CacheFolder
+from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
 from wds_datapipes.types import Sample
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
 from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.io.local import local_path, open_local
-from wds_datapipes.io.openers import open_parts, redact
+from wds_datapipes.io.openers import local_path, open_local, open_parts, redact
 from wds_datapipes.io.remote.remote_file import RemoteFile
 from wds_datapipes.io.remote.resuming_stream import RawReader, ResumingStream, fill
 from wds_datapipes.tar.buffer import ReadBuffer

@@ -9,8 +9,8 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.io.call_threads import start_call, wait_for
+from wds_datapipes.io.remote.filesystem import silent_after
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
-from wds_datapipes.io.remote.timeouts import silent_after
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

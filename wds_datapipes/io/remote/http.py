@@ -16,7 +16,7 @@ from urllib.request import getproxies
 
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
-from wds_datapipes.io.remote.http_request import HttpStatusError, Response, send_request
+from wds_datapipes.io.remote.http_connection import HttpStatusError, Response, send_request
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.retry import is_transient
 

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from wds_datapipes.errors import SampleSourceError, ShardError, ShardOpenError, UnsafeInputError
 from wds_datapipes.io.openers import local_path, open_url, redact, split_scheme
 from wds_datapipes.io.small_files import folder_of
-from wds_datapipes.io.url_safety import COMMANDS, check_url
+from wds_datapipes.io.urls import COMMANDS, check_url
 from wds_datapipes.prepare.sample_spec import FilePart, UrlPart
 
 REMOTE = "a remote table or recipe"
