@@ -7,12 +7,14 @@ worker, and one that differs between them. Both depend only on the seed of the l
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, traverse_dps
+from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, graph_settings, traverse_dps
+from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import takes_seed, upstream
@@ -23,6 +25,7 @@ from wds_datapipes.seeds import SeedGenerator, derived_seed
 _drawn = threading.local()
 
 
+@dataclass
 class EpochSeeds:
     """The seeds of the epochs. The first is the seed of the loader, and each follows from the previous one.
 
@@ -36,23 +39,46 @@ class EpochSeeds:
         wanted: the number selected for the next epoch, or ``None``.
     """
 
-    def __init__(self) -> None:
-        self.seed = 0
-        self.epoch = 0
-        self.first = 0
-        self.next: int | None = None
-        #: The generator's two engines at the start of the epoch, if another reading service has used it before.
-        self.engines: list[list[int]] | None = None
-        self.wanted: int | None = None
+    seed: int = 0
+    epoch: int = 0
+    first: int = 0
+    next: int | None = None
+    wanted: int | None = None
 
-    def begin(self, seed_generator: Any, meet: Callable[[int], int] | None = None, *, rank: int = 0) -> None:
-        """Begin an epoch.
+    @classmethod
+    def of(cls, state: Checkpoint) -> EpochSeeds:
+        """Return the seeds in the state of an epoch."""
+        return cls(state.seed, state.epoch, state.first, state.next, state.wanted)
+
+    def begin(
+        self,
+        seed_generator: Any,
+        resumed_from: Checkpoint | None = None,
+        *,
+        meet: Callable[[int], int] | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Begin an epoch, or resume one.
 
         Args:
             seed_generator: the seed generator of the loader, as left by the previous epoch or by a new seed.
+            resumed_from: the state from which the run resumes; if its epoch is over, the next one begins.
             meet: exchanges a number of each rank for that of rank 0; ``None`` if there is one rank.
             rank: the rank of this process, if another reading service has seeded the ranks.
+
+        Raises:
+            StateError: an epoch other than that of the state was selected.
         """
+        if resumed_from is not None:
+            resumed_from.check_epoch(self.wanted)
+            wanted = resumed_from.wanted if self.wanted is None else self.wanted
+            vars(self).update(vars(EpochSeeds.of(resumed_from)))
+            if not resumed_from.is_over:
+                if meet is not None:
+                    meet(0)
+                seed_generator.seed(self.seed)
+                return
+            self.wanted = wanted
         if meet is not None:
             seed_generator.seed(meet(seed_generator.generate_shared_seed()))
         # Ranks that share a seed draw it from the seed of the loader. The comparison uses what all ranks have, so that
@@ -65,41 +91,15 @@ class EpochSeeds:
         self.first = self.first if is_next else seed_of(seed_generator)
         if self.wanted is not None:
             self.epoch, self.wanted = self.wanted, None
-            is_plain = _engines_of(seed_generator) is None
             seed_generator.seed(derived_seed("epoch", self.first, self.epoch))
-            if not is_plain:
+            if rank is not None:
                 seed_generator.spawn(rank, inplace=True)
         self.seed = seed_of(seed_generator)
-        self.engines = _engines_of(seed_generator)
-
-    def resume(
-        self,
-        seed_generator: Any,
-        *,
-        seed: int,
-        epoch: int,
-        first: int,
-        engines: list[list[int]] | None,
-        wanted: int | None = None,
-    ) -> None:
-        """Resume an epoch of an earlier run."""
-        self.seed, self.epoch, self.first, self.engines, self.wanted = seed, epoch, first, engines, wanted
-        seed_generator.seed(seed)
-        for engine, facts in zip(seed_generator.__getstate__(), engines or [], strict=False):
-            _set_engine(engine, facts)
-
-    def follow(self, *, epoch: int, first: int, next: int | None, wanted: int | None = None) -> None:  # noqa: A002 - as the attribute is called
-        """Continue after an epoch of another loader."""
-        self.epoch, self.first, self.next, self.wanted = epoch, first, next, wanted
 
     def end(self, seed_generator: Any) -> None:
         """Advance the generator, so that the next epoch has a different order; the result is the same on every rank."""
         seed_generator.seed(seed_generator.generate_shared_seed())
         self.next = seed_of(seed_generator)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Select the number of the next epoch."""
-        self.wanted = epoch
 
 
 def seed_of(seed_generator: Any) -> int:
@@ -117,27 +117,6 @@ def draw_seed() -> int:
 def is_drawn(seed_generator: Any) -> bool:
     """Whether the seed of a generator was just drawn, since its loader has none."""
     return seed_of(seed_generator) == getattr(_drawn, "seed", None)
-
-
-def _engines_of(seed_generator: Any) -> list[list[int]] | None:
-    """Return the positions of a generator's engines; ``None`` if it was only seeded."""
-    here, seeded = (
-        [_facts_of(engine) for engine in generator.__getstate__()]
-        for generator in (seed_generator, SeedGenerator(seed_of(seed_generator)))
-    )
-    return None if here == seeded else here
-
-
-def _facts_of(engine: Any) -> list[int]:
-    """Return everything that determines the next numbers of an engine."""
-    return [*engine._seed, *engine._ctr, *(engine._generated_seeds or ())]
-
-
-def _set_engine(engine: Any, facts: Sequence[int]) -> None:
-    """Set an engine to the position described by `_facts_of`."""
-    low, high, *others = facts
-    engine.seed(low | high << 32)
-    engine._ctr, engine._generated_seeds = others[:4], others[4:] or None
 
 
 def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None:
@@ -179,18 +158,12 @@ def refuse_hidden_stages(pipe: Any) -> None:
         ValueError: there is such a stage.
     """
     known = {id(stage) for stage in upstream(pipe)}
-    graphs = [traverse_dps(pipe)]
-    seen: set[int] = set()
-    while graphs:
-        for key, (stage, sources) in graphs.pop().items():
-            if key not in seen:
-                seen.add(key)
-                graphs.append(sources)
-                if id(stage) not in known and takes_seed(stage):
-                    raise ValueError(
-                        f"{type(stage).__name__} draws random numbers, but a stage after it stores it where it cannot "
-                        f"be seeded: store it in an attribute of the stage, or in a list, tuple or dict in one"
-                    )
+    for stage in graph_settings.get_all_graph_pipes(traverse_dps(pipe)):
+        if id(stage) not in known and takes_seed(stage):
+            raise ValueError(
+                f"{type(stage).__name__} draws random numbers, but a stage after it stores it where it cannot be "
+                f"seeded: store it in an attribute of the stage, or in a list, tuple or dict in one"
+            )
 
 
 def call_with_pipeline(name: str, pipe: Any) -> Any:

@@ -63,11 +63,6 @@ class PipelineGraph:
         return [*_chain_of(self.pipe)]
 
     @property
-    def length_stages(self) -> list[Any]:
-        """The stages that declare the length of the pipeline, without those of the sources of a mixture."""
-        return [stage for stage in self.chain if declared(stage).declares_length]
-
-    @property
     def replay_obstacle(self) -> str:
         """Why the seeds do not determine an epoch, so that it cannot be replayed; "" if they do."""
         for stage in self.stages:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
-from loader_kinds import SEED, Batches, InStateful, Persistent, Service, Stateful, Tracked, check_law, items_of
+from loader_kinds import Batches, InStateful, Persistent, Service, Stateful, Tracked, check_law, items_of
 from pipeline_table import (
     CROPS,
     EXACT,
@@ -41,9 +41,8 @@ from pipeline_table import (
     write_shards,
 )
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
 
-from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes import ShardList
 from wds_datapipes.codecs.extensions import ExtensionDecoder
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.service.pinning import MemoryPinner
@@ -130,17 +129,6 @@ def numbered(worker: int, item: Any) -> tuple[int, Any]:
     return worker, item
 
 
-class AfterDistributed(Service):
-    """A loader whose service comes after torchdata's own service for ranks."""
-
-    def __init__(self, build: Any, workers: int, state: Any = None) -> None:
-        services = DistributedReadingService(), ShardReadingService(workers)
-        self.loader = DataLoader2(build(), reading_service=SequentialReadingService(*services))
-        self.loader.seed(SEED)
-        if state is not None:
-            self.loader.load_state_dict(state)
-
-
 class Untracked(Tracked):
     """A loader without workers knows the position of its loop by itself."""
 
@@ -154,7 +142,6 @@ LOADERS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "a function for each worker": (partial(Service, worker_init_fn=number_keys), (0, 2)),
     "pinned": (partial(Service, pin_memory=True), (0, 2)),
     "one rank": (partial(Service, distributed=True), (0, 2)),
-    "after a distributed service": (AfterDistributed, (0, 2)),
     "batches": (partial(Tracked, batch_size=4, prefetch_factor=7), (1, 2)),
     "whole batches": (partial(Tracked, batch_size=4, drop_last=True), (0, 3)),
     "batches of persistent workers": (partial(Persistent, batch_size=3), (2,)),

@@ -18,15 +18,15 @@ from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_stat
 logger = logging.getLogger("wds_datapipes")
 
 #: Matches a number in the description of a stage that is divided between the ranks, such as the size of a batch.
-OF_RANK = re.compile(rf"=(\d+){PER_RANK}")
+OF_RANK = re.compile(rf"=\d+{PER_RANK}")
 
-#: The numeric fields, and their bounds.
-NUMBERS = {
-    **dict.fromkeys(("seed", "first", "next"), (0, 1 << 64)),
-    **dict.fromkeys(("epoch", "wanted"), (-1, 1 << 62)),
-    **dict.fromkeys(("rank", "ranks", "workers", "turn", "worker"), (0, 1 << 24)),
-}
-OPTIONAL = ("next", "worker", "wanted")
+
+#: Advice for programs with several ranks.
+ADVICE = (
+    "Gather the states of all ranks, and load the same merge_states([...]) on each; or save each rank's state under "
+    "its own name, and load it on that rank. torch.distributed.checkpoint keeps one value per key, and loads that of "
+    "rank 0 on all ranks"
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ class Checkpoint:
         epoch: the number of this epoch since the loader was seeded, from 0.
         first: the seed of the first epoch since then.
         next: the seed of the next epoch.
-        engines: the positions of the loader's seed generator, if another reading service has used it.
         is_over: whether the epoch has ended.
         rank: the number of this rank among ``ranks``.
         ranks: the number of ranks.
@@ -86,7 +85,6 @@ class Checkpoint:
     epoch: int
     first: int
     next: int | None
-    engines: list[list[int]] | None
     is_over: bool
     rank: int
     ranks: int
@@ -110,44 +108,8 @@ class Checkpoint:
 
     @classmethod
     def of_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
-        """Return the checkpoint from the return value of `as_dict`.
-
-        Raises:
-            StateError: it is not a return value of `as_dict`.
-        """
-        try:
-            found = dict(state)
-            parts = [WorkerState(**part) for part in found.pop("parts")]
-            checkpoint = cls(**found, parts=parts)
-            checkpoint._check_kinds()
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"This state of a loader is corrupt: {error}") from None
-        return checkpoint
-
-    def _check_kinds(self) -> None:
-        """Check the types of all fields, since a wrong type would be detected late or not at all.
-
-        Raises:
-            TypeError: a field has the wrong type.
-        """
-        for name, (least, most) in NUMBERS.items():
-            value = getattr(self, name)
-            if not (value is None and name in OPTIONAL) and (type(value) is not int or not least <= value < most):
-                raise TypeError(f"its {name} is {value!r:.100}")
-        texts = {*map(type, self.stages)} <= {str}
-        engines = self.engines is None or all(type(number) is int for each in self.engines for number in each)
-        flags = {type(self.is_over), type(self.distributed), type(self.is_drained)} == {bool}
-        pipes = [part.stages for part in self.parts if part.stages is not None]
-        states = all(
-            isinstance(stages, list) and all(stage is None or isinstance(stage, Mapping) for stage in stages)
-            for stages in pipes
-        )
-        numbers = self.replay is None or {*map(type, self.replay.values())} <= {int}
-        if not (texts and engines and flags and states and numbers):
-            raise TypeError("one of its values has the wrong type")
-        workers = 1 if self.worker is not None else max(self.workers, 1)
-        if len(self.parts) != workers and (self.parts or not self.is_over):
-            raise TypeError(f"it has {len(self.parts)} parts, but {workers} workers")
+        """Return the checkpoint from the return value of `as_dict`."""
+        return cls(**{**state, "parts": [WorkerState(**part) for part in state["parts"]]})
 
     def ended(self) -> Checkpoint:
         """Return the state in which this epoch is over: the next one follows."""
@@ -156,8 +118,8 @@ class Checkpoint:
     def check(self, stages: Sequence[str], ranks: int | None = None) -> None:
         """Check that this is the state of a pipeline.
 
-        On a different number of ranks, ``.batch()`` may have a different size if the batches of all ranks together have
-        as many samples as before: the rest of an epoch consists of samples, however they are batched.
+        On a different number of ranks, ``.batch()`` may have a different size: the rest of an epoch consists of
+        samples, however they are batched.
 
         Args:
             stages: descriptions of the stages of the pipeline, the last one first.
@@ -169,20 +131,39 @@ class Checkpoint:
         if not self.stages:  # it was saved before any pipeline began
             return
         for number, (saved, own) in enumerate(zip_longest(self.stages, stages)):
-            if saved != own:
-                before, now = _batch_size(saved), _batch_size(own)
-                if before and now and _without_size(saved) == _without_size(own) and ranks != self.ranks:
-                    if ranks is None or before * self.ranks == now * ranks:
-                        continue
-                    raise StateError(
-                        f"The state was saved with batches of {before} on each of {self.ranks} ranks, but now there "
-                        f"are batches of {now} on each of {ranks}. On a different number of ranks, the batches of all "
-                        f"ranks together must have as many samples as before, {before * self.ranks}"
-                    )
+            if saved != own and (ranks == self.ranks or _without_sizes(saved) != _without_sizes(own)):
                 raise StateError(
                     f"The state was saved with a different pipeline. Counted from the end, stage {number} "
                     f"{difference(saved, own)}. Load it into the pipeline that it was saved with"
                 )
+
+    def check_run(self, seeds: Sequence[int], identity: tuple[int, int, bool, int] | None) -> None:
+        """Check that a `StatefulShards` can resume from this state.
+
+        Args:
+            seeds: the possible seeds of its first epoch; the first is the actual one.
+            identity: the identity of this process, if it is a worker.
+
+        Raises:
+            StateError: it was saved with another seed, belongs to another worker, or counts the items of all workers
+                together.
+        """
+        if self.next is not None and self.first not in seeds:
+            raise StateError(
+                f"The state was saved with seed {self.first}, but the seed here is {seeds[0]}. Pass StatefulShards the "
+                f"seed of the loader that saved the state"
+            )
+        if self.replay is not None and not self.is_over:
+            raise StateError(
+                "This is a state of ShardReadingService, which resumes by replaying the items of all workers together. "
+                "Load it into one"
+            )
+        if self.worker is not None and self.identity != identity:
+            raise StateError(
+                f"This is the state of one worker, {self.worker} of {self.workers} on rank {self.rank} of "
+                f"{self.ranks}, and only the same worker can resume from it. Load the whole state of the loader. "
+                f"{ADVICE}"
+            )
 
     def log_replay(self, reason: str) -> None:
         """Log how many items are made again to resume, if the pipeline is replayed.
@@ -195,19 +176,18 @@ class Checkpoint:
         if count and not self.is_over:
             logger.warning("Resuming by replay: %d items are made again. %s", count, reason)
 
-    def epoch_error(self, chosen: int | None) -> StateError:
-        """Return the error for selecting an epoch although the state is from the middle of another one."""
-        return StateError(
-            f"set_epoch({chosen}) was called, but the state was saved in the middle of epoch {self.epoch}. To resume "
-            f"that epoch, call set_epoch({self.epoch}), or do not call set_epoch before it"
-        )
+    def check_epoch(self, chosen: int | None) -> None:
+        """Check that a selected epoch is that of the state, if the state was saved in the middle of it.
+
+        Raises:
+            StateError: it is another one.
+        """
+        if not self.is_over and chosen not in (None, self.epoch):
+            raise StateError(
+                f"set_epoch({chosen}) was called, but the state was saved in the middle of epoch {self.epoch}. To "
+                f"resume that epoch, call set_epoch({self.epoch}), or do not call set_epoch before it"
+            )
 
 
-def _batch_size(stage: str | None) -> int:
-    """Return the number in the description of a stage that is divided between the ranks, as of ``.batch()``, or 0."""
-    found = OF_RANK.search(stage or "")
-    return 0 if found is None else int(found[1])
-
-
-def _without_size(stage: str | None) -> str:
+def _without_sizes(stage: str | None) -> str:
     return OF_RANK.sub("", stage or "")

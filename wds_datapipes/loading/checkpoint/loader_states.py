@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
@@ -18,7 +19,7 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint
 #: The only key of a state.
 STATE = "wds_datapipes"
 #: The version of the format.
-VERSION = 6
+VERSION = 7
 #: Replaces the state of a worker that does not know which part of its stream the loop will receive.
 STREAM = "stream"
 #: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.
@@ -43,7 +44,11 @@ def state_of_stream() -> dict[str, str]:
 
 
 def _encode(ranks: Any) -> str:
-    return json.dumps({"version": VERSION, "ranks": ranks}, separators=(",", ":"))
+    return json.dumps({"version": VERSION, "crc32": _crc32(ranks), "ranks": ranks}, separators=(",", ":"))
+
+
+def _crc32(ranks: Any) -> int:
+    return crc32(json.dumps(ranks).encode())
 
 
 def checkpoints_in(state: Any) -> list[Checkpoint]:
@@ -81,7 +86,12 @@ def _find_checkpoints(state: Any) -> list[Checkpoint]:
         is_over = bool(state["_iterator_finished"])
         return [_of_main_process(checkpoint, is_over) for checkpoint in _of_dataset(state)]
     if inner := [state[key] for key in NODES if key in state]:
-        return _of_node(state, inner[0])
+        if state.get("steps_since_snapshot") or state.get("batch_idx"):
+            raise StateError(
+                "This state of torchdata.nodes was saved some items after the position of its source, and only the "
+                "same nodes can continue there. Save it with snapshot_frequency=1, and without Unbatcher"
+            )
+        return _find_checkpoints(inner[0])
     if PICKLE in state:
         raise StateError(
             "This is a state of torchdata: a pickled pipeline, without the position of the loop in the epoch. Save the "
@@ -93,19 +103,18 @@ def _find_checkpoints(state: Any) -> list[Checkpoint]:
 
 def _decode(text: Any) -> list[Checkpoint]:
     """Return the checkpoints in the text of a state."""
-    if not isinstance(text, bytes | str):
-        raise StateError(f"This is not the state of a loader, since {STATE!r} is not a string: {text!r:.100}")
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"This is not the state of a loader, since it is not JSON: {error}") from None
-    if not isinstance(found, dict) or "version" not in found:
-        raise StateError("This is not the state of a loader: it does not contain its version")
-    if found["version"] != VERSION:
+        version = found["version"]
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise StateError(f"This is not the state of a loader, a JSON text with its version: {error}") from None
+    if version != VERSION:
         raise StateError(
-            f"This state has version {found['version']}, but this release of wds-datapipes reads only version "
-            f"{VERSION}. Load it with the release that saved it, or restart the epoch"
+            f"This state has version {version}, but this release of wds-datapipes reads only version {VERSION}. Load "
+            "it with the release that saved it, or restart the epoch"
         )
+    if found.get("crc32") != _crc32(found.get("ranks")):
+        raise StateError("This state of a loader is corrupt: its checksum differs. Load another one")
     if found["ranks"] == STREAM:
         raise StateError(
             "A StatefulDataLoader cannot determine the position of a pipeline that with_epoch cuts into epochs. Loop "
@@ -124,26 +133,6 @@ def _of_main_process(checkpoint: Checkpoint, is_over: bool) -> Checkpoint:
     if checkpoint.is_drained and not is_over:
         checkpoint = replace(checkpoint, is_over=False)
     return replace(checkpoint, is_drained=False)
-
-
-def _of_node(state: Mapping[str, Any], source: Any) -> list[Checkpoint]:
-    """Return the checkpoints in the state of a node of ``torchdata.nodes``, or of a ``Loader`` over nodes.
-
-    Args:
-        state: the state.
-        source: the state of its source.
-    """
-    if steps := state.get("steps_since_snapshot"):
-        raise StateError(
-            f"This state of torchdata.nodes contains the position of its source {steps} steps before it was saved, and "
-            f"only the same nodes can repeat these steps. To load it elsewhere, save it with snapshot_frequency=1"
-        )
-    if items := state.get("batch_idx"):
-        raise StateError(
-            f"This state of torchdata.nodes was saved {items} items into a batch that an Unbatcher takes apart, and "
-            f"only the same nodes can continue there. To load it elsewhere, save it without Unbatcher"
-        )
-    return _find_checkpoints(source)
 
 
 def _of_workers(state: Mapping[str, Any]) -> Checkpoint:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
+from wds_datapipes.loading.checkpoint.format import ADVICE, Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
-from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.state.pipeline_state import check_resharding, replay_reason, reshard_states
 from wds_datapipes.pipes.state.replay import is_replayed
 
@@ -114,17 +115,10 @@ def reshard_state(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
     by_rank = sorted(saved, key=lambda checkpoint: checkpoint.rank)
     # In the numbering of the instances: the first worker of every rank, then the second.
     own = [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
-    try:
-        states = reshard_states(pipe, own, [[] for _ in own], ranks * max(workers, 1))
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        if isinstance(error, StateError):
-            raise
-        raise StateError(f"The rest of the epoch cannot be resharded, because a state is corrupt: {error}") from error
+    states = reshard_states(pipe, own, [[] for _ in own], ranks * max(workers, 1))
     resumed = [WorkerState(state) for state in states[rank::ranks]]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
-    return replace(
-        running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed, engines=None
-    )
+    return replace(running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed)
 
 
 def _check_complete(saved: Sequence[Checkpoint]) -> None:
@@ -143,13 +137,58 @@ def _check_complete(saved: Sequence[Checkpoint]) -> None:
             f"The ranks had {', '.join(map(str, workers))} workers, but shards are assigned to the same number of "
             "workers on each rank. Give every rank the same num_workers"
         )
-    if any(checkpoint.engines is not None for checkpoint in saved):
-        raise StateError(
-            "The state was saved with a ShardReadingService after another reading service, but only "
-            "ShardReadingService(distributed=True) records which share of the data each rank has"
-        )
     of_one = {(tuple(each.stages), each.seed, each.epoch) for each in saved}
     if len(of_one) > 1:
         raise StateError(
             "The states are from different epochs: they were saved between different steps, or in different runs"
         )
+
+
+def check_ranks(
+    loaded: Sequence[Checkpoint], rank: int, ranks: int, end_together: Callable[[], bool] = lambda: True
+) -> None:
+    """Check that this rank can resume from the states: they are of all ranks, or its own.
+
+    A rank whose epoch has ended cannot know from its own state whether other ranks are still in that epoch.
+
+    Args:
+        loaded: the states of some ranks.
+        rank: the number of this rank.
+        ranks: the current number of ranks.
+        end_together: returns whether epochs have the same number of items on each rank, or are known to have ended on
+            all.
+
+    Raises:
+        StateError: it cannot.
+    """
+    first = loaded[0]
+    if sorted(checkpoint.rank for checkpoint in loaded) == [*range(first.ranks)]:
+        return
+    if all(checkpoint.is_over and (checkpoint.epoch < 0 or checkpoint.next is None) for checkpoint in loaded):
+        return  # none of them has started
+    own = [checkpoint for checkpoint in loaded if (checkpoint.rank, checkpoint.ranks) == (rank, ranks)]
+    if not own:
+        raise StateError(
+            f"This is the state of rank {first.rank} of {first.ranks}, but it was loaded on rank {rank} of {ranks}. "
+            f"{ADVICE}"
+        )
+    if own[0].is_over and not end_together():
+        raise StateError(
+            f"The epoch of rank {rank} had ended when this state was saved, but the state does not record whether "
+            f"those of the other {ranks - 1} had: this rank must either wait for them or begin the next epoch. Load "
+            f"merge_states([...]) of the states that all ranks have saved between the same steps"
+        )
+
+
+def ends_together(pipe: Any) -> bool:
+    """Whether an epoch of a pipeline has the same number of items on each rank, as with ``with_epoch``."""
+    try:
+        len(pipe)
+    except TypeError:  # as after a filter
+        return False
+    for stage in PipelineGraph(pipe).chain:
+        if declared(stage).declares_length:
+            return False
+        if declared(stage).spans_epochs:
+            return True
+    return False

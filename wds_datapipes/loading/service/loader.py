@@ -11,12 +11,11 @@ from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in
 from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import ShardReadingService
-from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.loading.torchdata_api import DistributedReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
-from wds_datapipes.pipes.samples.epochs import DeclaredLength, compare_length
 from wds_datapipes.pipes.sharding import Instance
 from wds_datapipes.pipes.state.description import descriptions
 
@@ -35,20 +34,13 @@ def save_state(loader: Any, service: ShardReadingService) -> dict[str, str]:
     """Return the state of a loader, which consists of the state of its service.
 
     Raises:
-        StateError: there is no state, or another reading service has one, too.
+        StateError: there is no state, or there is another reading service.
     """
-    before = [each for each in _services(loader.reading_service) if each is not service]
-    for other in before:
-        if callable(getattr(other, "checkpoint", None)):
-            raise StateError(
-                f"{type(other).__name__} has its own state, which that of a ShardReadingService cannot contain. Save "
-                f"it along with loader.reading_service.state_dict(), or remove it from the SequentialReadingService"
-            )
-    is_split = any(isinstance(each, DistributedReadingService) for each in before)
+    _check_services(loader, service)
     if not loader._adapted and loader.datapipe is not None:
-        service.describe(loader.datapipe, is_split=is_split)
+        service.describe(loader.datapipe)
     # The seed that was set since the previous epoch started.
-    service.expect(loader._seed if loader._reset_seed else None, is_shared=is_split)
+    service.expect(loader._seed if loader._reset_seed else None)
     return service.state_dict()
 
 
@@ -58,8 +50,9 @@ def load_state(loader: Any, service: ShardReadingService, state: Any) -> None:
     A loader that has started restarts its workers, and its iterators become invalid.
 
     Raises:
-        StateError: it is not a state, or is the state of another pipeline.
+        StateError: it is not a state, or is the state of another pipeline, or there is another reading service.
     """
+    _check_services(loader, service)
     checkpoints = without_ended_epoch(checkpoints_in(state))
     pipe = loader._datapipe_before_reading_service_adapt
     if pipe is None:
@@ -73,6 +66,20 @@ def load_state(loader: Any, service: ShardReadingService, state: Any) -> None:
     following = checkpoints[0].next
     if following is not None:
         loader.seed(following)
+
+
+def _check_services(loader: Any, service: ShardReadingService) -> None:
+    """Make sure that no other reading service splits the data or draws seeds, which no state contains.
+
+    Raises:
+        StateError: there is another one.
+    """
+    for other in _services(loader.reading_service):
+        if other is not service:
+            raise StateError(
+                f"A ShardReadingService has no state after another reading service, {type(other).__name__}. Use "
+                "ShardReadingService(distributed=True) alone, which splits the data between ranks itself"
+            )
 
 
 def _restart(loader: Any, service: ShardReadingService) -> None:
@@ -160,18 +167,6 @@ def length_of(loader: Any) -> int:
             warnings.simplefilter("ignore")
             known[rank, ranks] = min(length_of_rank(copy_pipeline(pipe), each, ranks, workers) for each in others)
     return known[rank, ranks]
-
-
-def declared_length_of(loader: Any) -> DeclaredLength | None:
-    """Return the length that a loader declares for the epoch that begins; None if it declares none, or resumes."""
-    own, services = own_service(loader), list(_services(loader.reading_service))
-    if own is not None and own.is_resumed:
-        return None
-    in_step = any(isinstance(each, DistributedReadingService) for each in services)
-    ranks, rank = ONLY_RANK if own is None or in_step else own.group.identity
-    workers = max(getattr(each, "num_workers", 0) for each in services)
-    pipe = loader._datapipe_before_reading_service_adapt
-    return compare_length(pipe, lambda: length_of(loader), workers=workers, ranks=ranks, rank=rank)
 
 
 def _own(service: Any) -> ShardReadingService | None:

@@ -245,7 +245,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         Args:
             epoch: the number. Without a selection, each epoch's order follows from that of the previous epoch.
         """
-        self._manager.seeds.set_epoch(check_integer("epoch", epoch, 0))
+        self._manager.seeds.wanted = check_integer("epoch", epoch, 0)
 
     def group_of(self, datapipe: Pipe) -> DataParallelGroup:
         """Return the ranks that share the data: by default, all, unless the pipeline is split between them already."""
@@ -253,25 +253,14 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             return self.group
         return DataParallelGroup.of(True)
 
-    def describe(self, datapipe: Pipe, *, is_split: bool) -> None:
-        """Record the pipeline, for states that are saved before the first epoch begins.
-
-        Args:
-            datapipe: the pipeline.
-            is_split: whether a preceding reading service will split it between ranks.
-        """
-        if not is_split:
-            self.group = self._manager.group = self.group_of(datapipe)
+    def describe(self, datapipe: Pipe) -> None:
+        """Record the pipeline, for states that are saved before the first epoch begins."""
+        self.group = self._manager.group = self.group_of(datapipe)
         self._manager.describe(datapipe)
 
-    def expect(self, seed: int | None, *, is_shared: bool) -> None:
-        """Record the seed of the next epoch, for states that are saved before it begins.
-
-        Args:
-            seed: the seed that was set on the loader since the previous epoch began, or ``None``.
-            is_shared: whether a preceding reading service derives the seed that all ranks share from it.
-        """
-        self._manager.expect(seed, is_shared=is_shared)
+    def expect(self, seed: int | None) -> None:
+        """Record the seed that was set on the loader since the previous epoch began, or ``None``, for such states."""
+        self._manager.expect(seed)
 
     @property
     def is_resumed(self) -> bool:
@@ -369,6 +358,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._manager.describe(datapipe)
         check_replicated(datapipe, self.group)
         identity = self.group.identity if self.group.is_split else given_identity(datapipe)
+        self._manager.given_rank = identity.rank if identity.ranks > 1 and not self.group.is_split else None
         if self._ranks is not None:
             self._manager.compare(self._ranks, datapipe)
         elif self.group.is_split or identity.ranks > 1:

@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from torch import distributed as dist
-
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, text_of
-from wds_datapipes.loading.checkpoint.resharding import state_of_rank
+from wds_datapipes.loading.checkpoint.resharding import check_ranks, ends_together, state_of_rank
 from wds_datapipes.loading.data_parallel import DataParallelGroup, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.seeding import EpochSeeds, is_drawn
 from wds_datapipes.loading.splitting import RankIdentity
-from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks, ends_together
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
@@ -50,6 +47,7 @@ class StateManager:
         replay_reason: the reason why the main process replays the pipeline to resume, or "".
         replay_reason_of_workers: the reason why each worker replays its own, or "".
         is_resumed: whether the current epoch was resumed mid-epoch.
+        given_rank: the rank that another reading service has assigned to the pipeline; ``None`` if none has.
     """
 
     def __init__(self, group: DataParallelGroup, workers: int) -> None:
@@ -58,6 +56,7 @@ class StateManager:
         self.refusal = ""
         self.replay_reason = self.replay_reason_of_workers = ""
         self.is_resumed = False
+        self.given_rank: int | None = None
         self.group = group
         self._workers = workers
         self._described: list[str] = []
@@ -90,17 +89,11 @@ class StateManager:
         """Record the pipeline, before the split."""
         self._described = descriptions(pipe)
 
-    def expect(self, seed: int | None, *, is_shared: bool) -> None:
-        """Record the seed that was set on the loader since the previous epoch began.
-
-        Args:
-            seed: the seed, or ``None``.
-            is_shared: whether another reading service derives the seed that all ranks share from it.
-        """
+    def expect(self, seed: int | None) -> None:
+        """Record the seed that was set on the loader since the previous epoch began, or ``None``."""
         self._seed = seed
         if seed is not None:
-            is_derived = is_shared or self.group.is_split
-            self._first = SeedGenerator(seed).generate_shared_seed() if is_derived else seed
+            self._first = SeedGenerator(seed).generate_shared_seed() if self.group.is_split else seed
 
     def compare(self, ranks: Ranks, pipe: Any) -> None:
         """Gather the ranks, and find the epoch in which the run resumes; it is over if it is over on all ranks.
@@ -192,40 +185,20 @@ class StateManager:
         """
         resumed_from, self.resumed_from = self.resumed_from, None
         self._seed = None  # it begins this epoch
-        beginning = None  # the position at which the epoch begins, if it continues the previous one
-        chosen = self.seeds.wanted  # selected since the state was loaded
-        if resumed_from is not None and not resumed_from.is_over and chosen not in (None, resumed_from.epoch):
-            raise resumed_from.epoch_error(chosen)
-        if resumed_from is not None and resumed_from.is_over:
-            wanted = resumed_from.wanted if chosen is None else chosen
-            self.seeds.follow(epoch=resumed_from.epoch, first=resumed_from.first, next=resumed_from.next, wanted=wanted)
-            if self._seeds_too and resumed_from.next is not None:
-                seed_generator.seed(resumed_from.next)
-            beginning = resumed_from if resumed_from.parts else None
-            resumed_from = None
-        meet = (lambda seed: seed) if ranks is None else ranks.meet
-        self.is_resumed = resumed_from is not None
-        if resumed_from is None:
-            if self.group.is_split and ranks is None and is_drawn(seed_generator):
-                raise RuntimeError(
-                    "The loader has no seed, and with distributed=(rank, world_size) the ranks cannot agree on one: "
-                    "each would shuffle the data differently before it takes its share. Call loader.seed(n), with the "
-                    "same n on every rank"
-                )
-            self.seeds.begin(seed_generator, meet if self.group.is_split else None, rank=_rank())
-        else:
-            meet(0)
-            self.seeds.resume(
-                seed_generator,
-                seed=resumed_from.seed,
-                epoch=resumed_from.epoch,
-                first=resumed_from.first,
-                engines=resumed_from.engines,
-                wanted=resumed_from.wanted,
+        self.is_resumed = resumed_from is not None and not resumed_from.is_over
+        if resumed_from is not None and resumed_from.is_over and self._seeds_too and resumed_from.next is not None:
+            seed_generator.seed(resumed_from.next)
+        if self.group.is_split and ranks is None and not self.is_resumed and is_drawn(seed_generator):
+            raise RuntimeError(
+                "The loader has no seed, and with distributed=(rank, world_size) the ranks cannot agree on one: "
+                "each would shuffle the data differently before it takes its share. Call loader.seed(n), with the "
+                "same n on every rank"
             )
+        meet = (lambda seed: seed) if ranks is None else ranks.meet
+        self.seeds.begin(seed_generator, resumed_from, meet=meet if self.group.is_split else None, rank=self.given_rank)
         if self.group.is_split:
             seed_generator.spawn(self._identity(ranks).rank, inplace=True)
-        return resumed_from or beginning
+        return resumed_from if resumed_from is not None and resumed_from.parts else None
 
     def dumps(self, source: ItemSource | None, ranks: Ranks | None, replayed: ReplayedItems | None = None) -> bytes:
         """Return the state of the loop, as JSON.
@@ -245,8 +218,7 @@ class StateManager:
         identity = self._identity(ranks)
         seeds, is_over = self.seeds, source is None or (source if replayed is None else replayed).is_over
         if is_over and self._seed is not None:  # the next epoch is the first of this seed
-            seeds = EpochSeeds()
-            seeds.follow(epoch=-1, first=self._first, next=self._seed, wanted=self.seeds.wanted)
+            seeds = EpochSeeds(epoch=-1, first=self._first, next=self._seed, wanted=self.seeds.wanted)
         replay = None if source is None or replayed is None else replayed.state_dict()
         if source is None:
             parts = []
@@ -256,11 +228,7 @@ class StateManager:
             parts = source.states()
         checkpoint = Checkpoint(
             stages=self._described,
-            seed=seeds.seed,
-            epoch=seeds.epoch,
-            first=seeds.first,
-            next=seeds.next,
-            engines=seeds.engines,
+            **vars(seeds),
             is_over=is_over,
             rank=identity.rank,
             ranks=identity.ranks,
@@ -268,7 +236,6 @@ class StateManager:
             workers=self._workers,
             turn=0 if source is None or self.replay_reason else source.turn,
             parts=parts,
-            wanted=seeds.wanted,
             replay=replay,
         )
         return text_of([checkpoint]).encode()
@@ -276,8 +243,3 @@ class StateManager:
     def _identity(self, ranks: Ranks | None) -> RankIdentity:
         """Return the identity of this rank, even before the service has started."""
         return self.group.identity if ranks is None else ranks.identity
-
-
-def _rank() -> int:
-    """Return the rank of this process, if it is one of several."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

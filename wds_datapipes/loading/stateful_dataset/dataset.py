@@ -13,6 +13,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, has_begun, state_of, state_of_stream
+from wds_datapipes.loading.checkpoint.resharding import check_ranks, ends_together
 from wds_datapipes.loading.data_parallel import (
     DataParallelGroup,
     Distributed,
@@ -32,13 +33,6 @@ from wds_datapipes.loading.splitting import (
     ranks_of_run,
 )
 from wds_datapipes.loading.stateful_dataset.epochs import Epochs
-from wds_datapipes.loading.stateful_dataset.state_checks import (
-    check_identity,
-    check_ranks,
-    check_replay,
-    check_seed,
-    ends_together,
-)
 from wds_datapipes.loading.stateful_dataset.tracking import (
     RecordedBatch,
     SharedEpochs,
@@ -47,7 +41,6 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
     begin_recording,
 )
 from wds_datapipes.loading.torchdata_patches.local_functions import find_local_classes
-from wds_datapipes.pipes.samples.epochs import DeclaredLength
 from wds_datapipes.pipes.sharding import advice_for_split, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
@@ -165,7 +158,6 @@ class StatefulShards(IterableDataset[Any]):
         iterator, tracked = None, None
         try:
             tracked = self._tracking(loader)
-            declared = self._declared_length(loader)
             iterator = begin_recording(loader)
             self._tracked = tracked
             for recorded in iterator:
@@ -176,12 +168,8 @@ class StatefulShards(IterableDataset[Any]):
                     )
                 tracked.note(recorded, self._shared.read(recorded.process))
                 if not recorded.is_empty:
-                    if declared is not None:
-                        declared.count()
                     yield recorded.batch
             tracked.end(self._shared.read(0))
-            if declared is not None:
-                declared.end()
         finally:
             if self._epochs.spans_epochs and not (tracked is not None and tracked.is_over and tracked.is_in_order):
                 # Persistent workers are past the position of the loop, or hold other workers' streams. Start new ones.
@@ -224,9 +212,7 @@ class StatefulShards(IterableDataset[Any]):
         identity = None if info is None else self._epochs.identity(info.num_workers)
         for checkpoint in loaded:
             checkpoint.check(self._stages, self._epochs.ranks)
-            check_seed(checkpoint, self._seeds)
-            check_replay(checkpoint)
-            check_identity(checkpoint, identity)
+            checkpoint.check_run(self._seeds, identity)
         if identity is None:
             self.check_ranks(loaded)
         if info is None:
@@ -344,7 +330,6 @@ class StatefulShards(IterableDataset[Any]):
             epoch=row.epoch - 1,
             first=row.first if begun else self._seeds[0],
             next=row.next if begun else self.seed,
-            engines=None,
             wanted=self._shared.chosen(row.begun),
             **{"is_over": False, **identity, **facts},
         )
@@ -374,13 +359,6 @@ class StatefulShards(IterableDataset[Any]):
         # Ranks draw the first seed from the given one, and the state may come from a run with ranks.
         seeds = [self.seed, SeedGenerator(self.seed).generate_shared_seed()]
         return seeds[::-1] if self._epochs.distributed else seeds
-
-    def _declared_length(self, loader: DataLoader[Any]) -> DeclaredLength | None:
-        """Return the length that the pipeline declares for an epoch, if only the main process can count its items."""
-        is_resumed = self._shared.read(0).loaded and not self._epochs.loaded[0].is_over
-        if loader.num_workers == 1 or loader.batch_size is not None or is_resumed:
-            return None
-        return self._epochs.declared_length(loader.num_workers)
 
     def _tracking(self, loader: DataLoader[Any]) -> TrackedEpoch:
         """Return the object that tracks an epoch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -23,7 +22,6 @@ from wds_datapipes.loading.splitting import (
     split_by_worker,
 )
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
-from wds_datapipes.pipes.samples.epochs import DeclaredLength, compare_length
 from wds_datapipes.pipes.state.pipeline_state import save_state, spans_epochs
 from wds_datapipes.seeds import SeedGenerator
 
@@ -68,7 +66,7 @@ class Epochs:
         self._shared = shared
         self._loads = 0
         # The state of the current epoch.
-        self._seeds = EpochSeeds()
+        self._epoch_seed = seed
         self._has_begun = False
         self._base = WorkerState(None)
         self._has_items = False
@@ -150,7 +148,9 @@ class Epochs:
                 f"A StatefulShards requires the same number of workers in all epochs, but there are {workers} now. To "
                 f"resume with a different number, create another StatefulShards, and load the state of this one"
             )
-        chosen = self._shared.chosen(row.begun)
+        seeds = EpochSeeds(wanted=self._shared.chosen(row.begun))
+        if row.epoch:
+            seeds.epoch, seeds.first, seeds.next = row.epoch - 1, row.first, row.next
         resumed_from = None
         if row.loaded:
             if row.loaded != self._loads or not self.loaded:
@@ -161,37 +161,33 @@ class Epochs:
             resumed_from = self.placed(workers)
             if own == 0:
                 resumed_from.log_replay(self._replay_reason)
-        seeds, generator = EpochSeeds(), SeedGenerator(row.next if row.epoch else self._seed)
+        generator = SeedGenerator(self._seed if seeds.next is None else seeds.next)
+        meet = (lambda seed: seed) if self.distributed else None
         self.number = own
         if resumed_from is None or resumed_from.is_over:
-            if row.epoch:
-                seeds.follow(epoch=row.epoch - 1, first=row.first, next=row.next)
-            if chosen is not None:
-                seeds.set_epoch(chosen)
-            seeds.begin(generator, (lambda seed: seed) if self.distributed else None)
+            seeds.begin(generator, meet=meet)
             if self.spans_epochs and resumed_from is not None and resumed_from.parts:
                 self._base = resumed_from.parts[own]
             elif self.spans_epochs and info is not None and self.before is not None and not self._has_begun_any:
                 self._base = self.before.parts[own].renewed()
-        elif chosen not in (None, resumed_from.epoch):
-            if resumed_from.worker is not None:
-                # A StatefulDataLoader begins the epoch of a state even if the loop has ended, and then the next one.
-                self.loaded = []
-                self._shared.write(row._replace(loaded=0), own)
-            raise resumed_from.epoch_error(chosen)
         else:
-            if resumed_from.wanted is not None:
-                self._shared.choose(resumed_from.wanted, row.begun + 1)
-            seeds.resume(
-                generator, seed=resumed_from.seed, epoch=resumed_from.epoch, first=resumed_from.first, engines=None
-            )
+            try:
+                seeds.begin(generator, resumed_from, meet=meet)
+            except StateError:
+                if resumed_from.worker is not None:
+                    # A StatefulDataLoader begins the epoch of a state even if the loop has ended, and then the next.
+                    self.loaded = []
+                    self._shared.write(row._replace(loaded=0), own)
+                raise
+            if seeds.wanted is not None:
+                self._shared.choose(seeds.wanted, row.begun + 1)
             if resumed_from.worker is not None:
                 self.number, self._base = resumed_from.worker, resumed_from.parts[0]
             else:
                 # The loader starts with its worker 0, but the epoch resumes with the worker that yields the next item.
                 self.number = (own + resumed_from.turn) % len(resumed_from.parts)
                 self._base = resumed_from.parts[self.number]
-        self._seeds, self.loaded, self._has_begun_any = seeds, [], info is not None
+        self._epoch_seed, self.loaded, self._has_begun_any = seeds.seed, [], info is not None
         seeds.end(generator)
         row = WorkerRow(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
         if info is None:
@@ -208,24 +204,12 @@ class Epochs:
         worker, identity = WorkerIdentity(own_worker().num_workers, self.number), RankIdentity(self.ranks, self.rank)
         pipe = split_by_worker(self.part_of_rank(), worker, identity)
         self._run = run = EpochRun(pipe, self._start())
-        declared = self.declared_length(1) if worker.num_workers == 1 else None
         for item in run.items:
-            if declared is not None:
-                declared.count()
             self._has_items = True
             yield item
-        if declared is not None:
-            declared.end()
         self.is_over = self.is_drained = True
         while self.spans_epochs and self._records and not self._has_recorded_end:  # until torch has batched it
             yield END
-
-    def declared_length(self, workers: int) -> DeclaredLength | None:
-        """Return the length that the pipeline declares for an epoch of this rank; None if none, or if it resumes."""
-        if self._base.stages is not None or self.spans_epochs:
-            return None
-        length = partial(len, self.part_of_rank())
-        return compare_length(self._pipe, length, workers=workers, ranks=self.ranks, rank=self.rank)
 
     def part_of_rank(self) -> Any:
         """Return the pipeline, split between the ranks."""
@@ -235,7 +219,7 @@ class Epochs:
 
     def _start(self) -> EpochStart:
         """Return how the epoch begins in this process."""
-        seeds, is_worker = SeedGenerator(self._seeds.seed), get_worker_info() is not None
+        seeds, is_worker = SeedGenerator(self._epoch_seed), get_worker_info() is not None
         if self.distributed:
             seeds.spawn(self.rank, inplace=True)
         if is_worker:  # otherwise the global generators of this process belong to the training

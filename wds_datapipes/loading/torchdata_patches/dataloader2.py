@@ -56,24 +56,12 @@ def extend() -> None:
             self._running, self.datapipe = self.datapipe, users_part(self.datapipe)
 
     @functools.wraps(next_item)
-    def next_and_count(self: Any) -> Any:
+    def next_or_restart(self: Any) -> Any:
         loader = self.dataloader
         if vars(loader).pop("_restarts", False) and self.iterator_id == loader.valid_iterator_id:
             loader._reset_iter = True
             self.iterator_id = iter(loader).iterator_id
-        try:
-            item = next_item(self)
-        except StopIteration:
-            if not loader._is_paused and (length := _declared_length(self)) is not None:
-                length.end()
-            raise
-        if (length := _declared_length(self)) is not None:
-            try:
-                length.count()
-            except RuntimeError:
-                loader.shutdown()
-                raise
-        return item
+        return next_item(self)
 
     setattr(DataLoader2, "state_dict", save)
     setattr(DataLoader2, "load_state_dict", load)
@@ -82,11 +70,4 @@ def extend() -> None:
     setattr(DataLoader2, "set_epoch", property(extension.epoch_setter))
     setattr(DataLoader2, "__len__", extension.length_of)
     setattr(DataLoader2, "__bool__", lambda _: True)
-    setattr(DataLoader2Iterator, "__next__", next_and_count)
-
-
-def _declared_length(iterator: Any) -> Any:
-    """Return the declared length of the epoch of a ``DataLoader2Iterator``, or None."""
-    if "_declared" not in vars(iterator):
-        iterator._declared = extension.declared_length_of(iterator.dataloader)
-    return iterator._declared
+    setattr(DataLoader2Iterator, "__next__", next_or_restart)

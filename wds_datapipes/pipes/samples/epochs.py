@@ -7,8 +7,6 @@ from typing import Any
 
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.foreign_stages import ForeignStage, declared
-from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.sharding import (
     Instance,
     find_rank_and_worker,
@@ -22,58 +20,6 @@ from wds_datapipes.pipes.stage import EngineStage, SnapshotStage, position_reade
 from wds_datapipes.pipes.state.nested_sources import NestedPasses
 from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.shards.position import SamplePosition
-from wds_datapipes.user_warnings import warn_user
-
-
-class DeclaredLength:
-    """Counts the items of an epoch in a loader.
-
-    On several ranks, the first difference is an error: the trainers of ranks with different numbers of items would wait
-    for each other. On one rank, it is a warning at the end of the epoch.
-
-    Args:
-        length: the number of items that the loader declares for this rank.
-        ranks: the number of ranks that share the data.
-        rank: the number of this rank.
-    """
-
-    def __init__(self, length: int, ranks: int = 1, rank: int = 0) -> None:
-        self._length = length
-        self._ranks, self._rank = ranks, rank
-        self._count = 0
-
-    def count(self) -> None:
-        """Count an item before it is delivered.
-
-        Raises:
-            RuntimeError: there are several ranks, and it is one more than declared.
-        """
-        self._count += 1
-        if self._count > self._length and self._ranks > 1:
-            raise RuntimeError(self._describe(f"more than {self._length}"))
-
-    def end(self) -> None:
-        """Compare the number of items at the end of an epoch; warn if it differs.
-
-        Raises:
-            RuntimeError: it differs, and there are several ranks.
-        """
-        if self._count == self._length:
-            return
-        text = self._describe(str(self._count))
-        if self._ranks > 1:
-            raise RuntimeError(text)
-        warn_user(text)
-
-    def _describe(self, found: str) -> str:
-        where, other = "the loader", ""
-        if self._ranks > 1:
-            where = f"the loader of rank {self._rank} of {self._ranks}"
-            other = ", and the ranks would wait for each other, since they have different numbers"
-        return (
-            f".with_length() declares an epoch of {self._length} items of {where}, but {found} came{other}. Use "
-            ".with_epoch(n), which yields n items on each rank; or IndexedSamples, whose length is exact"
-        )
 
 
 @register_stage("with_epoch")
@@ -215,10 +161,8 @@ class EpochSetter(SnapshotStage[Any]):
 class LengthSetter(EngineStage[Any]):
     """Declare the number of items, without changing them (functional name: ``with_length``).
 
-    ``len()`` returns ``n``, also for stages that derive their length, such as ``.batch()``, and for loaders. If another
-    number of items comes in an epoch, `ShardReadingService` and `StatefulShards` warn. On several ranks they raise an
-    error, since trainers of ranks with different numbers would wait for each other. Use ``.with_epoch()`` to set the
-    length of an epoch.
+    ``len()`` returns ``n``, also for stages that derive their length, such as ``.batch()``, and for loaders. Nothing
+    compares it with the items that come. Use ``.with_epoch()`` to set the length of an epoch.
 
     Yields:
         Any: the items of ``source``, unchanged.
@@ -226,9 +170,6 @@ class LengthSetter(EngineStage[Any]):
     Args:
         source: yields anything.
         n: the number of items in an epoch, of all workers of a rank together.
-
-    Raises:
-        RuntimeError: a loader on one of several ranks yields another number of items.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -254,28 +195,3 @@ class LengthSetter(EngineStage[Any]):
 
     def __len__(self) -> int:
         return self.n if self._share is None else self._share
-
-
-def compare_length(
-    pipe: Any, length: Callable[[], int], *, workers: int, ranks: int, rank: int
-) -> DeclaredLength | None:
-    """Return the length to compare with the items of an epoch; None if ``.with_length()`` declares none.
-
-    Args:
-        pipe: the pipeline.
-        length: returns the length of the loader on this rank.
-        workers: the number of workers. If there are several, ``.batch()`` after ``.with_length()`` rounds in each, so
-            the length of the loader is not known.
-        ranks: the number of ranks that share the data.
-        rank: the number of this rank.
-    """
-    # torchdata's .set_length() is not compared.
-    stages = PipelineGraph(pipe).length_stages
-    lengths = [stage.n for stage in stages if not isinstance(declared(stage), ForeignStage)]
-    if not lengths:
-        return None
-    try:
-        found = length()
-    except TypeError:
-        return None
-    return DeclaredLength(found, ranks, rank) if workers < 2 or found in lengths else None

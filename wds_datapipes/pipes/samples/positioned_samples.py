@@ -13,7 +13,7 @@ from wds_datapipes.pipes.sharding import rotation_period, unsplit
 from wds_datapipes.pipes.shards.loading import ShardReadingStage
 from wds_datapipes.pipes.stage import OpaqueValue, SnapshotStage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
-from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, check_seen, listings_before, merge_seen
+from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, listings_before, merge_seen
 from wds_datapipes.samples.grouping import RecordGrouping, SampleGrouping, check_next_key
 from wds_datapipes.samples.interleaving import interleave_samples
 from wds_datapipes.shards.assignment import assign_shards
@@ -119,7 +119,7 @@ class PositionedSamples(SnapshotStage[Sample]):
         following = next_position(state["next"]) if "next" in state else END_OF_SHARDS
         self._resume = Resume(following, spans, share, open_positions(state.get("open", ())))
         self._listed_at = -1
-        self._listed = [check_seen(seen) for seen in state.get("listed", ())]
+        self._listed = [*state.get("listed", ())]
 
     def reset_state(self) -> None:
         """Discard a loaded state, so that the next iteration starts from the beginning."""

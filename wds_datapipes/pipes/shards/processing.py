@@ -21,7 +21,7 @@ from wds_datapipes.pipes.inspection import takes_seed, upstream
 from wds_datapipes.pipes.shards.shard_list import shuffle_whole_lists
 from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage, derive_later_seeds
-from wds_datapipes.pipes.state.shard_order import ShardOrder, check_seen, listings_before
+from wds_datapipes.pipes.state.shard_order import ShardOrder, listings_before
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition
 
@@ -94,7 +94,7 @@ class ShardProcessor(SeededStage, EngineStage[Any]):
         self._shards, self._items = loaded.get("shards", 0), 0
         self._listings.value = listings_before(self.source)
         for listing, seen in zip(self._listings.value, loaded.get("listed", ()), strict=False):
-            listing.expect(check_seen(seen))
+            listing.expect(seen)
         work = partial(process_shard, self._build.value, seed=self.take_seed())
         urls, to_skip = iter(self.source), loaded.get("items", 0)
         if (found := sum(1 for _ in islice(urls, self._shards))) < self._shards:

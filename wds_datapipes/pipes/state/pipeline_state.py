@@ -22,9 +22,6 @@ The first one belongs to ``.group_samples()``, or to the last stage that starts 
 includes their states (see `Stage.nested_sources`). A pipeline that resumes by replay has a single state.
 """
 
-#: The numbers in the states of this package's stages, and their upper bounds.
-COUNTS, LIMIT = ("cut", "draws", "given", "passed", "room", "turn"), 1 << 63
-
 
 def save_state(pipe: Any) -> State:
     """Return the state of a pipeline between two items, as JSON-compatible values.
@@ -92,29 +89,9 @@ def load_state(
     for stage, own in reversed(list(zip(stages, state, strict=True))):
         if own is None:
             continue
-        try:
-            if stage.accepts_again:
-                _check_numbers(own)
-                stage.load_state_dict(own, waiting)
-            else:
-                stage.load_state_dict(own)
-            if stage.rereads_samples:
-                waiting = list(dict.fromkeys([*waiting, *unpack_positions(own.get("waiting", ()))]))
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            if not stage.accepts_again or isinstance(error, StateError):
-                raise
-            raise StateError(f"The state of {type(stage).__name__} is corrupt: {error}") from error
-
-
-def _check_numbers(state: Mapping[str, Any]) -> None:
-    """Make sure that the counters in the state of a stage of this package are valid numbers.
-
-    Raises:
-        ValueError: they are not.
-    """
-    counts = [state.get(name, 0) for name in COUNTS]
-    if not all(type(count) is int and 0 <= count < LIMIT for count in counts):
-        raise ValueError(f"its counters are invalid: {counts!r:.200}")
+        stage.load_state_dict(own, *([waiting] if stage.accepts_again else []))
+        if stage.rereads_samples:
+            waiting = list(dict.fromkeys([*waiting, *unpack_positions(own.get("waiting", ()))]))
 
 
 def next_epoch_state(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:

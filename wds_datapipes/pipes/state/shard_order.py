@@ -203,17 +203,6 @@ def listings_before(pipe: Any) -> list[ShardOrder]:
     return [stage for stage in upstream(pipe) if isinstance(stage, ShardOrder)]
 
 
-def check_seen(seen: Any) -> Seen:
-    """Return the digest of a list from a state, after a check.
-
-    Raises:
-        ValueError: it is not valid.
-    """
-    if not (isinstance(seen, list | tuple) and [type(each) for each in seen] == [int, str, str] and seen[0] >= 0):
-        raise ValueError(f"its digest of the list of shards is invalid: {seen!r:.100}")
-    return [*seen]
-
-
 def merge_seen(parts: Sequence[Sequence[Seen]]) -> list[Seen]:
     """Return the digest of each list from the instance that has read most of it."""
     return [max(seen, key=lambda each: int(each[0])) for seen in zip(*(part for part in parts if part), strict=False)]
