@@ -22,8 +22,7 @@ from torchdata.datapipes.iter import IterableWrapper, ShardingFilter
 from torchdata.datapipes.map import SequenceWrapper
 
 from wds_datapipes import ShardReadingService, StatefulShards
-from wds_datapipes.loading.epoch import EpochRun, EpochStart
-from wds_datapipes.loading.seeding import seed_stages
+from wds_datapipes.loading.epoch import EpochRun, EpochStart, seed_stages
 
 Pipe = IterDataPipe[Any]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from numbers import Integral
@@ -25,13 +25,20 @@ Distributed: TypeAlias = "bool | ProcessGroup | DeviceMesh | tuple[int, int] | N
 """The data-parallel group that an argument ``distributed`` describes; see `DataParallelGroup.of`."""
 
 
-Facts: TypeAlias = "Mapping[str, Any]"
-"""What must be equal on all ranks, by its name."""
+Facts: TypeAlias = "Mapping[str, str]"
+"""What must be equal on all ranks, by its name: a predicate of the rank, which its message contains."""
 
-NOT_IN_GROUP = (
-    "Rank {} is not in the process group or mesh that was passed as distributed. Pass the data-parallel group that it "
-    "belongs to. If only some ranks load data, pass the pair (rank, world_size) on those"
-)
+#: Why a difference between two ranks is an error, and what to do.
+ADVICE = {
+    "ranks": "On every rank, pass the data-parallel group of that rank as distributed",
+    "seed": "Each shuffles the data differently before it takes its share, so some samples would be read twice and "
+    "others never. Give every rank the same seed",
+    "workers": "The data is split between the same number of processes on each rank, so some samples would be read "
+    "twice and others never. Give every rank the same num_workers",
+    "lists": "A list that the program has already split by rank would be split again, and most of it would never be "
+    "read. Give all ranks the same list, in the same order, without urls[rank::ranks]; or let each rank read its own "
+    "list with DataLoader2 and ShardReadingService(distributed=False)",
+}
 
 
 @dataclass(frozen=True)
@@ -73,17 +80,29 @@ class DataParallelGroup:
         if isinstance(distributed, tuple):
             return cls(is_split=True, given=_identity_of_pair(distributed))
         if isinstance(distributed, DeviceMesh):
-            return cls(is_split=True, given=_identity_in_mesh(distributed), is_synchronized=True)
-        if dist.is_available():
-            if isinstance(distributed, dist.ProcessGroup):
-                identity = _identity_in(distributed.size(), distributed.rank())
-                return cls(is_split=True, given=identity, is_synchronized=True)
-            if distributed == dist.GroupMember.NON_GROUP_MEMBER:
-                raise ValueError(NOT_IN_GROUP.format(dist.get_rank()))
-        raise TypeError(
-            "distributed must be True, False, None, a ProcessGroup, a DeviceMesh with one dimension or the pair (rank, "
-            f"world_size), not {distributed!r}"
-        )
+            if distributed.ndim != 1:
+                raise ValueError(
+                    f"distributed must be a DeviceMesh with one dimension, but this one has {distributed.ndim}: "
+                    f"{distributed.mesh_dim_names}. Pass the data-parallel dimension, such as mesh['dp']; flatten "
+                    f"several into one"
+                )
+            ranks, rank = distributed.size(), (distributed.get_coordinate() or [-1])[0]
+        elif dist.is_available() and isinstance(distributed, dist.ProcessGroup):
+            ranks, rank = distributed.size(), distributed.rank()
+        elif dist.is_available() and distributed == dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
+            ranks, rank = 0, -1
+        else:
+            raise TypeError(
+                "distributed must be True, False, None, a ProcessGroup, a DeviceMesh with one dimension or the pair "
+                f"(rank, world_size), not {distributed!r}"
+            )
+        if rank < 0:
+            raise ValueError(
+                f"Rank {dist.get_rank()} is not in the process group or mesh that was passed as distributed. Pass the "
+                f"data-parallel group that it belongs to. If only some ranks load data, pass the pair (rank, "
+                f"world_size) on those"
+            )
+        return cls(is_split=True, given=RankIdentity(ranks, rank), is_synchronized=True)
 
     @property
     def is_known(self) -> bool:
@@ -115,27 +134,6 @@ def _identity_of_pair(pair: tuple[Any, ...]) -> RankIdentity:
     return RankIdentity(ranks, rank)
 
 
-def _identity_in_mesh(mesh: DeviceMesh) -> RankIdentity:
-    """Return the identity of this process in a mesh, which must have one dimension."""
-    if mesh.ndim != 1:
-        names = mesh.mesh_dim_names or ()
-        example = f'mesh["{names[0] if names else "dp"}"]'
-        raise ValueError(
-            f"distributed must be a DeviceMesh with one dimension, but this one has {mesh.ndim}: "
-            f"{', '.join(map(repr, names)) or 'without names'}. Pass the data-parallel dimension, such as {example}; "
-            "flatten several into one"
-        )
-    coordinate = mesh.get_coordinate()
-    return _identity_in(mesh.size(), -1 if coordinate is None else coordinate[0])
-
-
-def _identity_in(ranks: int, rank: int) -> RankIdentity:
-    """Return the identity of a rank in a group; its number is negative if it is not in it."""
-    if rank < 0:
-        raise ValueError(NOT_IN_GROUP.format(dist.get_rank()))
-    return RankIdentity(ranks, rank)
-
-
 def check_replicated(pipe: Any, group: DataParallelGroup) -> None:
     """Check that several ranks can read the same data, if they must.
 
@@ -149,32 +147,33 @@ def check_replicated(pipe: Any, group: DataParallelGroup) -> None:
         )
 
 
-def facts_of(pipe: Any, workers: int, group: DataParallelGroup) -> dict[str, Any]:
+def facts_of(
+    pipe: Any, group: DataParallelGroup, *, workers: int | None = None, seed: int | None = None
+) -> dict[str, str]:
     """Return the facts that must be equal on all ranks.
 
     Args:
         pipe: the pipeline, before it is split.
-        workers: the number of processes of this rank that run it.
         group: the ranks that share the data.
-    """
-    return {**facts_before_workers(pipe, group), **({"workers": max(workers, 1)} if _must_agree(pipe, group) else {})}
-
-
-def facts_before_workers(pipe: Any, group: DataParallelGroup, seed: int | None = None) -> dict[str, Any]:
-    """Return the facts that must be equal on all ranks, other than the number of workers.
-
-    Args:
-        pipe: the pipeline, before it is split.
-        group: the ranks that share the data.
+        workers: the number of processes of this rank that run it, if it is known.
         seed: the seed of this rank, unless the ranks agree on one.
     """
-    facts = {"ranks": group.identity.ranks, "lists": [_summarize(urls) for urls in _lists(pipe)]}
-    return {**facts, "seed": seed} if seed is not None and _must_agree(pipe, group) else facts
+    lists = [f"{len(urls)} shards from {_name(urls[0])} #{digest(map(_name, urls))}" for urls in _lists(pipe)]
+    facts = {
+        "ranks": f"shares the data between {group.identity.ranks} ranks",
+        "lists": f"lists {' and '.join(lists)}" if lists else "",
+    }
+    if group.is_replicated or any(map(splits, upstream(pipe))):  # the ranks read from one order
+        if workers is not None:
+            facts["workers"] = f"reads with {workers} workers" if workers > 1 else "reads with one process"
+        if seed is not None:
+            facts |= fact_of_seed(seed)
+    return facts
 
 
-def _must_agree(pipe: Any, group: DataParallelGroup) -> bool:
-    """Whether all ranks need the same seed and number of workers, as they read from one order."""
-    return group.is_replicated or any(map(splits, upstream(pipe)))
+def fact_of_seed(seed: int) -> dict[str, str]:
+    """Return the seed as a fact."""
+    return {"seed": f"has the seed {seed}"}
 
 
 def check_facts_match(rank: int, facts: Facts, other: int, others: Facts) -> None:
@@ -183,60 +182,23 @@ def check_facts_match(rank: int, facts: Facts, other: int, others: Facts) -> Non
     Raises:
         RuntimeError: they differ.
     """
-    if not (facts and others):
-        return
-    if (own := facts.get("ranks")) != (found := others.get("ranks")) and None not in (own, found):
-        raise RuntimeError(
-            f"Rank {rank} shares the data between {own} ranks, and rank {other} between {found}. On every rank, pass "
-            "the data-parallel group of that rank as distributed"
-        )
-    if (own := facts.get("seed")) != (found := others.get("seed")) and None not in (own, found):
-        raise RuntimeError(
-            f"Rank {rank} has the seed {own}, and rank {other} the seed {found}. Each shuffles the data differently "
-            "before it takes its share, so some samples would be read twice and others never. Give every rank the same "
-            "seed"
-        )
-    if (own := facts.get("workers")) != (found := others.get("workers")) and None not in (own, found):
-        raise RuntimeError(
-            f"Rank {rank} reads with {_readers(own)}, and rank {other} with {_readers(found)}. The data is split "
-            "between the same number of processes on each rank, so some samples would be read twice and others never. "
-            "Give every rank the same num_workers"
-        )
-    for mine, theirs in zip(facts.get("lists", ()), others.get("lists", ()), strict=False):
-        if mine != theirs:
-            raise RuntimeError(
-                f"Rank {rank} lists {_text(mine)}, and rank {other} lists {_text(theirs)}. A list that the program "
-                "has already split by rank would be split again, and most of it would never be read. Give all ranks "
-                "the same list, in the same order, without urls[rank::ranks]; or let each rank read its own list with "
-                "DataLoader2 and ShardReadingService(distributed=False)"
-            )
+    for name, advice in ADVICE.items():
+        own, found = facts.get(name), others.get(name)
+        if own and found and own != found:
+            raise RuntimeError(f"Rank {rank} {own}, and rank {other} {found}. {advice}")
 
 
-def _lists(pipe: Any) -> Iterator[list[str]]:
-    """Yield the lists before the split, if they are known before reading."""
-    seen = set()
-    for splitter in splitters(pipe):
-        for stage in upstream(splitter):
-            if id(stage) not in seen:
-                seen.add(id(stage))
-                if urls := declared(stage).known_list():
-                    yield [*urls]
+def _lists(pipe: Any) -> list[Sequence[str]]:
+    """Return the lists before the split that are known before reading."""
+    before = {id(stage): stage for splitter in splitters(pipe) for stage in upstream(splitter)}
+    return [urls for stage in before.values() if (urls := declared(stage).known_list())]
 
 
-def _summarize(urls: list[str]) -> list[Any]:
-    """Return the number of URLs, a digest of their names, and the first one. Folders may differ between hosts."""
-    names = [re.split("[?#]", url.rstrip("/"))[0].rpartition("/")[2] for url in urls]
-    return [len(names), digest(names), *names[:1]]
+def _name(url: str) -> str:
+    """Return the name of a shard without its folder, which may differ between hosts."""
+    return re.split("[?#]", url.rstrip("/"))[0].rpartition("/")[2]
 
 
-def digest(texts: Any) -> str:
+def digest(texts: Iterable[str]) -> str:
     """Return a digest of some texts."""
     return blake2b("\n".join(texts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-def _readers(workers: Any) -> str:
-    return "one process" if workers == 1 else f"{workers} workers"
-
-
-def _text(outline: list[Any]) -> str:
-    return f"{outline[0]} shards" + (f" from {outline[2]}" if outline[2:] else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent import futures
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
@@ -48,6 +49,7 @@ SUMMARY_LENGTH = 500
 ARRIVED = 2
 
 T = TypeVar("T")
+Pause: TypeAlias = Callable[[], bool]
 
 #: The numbers of pipelines of each kind in this process, and of those whose ranks meet. The n-th one corresponds to
 #: the n-th one of the other ranks.
@@ -159,14 +161,14 @@ class Ranks:
         why = f"rank {self.rank} has ended its service{after}"
         # The store may have ended with the process that hosts it, and threads cannot start during interpreter shutdown.
         with suppress(RuntimeError, futures.TimeoutError):
-            self._in_thread(lambda timeout: self._leave(timeout, why), LEAVE_S, LEAVE_S)
+            self._in_thread(lambda pause: self._leave(pause, why), LEAVE_S, LEAVE_S)
 
     def _meet(self, seed: int | None, facts: Facts | None = None) -> tuple[int | None, Facts]:
         """Meet the other ranks; return the seed that a rank has brought, if any, and the facts of rank 0."""
         epoch = self._begun + 1
         try:
             return self._in_thread(
-                lambda timeout: self._arrive(timeout, epoch, seed, facts), self._timeout_s, self._timeout_s + ANSWER_S
+                lambda pause: self._arrive(pause, epoch, seed, facts), self._timeout_s, self._timeout_s + ANSWER_S
             )
         except RankLostError:
             raise
@@ -178,9 +180,7 @@ class Ranks:
             why = f"the process group's store does not respond ({_summarize(error)})"
             raise _lost(epoch, f"{why}: rank 0 or torchrun, which hosts it, has ended") from error
 
-    def _arrive(
-        self, timeout: RankTimeout, epoch: int, seed: int | None, facts: Facts | None
-    ) -> tuple[int | None, Facts]:
+    def _arrive(self, pause: Pause, epoch: int, seed: int | None, facts: Facts | None) -> tuple[int | None, Facts]:
         """Arrive at a meeting, wait at its gate, and return what it was opened with."""
         store = self._host
         if self._arrived < epoch:  # else Ctrl-C was pressed at the gate, and this is a retry
@@ -199,7 +199,7 @@ class Ranks:
                 self._open(epoch, brought)
             store.add(self._key(epoch, self.rank), 1)  # so that a rank that dies in between is detected
         while not store.check([self._gate(epoch)]):
-            if not timeout.pause():
+            if not pause():
                 self._shut(epoch)
         verdict = json.loads(store.get(self._gate(epoch)))
         self._forget(epoch, self.rank)
@@ -224,7 +224,7 @@ class Ranks:
             why += ". If some ranks have no loader, pass distributed=(rank, world_size), and seed the loaders alike"
         store.compare_set(self._gate(epoch), "", json.dumps({"lost": why}))
 
-    def _leave(self, timeout: RankTimeout, why: str) -> None:
+    def _leave(self, pause: Pause, why: str) -> None:
         """Shut the next gate, and delete the entries that are no longer needed."""
         store, following = self._host, self._arrived + 1
         # The store sends no response to this, so this does not wait.
@@ -234,7 +234,7 @@ class Ranks:
             self._forget(self._arrived, "gate")
         elif self.rank == 0:  # its process may host the store, and may exit now
             others = [self._key(self._arrived, rank) for rank in range(1, self.size)]
-            while any(store.check([name]) for name in others) and timeout.pause():
+            while any(store.check([name]) for name in others) and pause():
                 pass
 
     def _store(self) -> Any:
@@ -263,14 +263,26 @@ class Ranks:
         for name in names:
             self._host.delete_key(self._key(epoch, name))
 
-    def _in_thread(self, action: Callable[[RankTimeout], T], timeout_s: float, limit_s: float) -> T:
-        """Run an action in a thread: torch's stores wait for some responses without a limit, and ignore Ctrl-C."""
-        timeout = RankTimeout(timeout_s)
-        answer: futures.Future[T] = futures.Future()
+    def _in_thread(self, action: Callable[[Pause], T], timeout_s: float, limit_s: float) -> T:
+        """Run an action in a thread: torch's stores wait for some responses without a limit, and ignore Ctrl-C.
+
+        Args:
+            action: called with a function that waits before the next request, and returns whether time remains.
+            timeout_s: how long that function returns True, in seconds.
+            limit_s: how long to wait for the result, in seconds.
+        """
+        ended, deadline, answer = threading.Event(), time.monotonic() + timeout_s, futures.Future[T]()
+        pauses_s = (min(PAUSES_S[0] * 1.5**number, PAUSES_S[1]) for number in range(sys.maxsize))
+
+        def pause() -> bool:
+            left_s = deadline - time.monotonic()
+            if ended.wait(max(0.0, min(next(pauses_s), left_s))):
+                raise futures.CancelledError  # the result is no longer needed
+            return left_s > 0
 
         def act() -> None:
             try:
-                answer.set_result(action(timeout))
+                answer.set_result(action(pause))
             except Exception as error:  # noqa: BLE001 - the other thread raises it
                 answer.set_exception(error)
 
@@ -280,37 +292,8 @@ class Ranks:
         try:
             return answer.result(limit_s)
         finally:
-            timeout.end()
+            ended.set()
             futures.wait([answer], JOIN_S)
-
-
-class RankTimeout:
-    """A time limit with growing pauses between requests to the store.
-
-    Args:
-        limit_s: the limit, in seconds.
-    """
-
-    def __init__(self, limit_s: float) -> None:
-        self._deadline = time.monotonic() + limit_s
-        self._pause_s, self._longest_s = PAUSES_S
-        self._ended = threading.Event()
-
-    def pause(self) -> bool:
-        """Wait briefly; return whether any time remains.
-
-        Raises:
-            CancelledError: the result is no longer needed.
-        """
-        left_s = self._deadline - time.monotonic()
-        if self._ended.wait(max(0.0, min(self._pause_s, left_s))):
-            raise futures.CancelledError
-        self._pause_s = min(1.5 * self._pause_s, self._longest_s)
-        return left_s > 0
-
-    def end(self) -> None:
-        """Make the waiting thread stop."""
-        self._ended.set()
 
 
 def _number(what: str) -> str:
@@ -326,8 +309,5 @@ def _lost(epoch: int, why: str) -> RankLostError:
 
 
 def _summarize(error: BaseException) -> str:
-    """Return an error's type and message, without the tracebacks that torch puts into the message."""
-    torchs = ("Original Traceback", "Traceback", "This exception is thrown by", "Exception raised from", "frame #")
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith((" ", *torchs))]
-    gist = f"{type(error).__name__}: {' '.join(lines)}".removesuffix(": ")
-    return gist if len(gist) <= SUMMARY_LENGTH else f"{gist[:SUMMARY_LENGTH]} ..."
+    """Return an error's type and the first line of its message; torch adds tracebacks."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".removesuffix(": ")[:SUMMARY_LENGTH]

@@ -1,8 +1,13 @@
-"""The beginning of an epoch of a pipeline in one process, whatever the loader."""
+"""The beginning of an epoch of a pipeline in one process, whatever the loader, and the seeds of its stages.
+
+A ``SeedGenerator``, torchdata's or ours, has two sources of seeds: a shared one, which is the same on every rank and
+worker, and one that differs between them. Both depend only on the seed of the loader and the number of the epoch.
+"""
 
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +17,177 @@ import numpy.random  # NumPy would import it at first use, in every worker
 import torch
 
 from wds_datapipes.counters import Counters
+from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, graph_settings, traverse_dps
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.loading.seeding import call_with_pipeline, seed_of, seed_stages
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.inspection import takes_seed, upstream
 from wds_datapipes.pipes.stage import share_counters
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, save_state, spans_epochs
 from wds_datapipes.pipes.state.replay import ReplayedItems
-from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings, seed_listings
-from wds_datapipes.seeds import derived_seed
+from wds_datapipes.pipes.state.seeding import derive_later_seeds
+from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings
+from wds_datapipes.seeds import SeedGenerator, derived_seed
+
+#: The seed that was drawn last in each thread, for a loader without one.
+_drawn = threading.local()
+
+
+@dataclass
+class EpochSeeds:
+    """The seeds of the epochs. The first is the seed of the loader, and each follows from the previous one.
+
+    They equal those of torchdata, whose generator (Philox) is the same in every release of Python and torch.
+
+    Attributes:
+        seed: the seed of the current epoch.
+        epoch: its number since the loader was seeded, from 0.
+        first: the seed of the first epoch.
+        next: the seed of the next epoch, unless the loader is seeded before it.
+        wanted: the number selected for the next epoch, or ``None``.
+    """
+
+    seed: int = 0
+    epoch: int = 0
+    first: int = 0
+    next: int | None = None
+    wanted: int | None = None
+
+    @classmethod
+    def of(cls, state: Checkpoint) -> EpochSeeds:
+        """Return the seeds in the state of an epoch."""
+        return cls(state.seed, state.epoch, state.first, state.next, state.wanted)
+
+    def begin(
+        self,
+        seed_generator: Any,
+        resumed_from: Checkpoint | None = None,
+        *,
+        meet: Callable[[int], int] | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Begin an epoch, or resume one.
+
+        Args:
+            seed_generator: the seed generator of the loader, as left by the previous epoch or by a new seed.
+            resumed_from: the state from which the run resumes; if its epoch is over, the next one begins.
+            meet: exchanges a number of each rank for that of rank 0; ``None`` if there is one rank.
+            rank: the rank of this process, if another reading service has seeded the ranks.
+
+        Raises:
+            StateError: an epoch other than that of the state was selected.
+        """
+        if resumed_from is not None:
+            resumed_from.check_epoch(self.wanted)
+            wanted = resumed_from.wanted if self.wanted is None else self.wanted
+            vars(self).update(vars(EpochSeeds.of(resumed_from)))
+            if not resumed_from.is_over:
+                if meet is not None:
+                    meet(0)
+                seed_generator.seed(self.seed)
+                return
+            self.wanted = wanted
+        if meet is not None:
+            seed_generator.seed(meet(seed_generator.generate_shared_seed()))
+        # Ranks that share a seed draw it from the seed of the loader. The comparison uses what all ranks have, so that
+        # all ranks count alike even if only rank 0 was seeded again.
+        is_next = self.next is not None and seed_of(seed_generator) in (
+            self.next,
+            SeedGenerator(self.next).generate_shared_seed(),
+        )
+        self.epoch = self.epoch + 1 if is_next else 0
+        self.first = self.first if is_next else seed_of(seed_generator)
+        if self.wanted is not None:
+            self.epoch, self.wanted = self.wanted, None
+            seed_generator.seed(derived_seed("epoch", self.first, self.epoch))
+            if rank is not None:
+                seed_generator.spawn(rank, inplace=True)
+        self.seed = seed_of(seed_generator)
+
+    def end(self, seed_generator: Any) -> None:
+        """Advance the generator, so that the next epoch has a different order; the result is the same on every rank."""
+        seed_generator.seed(seed_generator.generate_shared_seed())
+        self.next = seed_of(seed_generator)
+
+
+def seed_of(seed_generator: Any) -> int:
+    """Return the seed of a generator."""
+    low, high = seed_generator._shared_rng._seed
+    return int(low | high << 32)
+
+
+def draw_seed() -> int:
+    """Draw the seed of an epoch from torch's generator, for a loader without a seed."""
+    _drawn.seed = int(torch.randint(-(2**63), 2**63 - 1, ()).item()) + 2**63
+    return int(_drawn.seed)
+
+
+def is_drawn(seed_generator: Any) -> bool:
+    """Whether the seed of a generator was just drawn, since its loader has none."""
+    return seed_of(seed_generator) == getattr(_drawn, "seed", None)
+
+
+def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None:
+    """Seed every stage that takes a seed: the same on every worker and rank before the split, different ones after it.
+
+    A stage whose ``shares_seed`` is true has the same seed everywhere, even after the split.
+
+    Any stage with ``apply_sharding`` splits the data. torchdata looks for torch's ``ShardingFilter`` only, and with any
+    other class lets each worker shuffle the shards differently.
+
+    Args:
+        pipe: the last stage.
+        seed_generator: the seed generator of this worker.
+        shared: seed all stages as if they came before the split.
+    """
+    derive_later_seeds(pipe)
+    # Draw the seeds in the same order as torchdata, so that the order for a given seed does not change.
+    graph = PipelineGraph(pipe)
+    before, after = [*graph.before_split.values()], graph.after_split
+    if shared:
+        before, after = upstream(pipe, nearest_first=True), []
+    for some, draw in ((before, seed_generator.generate_shared_seed), (after, seed_generator.generate_seed)):
+        for stage in some:
+            if takes_seed(stage):
+                stage.set_seed(draw())
+    # These seeds are derived rather than drawn, so that the others do not change.
+    sharing = [stage for stage in after if declared(stage).shares_seed]
+    for number, stage in enumerate(sharing):
+        stage.set_seed(derived_seed("shares_seed", seed_of(seed_generator), number))
+
+
+def refuse_hidden_stages(pipe: Any) -> None:
+    """Raise for a stage that draws random numbers, and that only torch's traversal finds: it would not be seeded.
+
+    torch finds stages by pickling each stage. `upstream`, which is faster, looks into attributes, and into lists,
+    tuples and dicts in them.
+
+    Raises:
+        ValueError: there is such a stage.
+    """
+    known = {id(stage) for stage in upstream(pipe)}
+    for stage in graph_settings.get_all_graph_pipes(traverse_dps(pipe)):
+        if id(stage) not in known and takes_seed(stage):
+            raise ValueError(
+                f"{type(stage).__name__} draws random numbers, but a stage after it stores it where it cannot be "
+                f"seeded: store it in an attribute of the stage, or in a list, tuple or dict in one"
+            )
+
+
+def call_with_pipeline(name: str, pipe: Any) -> Any:
+    """Return the result of a function that must return a pipeline.
+
+    Args:
+        name: the name of the function in the error.
+        pipe: its result.
+
+    Raises:
+        TypeError: the result is not a pipeline.
+    """
+    if not isinstance(pipe, (IterDataPipe, MapDataPipe)):
+        raise TypeError(f"{name} must return the pipeline, but returned {pipe!r}")
+    return pipe
 
 
 @dataclass(frozen=True)
@@ -80,8 +248,7 @@ class EpochRun:
             pipe = call_with_pipeline("iter_reset_fn", start.iter_reset_fn(pipe))
         if start.worker_reset_fn is not None:
             pipe = call_with_pipeline("worker_reset_fn", start.worker_reset_fn(pipe, start.info, start.seeds))
-        guard_listings(pipe)  # after these functions, so that they find only their own stages
-        seed_listings(pipe, seed)
+        guard_listings(pipe, seed)  # after these functions, so that they find only their own stages
         if counters is not None:
             share_counters(pipe, counters)
         self.pipe = pipe

@@ -9,8 +9,7 @@ from itertools import product
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.loading.epoch import EpochRun, EpochStart
-from wds_datapipes.loading.seeding import EpochSeeds
+from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.pipes.sharding import splitters
 from wds_datapipes.seeds import SeedGenerator

@@ -22,7 +22,7 @@ from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.seeding import EpochSeeds
+from wds_datapipes.loading.epoch import EpochSeeds
 from wds_datapipes.testing import build_shard
 
 

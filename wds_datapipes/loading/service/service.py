@@ -16,11 +16,10 @@ from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe, traverse_dps
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE
-from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated, facts_of
+from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated, fact_of_seed, facts_of
 from wds_datapipes.loading.distributed import Ranks
-from wds_datapipes.loading.epoch import EpochStart
+from wds_datapipes.loading.epoch import EpochStart, is_drawn, refuse_hidden_stages, seed_of, seed_stages
 from wds_datapipes.loading.report import LoadingReport
-from wds_datapipes.loading.seeding import is_drawn, refuse_hidden_stages, seed_of, seed_stages
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import (
@@ -213,7 +212,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """
         is_given = self._manager.resumed_from is None and not is_drawn(seed_generator)
         if self._agreement is not None and self._epoch == 0 and is_given:
-            self._agreement.compare({"seed": seed_of(seed_generator)})
+            self._agreement.compare(fact_of_seed(seed_of(seed_generator)))
         resumed_from = self._manager.begin(seed_generator, self._ranks)
         self._epoch += 1
         # Without workers, all seeds are drawn here: from a copy, so that the next epoch does not depend on their
@@ -363,7 +362,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             self._manager.compare(self._ranks, datapipe)
         elif self.group.is_split or identity.ranks > 1:
             agreement = Ranks(datapipe)
-            agreement.compare(facts_of(datapipe, self.num_workers, self.group))
+            agreement.compare(facts_of(datapipe, self.group, workers=self.num_workers))
             self._agreement = agreement if self.group.is_split else None  # else torchdata's service shares the seed
         self._manager.find(datapipe, self._ranks)
         if self.group.is_split:

@@ -12,7 +12,7 @@ from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, text_
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, ends_together, state_of_rank
 from wds_datapipes.loading.data_parallel import DataParallelGroup, facts_of
 from wds_datapipes.loading.distributed import Ranks
-from wds_datapipes.loading.seeding import EpochSeeds, is_drawn
+from wds_datapipes.loading.epoch import EpochSeeds, is_drawn
 from wds_datapipes.loading.splitting import RankIdentity
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.state.description import descriptions
@@ -108,7 +108,9 @@ class StateManager:
             RankLostError: another rank does not arrive in time.
         """
         resumed_from = [checkpoint.seed for checkpoint in self._loaded if not checkpoint.is_over]
-        seed = ranks.gather(resumed_from[0] if resumed_from else None, facts_of(pipe, self._workers, self.group))
+        seed = ranks.gather(
+            resumed_from[0] if resumed_from else None, facts_of(pipe, self.group, workers=self._workers)
+        )
         if seed is None:
             return
         if any(checkpoint.seed != seed for checkpoint in self._loaded) or not self._loaded:

@@ -18,12 +18,11 @@ from wds_datapipes.loading.data_parallel import (
     DataParallelGroup,
     Distributed,
     check_replicated,
-    facts_before_workers,
     facts_of,
 )
 from wds_datapipes.loading.distributed import Ranks
+from wds_datapipes.loading.epoch import refuse_hidden_stages
 from wds_datapipes.loading.lightning import resumes_after_last_step, unknown_length_error, without_ended_epoch
-from wds_datapipes.loading.seeding import refuse_hidden_stages
 from wds_datapipes.loading.splitting import (
     SPLIT_TWICE,
     advice_for_torchrun,
@@ -116,7 +115,7 @@ class StatefulShards(IterableDataset[Any]):
         self._agreement: Ranks | None = None
         if self._group.is_split and self._has_other_ranks:
             self._agreement = Ranks(pipe)
-            self._agreement.compare(facts_before_workers(pipe, self._group, seed))
+            self._agreement.compare(facts_of(pipe, self._group, seed=seed))
 
     def set_epoch(self, epoch: int) -> None:
         """Select the number of the next epoch, which determines its order together with the seed.
@@ -284,7 +283,7 @@ class StatefulShards(IterableDataset[Any]):
             )
         is_checked, self._is_checked = self._is_checked, True
         if self._agreement is not None and (get_worker_info() is None or not self._shared.is_tracked):
-            self._agreement.compare(facts_of(self.pipe, workers, self._group))
+            self._agreement.compare(facts_of(self.pipe, self._group, workers=workers))
         advice = "" if self._knows_ranks else advice_for_torchrun()
         advice = advice or advice_for_split(self.pipe, workers=workers, ranks=self._epochs.ranks, knows_workers=True)
         if advice and not is_checked:

@@ -11,9 +11,8 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.loading.data_parallel import DataParallelGroup
-from wds_datapipes.loading.epoch import EpochRun, EpochStart
+from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart
 from wds_datapipes.loading.progress import SnapshotWriter
-from wds_datapipes.loading.seeding import EpochSeeds
 from wds_datapipes.loading.splitting import (
     RankIdentity,
     WorkerIdentity,

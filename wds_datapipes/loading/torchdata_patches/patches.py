@@ -106,7 +106,7 @@ def repeated_order() -> None:
     """
     from torchdata.dataloader2.random import seed_generator
 
-    from wds_datapipes.loading.seeding import draw_seed
+    from wds_datapipes.loading.epoch import draw_seed
 
     setattr(seed_generator, "_get_torch_random_seed", draw_seed)
 
@@ -118,7 +118,7 @@ def split_orders() -> None:
     """
     from torchdata.dataloader2 import reading_service
 
-    from wds_datapipes.loading.seeding import seed_stages
+    from wds_datapipes.loading.epoch import seed_stages
 
     def set_graph_random_seed(datapipe: Any, seed_generator: Any) -> Any:
         seed_stages(datapipe, seed_generator)
@@ -167,18 +167,18 @@ def later_passes() -> None:
 
     from wds_datapipes.datapipes import graph_settings
     from wds_datapipes.pipes.state.seeding import derive_later_seeds
-    from wds_datapipes.pipes.state.shard_order import guard_listings, seed_listings
+    from wds_datapipes.pipes.state.shard_order import guard_listings
 
     apply_random_seed = graph_settings.apply_random_seed
 
     @functools.wraps(apply_random_seed)
     def apply_seeds_of_all_passes(datapipe: Any, rng: Any) -> Any:
         derive_later_seeds(datapipe)
-        guard_listings(datapipe, drawn_only=True)
         # A number is drawn from a copy, so that importing this package changes no order.
         copied = torch.Generator()
         copied.set_state(rng.get_state())
-        seed_listings(datapipe, int(torch.empty((), dtype=torch.int64).random_(generator=copied).item()))
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=copied).item())
+        guard_listings(datapipe, seed, drawn_only=True)
         return apply_random_seed(datapipe, rng)
 
     setattr(graph_settings, "apply_random_seed", apply_seeds_of_all_passes)

@@ -6,7 +6,7 @@ import multiprocessing
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe, traverse_dps
-from wds_datapipes.loading.seeding import call_with_pipeline
+from wds_datapipes.loading.epoch import call_with_pipeline
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import RankIdentity, split_by_worker
 from wds_datapipes.loading.torchdata_api import (

@@ -17,9 +17,8 @@ import torch
 from wds_datapipes.datapipes import traverse_dps
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.loading.epoch import EpochRun, EpochStart
+from wds_datapipes.loading.epoch import EpochRun, EpochStart, call_with_pipeline
 from wds_datapipes.loading.progress import SnapshotWriter
-from wds_datapipes.loading.seeding import call_with_pipeline
 from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, split_by_worker
 from wds_datapipes.loading.torchdata_api import (
     DispatchedSource,

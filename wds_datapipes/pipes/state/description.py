@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
@@ -23,8 +22,6 @@ _IGNORED_TYPES = (*_PIPES, ReadLimits)
 
 #: Marks an argument whose values on all ranks together determine the items.
 PER_RANK = " per rank"
-#: A fingerprint in a description.
-_FINGERPRINT = re.compile(r" #[0-9a-f]{12}")
 
 
 def descriptions(pipe: Any) -> list[str]:
@@ -53,12 +50,7 @@ def description(stage: Any) -> str:
 
 def difference(saved: str | None, own: str | None) -> str:
     """Describe how a stage differs from the one at the same position in the state."""
-    text = f"was {saved or 'absent'}, and is {own or 'absent'}"
-    if saved and own and _FINGERPRINT.sub("", saved) == _FINGERPRINT.sub("", own):
-        text += (
-            " (the number after # is a fingerprint of code or data; that of code also differs between Python versions)"
-        )
-    return text
+    return f"was {saved or 'absent'}, and is {own or 'absent'}"
 
 
 def arguments_of(stage: Any) -> dict[str, Any]:

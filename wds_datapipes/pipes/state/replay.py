@@ -11,7 +11,6 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-import torch
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
@@ -101,40 +100,28 @@ class ReplayedItems(SnapshotStage[Any]):
             self.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        self._made, self._last, self.is_over = 0, 0, False
-        items = iter(self.source)
-        if self._loaded is not None:
-            count, digest = self._loaded
-            self._last = self._replay(items, count, digest)
-            self._loaded, self._made = None, count
-        for item in items:
-            self._last = _summarize(item)
-            self._made += 1
-            yield item
+        count, digest = self._loaded or (0, 0)
+        made, self._made, self._last, self.is_over = 0, count, 0, False
+        for item in self.source:
+            made += 1
+            if made >= count:
+                self._last = _summarize(item)
+            if made == count:
+                if _digest(self._last) != digest:
+                    raise self._mismatch(f"Item {count - 1} of the epoch differs")
+                self._loaded = None
+            elif made > count:
+                self._made = made
+                yield item
             del item  # free its memory before the next one is created
-        self.is_over = True
+        if made < count:
+            raise self._mismatch(f"The epoch has {made} items now, and had at least {count}")
+        self._loaded, self.is_over = None, True
 
-    def _replay(self, items: Iterator[Any], count: int, digest: int) -> list[Any] | int:
-        """Skip ``count`` items, and return a summary of the last one."""
-        last: list[Any] | int = 0
-        for number in range(count):
-            try:
-                item = next(items)
-            except StopIteration:
-                raise StateError(
-                    f"{self._mismatch()} The epoch has {number} items now, and had at least {count}"
-                ) from None
-            if number == count - 1:
-                last = _summarize(item)
-            del item
-        if _digest(last) != digest:
-            raise StateError(f"{self._mismatch()} Item {count - 1} of the epoch differs")
-        return last
-
-    def _mismatch(self) -> str:
-        return (
+    def _mismatch(self, how: str) -> StateError:
+        return StateError(
             "This pipeline resumes by replaying its items, but does not yield the same ones again: a stage draws from "
-            f"a generator that no loader seeds, or the data has changed. Why it has no position: {self.reason}."
+            f"a generator that no loader seeds, or the data has changed. Why it has no position: {self.reason}. {how}"
         )
 
     def __len__(self) -> int:
@@ -159,15 +146,6 @@ class ReplayedItems(SnapshotStage[Any]):
 def is_replayed(state: Sequence[Mapping[str, Any] | None] | None) -> bool:
     """Whether a state belongs to a pipeline that resumes by replay."""
     return any(stage is not None and "replayed" in stage for stage in state or ())
-
-
-def digest_item(item: Any) -> int:
-    """Return a digest of an item's structure and of the ends of its values.
-
-    >>> digest_item({"a": 1}) == digest_item({"a": 1}), digest_item({"a": 1}) == digest_item({"a": 2})
-    (True, False)
-    """
-    return _digest(_summarize(item))
 
 
 def _digest(summary: list[Any] | int) -> int:
@@ -211,20 +189,13 @@ def _summarize(item: Any) -> list[Any] | int:
             left += [part for pair in islice(value.items(), MAX_VALUES) for part in pair][::-1]
         elif hasattr(value, "dtype") and hasattr(value, "shape"):
             summary += value.dtype, tuple(value.shape), _ends_of_array(value)
-        elif isinstance(value, memoryview):
-            data = value.cast("B")
-            summary += len(data), bytes(data[:MAX_BYTES]), bytes(data[-MAX_BYTES:])
     return summary
 
 
-def _ends_of_array(array: Any) -> Any:
-    """Return the first and last values of an array or a tensor; an empty list if it has none in order."""
-    with suppress(TypeError, RuntimeError):  # a tensor of a type that NumPy lacks, or on another device
-        values = array.numpy() if isinstance(array, torch.Tensor) else array
-        if isinstance(values, np.ndarray) and not values.dtype.hasobject:
+def _ends_of_array(array: Any) -> tuple[bytes, bytes] | None:
+    """Return the first and last values of an array or a tensor; None if it is of a type that NumPy lacks."""
+    with suppress(TypeError, ValueError, RuntimeError):  # such as a sparse tensor, or one on another device
+        values = np.asarray(array)
+        if not values.dtype.hasobject:
             return values.flat[:MAX_VALUES].tobytes(), values.flat[-MAX_VALUES:].tobytes()
-    try:
-        flat = array.reshape(-1)
-        return repr((flat[:MAX_VALUES].tolist(), flat[-MAX_VALUES:].tolist()))
-    except (TypeError, ValueError, RuntimeError):  # such as sparse tensors
-        return []
+    return None

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import splits, upstream
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -37,16 +35,22 @@ class ShardOrder(EngineStage[Any]):
     Loaders insert it before the stage that splits the list. The digest is part of the state, so a changed list is
     detected on resume, and workers with different lists are detected at the end of a pass.
 
+    If the list may depend on the global generators, such as by a user's ``random.shuffle``, their state is derived from
+    the seed of the epoch while it is read: it is the same in every worker, on every rank, and when training resumes.
+
     Yields:
         Any: the items of ``source``, unchanged.
 
     Args:
         source: yields the list.
         is_split: whether a later stage splits the list, which must then be the same in every worker.
+        may_draw: whether the list may depend on the global generators.
 
     Attributes:
         whole: the digest of the first pass of the epoch, once it has ended; None before.
         seen: the digest of the current pass. Each change creates a new object.
+        seeds: the seeds of its passes, if the list may depend on them. It has no ``set_seed``: loaders draw a seed for
+            each stage that has one, so the orders of all other stages would change.
 
     Raises:
         ChangedShardError: the list differs from that of the loaded state.
@@ -57,9 +61,10 @@ class ShardOrder(EngineStage[Any]):
     #: The number of changes to ``seen`` in all instances.
     changes = 0
 
-    def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True) -> None:
+    def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True, may_draw: bool = False) -> None:
         self.source = source
         self.is_split = is_split
+        self.seeds = SeededStage() if may_draw else None
         self.whole: Seen | None = None
         self.seen: Seen = [0, "", ""]
         self._expected: Seen | None = None
@@ -69,16 +74,12 @@ class ShardOrder(EngineStage[Any]):
         self._expected = seen
 
     def __iter__(self) -> Iterator[Any]:
-        expected, self._expected = self._expected, None
+        expected, self._expected = self._expected or [0, "", ""], None
         self._see([0, "", ""])
-        items = self._items()
-        if expected is not None:
-            begun = list(islice(items, expected[0]))
-            _check(begun, expected)
-            for item in begun:
-                self._see(_with(self.seen, item))
-                yield item
-        for item in items:
+        items = iter(self.source) if self.seeds is None else _draw_alike(self.source, self.seeds.take_seed())
+        begun = list(islice(items, expected[0]))
+        _check(begun, expected)
+        for item in chain(begun, items):
             self._see(_with(self.seen, item))
             yield item
         self.whole = self.whole or self.seen
@@ -90,103 +91,54 @@ class ShardOrder(EngineStage[Any]):
         self.seen = seen
         ShardOrder.changes += 1
 
-    def _items(self) -> Iterator[Any]:
-        return iter(self.source)
 
-
-class ResampledShardOrder(ShardOrder):
-    """A `ShardOrder` for lists that may depend on the global generators, such as by a user's ``random.shuffle``.
-
-    While the list is read, the state of the generators of Python, NumPy and torch is derived from the seed of the
-    epoch: it is the same in every worker, on every rank, and when training resumes.
-
-    Attributes:
-        seeds: the seeds of its passes. It has no ``set_seed``: loaders draw a seed for each stage that has one, so the
-            orders of all other stages would change.
-    """
-
-    def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True) -> None:
-        super().__init__(source, is_split=is_split)
-        self.seeds = SeededStage()
-        self._own_seed = 0
-
-    def reset(self) -> None:
-        """Begin a pass with the seed that was set for it."""
-        self._own_seed = self.seeds.take_seed()
-
-    def _items(self) -> Iterator[Any]:
-        generators = _Generators(self._own_seed)
-        with generators.used():
-            items = iter(self.source)
-        end = object()
-        while True:
-            with generators.used():
-                item = next(items, end)
-            if item is end:
-                return
-            yield item
-
-
-class _Generators:
-    """States of the global generators.
-
-    Args:
-        seed: the seed from which they are derived.
-    """
-
-    def __init__(self, seed: int) -> None:
-        own = [derived_seed("global generators", seed, number) for number in range(3)]
-        torchs = torch.Generator().manual_seed(own[2] >> 1)
-        numpys = np.random.RandomState(own[1] >> 32)
-        self._states = random.Random(own[0]).getstate(), numpys.get_state(), torchs.get_state()
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Set the global generators to these states, and restore their own states afterwards."""
+def _draw_alike(source: IterDataPipe[Any], seed: int) -> Iterator[Any]:
+    """Yield the items of a list, with states of the global generators that are derived from a seed."""
+    own = [derived_seed("global generators", seed, number) for number in range(3)]
+    torchs = torch.Generator().manual_seed(own[2] >> 1)
+    numpys = np.random.RandomState(own[1] >> 32)
+    states = random.Random(own[0]).getstate(), numpys.get_state(), torchs.get_state()
+    items: Iterator[Any] | None = None
+    end = object()
+    while True:
         others = _states()
-        _set_states(self._states)
+        _set_states(states)
         try:
-            yield
+            items = iter(source) if items is None else items
+            item = next(items, end)
         finally:
-            self._states = _states()
+            states = _states()
             _set_states(others)
+        if item is end:
+            return
+        yield item
 
 
-def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[ShardOrder]:
+def guard_listings(pipe: Any, seed: int, *, drawn_only: bool = False) -> None:
     """Insert a `ShardOrder` before each stage that splits the data, and each that reads an unsplit list of shards.
 
     Args:
         pipe: the last stage.
+        seed: the seed of the epoch, which all workers and ranks share. All listings draw the same numbers in each.
         drawn_only: insert it only if a stage may draw from the global generators, for loaders without a state.
-
-    Returns:
-        list: all such stages of the pipeline, in the same order in every worker.
     """
     for stage in upstream(pipe):
         is_split = splits(stage)
         if is_split or declared(stage).reads_shards:
             for name, source in [*vars(stage).items()]:
-                if not isinstance(source, IterDataPipe) or isinstance(source, ShardOrder) or _is_split(source):
+                if not isinstance(source, IterDataPipe) or isinstance(source, ShardOrder):
                     continue
-                is_split = is_split and not _is_dispatched(source)
-                may_draw = any(declared(each).draws_globally for each in upstream(source))
+                before = upstream(source)
+                if any(map(splits, before)):
+                    continue
+                # A process that distributes the items to the workers leaves nothing to split.
+                is_split = is_split and not any(declared(each).is_remote for each in before)
+                may_draw = any(declared(each).draws_globally for each in before)
                 if may_draw or not drawn_only:
-                    setattr(stage, name, (ResampledShardOrder if may_draw else ShardOrder)(source, is_split=is_split))
-    found = listings_before(pipe)
-    for listing in found:
-        listing.whole = None
-    return found
-
-
-def seed_listings(pipe: Any, seed: int) -> None:
-    """Seed the listings of a pipeline to draw the same numbers in every worker and on every rank.
-
-    Args:
-        pipe: the last stage.
-        seed: the seed of the epoch, which all workers and ranks share.
-    """
+                    setattr(stage, name, ShardOrder(source, is_split=is_split, may_draw=may_draw))
     for number, listing in enumerate(listings_before(pipe)):
-        if isinstance(listing, ResampledShardOrder):
+        listing.whole = None
+        if listing.seeds is not None:
             listing.seeds.set_seed(derived_seed("listing", seed, number))
 
 
@@ -208,15 +160,6 @@ def merge_seen(parts: Sequence[Sequence[Seen]]) -> list[Seen]:
     return [max(seen, key=lambda each: int(each[0])) for seen in zip(*(part for part in parts if part), strict=False)]
 
 
-def _is_split(pipe: Any) -> bool:
-    return bool(PipelineGraph(pipe).splitters)
-
-
-def _is_dispatched(pipe: Any) -> bool:
-    """Whether a list comes from a process that distributes the items to the workers, so there is nothing to split."""
-    return any(declared(stage).is_remote for stage in upstream(pipe))
-
-
 def _check(begun: list[Any], expected: Seen) -> None:
     """Make sure that a list begins as before.
 
@@ -226,19 +169,13 @@ def _check(begun: list[Any], expected: Seen) -> None:
     found: Seen = [0, "", ""]
     for item in begun:
         found = _with(found, item)
-    if found == expected:
-        return
-    count, _, last = expected
-    if len(begun) < count:
-        how = f"it had at least {count} items, up to {last}, and has {len(begun)} now"
-    elif found[2] != last:
-        how = f"item {count - 1} was {last}, and is {found[2]} now"
-    else:
-        how = f"one of the {count} items up to {last} differs"
-    raise ChangedShardError(
-        f"The list of shards has changed since the state was saved: {how}. The state records positions in this "
-        "list, so samples would be repeated or skipped. Resume with the same list, in the same order"
-    )
+    if found != expected:
+        raise ChangedShardError(
+            f"The list of shards has changed since the state was saved: it began with {expected[0]} items, up to "
+            f"{expected[2]}, and some of them differ or are missing, as it begins with {found[0]}, up to {found[2]}, "
+            f"now. The state records positions in this list, so samples would be repeated or skipped. Resume with the "
+            f"same list, in the same order"
+        )
 
 
 def _with(seen: Seen, item: Any) -> Seen:
