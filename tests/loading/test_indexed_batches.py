@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, reading_service
+from torch.utils.data import IterDataPipe
+from torchdata.dataloader2 import DataLoader2, reading_service
 from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes import IndexedSamples, ShardReadingService, merge_states
@@ -89,16 +88,6 @@ def test_a_run_with_unreadable_samples_resumes_with_any_number_of_workers(tmp_pa
         assert found == whole or remainder == "keep"
 
 
-@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
-def test_the_service_of_torchdata_reads_the_same_samples(manifest: Manifest, remainder: str) -> None:
-    with service_loader(2, pipeline(manifest, remainder=remainder)) as loader:
-        expected = [list(loader) for _ in range(EPOCHS)]
-    other: Any = DataLoader2(pipeline(manifest, remainder=remainder), reading_service=MultiProcessingReadingService(2))
-    other.seed(3)
-    with other:
-        assert [list(other) for _ in range(EPOCHS)] == expected
-
-
 def test_ranks_of_torchdata_read_one_order(manifest: Manifest) -> None:
     orders = []
     for rank in range(2):
@@ -157,19 +146,3 @@ def test_training_is_the_same_on_any_number_of_ranks_and_resumes_on_others(manif
     assert [line["ranks"] for line in resumed] == [2] * 3 + [4] * (len(whole) - 3)
     assert [line["keys"] for line in resumed] == [line["keys"] for line in whole]
     np.testing.assert_allclose([line["loss"] for line in resumed], [line["loss"] for line in whole], rtol=1e-9)
-
-
-class Wrapper(IterableDataset[Any]):
-    """Hides a pipeline from torch's ``DataLoader``, as trainers do."""
-
-    def __init__(self, pipe: IterDataPipe[Any]) -> None:
-        self.pipe = pipe
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.pipe)
-
-
-def test_unknown_workers_raise_a_warning(manifest: Manifest) -> None:
-    message = "Each of 2 workers reads all shards, since the DataLoader did not find the IndexedSamples"
-    with pytest.raises(UserWarning, match=message):  # warnings are errors in workers, too
-        list(DataLoader(Wrapper(pipeline(manifest)), batch_size=None, num_workers=2))

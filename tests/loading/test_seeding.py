@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.graph import list_dps, set_graph_random_seed, traverse_dps
-from torchdata.dataloader2.graph.settings import set_datapipes_seed
+from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.utils import WorkerInfo, process_reset_fn
 from torchdata.datapipes.iter import IterableWrapper, ShardingFilter
@@ -108,50 +105,6 @@ def _generators_as_before() -> Iterator[None]:
 
 
 # the seed of each stage
-
-
-def grow(rng: random.Random, grown: list[Seeded], depth: int = 0) -> Pipe:
-    """Return a pipeline of random shape, and append its random stages to ``grown``."""
-    kind = rng.choice(["seeded", "seeded", "plain", "split", "join", "fork"]) if depth < 6 else "source"
-    if kind == "seeded":
-        grown.append(Seeded(grow(rng, grown, depth + 1)))
-        return grown[-1]
-    if kind == "plain":
-        return InMain(grow(rng, grown, depth + 1))
-    if kind == "split":
-        split: Pipe = ShardingFilter(grow(rng, grown, depth + 1))
-        return split
-    if kind == "join":
-        sources = [grow(rng, grown, depth + 1 + rng.randint(0, 2)) for _ in range(2)]
-        grown.append(Seeded(*sources))
-        return grown[-1]
-    if kind == "fork":
-        left, right = grow(rng, grown, depth + 1).fork(2)
-        joined: Pipe = ShardingFilter(left).zip(right) if rng.random() < 0.5 else left.zip(right)
-        return joined
-    grown.append(Seeded())
-    return grown[-1]
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.integers(0, 2**32), st.integers(0, 2**64 - 1), st.integers(0, 3), st.booleans())
-def test_each_stage_gets_the_same_seed_as_in_torchdata(form: int, seed: int, worker: int, shared: bool) -> None:
-    ours: list[Seeded] = []
-    theirs: list[Seeded] = []
-    generators = []
-    for is_ours, stages in ((True, ours), (False, theirs)):
-        pipe = grow(random.Random(form), stages)
-        generator = SeedGenerator(seed).spawn(worker)
-        if is_ours:
-            seed_stages(pipe, generator, shared=shared)
-        elif shared:
-            set_datapipes_seed(list_dps(traverse_dps(pipe)), generator, distributed_shared=True)
-        else:
-            set_graph_random_seed(pipe, generator)
-        generators.append((generator.generate_shared_seed(), generator.generate_seed()))
-    assert [stage.seeds for stage in ours] == [stage.seeds for stage in theirs]
-    assert all(len(stage.seeds) == 1 for stage in ours)
-    assert generators[0] == generators[1]
 
 
 @pytest.mark.parametrize("splitter", [ShardingFilter, OwnFilter, Split])
@@ -269,24 +222,6 @@ def test_a_run_equals_that_of_patched_torchdata(name: str, workers: int) -> None
     assert len({str(epoch) for epoch in ours}) == 3
 
 
-@pytest.mark.filterwarnings("ignore:Please use `InProcessReadingService`")
-@pytest.mark.parametrize("name", PIPELINES)
-def test_the_first_epoch_without_workers_equals_that_of_torchdata(name: str) -> None:
-    runs = []
-    for service in (ShardReadingService, MultiProcessingReadingService):
-        random.seed(1)  # the main process keeps it for itself
-        np.random.seed(1)
-        torch.manual_seed(1)
-        runs.append(read(PIPELINES[name](), 0, service=service, epochs=1))
-    assert runs[0] == runs[1]
-
-
-def test_the_first_epoch_of_a_seed_equals_that_of_torchdata() -> None:
-    """The order was recorded with unpatched torchdata 0.7.1 and 0.9.0."""
-    (first,) = read(numbers(12).shuffle().sharding_filter(), 2, seed=11, epochs=1)
-    assert first == [10, 0, 11, 7, 5, 9, 2, 6, 1, 3, 4, 8]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_one_seed_gives_a_run_of_different_epochs(workers: int) -> None:
     runs = [read(PIPELINES["shuffled before and after"](), workers, seed, epochs=4) for seed in (7, 8)]
@@ -371,13 +306,6 @@ def test_a_seeded_run_leaves_the_generators_of_the_main_process_alone(workers: i
         for _ in range(2):
             list(loader)
         assert (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()) == before
-
-
-@pytest.mark.parametrize("seed", [0, 2**64 - 1])
-def test_any_seed_is_accepted(seed: int) -> None:
-    epochs = read(numbers().shuffle().sharding_filter(), 2, seed)
-    assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 3
-    assert len(set(map(tuple, epochs))) == 3
 
 
 class FromSet(IterDataPipe[Any]):

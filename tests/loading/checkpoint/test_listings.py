@@ -162,9 +162,7 @@ def test_a_shard_added_before_the_resume_is_noticed(workers: int, then: int, ite
     shutil.copyfile("0.tar", "+.tar")  # it sorts before the existing shards
     with (
         with_service(of_lister(), then, merge_states([state])) as loader,
-        pytest.raises(
-            ChangedShardError, match=r"list of shards has changed.*item \d was .*\d.tar, and is .*[+\d].tar now"
-        ),
+        pytest.raises(ChangedShardError, match=r"list of shards has changed.*up to .*\d.tar.*up to .*\d.tar, now"),
     ):
         found += [key for (key,) in loader]
     os.remove("+.tar")
@@ -183,15 +181,8 @@ def test_a_removed_shard_is_noticed() -> None:
         list(loader)
     for number in range(1, SHARDS):
         os.remove(f"{number}.tar")
-    with with_service(of_lister(), 2, state) as loader, pytest.raises(ChangedShardError, match="and has 0 now"):
+    with with_service(of_lister(), 2, state) as loader, pytest.raises(ChangedShardError, match="begins with 0"):
         list(loader)
-
-
-def test_a_shard_added_at_the_end_is_read() -> None:
-    found, state = cut(of_lister(), 0, SAMPLES + 1)
-    build_shard("9.tar", [{"__key__": "9-0", "cls": "1"}])
-    with with_service(of_lister(), 0, state) as loader:
-        assert sorted(found + [key for (key,) in loader]) == [*ALL, "9-0"]
 
 
 def test_a_state_contains_no_credentials_of_a_list() -> None:
@@ -234,13 +225,6 @@ def test_the_lists_of_mixtures_and_of_streams_are_checked(make: Any) -> None:
     os.remove("4.tar")
     with with_service(make(), 2, state) as loader, pytest.raises(ChangedShardError, match="list of shards has changed"):
         list(loader)
-
-
-def test_a_list_takes_a_hundred_bytes_of_a_state() -> None:
-    _, state = cut(of_lister(), 0, 4)
-    _, plain = cut(of_lister(), 0, 1)
-    assert len(repr(state)) < 2000
-    assert len(repr(state)) - len(repr(plain)) < 10
 
 
 def with_draws(sample: dict[str, Any]) -> tuple[Any, ...]:

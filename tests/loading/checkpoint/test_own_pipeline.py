@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 import torch.distributed as dist
-from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 from torch._C._distributed_c10d import HashStore
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import (
@@ -75,50 +73,6 @@ def test_a_changed_transform_is_an_error_that_names_it() -> None:
         pytest.raises(StateError, match=r"stage 0 was .*partial of resized #.*, and is .*partial of resized #"),
     ):
         loader.load_state_dict(state)
-
-
-class Guarded(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """A file system that accepts one token."""
-
-    protocol = "guarded"
-    cachable = False
-    valid = ""
-
-    def __init__(self, token: str = "") -> None:
-        super().__init__()
-        if token != Guarded.valid:
-            raise PermissionError(f"{len(token)} characters are no valid token")
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return path.removeprefix("guarded://")
-
-
-@pytest.fixture
-def guarded() -> Iterator[str]:
-    fsspec.register_implementation("guarded", Guarded, clobber=True)
-    for shard in range(4):
-        MemoryFileSystem().pipe(f"/own/{shard}.tar", Path(f"{shard}.tar").read_bytes())
-    yield "guarded:///own/{0..3}.tar"
-    MemoryFileSystem().rm("/own", recursive=True)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_no_state_contains_a_token_and_a_renewed_one_is_used(
-    workers: int, guarded: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, new = "token-of-yesterday", "token-of-today"
-    monkeypatch.setattr(Guarded, "valid", old)
-    pipe = pipeline(urls=guarded, storage_options={"token": old})
-    state, rest = state_after(7, pipe, ShardReadingService(workers))
-    assert old.encode() not in pickle.dumps(state)
-    monkeypatch.setattr(Guarded, "valid", new)
-    with loader_of(
-        pipeline(urls=guarded, storage_options={"token": new}), ShardReadingService(workers), seed=None
-    ) as loader:
-        loader.load_state_dict(state)
-        assert new.encode() not in pickle.dumps(loader.state_dict())
-        assert list(loader) == rest
 
 
 @pytest.mark.parametrize(

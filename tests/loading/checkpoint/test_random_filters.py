@@ -115,21 +115,3 @@ def test_a_resumed_run_yields_everything_after_the_last_delivered_sample(
     assert all(int(key[-1]) % 2 for key in {*whole} - {*came, *found})
     if behind is not None:
         assert found[: len(whole) - behind] == whole[behind:]
-
-
-@pytest.mark.parametrize("after", [1, 3])
-def test_no_item_repeats_with_another_number_of_workers(after: int) -> None:
-    Path("unlucky").touch()
-    items, save, _ = with_service(filtered, 2)
-    came = list(itertools.islice(items, CUT))
-    state = json.loads(json.dumps(save()))
-    items.close()
-    Path("unlucky").unlink()
-    items, _, load = with_service(filtered, after)
-    load(state)
-    found = list(items)
-    assert len(set(came + found)) == len(came + found)
-    lost = {f"{shard}-{number:03}" for shard in range(SHARDS) for number in range(SAMPLES)} - {*came, *found}
-    # No more samples than were filtered while the delivered ones were made.
-    assert all(int(key[-1]) % 2 for key in lost)
-    assert len(lost) < 1.5 * CUT

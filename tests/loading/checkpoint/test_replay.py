@@ -8,6 +8,7 @@ import logging
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from users_stages import InMain
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state.replay import digest_item
+from wds_datapipes.loading.checkpoint.format import WorkerState
+from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]
@@ -124,7 +126,9 @@ def test_fewer_items_are_an_error() -> None:
         epoch = iter(loader)
         list(itertools.islice(epoch, 6))
         state = loader.reading_service.state_dict()
-    state = {key: text.replace('"replayed":6', '"replayed":60') for key, text in state.items()}
+    (saved,) = checkpoints_in(state)
+    parts = [WorkerState([{"replayed": 60, "digest": 0}])]
+    state = state_of([replace(saved, parts=parts)])
     with (
         loader_of(listed(), 0, state) as loader,
         pytest.raises(StateError, match="The epoch has 40 items now, and had at least 60"),
@@ -158,58 +162,10 @@ def test_a_state_of_another_process_is_an_error() -> None:
         of_all = loader.reading_service.state_dict()
     with pytest.raises(StateError, match="state of ShardReadingService"):
         StatefulShards(InMain(listed()).shuffle(), seed=3).load_state_dict(of_all)
-    changed = json.loads(of_all["wds_datapipes"])
-    changed["ranks"][0]["stages"] = json.loads(of_worker["wds_datapipes"])["ranks"][0]["stages"]
-    state = {"wds_datapipes": json.dumps(changed)}
+    (saved,), (other,) = checkpoints_in(of_all), checkpoints_in(of_worker)
+    state = state_of([replace(saved, stages=other.stages)])
     with loader_of(listed(), 1, state) as loader, pytest.raises(StateError, match="each worker replays its own"):
         list(loader)
-
-
-@pytest.mark.parametrize("begun", [-1, 0, 1])
-def test_a_pipeline_of_torchdata_is_checkpointed_as_in_its_own_test(begun: int) -> None:
-    """As ``test_initial_epoch_checkpointing``, with shuffles in the workers and in the main process."""
-
-    def new() -> Any:
-        pipe: Any = InMain(IterableWrapper(range(20)).shuffle().sharding_filter())
-        return DataLoader2(pipe.shuffle(), reading_service=ShardReadingService(num_workers=2))
-
-    loader, restored = new(), new()
-    loader.seed(1)
-    state = loader.state_dict() if begun < 0 else None
-    items = iter(loader)
-    head = [next(items) for _ in range(begun)]
-    restored.load_state_dict(state or loader.state_dict())
-    rest = list(items)
-    assert sorted([*head, *rest]) == [*range(20)]
-    assert list(restored) == rest
-    loader.shutdown()
-    restored.shutdown()
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        1,
-        2.5,
-        None,
-        "text",
-        b"bytes",
-        (1, 2),
-        [1, [2]],
-        {"a": torch.arange(3)},
-        {"a": torch.arange(3.0)},
-        torch.zeros(2, 3, dtype=torch.bfloat16),
-        torch.zeros(3).to_sparse(),
-        bytearray(3000),
-        "x" * 3000,
-        [*range(1000)],
-    ],
-)
-def test_a_digest_depends_on_the_value(item: Any) -> None:
-    number = digest_item(item)
-    assert 0 <= number < 1 << 63
-    assert digest_item(item) == number
-    assert digest_item([item]) != number
 
 
 class Arrays(IterDataPipe[Any]):
@@ -229,14 +185,3 @@ def test_a_state_describes_the_item_as_it_was_yielded_even_if_the_loop_changes_i
     assert [[int(each[0]) for each in item] for item in resumed] == [[1] * 3, [2] * 3, [3] * 3]
     saving.shutdown()
     resumed.shutdown()
-
-
-def test_digests_of_arrays_depend_on_both_ends_in_any_memory_layout() -> None:
-    array = np.arange(600).reshape(20, 30)
-    changed = array.copy()
-    changed[-1, -1] = 0
-    number = digest_item(array)
-    assert digest_item(np.asfortranarray(array)) == number
-    assert digest_item(changed) != number
-    assert digest_item(np.array([1, "a"], object)) == digest_item(np.array([1, "a"], object))
-    assert digest_item(np.array([1, "a"], object)) != digest_item(np.array([1, "b"], object))

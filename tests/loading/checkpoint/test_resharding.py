@@ -226,12 +226,8 @@ def test_batches_may_be_larger_on_fewer_ranks(drop_last: bool) -> None:
     assert {*map(len, rest)} <= ({4} if drop_last else {1, 2, 3, 4})
     found = bag([*came, *rest])
     assert found.total() == len(found) == (SAMPLES // 4 * 4 if drop_last else SAMPLES)
-    for size, drops, message in [
-        (3, drop_last, "batches of 2 on each of 2 ranks, but now there are batches of 3 on each of 1"),
-        (4, not drop_last, "saved with a different pipeline"),
-    ]:
-        with pytest.raises(StateError, match=message):
-            next(of_rank(build(size, drops), 0, 1, state).epoch())
+    with pytest.raises(StateError, match="saved with a different pipeline"):
+        next(of_rank(build(4, not drop_last), 0, 1, state).epoch())
     with closing(of_rank(build(2), 0, 1)) as one:  # and keep their size on as many ranks
         next(one.epoch())
         state = one.state()

@@ -132,29 +132,6 @@ def itself(item: Any) -> Any:
     return item
 
 
-def data_of(source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pipe]) -> StatefulShards:
-    return StatefulShards(build(source), seed=8)
-
-
-def test_an_interrupted_epoch_of_torchs_loader_is_followed_by_the_next_items() -> None:
-    with loader(natural(split), 0) as one:
-        stream = list(itertools.chain(*(one for _ in range(3))))
-    data = data_of(split, natural)
-    batches = DataLoader(data, batch_size=None, collate_fn=itself)
-    assert list(itertools.islice(data.tracked(batches), 3)) == stream[:3]
-    iter(batches)  # takes nothing
-    resumed = data_of(split, natural)
-    resumed.load_state_dict(data.state_dict())
-    assert list(resumed.tracked(DataLoader(resumed, batch_size=None, collate_fn=itself))) == stream[3:10]
-    iterator = data.tracked(batches)
-    assert list(itertools.islice(iterator, 1)) == stream[3:4]
-    resumed = data_of(split, natural)
-    resumed.load_state_dict(data.state_dict())
-    assert [*iterator, *data.tracked(batches)] == stream[4:17]
-    batches = DataLoader(resumed, batch_size=None, collate_fn=itself)
-    assert [*resumed.tracked(batches), *resumed.tracked(batches)] == stream[4:17]
-
-
 REFUSED: list[Any] = []
 
 

@@ -144,27 +144,6 @@ def test_loaded_states_merge_before_any_epoch_begins(stateful: bool, workers: in
     assert list(run.epoch()) == expected
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_the_length_is_that_of_the_pipeline(workers: int) -> None:
-    run = Run(workers, pipe=pipeline().with_length(len(KEYS)))
-    assert (len(run.data), len(run.loader)) == (35, 12)
-    assert keys_of(list(run.epoch())) == KEYS
-    run = Run(workers, pipe=pipeline().with_epoch(10))
-    assert (len(run.data), len(run.loader)) == (10, 4)
-    # torch warns if more items come than it expects.
-    assert [sum(map(len, run.epoch())) for _ in range(3)] == [10, 10, 10]
-    with pytest.raises(TypeError, match="len"):
-        len(Run(workers).data)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_reports_how_many_batches_the_pipeline_makes(workers: int) -> None:
-    data = StatefulShards(pipeline().batch(BATCH_SIZE).with_epoch(5))
-    loader = DataLoader[Any](data, batch_size=None, num_workers=workers)
-    assert len(loader) == 5
-    assert [len(list(data.tracked(loader))) for _ in range(3)] == [5, 5, 5]
-
-
 class Last(IterDataPipe[Any]):
     """A user's stage that loaders do not know."""
 
