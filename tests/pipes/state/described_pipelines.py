@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -143,7 +143,7 @@ def calls(name: str, *all_arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> 
         pipe: Pipe = getattr(source(), name)(*arguments, **options)
         return pipe
 
-    return [functools.partial(call, *each) for each in all_arguments]
+    return [partial(call, *each) for each in all_arguments]
 
 
 def given(*arguments: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -152,13 +152,13 @@ def given(*arguments: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, A
 
 FUNCTIONS = [
     *(given(function) for function in (one, two, helped, helped_otherwise, scaled, str.upper, str.lower, len)),
-    *(given(functools.partial(scaled, by=by)) for by in (1, 2)),
-    given(functools.partial(scaled, and_by=2)),
+    *(given(partial(scaled, by=by)) for by in (1, 2)),
+    given(partial(scaled, and_by=2)),
     *(given(closed_over(number)) for number in (1, 2)),
     *(given(make(size)) for make in (Resize, lambda size: Resize(size).smaller) for size in (1, 2)),
     *(given(make(text)) for make in (Words, Table) for text in ("one two three four", "one two three five")),
-    *(given(functools.partial(operator.add, np.arange(length))) for length in (3, 4)),
-    *(given(functools.partial(operator.add, torch.full((3,), value))) for value in (0, 1)),
+    *(given(partial(operator.add, np.arange(length))) for length in (3, 4)),
+    *(given(partial(operator.add, torch.full((3,), value))) for value in (0, 1)),
     given(lambda value: value + 1),
     given(lambda value: value + 2),
     given(lambda value: value in {"one", "two", "three"}),
@@ -170,176 +170,97 @@ FUNCTIONS = [
     given(frozenset(map(str, range(1, 3001))).__contains__),
 ]
 
-#: Each stage with arguments that all differ: stages of this package, and some of torch and of users.
+#: Arguments of each stage of this package that follows another one, which all differ.
+ARGUMENTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "add_columns": [*map(given, (("a", "b"), ("a", "c"), one, two)), given(("a", "b"), fields=["txt"])],
+    "associate": [
+        *(given({str(key): {"n": sign * key} for key in range(3000)}) for sign in (1, -1)),
+        *(given({}, **options) for options in ({"missing": "skip"}, {"by": "__url__"})),
+    ],
+    "bucket_samples": [
+        *(given(size, batch_size=3) for size in ("txt", one, two)),
+        *(given("txt", **options) for options in ({"max_tokens": 9}, {"max_tokens": 9, "batch_size": 4})),
+        *(given("txt", batch_size=3, **options) for options in ({"boundaries": [2]}, {"drop_last": True})),
+    ],
+    "cache_samples": [given(), given(seed=1)],
+    "cache_wds_shards": [],  # it yields the same samples, wherever the copies are
+    "compose": [given(every), given(some), given(every, some)],
+    "decode_batch": [
+        *(given(*decoders) for decoders in ((), ("rgb8",), (one,))),
+        *(given(ImageDecoder("rgb8", crop=crop)) for crop in (CenterCrop(8), CenterCrop(9), RandomResizedCrop(8))),
+        *(given(**options) for options in ({"collate_fn": one}, {"only": "cls"})),
+    ],
+    "extract_keys": [given("cls"), given("c*"), given(["cls"], "txt"), given("cls", missing="none")],
+    "group_samples": [
+        *(given(key_rule=rule) for rule in (first_dot, last_dot, one)),
+        *(given(fields=[*map(str, range(count))]) for count in (1, 30, 31)),
+        *(given(**options) for options in ({"lowercase": False}, {"on_duplicate": "last"}, {"on_error": "skip"})),
+    ],
+    "load_wds_records": [given(), given(format="cbor"), given(key="id"), given(fields=["a"]), given(open_shards=2)],
+    "load_wds_shards": [
+        *(given(select_files=function) for function in (one, two)),
+        *(given(**options) for options in ({}, {"rename_files": one}, {"ignore_zeros": True}, {"on_error": "skip"})),
+    ],
+    "log_samples": [given(), given(first=4), given(every=2)],
+    "map_dict": [given(cls=one), given(cls=two), given(txt=one), given(cls=one, txt=one)],
+    "map_samples": FUNCTIONS,
+    "map_samples_with_rng": [given(draw_one), given(draw_two)],
+    "map_tuple": [given(one), given(two), given(None, one), given(one, None)],
+    "mix_samples": [given(MockSamples({}, 3), **options) for options in ({}, {"stop": "all"}, {"weights": [1, 2]})],
+    "non_empty": [given()],
+    "pack_samples": [given(8, "txt"), given(9, "txt"), given(8, ("txt", "cls")), given(8, "txt", open_rows=3)],
+    "process_shards": [given(function, executor=EXECUTOR) for function in (one, two)],
+    "rename": [given(a="b"), given(a="c"), given(b="a"), given(a="b", keep=False)],
+    "rename_keys": [given(a="b"), given(("a", "b")), given(a="b", keep_unselected=True)],
+    "resample_wds_shards": [given(3), given(4), given(), given(3, seed=1)],
+    "rsample": [given(0.5), given(0.25)],
+    "select_fields": [given("cls"), given("c*"), given("cls", "txt"), given("cls", missing="skip")],
+    "shuffle_samples": [given(3), given(4), given(4, initial=2), given(4, max_bytes=10)],
+    "slice_samples": [given(100), given(110), given(10, 100), given(10, 100, 2), given(10, None)],
+    "to_tuple": [given("cls"), given("txt"), given("cls", "txt"), given("cls", missing="none")],
+    "unbatch_samples": [given(), given(copy=True), given(collated=False)],
+    "wds_decode": [
+        *(given(*decoders) for decoders in ((), ("pil",), ("pil", "torch_audio"), (one,))),
+        *(given(handle_extension("png", function)) for function in (one, two)),
+        *(given(ImageDecoder("rgb8", crop=crop)) for crop in (RandomResizedCrop(8), RandomResizedCrop(9))),
+        *(given(**options) for options in ({"cls": one}, {"txt": one}, {"only": "cls"}, {"allow_pickle": True})),
+    ],
+    "wds_encode": [given(), given(cls=one), given(only="cls")],
+    "with_epoch": [given(3), given(4)],
+    "with_length": [given(3), given(4)],
+    "write_wds_shards": [given("a-%d.tar"), given("b-%d.tar"), given("a-%d.tar", maxcount=3)],
+}
+#: The same, with sources, and some stages of torch and of users.
 PIPELINES: dict[str, list[Callable[[], Pipe]]] = {
+    **{name: calls(name, *all_arguments) for name, all_arguments in ARGUMENTS.items()},
     "ShardList": [
-        lambda: ShardList("{0..9}.tar"),
-        lambda: ShardList("{0..8}.tar"),
+        *(partial(ShardList, urls) for urls in ("{0..9}.tar", "{0..8}.tar")),
         lambda: ShardList([*(f"{number}.tar" for number in range(8)), "9.tar", "8.tar"]),
-        lambda: ShardList("https://host/{0..9}.tar?part=1"),
-        lambda: ShardList("https://host/{0..9}.tar?part=2"),
+        *(partial(ShardList, f"https://host/{{0..9}}.tar?part={part}") for part in (1, 2)),
     ],
     "DatasetSpec": [
-        lambda: DatasetSpec({"datasets": [{"shards": "{0..9}.tar", "choose": 3}]}),
-        lambda: DatasetSpec({"datasets": [{"shards": "{0..9}.tar", "choose": 4}]}),
-        lambda: DatasetSpec({"datasets": [{"shards": "{1..10}.tar", "choose": 4}]}),
-        lambda: DatasetSpec({"datasets": [{"shards": "{0..9}.tar", "resample": 3}]}),
+        partial(DatasetSpec, {"datasets": [{"shards": "{0..9}.tar", **rule}]})
+        for rule in ({"choose": 3}, {"choose": 4}, {"resample": 3})
     ],
     "DirectoryShards": [
-        lambda: DirectoryShards("."),
-        lambda: DirectoryShards("/"),
-        lambda: DirectoryShards(".", "*.tgz"),
-        lambda: DirectoryShards(".", select="random"),
-        lambda: DirectoryShards(".", after="delete"),
+        *(partial(DirectoryShards, path) for path in "./"),
+        partial(DirectoryShards, ".", "*.tgz"),
+        partial(DirectoryShards, ".", after="delete"),
     ],
-    "MockSamples": [
-        lambda: MockSamples({"cls": 1}, 3),
-        lambda: MockSamples({"cls": 2}, 3),
-        lambda: MockSamples({"cls": 1}, 4),
-        lambda: MockSamples(one, 3),
-        lambda: MockSamples(two, 3),
-    ],
-    "add_columns": calls(
-        "add_columns",
-        *(given(rule) for rule in (("a", "b"), ("a", "c"), [("a", "b"), ("a", "c")], one, two)),
-        given(("a", "b"), fields=["txt"]),
-        given(("a", "b"), key_rule=last_dot),
-        given(("a", "b"), rename_files=one),
-    ),
-    "associate": calls(
-        "associate",
-        *(given({str(key): {"n": key} for key in range(count)}) for count in (1, 2, 3000)),
-        given({str(key): {"n": -key} for key in range(3000)}),
-        given({}, missing="skip"),
-        given({}, by="__url__"),
-        *FUNCTIONS,
-    ),
-    "bucket_samples": calls(
-        "bucket_samples",
-        *(given(size, batch_size=3) for size in ("txt", "cls", one, two)),
-        *(
-            given("txt", **options)
-            for options in ({"batch_size": 4}, {"max_tokens": 9}, {"max_tokens": 9, "batch_size": 4})
-        ),
-        *(given("txt", batch_size=3, **options) for options in ({"boundaries": [2]}, {"drop_last": True})),
-    ),
-    "cache_samples": calls("cache_samples", given(), given(seed=1)),
-    "cache_wds_shards": [],  # it yields the same samples, wherever the copies are
-    "compose": calls("compose", given(every), given(some), given(every, some)),
-    "extract_keys": calls(
-        "extract_keys", given("cls"), given("c*"), given(["cls"], "txt"), given("cls", missing="none")
-    ),
-    "group_samples": calls(
-        "group_samples",
-        *(given(key_rule=rule) for rule in (first_dot, last_dot, one, two)),
-        *(given(fields=fields) for fields in (["cls"], ["cls", "txt"], [*map(str, range(30))], [*map(str, range(31))])),
-        given(lowercase=False),
-        given(on_duplicate="last"),
-        given(on_error="skip"),
-    ),
-    "load_wds_records": calls(
-        "load_wds_records",
-        given(),
-        *(given(format=name) for name in ("jsonl", "cbor")),
-        given(key="id"),
-        *(given(fields=names) for names in (["a"], ["a", "b"])),
-        given(open_shards=2),
-        given(on_error="skip"),
-    ),
-    "load_wds_shards": calls(
-        "load_wds_shards",
-        given(),
-        *(given(select_files=function) for function in (one, two)),
-        given(rename_files=one),
-        given(ignore_zeros=True),
-        given(end_marker="optional"),
-        given(on_error="skip"),
-    ),
-    "log_samples": calls("log_samples", given(), given(first=4), given(every=2)),
-    "map_dict": calls(
-        "map_dict", *(given(**{f: g}) for f in ("cls", "txt") for g in (one, two)), given(cls=one, txt=one)
-    ),
-    "map_samples": calls("map_samples", *FUNCTIONS),
-    "map_samples_with_rng": calls("map_samples_with_rng", given(draw_one), given(draw_two)),
-    "map_tuple": calls("map_tuple", given(one), given(two), given(None, one), given(one, None), given(one, two)),
-    "mix_samples": [
-        lambda: source().mix_samples(source()),
-        lambda: source().mix_samples(MockSamples({}, 3)),
-        lambda: source().mix_samples(source(), stop="all"),
-        lambda: source().mix_samples(source(), weights=[1, 2]),
-        lambda: source().mix_samples(source(), source()),
-    ],
-    "non_empty": calls("non_empty", given()),
-    "decode_batch": calls(
-        "decode_batch",
-        *(given(*decoders) for decoders in ((), ("rgb8",), ("torchrgb8",), (one,))),
-        *(given(ImageDecoder("rgb8", crop=crop)) for crop in (CenterCrop(8), CenterCrop(9), RandomResizedCrop(8))),
-        given(collate_fn=one),
-        given(only="cls"),
-    ),
-    "pack_samples": calls(
-        "pack_samples",
-        *(given(length, field) for length in (8, 9) for field in ("txt", ("txt", "cls"))),
-        *(given(8, "txt", **options) for options in ({"long_samples": "split"}, {"open_rows": 3}, {"pad": 0})),
-    ),
-    "process_shards": calls("process_shards", *(given(function, executor=EXECUTOR) for function in (one, two))),
-    "rename": calls("rename", given(a="b"), given(a="c"), given(b="a"), given(a="b", keep=False)),
-    "rename_keys": calls("rename_keys", given(a="b"), given(("a", "b")), given(a="b", keep_unselected=True)),
-    "resample_wds_shards": calls("resample_wds_shards", given(3), given(4), given(), given(3, seed=1)),
-    "rsample": calls("rsample", given(0.5), given(0.25)),
-    "select_fields": calls(
-        "select_fields", given("cls"), given("c*"), given("cls", "txt"), given("cls", missing="skip")
-    ),
-    "shuffle_samples": calls("shuffle_samples", given(3), given(4), given(4, initial=2), given(4, max_bytes=10)),
-    "slice_samples": calls("slice_samples", given(100), given(110), given(10, 100), given(10, 100, 2), given(10, None)),
-    "to_tuple": calls("to_tuple", given("cls"), given("txt"), given("cls", "txt"), given("cls", missing="none")),
-    "unbatch_samples": calls("unbatch_samples", given(), given(copy=True), given(collated=False)),
-    "wds_decode": calls(
-        "wds_decode",
-        *(given(*decoders) for decoders in ((), ("pil",), ("rgb",), ("pil", "torch_audio"), (one,), (two,))),
-        *(given(handle_extension("png", function)) for function in (one, two)),
-        *(given(cls=function) for function in (one, two)),
-        given(txt=one),
-        given(only="cls"),
-        given(only="cls txt"),
-        *(
-            given(ImageDecoder("rgb8", crop=crop))
-            for crop in (CenterCrop(8), RandomResizedCrop(8), RandomResizedCrop(9))
-        ),
-        given(partial=True),
-        given(allow_pickle=True),
-    ),
-    "wds_encode": calls("wds_encode", given(), *(given(cls=function) for function in (one, two)), given(only="cls")),
-    "with_epoch": calls("with_epoch", given(3), given(4)),
-    "with_length": calls("with_length", given(3), given(4)),
-    "write_wds_shards": calls(
-        "write_wds_shards",
-        given("a-%d.tar"),
-        given("b-%d.tar"),
-        given("a-%d.tar", maxcount=3),
-        given("a-%d.tar", mode=0o600),
-    ),
+    "MockSamples": [partial(MockSamples, *each) for each in (({"cls": 1}, 3), ({"cls": 2}, 3), (one, 3), (two, 3))],
     "of torch": [
         *calls("map", *FUNCTIONS, given(one, input_col="cls"), given(one, input_col="cls", output_col="txt")),
-        *calls("filter", given(one), given(two), given(one, input_col="cls")),
         *calls("batch", given(3), given(4), given(3, drop_last=True)),
         *calls("collate", given(), given(collate_fn=one), given(collate_fn=two)),
         *calls("shuffle", given(), given(buffer_size=3)),
         *calls("sharding_filter", given()),
-        lambda: FileLister(["/a"], "*.tar"),
-        lambda: FileLister(["/b"], "*.tar"),
-        lambda: FileLister(["/a"], "*.tgz"),
-        lambda: IterableWrapper(range(3)),
-        lambda: IterableWrapper(range(4)),
-        lambda: Sampler(IterableWrapper([1, 2]), SequentialSampler),
-        lambda: Sampler(IterableWrapper([1, 2]), RandomSampler),
-        lambda: Sampler(IterableWrapper([1, 2]), RandomSampler, sampler_kwargs={"replacement": True}),
+        *(partial(FileLister, *each) for each in ((["/a"], "*.tar"), (["/b"], "*.tar"), (["/a"], "*.tgz"))),
+        *(partial(IterableWrapper, range(count)) for count in (3, 4)),
+        *(partial(Sampler, IterableWrapper([1, 2]), kind) for kind in (SequentialSampler, RandomSampler)),
     ],
     "of a user": [
-        lambda: Repeating(source(), 2),
-        lambda: Repeating(source(), 3),
-        lambda: LaterShuffler(source(), buffer_size=3),
-        lambda: LaterShuffler(source(), buffer_size=4),
+        *(partial(Repeating, source(), count) for count in (2, 3)),
+        *(partial(LaterShuffler, source(), buffer_size=size) for size in (3, 4)),
     ],
 }
 
