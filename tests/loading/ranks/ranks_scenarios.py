@@ -14,10 +14,9 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -440,14 +439,6 @@ def alone(rank: Rank) -> None:
     rank.results["keys"] = {"grown": grown, "left": store.num_keys() - before}
 
 
-def garbage(rank: Rank) -> None:
-    """The loader is collected as garbage while the threading module starts a thread, and holds a lock."""
-    loader = rank.load(timeout_s=NOT_LOST_S)
-    rank.read(loader, 1)
-    with getattr(threading, "_shutdown_locks_lock", nullcontext()):  # Python 3.13 has none
-        loader.shutdown()
-
-
 LOST: dict[str, tuple[int, Callable[[Rank], None]]] = {
     "killed": (3, partial(killed, who=1)),
     "killed without workers": (2, partial(killed, who=1, workers=0)),
@@ -468,11 +459,9 @@ LOST: dict[str, tuple[int, Callable[[Rank], None]]] = {
     "without shutdown": (2, without_shutdown),
     "host in a hurry": (3, host_in_a_hurry),
     "silent store": (3, silent_store),
-    "garbage": (2, garbage),
     "interrupted": (3, interrupted),
     "file store": (2, file_store),
     "alone, TCPStore": (1, alone),
-    "alone, FileStore": (1, alone),
     "alone, HashStore": (1, alone),
 }
 
