@@ -17,7 +17,7 @@ from shard_targets import scratch
 from wds_datapipes import ShardList, StatefulShards
 from wds_datapipes.errors import ChangedShardError, ShardError, StateError
 from wds_datapipes.io.openers import open_url, register_opener
-from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in
+from wds_datapipes.loading.checkpoint.format import STATE, checkpoints_in
 from wds_datapipes.loading.checkpoint.resharding import merge_states
 from wds_datapipes.testing import build_shard
 

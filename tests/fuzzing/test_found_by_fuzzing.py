@@ -20,7 +20,7 @@ from wds_datapipes.codecs.media import AudioDecoder
 from wds_datapipes.errors import CorruptSidecarError, EncodeError, SpecError, StateError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import retry_after
-from wds_datapipes.loading.checkpoint.loader_states import STATE
+from wds_datapipes.loading.checkpoint.format import STATE
 from wds_datapipes.on_error.quarantine import read_quarantine
 from wds_datapipes.samples.caching import END, FRAME, MAGIC, TRAILER, DamagedFile, open_samples
 from wds_datapipes.shard_cache.entry import Entry

@@ -23,8 +23,7 @@ from users_stages import InMain
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.format import WorkerState, checkpoints_in, state_of
 from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]

@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, Stage, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 from wds_datapipes.testing import build_shard
 
 # torchdata calls it whenever a StatefulDataLoader is created.

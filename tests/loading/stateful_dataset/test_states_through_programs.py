@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.loader_states import STATE
+from wds_datapipes.loading.checkpoint.format import STATE
 from wds_datapipes.testing import build_shard
 
 pytestmark = [

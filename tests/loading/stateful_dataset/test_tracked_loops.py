@@ -18,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch
 from wds_datapipes.testing import build_shard
 

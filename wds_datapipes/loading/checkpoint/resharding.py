@@ -8,8 +8,7 @@ from itertools import chain
 from typing import Any
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import ADVICE, Checkpoint, WorkerState
-from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.format import ADVICE, Checkpoint, WorkerState, checkpoints_in, state_of
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.state.pipeline_state import check_resharding, replay_reason, reshard_states

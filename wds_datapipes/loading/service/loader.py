@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.format import STATE, checkpoints_in, state_of
 from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import ShardReadingService

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe, traverse_dps
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.loader_states import STATE
+from wds_datapipes.loading.checkpoint.format import STATE
 from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated, fact_of_seed, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import EpochStart, is_drawn, refuse_hidden_stages, seed_of, seed_stages

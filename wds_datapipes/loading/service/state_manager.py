@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
-from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, text_of
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, text_of
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, ends_together, state_of_rank
 from wds_datapipes.loading.data_parallel import DataParallelGroup, facts_of
 from wds_datapipes.loading.distributed import Ranks

@@ -11,8 +11,14 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
-from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, has_begun, state_of, state_of_stream
+from wds_datapipes.loading.checkpoint.format import (
+    Checkpoint,
+    WorkerState,
+    checkpoints_in,
+    has_begun,
+    state_of,
+    state_of_stream,
+)
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, ends_together
 from wds_datapipes.loading.data_parallel import (
     DataParallelGroup,

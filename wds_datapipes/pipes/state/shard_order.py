@@ -195,10 +195,8 @@ def _text(item: Any, hide: Callable[[str], str]) -> str:
     if isinstance(item, dict):
         named = [str(item[name]) for name in ("__url__", "__key__") if name in item]
         return _text(" ".join(named), hide) if named else f"{len(item)} fields"
-    if isinstance(item, bytes):
-        return f"{len(item)} bytes {item[:16]!r}"
-    if isinstance(item, tuple | list):
-        return f"{len(item)} from {_text(item[0], hide)}" if item else "none"  # the rest may differ between workers
+    if isinstance(item, tuple | list) and item:
+        return f"{len(item)} from {_text(item[0], hide)}"  # the rest may differ between workers
     return repr(item) if isinstance(item, int | float | complex | None) else type(item).__name__
 
 
