@@ -64,7 +64,7 @@ TABLE = [
     Adapted(
         dict.fromkeys(("_adapted", "_datapipe_iter", "_datapipe_before_reading_service_adapt", "_is_paused"), LOADER)
         | dict.fromkeys(("_reset_iter", "_reset_seed"), LOADER)
-        | {"_restarts": "", "_declared": ""},
+        | {"_restarts": ""},
         ("loading/service/loader.py", "loading/torchdata_patches/"),
         "the states, set_epoch and the length that DataLoader2 lacks",
     ),
@@ -76,7 +76,7 @@ TABLE = [
     Adapted({"_utils": "torch._utils:ExceptionWrapper"}, ("loading/transport/errors.py",), "exceptions in transit"),
     Adapted(
         {"_shared_rng": SEEDS, "_worker_rng": SEEDS, "_ctr": "", "_generated_seeds": ""},
-        ("loading/seeding.py", "seeds.py"),
+        ("loading/epoch.py", "seeds.py"),
         "where a seed generator is",
     ),
     Adapted(
@@ -97,7 +97,7 @@ TABLE = [
     Adapted(
         dict.fromkeys(("_snapshot", "_snapshot_step", "_steps_since_snapshot", "_worker_snapshots"), "")
         | dict.fromkeys(("_iterator_finished", "_last_yielded_worker_id", "_num_yielded"), ""),
-        ("loading/checkpoint/loader_states.py", "loading/stateful_dataset/dataset.py"),
+        ("loading/checkpoint/format.py", "loading/stateful_dataset/dataset.py"),
         "keys of the states of StatefulDataLoader, which tests of these states guard",
     ),
 ]

@@ -90,7 +90,7 @@ class ReplayedItems(SnapshotStage[Any]):
     def reset_state(self) -> None:
         """Discard a loaded state; the next iteration starts from the beginning."""
         self._loaded = None
-        self._made = 0
+        self._made = self._last = 0
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         """Begin an epoch, or resume one from a state, in the next iteration."""
