@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from forked_ranks import on_two_ranks
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
@@ -54,31 +53,6 @@ def resumed(workers: int, state: Any, epochs: int = 2) -> list[list[str]]:
     with loader_of(workers) as loader:
         loader.load_state_dict(state)
         return [list(loader) for _ in range(epochs)]
-
-
-def be_a_rank(rank: int, folder: Path, scenario: Callable[[int], Any], results: Any) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    found = None
-    try:
-        found = scenario(rank)
-    finally:
-        results.put((rank, found))
-        dist.destroy_process_group()
-
-
-def on_two_ranks(folder: Path, scenario: Callable[[int], Any]) -> list[Any]:
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    ranks = [context.Process(target=be_a_rank, args=(rank, folder, scenario, results)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    found = dict(results.get() for _ in ranks)
-    for process in ranks:
-        process.join()
-        assert process.exitcode == 0
-        process.close()
-    results.close()
-    return [found[rank] for rank in range(2)]
 
 
 def save_and_resume(rank: int) -> list[Any]:
