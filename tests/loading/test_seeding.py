@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.utils import WorkerInfo, process_reset_fn
 from torchdata.datapipes.iter import IterableWrapper, ShardingFilter
-from torchdata.datapipes.map import SequenceWrapper
 
 from wds_datapipes import ShardReadingService, StatefulShards
 from wds_datapipes.loading.epoch import EpochRun, EpochStart, seed_stages
@@ -59,35 +57,6 @@ class Split(IterDataPipe[Any]):
         items = list(self.source)
         share = -(-len(items) // self.workers)
         yield from items[self.worker * share : (self.worker + 1) * share]
-
-
-class Draws(IterDataPipe[Any]):
-    """Adds a number from each of the global generators."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.source:
-            yield item, random.random(), np.random.random(), torch.rand(()).item()
-
-
-class InMain(IterDataPipe[Any]):
-    """Stays in the main process."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-
-    def is_replicable(self) -> bool:
-        return False
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
-
-
-def dispatch(pipe: Pipe) -> Pipe:
-    rest: Pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-    return rest
 
 
 def numbers(count: int = 40) -> Pipe:
@@ -175,59 +144,8 @@ def read(
         return [list(loader) for _ in range(epochs)]
 
 
-def deep() -> Pipe:
-    """Branches of unequal length, each with a shuffle far from its sharding filter, or near it."""
-    far = numbers().shuffle().map(abs).map(abs).map(abs).sharding_filter()
-    near = numbers().shuffle().sharding_filter().shuffle()
-    joined: Pipe = far.zip(near)
-    return joined
-
-
-def forked() -> Pipe:
-    one, other, third = numbers().shuffle().fork(3)
-    joined: Pipe = one.sharding_filter().zip(other.shuffle(), third.shuffle().sharding_filter()).shuffle()
-    return joined
-
-
-PIPELINES: dict[str, Callable[[], Pipe]] = {
-    "no split": lambda: numbers(10).shuffle(),
-    "shuffled before": lambda: numbers().shuffle().sharding_filter(),
-    "shuffled after": lambda: numbers().sharding_filter().shuffle(),
-    "shuffled before and after": lambda: Draws(numbers().shuffle().sharding_filter().shuffle(buffer_size=5)).shuffle(),
-    "branches of unequal length": deep,
-    "forked": forked,
-    "map-style": lambda: SequenceWrapper(list(range(40))).shuffle().sharding_filter(),
-    "uneven": lambda: numbers().shuffle().sharding_filter().filter(is_kept).shuffle(),
-    "shuffled in the main process": lambda: InMain(Draws(numbers().shuffle().sharding_filter())).shuffle(),
-    "batches": lambda: numbers().shuffle().sharding_filter().batch(3).in_batch_shuffle(),
-    "dispatched": lambda: Draws(dispatch(Draws(numbers().shuffle()))).shuffle(buffer_size=5),
-    "dispatched twice": lambda: dispatch(Draws(numbers().shuffle())).zip(dispatch(Draws(numbers().shuffle()))),
-    "one branch dispatched": lambda: dispatch(numbers().shuffle()).zip(numbers().shuffle().sharding_filter()).shuffle(),
-    "dispatched, then in the main process": lambda: InMain(dispatch(numbers().shuffle())).shuffle(),
-}
 #: Items remain if one branch is longer.
 pytestmark = pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")
-
-
-def is_kept(number: int) -> bool:
-    return number % 4 != 1 and number < 30
-
-
-@pytest.mark.filterwarnings("ignore:The operation of `round_robin_demux`")  # torchdata does not need it with one worker
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("name", PIPELINES)
-def test_a_run_equals_that_of_patched_torchdata(name: str, workers: int) -> None:
-    ours = read(PIPELINES[name](), workers)
-    assert ours == read(PIPELINES[name](), workers, service=MultiProcessingReadingService)
-    assert len({str(epoch) for epoch in ours}) == 3
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_one_seed_gives_a_run_of_different_epochs(workers: int) -> None:
-    runs = [read(PIPELINES["shuffled before and after"](), workers, seed, epochs=4) for seed in (7, 8)]
-    items = [[sorted(item[0] for item in epoch) for epoch in run] for run in runs]
-    assert items == [[list(range(40))] * 4] * 2
-    assert len({str(epoch) for run in runs for epoch in run}) == 8
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -263,21 +181,6 @@ def test_shuffles_before_any_split_agree_on_all_workers(splitter: Callable[..., 
     epochs = read(splitter(numbers().shuffle().shuffle(buffer_size=7)), workers)
     assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 3
     assert len(set(map(tuple, epochs))) == 3
-
-
-def test_dispatched_items_have_the_same_order_for_any_number_of_workers() -> None:
-    runs = [read(dispatch(Draws(numbers().shuffle())), workers, epochs=4) for workers in range(1, 5)]
-    assert all(run == runs[0] for run in runs)
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_each_worker_has_its_own_generators_in_each_epoch(workers: int) -> None:
-    pipe = Draws(numbers().sharding_filter())
-    runs = [read(pipe, workers) for _ in range(2)]
-    assert runs[0] == runs[1]
-    for generator in (1, 2, 3):
-        drawn = [item[generator] for epoch in runs[0] for item in epoch]
-        assert len(set(drawn)) == 120
 
 
 def ask_for_seeds(pipe: Pipe, info: Any, seeds: Any) -> Pipe:

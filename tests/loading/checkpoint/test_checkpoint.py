@@ -6,8 +6,6 @@ import gc
 import itertools
 import json
 import os
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,7 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
-from users_stages import InMain
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import StateError
@@ -31,7 +27,6 @@ STATE = "wds_datapipes"
 BATCHES = int(os.environ.get("RESUME_BATCHES", "10_000"))
 
 Pipe = IterDataPipe[Any]
-Make = Callable[[], Pipe]
 
 
 @pytest.fixture(autouse=True)
@@ -86,12 +81,6 @@ def epoch(made: Any) -> list[Any]:
     return [described(item) for item in made]
 
 
-def resumed(state: dict[str, Any], pipe: Pipe, service: Any, epochs: int = 2) -> list[list[Any]]:
-    with DataLoader2(pipe, reading_service=service) as made:
-        made.load_state_dict(state)
-        return [epoch(made) for _ in range(epochs)]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_chosen_epochs_are_the_same_after_a_resume(workers: int) -> None:
     def chosen(made: Any, *numbers: int) -> list[list[Any]]:
@@ -119,68 +108,8 @@ def test_chosen_epochs_are_the_same_after_a_resume(workers: int) -> None:
         assert chosen(made, 2, 7) == whole[2:]
 
 
-def test_spawned_workers_resume() -> None:
-    with loader(pipeline(), 2) as made:
-        whole = [epoch(made) for _ in range(2)]
-    with loader(pipeline(), 2) as made:
-        assert list(itertools.islice(made, 11)) == whole[0][:11]
-        state = made.state_dict()
-    assert resumed(state, pipeline(), ShardReadingService(2, "spawn")) == [whole[0][11:], whole[1]]
-
-
 def renamed(sample: tuple[str, int]) -> tuple[str, int]:
     return f"renamed {sample[0]}", sample[1]
-
-
-def prefetched() -> Any:
-    return gathered().prefetch(3)
-
-
-def shuffled_by_torch() -> Any:
-    return gathered().shuffle()
-
-
-def taken_apart() -> Any:
-    return gathered().batch(3).unbatch()
-
-
-def dispatched() -> Any:
-    return gathered().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-
-
-def central() -> Any:
-    return InMain(gathered())
-
-
-def ungathered() -> Any:
-    return ShardList("{0..4}.tar").sharding_filter().load_wds_shards()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (shuffled_by_torch, r"Shuffler .*\.shuffle_samples\(n\)"),
-        (prefetched, "Prefetcher .*workers of ShardReadingService prefetch items"),
-        (taken_apart, "UnBatcher has no position in the shards"),
-        (dispatched, "sharding_round_robin_dispatch has no position in the shards"),
-        (central, "InMain runs in the main process"),
-        (ungathered, "ShardLoader has no position in the shards"),
-    ],
-)
-def test_a_stage_without_a_state_is_named_when_a_state_is_loaded(
-    make: Make, message: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its items are replayed."""
-    with loader(make(), 1) as made:
-        items = iter(made)
-        next(items)
-        state = made.state_dict()
-        left = sum(1 for _ in items)
-    with loader(make(), 1) as made:
-        made.load_state_dict(state)
-        assert sum(1 for _ in made) == left > 0
-    (line,) = [record.getMessage() for record in caplog.records if "replay" in record.getMessage()]
-    assert re.search(message, line)
 
 
 def saved(pipe: Pipe, workers: int = 2, cut: int = 7) -> dict[str, Any]:

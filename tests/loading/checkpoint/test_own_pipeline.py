@@ -135,14 +135,6 @@ def test_a_state_does_not_grow_with_the_number_of_urls_or_entries() -> None:
 # the contents of a state
 
 
-def test_a_state_has_the_same_structure_at_any_time() -> None:
-    with loader_of(pipeline()) as loader:
-        states = [loader.state_dict()]
-        states += [loader.state_dict() for _ in itertools.chain(loader, loader)]
-        states.append(loader.state_dict())
-    assert all(state.keys() == {"wds_datapipes"} and type(state["wds_datapipes"]) is str for state in states)
-
-
 def test_a_state_contains_a_seed_that_no_epoch_has_begun_with() -> None:
     with loader_of(pipeline(), seed=8) as loader:
         first, second = list(loader), list(loader)

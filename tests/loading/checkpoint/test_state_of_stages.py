@@ -1,60 +1,39 @@
-"""Chains of stages that count or draw resume from a state."""
+"""Stages that count, and streams that are cut into epochs, resume from a state."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 import torch
+from loader_kinds import Service, items_of
+from pipeline_table import SIZES, STREAMS, Pipe, drawn, is_even, split, write_shards
 from torch.utils.data.graph_settings import apply_random_seed
 
-from wds_datapipes import ShardList
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.io.openers import open_url
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
-from wds_datapipes.testing import build_shard
 
-SIZES = (7, 0, 13, 1, 9)
-Pipe = Any
-Stage = Callable[[Pipe], Pipe]
+#: How many samples the shards without another name have.
+SAMPLES = sum(SIZES[""])
 
 
 @pytest.fixture(autouse=True, scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("shards"))
-        for shard, size in enumerate(SIZES):
-            samples = [{"__key__": f"{shard}-{number}", "cls": str(number)} for number in range(size)]
-            build_shard(f"{shard}.tar", samples)
+        write_shards()
         yield
 
 
-def draw(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
-    return {**sample, "drawn": sample.get("drawn", 0) + rng.random()}
-
-
-def resampled(count: int | None) -> Pipe:
-    return ShardList("{0..4}.tar").resample_wds_shards(count)
-
-
-def once() -> Pipe:
-    return ShardList("{0..4}.tar").shuffle().sharding_filter()
-
-
-def unbegun(source: Callable[[], Pipe], stages: list[Stage], batch: int) -> Pipe:
-    pipe = source().load_wds_shards().group_samples()
-    for stage in stages:
-        pipe = stage(pipe)
-    return pipe.batch(batch) if batch else pipe
-
-
-def seeded(pipe: Pipe) -> Pipe:
-    apply_random_seed(pipe, torch.Generator().manual_seed(3))
+def seeded(pipe: Pipe, epoch: int = 3) -> Pipe:
+    apply_random_seed(pipe, torch.Generator().manual_seed(epoch))
+    load_state(pipe, None)
     return pipe
 
 
@@ -67,66 +46,56 @@ def resumed(pipe: Pipe, state: Any) -> Pipe:
     return pipe
 
 
-def test_resuming_drawn_shards_opens_no_finished_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-
-    def opening(url: str, **options: Any) -> Any:
-        opened.append(url)
-        return open_url(url, **options)
-
-    monkeypatch.setattr("wds_datapipes.io.prefetch.open_url", opening)
-    pipe = seeded(resampled(None).load_wds_shards().group_samples())
-    whole = list(itertools.islice(pipe, 500))
-    state = saved(pipe)
-    before = len(opened)
-    assert before > 50
-    pipe = resumed(resampled(None).load_wds_shards().group_samples(), state)
-    assert len(whole) == 500
-    assert list(itertools.islice(pipe, 1))
-    assert len(opened) - before < 10  # the current shard, or some that are empty and the next
-
-
 def test_a_list_of_keys_resumes_without_repeating_a_key(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
 
     def new() -> Pipe:
-        pipe = once().load_wds_shards().group_samples().log_samples(first=0, key_log=keys)
-        return seeded(pipe.shuffle_samples(5))
+        return seeded(split().log_samples(first=0, key_log=keys).shuffle_samples(5))
 
     list(new())
     whole = keys.read_text()
-    assert whole.count("\n") == sum(SIZES)
-    for cut in range(sum(SIZES) + 1):
+    assert whole.count("\n") == SAMPLES
+    for cut in range(SAMPLES + 1):
         keys.unlink()
         pipe = new()
         head = list(itertools.islice(pipe, cut))
-        state = saved(pipe)
-        tail = list(resumed(new(), state))
-        assert len(head + tail) == sum(SIZES)
+        assert len(head + list(resumed(new(), saved(pipe)))) == SAMPLES
         assert keys.read_text() == whole
 
 
 def test_a_stream_is_not_empty_if_all_its_samples_came_before_the_resume() -> None:
     def new() -> Pipe:
-        return unbegun(once, [], 0).slice_samples(3).non_empty()
+        return split().slice_samples(3).non_empty()
 
     pipe = seeded(new())
     assert len(list(pipe)) == 3
     assert list(resumed(new(), saved(pipe))) == []
-    nothing = unbegun(once, [], 0).slice_samples(0).non_empty()
+    nothing = split().slice_samples(0).non_empty()
     with pytest.raises(EmptySourceError):
         list(resumed(nothing, saved(nothing)))
 
 
-def test_items_read_after_the_last_position_are_no_error_of_a_resumed_epoch(tmp_path: Path) -> None:
-    (tmp_path / "broken.tar").write_bytes(b"x" * 5000)
+@pytest.mark.parametrize("source", [drawn, lambda: split().mix_samples(drawn(), stop="never")])
+def test_a_stream_resumes_after_more_shards_than_may_yield_nothing(source: Callable[[], Pipe]) -> None:
+    """Shards that are skipped to reach the position do not count as shards that yield nothing."""
+    pipe = source().filter(is_even).with_epoch(300)
+    for epoch in range(2):
+        list(seeded(pipe, epoch))
+    iterator = iter(seeded(pipe, 2))
+    assert len(list(itertools.islice(iterator, 10))) == 10
+    state, rest = saved(pipe), list(iterator)
+    again = source().filter(is_even).with_epoch(300)
+    load_state(again, state)
+    assert list(again) == rest
 
-    def new() -> Pipe:
-        shards = ShardList(["0.tar", str(tmp_path / "broken.tar")])
-        return seeded(shards.load_wds_shards().group_samples().slice_samples(SIZES[0]))
 
-    pipe = new()
-    assert len(list(pipe)) == SIZES[0]
-    pipe = resumed(new(), saved(pipe))
-    assert list(pipe) == []
-    assert len(list(pipe)) == SIZES[0]
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_after_an_interrupted_one_resumes_where_it_began(workers: int) -> None:
+    new = partial(Service, STREAMS["batches"], workers)
+    with closing(new()) as run:
+        assert len(items_of(run.epoch(), 3)) == 3
+        epoch = run.epoch()
+        state = run.state()
+        rest, following = items_of(epoch), items_of(run.epoch())
+    with closing(new(state)) as run:
+        assert [items_of(run.epoch()), items_of(run.epoch())] == [rest, following]

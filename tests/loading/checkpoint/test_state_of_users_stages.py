@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
-from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 from users_stages import Buckets, OwnShuffler
 
@@ -21,7 +17,6 @@ from wds_datapipes import ShardList, ShardReadingService, Stage
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.samples.grouping import SampleShuffler
-from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]
@@ -114,32 +109,6 @@ class Pairs(Stage[Any]):
         self.waiting, self.is_resumed = [*state.get("waiting", ())], True
 
 
-class Coping(Stage[Any]):
-    """Counts its items, some of which come again."""
-
-    accepts_again = True
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-        self.count = 0
-        self.again = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.source:
-            self.again -= 1
-            self.count += self.again < 0
-            yield item["__key__"]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: Mapping[str, Any], again: Any = ()) -> None:
-        self.count, self.again = state["count"], len(again)
-
-    def reset_state(self) -> None:
-        self.count = self.again = 0
-
-
 class Unloadable(Plain):
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -166,22 +135,8 @@ class OfSets(Pairs):
         return {"waiting": {*self.waiting}}
 
 
-class Promise:
-    """Has no loop, so its declaration concerns the loop of any class that has one."""
-
-    is_stateless = True
-
-
-class Mixed(Promise, Stage[Any]):
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
-
-
 def test_stages_that_buffer_nothing_have_a_state() -> None:
-    assert PipelineGraph(Known(Mixed(source()))).stateful
+    assert PipelineGraph(Known(source())).stateful
 
 
 def key_of(sample: Any) -> str:
@@ -194,11 +149,6 @@ def first_of(batch: list[Any]) -> Any:
 
 def source() -> Any:
     return ShardList("{0..2}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
-
-
-def seeded(pipe: Pipe) -> Pipe:
-    apply_random_seed(pipe, torch.Generator().manual_seed(3))
-    return pipe
 
 
 ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -257,23 +207,6 @@ def test_items_that_share_an_address_in_a_shuffle_are_noticed(workers: int) -> N
         next(iter(loader))
         with pytest.raises(StateError, match="is declared stateless yields several items for one sample"):
             loader.state_dict()
-
-
-def test_a_stage_that_resumes_from_addresses_may_be_before_a_shuffle() -> None:
-    """It takes the second argument, and reports the addresses of its items."""
-
-    stage = Coping(source())
-    pipe = seeded(stage.shuffle_samples(5))
-    items = iter(pipe)
-    for _ in range(Random(3).randint(5, 20)):
-        next(items)
-    state, count = json.loads(json.dumps(save_state(pipe))), stage.count
-    rest = list(items)
-    again = Coping(source())
-    pipe = seeded(again.shuffle_samples(5))
-    load_state(pipe, state)
-    assert list(pipe) == rest
-    assert again.count == stage.count > count
 
 
 def bucketed() -> Pipe:

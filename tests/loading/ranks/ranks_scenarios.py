@@ -28,7 +28,6 @@ from torch.distributed import distributed_c10d
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import RankLostError
 
 # Silenced by the import above.
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService  # isort: skip
@@ -263,18 +262,6 @@ def killed(rank: Rank, who: int, workers: int = 2) -> None:
     rank.read(rank.load(workers), pause=lambda: os.kill(os.getpid(), signal.SIGKILL) if rank.rank == who else None)
 
 
-def killed_at_the_gate(rank: Rank) -> None:
-    """Rank 1 enters an epoch last, and dies before it has released the barrier."""
-    loader = rank.load()
-    rank.read(loader, 1)
-    if rank.rank == 1:
-        rank.flags.wait(*rank.others("comes"))
-        time.sleep(1)
-        loader.reading_service._ranks._open = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    rank.flags.show(f"{rank.rank} comes")
-    rank.read(loader, 1)
-
-
 def exits(rank: Rank, who: int) -> None:
     rank.read(rank.load(), pause=lambda: sys.exit(3) if rank.rank == who else None)
 
@@ -305,24 +292,6 @@ def find_no_disk(pipe: Any, info: Any) -> Any:
 def cannot_start(rank: Rank) -> None:
     with rank.keeping_the_store():
         rank.read(rank.load(0, worker_init_fn=find_no_disk if rank.rank == 1 else None))
-
-
-def breaks_off(rank: Rank) -> None:
-    """Rank 1 leaves its loop, and continues when the others have stopped waiting for it."""
-    loader = rank.load()
-    if rank.rank == 1:
-        next(iter(loader))
-        rank.flags.wait(*rank.others("is reported"))
-        try:
-            rank.read(loader)
-        finally:
-            rank.flags.show("1 is too late")
-    try:
-        rank.read(loader)
-    except RankLostError:
-        rank.flags.show(f"{rank.rank} is reported")
-        rank.flags.wait("1 is too late")  # the store ends with rank 0
-        raise
 
 
 def epochs_differ(rank: Rank) -> None:
@@ -358,22 +327,6 @@ def without_shutdown(rank: Rank) -> None:
     loader = rank.load(timeout_s=NOT_LOST_S)
     loader.itself = loader
     rank.read(loader, 2)
-
-
-def host_in_a_hurry(rank: Rank) -> None:
-    """Rank 0, which hosts the store, enters last, has nothing to read, and ends at once."""
-    loader = load(numbers(rank.world), 0, NOT_LOST_S)
-    rank.read(loader, 1)
-    if rank.rank == 0:
-        rank.flags.wait(*rank.others("waits"))
-        time.sleep(0.5)
-        iter(loader)
-        loader.shutdown()
-        rank.write_results()
-        os._exit(0)
-    rank.flags.show(f"{rank.rank} waits")
-    rank.read(loader, 1)
-    loader.shutdown()
 
 
 def silent_store(rank: Rank) -> None:
@@ -442,7 +395,6 @@ def alone(rank: Rank) -> None:
 LOST: dict[str, tuple[int, Callable[[Rank], None]]] = {
     "killed": (3, partial(killed, who=1)),
     "killed without workers": (2, partial(killed, who=1, workers=0)),
-    "killed at the gate": (3, killed_at_the_gate),
     "killed with the store": (3, partial(killed, who=0)),
     "exits": (3, partial(exits, who=1)),
     "exits with the store": (3, partial(exits, who=0)),
@@ -450,14 +402,12 @@ LOST: dict[str, tuple[int, Callable[[Rank], None]]] = {
     "bad sample, 0 workers": (3, partial(bad_sample, workers=0)),
     "bad sample, 2 workers": (3, partial(bad_sample, workers=2)),
     "cannot start": (3, cannot_start),
-    "breaks off": (3, breaks_off),
     "epochs differ": (3, epochs_differ),
     "rank 0 never starts": (3, partial(never_starts, who=0)),
     "rank 2 never starts": (3, partial(never_starts, who=2)),
     "ends first": (2, partial(ends_first, who=1, workers=2)),
     "ends first with the store": (2, partial(ends_first, who=0, workers=2)),
     "without shutdown": (2, without_shutdown),
-    "host in a hurry": (3, host_in_a_hurry),
     "silent store": (3, silent_store),
     "interrupted": (3, interrupted),
     "file store": (2, file_store),

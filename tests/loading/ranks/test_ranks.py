@@ -236,9 +236,7 @@ ENDED = r"rank {} has ended its service\."
 FAILED = r"rank {} has ended its service after {}\."
 
 
-@pytest.mark.parametrize(
-    ("scenario", "workers"), [("killed", 2), ("killed without workers", 0), ("killed at the gate", 2)]
-)
+@pytest.mark.parametrize(("scenario", "workers"), [("killed", 2), ("killed without workers", 0)])
 def test_a_killed_rank_is_named(lost: Path, scenario: str, workers: int) -> None:
     outcome = Outcome(lost / scenario)
     outcome.check_survivors(1, WAITED.format(1), workers)
@@ -298,12 +296,6 @@ def test_a_rank_that_cannot_start_is_named_with_the_error(lost: Path) -> None:
         assert re.fullmatch(message.format(1, "OSError: no such disk"), outcome.results[rank]["error"])
 
 
-def test_a_rank_that_leaves_its_loop_is_named_and_cannot_rejoin(lost: Path) -> None:
-    outcome = Outcome(lost / "breaks off")
-    outcome.check_survivors(1, WAITED.format(1))
-    assert outcome.results[1] == {"epochs": [[]], "error": outcome.results[0]["error"]}
-
-
 def test_a_rank_with_fewer_epochs_is_named(lost: Path) -> None:
     outcome = Outcome(lost / "epochs differ")
     outcome.check_survivors(0, ENDED.format(0))
@@ -324,12 +316,6 @@ def test_a_rank_that_does_not_start_is_named(lost: Path, who: int) -> None:
 )
 def test_ranks_end_when_they_are_done_without_affecting_others(lost: Path, scenario: str, epochs: int) -> None:
     Outcome(lost / scenario).check_whole(epochs)
-
-
-def test_the_store_stays_until_all_ranks_have_begun_the_last_epoch(lost: Path) -> None:
-    outcome = Outcome(lost / "host in a hurry")
-    assert [results["epochs"] for results in outcome.results] == [[[0]], [[1], [1]], [[2], [2]]]
-    assert outcome.codes == [0, 0, 0]
 
 
 def test_a_waiting_rank_can_be_interrupted_and_retry(lost: Path) -> None:

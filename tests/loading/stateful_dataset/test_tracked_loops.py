@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -201,22 +200,6 @@ def test_a_state_contains_a_chosen_epoch_that_has_not_begun(way: str) -> None:
         with new_run(way, 2, state) as run:
             assert [list(run.epoch()), list(run.epoch())] == [rest, following]
         assert sorted(head + rest) == sorted(following) == KEYS
-
-
-def start_late(worker: int) -> None:
-    time.sleep(worker / 2)
-
-
-def test_an_epoch_can_be_chosen_before_a_worker_has_begun_the_previous_one() -> None:
-    data = StatefulShards(pipeline())
-    loader = batches_of(data, 2, batch_size=1, persistent_workers=True, worker_init_fn=start_late)
-    assert len(next(iter(loader))) == 1
-    data.set_epoch(1)
-    first = list(loader)
-    assert sorted(key for batch in first for key in batch) == KEYS
-    other = StatefulShards(pipeline())
-    other.set_epoch(1)
-    assert list(batches_of(other, 2, batch_size=1)) == first
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
