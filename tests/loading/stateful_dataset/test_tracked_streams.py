@@ -205,5 +205,5 @@ def test_a_stream_on_another_number_of_workers_is_refused(before: int, after: in
     loader = DataLoader[Any](
         run.data, batch_size=None, num_workers=after, multiprocessing_context="fork" if after else None
     )
-    with pytest.raises(StateError, match=f"there are {after} workers now instead of {before}"):
+    with pytest.raises(StateError, match=f"but there are {after} now"):
         next(run.data.tracked(loader))

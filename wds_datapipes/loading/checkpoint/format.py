@@ -117,6 +117,14 @@ class Checkpoint:
         """The rank, the number of ranks, whether the service has split among them, and the number of workers."""
         return self.rank, self.ranks, self.distributed, self.workers
 
+    def part_of(self, process: int) -> tuple[int, WorkerState]:
+        """Return the number of the worker that a process of a loader is, and its state."""
+        if self.worker is not None:
+            return self.worker, self.parts[0]
+        # The loader starts with its process 0, but the epoch resumes with the worker that yields the next item.
+        number = (process + self.turn) % len(self.parts)
+        return number, self.parts[number]
+
     def as_dict(self) -> dict[str, Any]:
         """Return the checkpoint as plain values."""
         return {**vars(self), "parts": [vars(part) for part in self.parts]}

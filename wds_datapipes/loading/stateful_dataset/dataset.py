@@ -375,7 +375,7 @@ class StatefulShards(IterableDataset[Any]):
             epochs.loaded = [resumed_from]  # so that the workers do not each reshard
             turn, parts = 0 if resumed_from.is_over else resumed_from.turn, [*resumed_from.parts] or parts
         elif epochs.spans_epochs:
-            epochs.check_stream(row, loader.num_workers, is_tracked=True)
+            epochs.check_workers(row, loader.num_workers, is_tracked=True)
         if not row.loaded and epochs.spans_epochs and last is not None:
             found = last.states()
             epochs.before = self._saved(last.row or row, workers=len(found), parts=found)

@@ -140,13 +140,7 @@ class Epochs:
         row = self._shared.read(own)
         # The arguments of a new process are correct even if the loop has stopped meanwhile.
         self._records = info is not None and (self._shared.is_tracked if self._has_begun_any else self.is_tracked)
-        if self.spans_epochs:
-            self.check_stream(row, workers, is_tracked=self._records)
-        if info is not None and self._shared.has_other_workers(workers):
-            raise StateError(
-                f"A StatefulShards requires the same number of workers in all epochs, but there are {workers} now. To "
-                f"resume with a different number, create another StatefulShards, and load the state of this one"
-            )
+        self.check_workers(row, workers, is_tracked=self._records)
         seeds = EpochSeeds(wanted=self._shared.chosen(row.begun))
         if row.epoch:
             seeds.epoch, seeds.first, seeds.next = row.epoch - 1, row.first, row.next
@@ -162,30 +156,22 @@ class Epochs:
                 resumed_from.log_replay(self._replay_reason)
         generator = SeedGenerator(self._seed if seeds.next is None else seeds.next)
         meet = (lambda seed: seed) if self.distributed else None
+        ongoing = resumed_from if resumed_from is not None and not resumed_from.is_over else None
+        try:
+            seeds.begin(generator, ongoing, meet=meet)
+        except StateError:
+            if ongoing is not None and ongoing.worker is not None:
+                # A StatefulDataLoader begins the epoch of a state even if the loop has ended, and then the next one.
+                self.loaded = []
+                self._shared.write(row._replace(loaded=0), own)
+            raise
+        if ongoing is not None and seeds.wanted is not None:
+            self._shared.choose(seeds.wanted, row.begun + 1)
         self.number = own
-        if resumed_from is None or resumed_from.is_over:
-            seeds.begin(generator, meet=meet)
-            if self.spans_epochs and resumed_from is not None and resumed_from.parts:
-                self._base = resumed_from.parts[own]
-            elif self.spans_epochs and info is not None and self.before is not None and not self._has_begun_any:
-                self._base = self.before.parts[own].renewed()
-        else:
-            try:
-                seeds.begin(generator, resumed_from, meet=meet)
-            except StateError:
-                if resumed_from.worker is not None:
-                    # A StatefulDataLoader begins the epoch of a state even if the loop has ended, and then the next.
-                    self.loaded = []
-                    self._shared.write(row._replace(loaded=0), own)
-                raise
-            if seeds.wanted is not None:
-                self._shared.choose(seeds.wanted, row.begun + 1)
-            if resumed_from.worker is not None:
-                self.number, self._base = resumed_from.worker, resumed_from.parts[0]
-            else:
-                # The loader starts with its worker 0, but the epoch resumes with the worker that yields the next item.
-                self.number = (own + resumed_from.turn) % len(resumed_from.parts)
-                self._base = resumed_from.parts[self.number]
+        if resumed_from is not None and resumed_from.parts and (ongoing is not None or self.spans_epochs):
+            self.number, self._base = resumed_from.part_of(own)
+        elif resumed_from is None and info is not None and self.before is not None and not self._has_begun_any:
+            self._base = self.before.parts[own].renewed()
         self._epoch_seed, self.loaded, self._has_begun_any = seeds.seed, [], info is not None
         seeds.end(generator)
         row = WorkerRow(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
@@ -202,7 +188,13 @@ class Epochs:
             self._begin()
         worker, identity = WorkerIdentity(own_worker().num_workers, self.number), RankIdentity(self.ranks, self.rank)
         pipe = split_by_worker(self.part_of_rank(), worker, identity)
-        self._run = run = EpochRun(pipe, self._start())
+        seeds, is_worker = SeedGenerator(self._epoch_seed), get_worker_info() is not None
+        if self.distributed:
+            seeds.spawn(self.rank, inplace=True)
+        if is_worker:  # otherwise the global generators of this process belong to the training
+            seeds = seeds.spawn(self.number)
+        state = None if self._base.stages is None else self._base
+        self._run = run = EpochRun(pipe, EpochStart(seeds, state, self._replay_reason, owns_generators=is_worker))
         for item in run.items:
             self._has_items = True
             yield item
@@ -216,18 +208,8 @@ class Epochs:
             return self._pipe
         return split_by_rank(self._pipe, RankIdentity(self.ranks, self.rank))
 
-    def _start(self) -> EpochStart:
-        """Return how the epoch begins in this process."""
-        seeds, is_worker = SeedGenerator(self._epoch_seed), get_worker_info() is not None
-        if self.distributed:
-            seeds.spawn(self.rank, inplace=True)
-        if is_worker:  # otherwise the global generators of this process belong to the training
-            seeds = seeds.spawn(self.number)
-        state = None if self._base.stages is None else self._base
-        return EpochStart(seeds, state, self._replay_reason, owns_generators=is_worker)
-
-    def check_stream(self, row: WorkerRow, workers: int, *, is_tracked: bool) -> None:
-        """Check that the starting position of an epoch that continues the previous one is known.
+    def check_workers(self, row: WorkerRow, workers: int, *, is_tracked: bool) -> None:
+        """Check that each worker knows where the previous epoch has ended.
 
         Args:
             row: the facts of the previous epoch.
@@ -235,16 +217,17 @@ class Epochs:
             is_tracked: whether the loop is tracked.
 
         Raises:
-            StateError: it is unknown.
+            StateError: it does not.
         """
-        if workers and not is_tracked:
+        if self.spans_epochs and workers and not is_tracked:
             raise StateError(
                 "with_epoch continues its stream from one epoch to the next, but the worker processes of this loader "
                 "may end with each epoch. Loop over data.tracked(loader), and save data.state_dict(), even with a "
                 "StatefulDataLoader; or use DataLoader2 with ShardReadingService, or num_workers=0"
             )
-        if row.begun and not row.loaded and row.workers != workers:
+        is_other_stream = self.spans_epochs and row.begun and not row.loaded and row.workers != workers
+        if is_other_stream or (workers and self._shared.has_other_workers(workers)):
             raise StateError(
-                f"with_epoch continues the stream of each worker, but there are {workers} workers now instead of "
-                f"{row.workers}. Resume with as many workers as before"
+                f"A StatefulShards requires the same number of workers in all epochs, but there are {workers} now. To "
+                f"resume with a different number, create another StatefulShards, and load the state of this one"
             )
