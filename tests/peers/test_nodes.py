@@ -278,9 +278,9 @@ def test_states_that_cannot_be_loaded_say_why() -> None:
         return state
 
     rare = state_after(tn.Prefetcher(node_of(), prefetch_factor=2, snapshot_frequency=4))
-    with pytest.raises(StateError, match=r"3 steps before it was saved.*snapshot_frequency=1"):
+    with pytest.raises(StateError, match=r"saved some items after .*snapshot_frequency=1"):
         dataset(rare)
-    with pytest.raises(StateError, match=r"3 items into a batch.*without Unbatcher"):
+    with pytest.raises(StateError, match=r"saved some items after .*without Unbatcher"):
         dataset(state_after(tn.Unbatcher(tn.Batcher(node_of(), batch_size=4))))
     with pytest.raises(StateError, match=r"This is not the state of a loader, .*dataset_node_states"):
         dataset(state_after(mixed(tn.StopCriteria.ALL_DATASETS_EXHAUSTED)))

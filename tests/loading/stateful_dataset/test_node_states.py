@@ -77,10 +77,9 @@ def test_a_state_is_found_in_a_chain_of_nodes() -> None:
     data = data_of()
     data.load_state_dict(gather_states(wrapped(steps_since_snapshot=0)))
     assert list(epoch_of(data, 1)) == rest
-    with pytest.raises(StateError, match="3 steps before it was saved"):
-        data_of().load_state_dict(wrapped(steps_since_snapshot=3))
-    with pytest.raises(StateError, match="2 items into a batch"):
-        data_of().load_state_dict(wrapped(batch_idx=2))
+    for counts in ({"steps_since_snapshot": 3}, {"batch_idx": 2}):
+        with pytest.raises(StateError, match=r"saved some items after .*snapshot_frequency=1, and without Unbatcher"):
+            data_of().load_state_dict(wrapped(**counts))
     with pytest.raises(StateError, match="not the state of a loader"):
         data_of().load_state_dict({"root": {"source": None}, "num_yielded": 4})
 
