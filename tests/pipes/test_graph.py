@@ -50,9 +50,3 @@ def test_stages_are_listed_branch_by_branch() -> None:
     pipe = IterableWrapper("ab").map(str).mix_samples(IterableWrapper("cd").shuffle().filter(bool))
     names = [name_of(stage) for stage in PipelineGraph(pipe).stages]
     assert names == ["SampleMixer", "Mapper", "IterableWrapper", "Filter", "Shuffler", "IterableWrapper"]
-
-
-def test_the_lengths_of_the_sources_of_a_mixture_do_not_declare_its_length() -> None:
-    sources = IterableWrapper("ab").with_length(2), IterableWrapper("cd").with_length(2)
-    pipe = sources[0].mix_samples(sources[1]).map(str).with_length(4)
-    assert [stage.n for stage in PipelineGraph(pipe).length_stages] == [4]
