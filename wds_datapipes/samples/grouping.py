@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
-from wds_datapipes.errors import ChangedShardError, DuplicateKeyError
+from wds_datapipes.errors import DuplicateKeyError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.redaction import short_repr
@@ -323,39 +323,6 @@ def _check_member(member: MemberTuple) -> MemberTuple:
             f"{type(member).__name__}: {short_repr(member)}"
         ) from None
     return member
-
-
-def check_next_key(
-    shards: Iterable[ShardMembers], following: NextPosition, key_rule: KeyRule
-) -> Iterator[ShardMembers]:
-    """Yield all shards, and check that the member at a position of a state still has the same key, if it is known.
-
-    Raises:
-        ChangedShardError: the key differs.
-    """
-    number, offset, key = following
-    for shard, members in shards:
-        is_checked = key and shard.number == number
-        yield shard, _check_key(shard, members, offset, key, key_rule) if is_checked else members
-
-
-def _check_key(
-    shard: Shard, members: Iterator[MemberTuple], start: int, key: str, key_rule: KeyRule
-) -> Iterator[MemberTuple]:
-    for member in members:
-        _, name, _, offset = member
-        if offset == start:
-            parts = key_rule(name)
-            if parts is None or parts[0] != key:
-                raise ChangedShardError(
-                    f"{redact(shard.url)} has changed since the state was saved: at byte {offset}, the sample {key!r} "
-                    f"began, and now one with the name {name!r}. A state can only be loaded with the same shards that "
-                    "it was saved with"
-                )
-            yield member
-            break
-        yield member
-    yield from members
 
 
 class _FieldNames(dict[str, str]):

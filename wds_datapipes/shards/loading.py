@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, BinaryIO, ClassVar
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
@@ -15,19 +17,19 @@ from wds_datapipes.errors import (
     CorruptShardError,
     ShardError,
     ShardOpenError,
-    ShardReadError,
     TruncatedShardError,
 )
-from wds_datapipes.io.compression.decompress import decompress_stream
-from wds_datapipes.io.openers import local_path, open_url, redact
+from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import ShardPrefetcher
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.urls import OpeningURL, check_url
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, check_on_error
 from wds_datapipes.redaction import short_repr
+from wds_datapipes.shards.position import ALL_SHARDS, WHOLE, Resume
+from wds_datapipes.shards.seeking import ArchiveSpans, check_unchanged, open_archive
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
-from wds_datapipes.types import MemberTuple, Opener, Shard
+from wds_datapipes.types import MemberTuple, Shard
 
 
 @dataclass(frozen=True)
@@ -141,17 +143,8 @@ ShardMembers = tuple[Shard, Iterator[MemberTuple]]
 def read_shards(
     source: Iterable[str | os.PathLike[str]], options: StreamOptions = DEFAULT_OPTIONS
 ) -> Iterator[ShardMembers]:
-    """Read the shards of ``source`` in turn, and yield each with its members.
-
-    The error policy applies per shard: if reading fails, the rest of the shard is skipped. The members yielded before
-    the error remain valid, and the shard is marked as incomplete.
-
-    Remote shards are prefetched, up to ``read_ahead`` bytes: see `ShardPrefetcher`.
-    """
-    reader = ShardReader(source, options)
-    for shard in reader:
-        yield shard, reader.read(shard)
-    reader.finish()
+    """Read the shards of ``source`` in turn, and yield each with its members."""
+    return iter(ShardReader(source, options))
 
 
 def load_wds_shards(
@@ -163,26 +156,32 @@ def load_wds_shards(
 
 
 class ShardReader:
-    """One pass over shards: yields each, and reads its members. At most ``options.open_shards`` may be open.
+    """One pass over shards, or over the part of them that remains to be read after a state.
+
+    Iterating yields each shard with its members. If several shards are open, `shards` yields the shards, and the caller
+    decides which to `read` next.
+
+    The error policy applies per shard: if reading fails, the rest of the shard is skipped. The members yielded before
+    the error remain valid, and the shard is marked as incomplete.
+
+    Remote shards are prefetched, up to ``read_ahead`` bytes: see `ShardPrefetcher`.
 
     Args:
         source: yields the paths or URLs of shards.
         options: how to read them.
-        is_whole: returns whether the shard with this number is read completely, and so may be prefetched.
+        resume: the part that remains to be read.
     """
 
     def __init__(
-        self,
-        source: Iterable[str | os.PathLike[str]],
-        options: StreamOptions,
-        is_whole: Callable[[int], bool] = lambda _: True,
+        self, source: Iterable[str | os.PathLike[str]], options: StreamOptions, resume: Resume = ALL_SHARDS
     ) -> None:
-        self.options = options
+        self.options, self._resume = options, resume
         self._source, self._taken = source, 0
         self._policy = ErrorPolicy(options.on_error, options.stage)
-        self.opener_options = {**options.opener_options, "counters": self._policy.counters}
+        self._opener_options = {**options.opener_options, "counters": self._policy.counters}
+        remaining = source if resume.last == sys.maxsize else islice(source, resume.last + 1)  # may be infinite
         self._prefetcher = ShardPrefetcher(
-            source, options.read_ahead, self.opener_options, is_whole, options.open_shards
+            remaining, options.read_ahead, self._opener_options, resume.is_whole, options.open_shards
         )
 
     @property
@@ -190,7 +189,12 @@ class ShardReader:
         """Whether the error policy has ended reading."""
         return self._policy.has_ended
 
-    def __iter__(self) -> Iterator[Shard]:
+    def __iter__(self) -> Iterator[ShardMembers]:
+        for shard in self.shards():
+            yield from self.read(shard, self._resume.spans(shard.number))
+        self.finish()
+
+    def shards(self) -> Generator[Shard, None, None]:
         """Yield the shards in order, until the source is exhausted or the error policy ends reading."""
         counts_shards = self.options.counts_shards
         for number, url in enumerate(self._policy.counted(self._prefetcher) if counts_shards else self._prefetcher):
@@ -206,6 +210,25 @@ class ShardReader:
             if self._policy.has_ended:
                 return
 
+    def read(self, shard: Shard, spans: Sequence[tuple[int, int]]) -> Iterator[ShardMembers]:
+        """Read spans of a shard, in order, each as a separate shard with the same number.
+
+        Raises:
+            ChangedShardError: the shard has changed since the state was saved.
+        """
+        if not spans:
+            return
+        self._policy.counters.record_shard(redact(shard.url))
+        if spans == [WHOLE]:
+            yield shard, self._read_whole(shard)
+            return
+        with ArchiveSpans(shard.url, self._opener_options, self.options.limits, last_start=spans[-1][0]) as archive:
+            for start, end in spans:
+                part = Shard(shard.url, shard.local_path, shard.number, end)
+                yield part, self._read_span(part, archive, start, is_last=(start, end) == spans[-1])
+                if not part.is_complete:
+                    break
+
     def finish(self) -> None:
         """Warn about the skipped shards, if there are more than already reported; count those left unread."""
         if self._policy.has_ended:
@@ -216,24 +239,25 @@ class ShardReader:
         """Stop prefetching."""
         self._prefetcher.close()
 
-    def read(self, shard: Shard) -> Iterator[MemberTuple]:
-        """Yield all members of a shard."""
-        self.record_shard(shard)
-        with self.handle_errors(shard), ExitStack() as stack:
+    def _read_whole(self, shard: Shard) -> Iterator[MemberTuple]:
+        with self._handle_errors(shard), ExitStack() as stack:
             opener = partial(self._prefetcher.open, shard.number)
-            stream = open_archive(shard.url, self.opener_options, stack, opener, limits=self.options.limits)
-            yield from self.members(stream, shard)
+            stream = open_archive(shard.url, self._opener_options, stack, opener, limits=self.options.limits)
+            yield from self.options.items(stream, shard, 0, self._policy)
 
-    def record_shard(self, shard: Shard) -> None:
-        """Record a shard as the one being read."""
-        self._policy.counters.record_shard(redact(shard.url))
-
-    def members(self, stream: BinaryIO, shard: Shard, start: int = 0) -> Iterator[MemberTuple]:
-        """Yield the items of an uncompressed shard, or of the part of it that begins at byte ``start``."""
-        return self.options.items(stream, shard, start, self._policy)
+    def _read_span(self, part: Shard, archive: ArchiveSpans, start: int, *, is_last: bool) -> Iterator[MemberTuple]:
+        with self._handle_errors(part):
+            try:
+                members = self.options.items(archive.open_span(start, part.end), part, start, self._policy)
+                yield from check_unchanged(members, part, start, self._resume)
+            except BaseException:
+                archive.close()
+                raise
+            if is_last:
+                archive.close()  # may raise, as for a command that failed
 
     @contextmanager
-    def handle_errors(self, shard: Shard) -> Iterator[None]:
+    def _handle_errors(self, shard: Shard) -> Iterator[None]:
         """Record whether a shard was read to its end, and apply the error policy if reading fails."""
         try:
             yield
@@ -254,21 +278,3 @@ def _local_path(url: str) -> str | None:
         return local_path(url)
     except ShardOpenError:  # opening the shard raises it again, where the error policy applies
         return None
-
-
-def open_archive(
-    url: str, options: Mapping[str, Any], stack: ExitStack, opener: Opener | None = None, *, limits: ReadLimits
-) -> BinaryIO:
-    """Open a shard and decompress it; ``stack`` closes it."""
-    try:
-        raw = stack.enter_context((opener or open_url)(url, **options))
-        return stack.enter_context(decompress_stream(raw, url=url, limits=limits))
-    except ShardError:
-        raise
-    except OSError as error:
-        raise read_error(redact(url), error) from error
-
-
-def read_error(archive: str, error: OSError) -> ShardReadError:
-    """Return the error for a shard that the operating system or a library fails to read."""
-    return ShardReadError(f"{archive} could not be read to its end: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Positions in a list of shards: the progress of a reader, and the part to read after a resume."""
+"""Positions in a list of shards: the progress of a reader, the part to read after a resume, and its assignment."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ NextPosition: TypeAlias = tuple[int, int, str]
 
 #: The position after all shards.
 END_OF_SHARDS: NextPosition = (sys.maxsize, 0, "")
+#: The span of a whole shard.
+WHOLE = (0, -1)
 
 
 class SamplePosition(NamedTuple):
@@ -184,7 +186,7 @@ class ShardShare:
         """Return the spans of a shard to read, in order, as pairs of offsets; -1 is its end."""
         if shard < self.since:
             return self.pieces.get(shard, ())
-        return [(0, -1)] if shard % self.every == self.turn else ()
+        return [WHOLE] if shard % self.every == self.turn else ()
 
     def shards(self, end: int) -> Iterator[int]:
         """Yield the numbers of the shards before ``end`` that have something to read, in no particular order."""
@@ -214,10 +216,6 @@ class ShardShare:
         return cls(every, turn, since, pieces)
 
 
-#: The share of an instance that does not share its list of shards.
-ALL = ShardShare()
-
-
 @dataclass(frozen=True)
 class Resume:
     """The part of a list of shards that remains to be read.
@@ -228,17 +226,27 @@ class Resume:
         share: the share of this instance in the list before it is split; None if the list is its own.
         open: the positions from which nothing was read yet in earlier shards that were open, in the order of their
             turns.
+        key_rule: splits the name of a member into its key and field.
     """
 
     next: NextPosition = (0, 0, "")
     again: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     share: ShardShare | None = None
     open: Sequence[NextPosition] = ()
+    key_rule: Callable[[str], tuple[str, str] | None] = field(default=lambda _: None, compare=False)
 
     @property
     def last(self) -> int:
         """The number of the last shard that may have something to read."""
         return max(self.again, default=-1) if self.next == END_OF_SHARDS else END_OF_SHARDS[0]
+
+    def is_whole(self, shard: int) -> bool:
+        """Whether all of a shard is to be read."""
+        return shard <= self.last and self.spans(shard) == [WHOLE]
+
+    def key_at(self, shard: int, offset: int) -> str:
+        """Return the key of the next sample if this is its position, or ""."""
+        return next((key for number, start, key in (self.next, *self.open) if (number, start) == (shard, offset)), "")
 
     def spans(self, shard: int) -> list[tuple[int, int]]:
         """Return the spans of a shard to read, in order, as pairs of offsets; -1 is its end."""
@@ -252,8 +260,69 @@ class Resume:
             if shard < first:
                 return []
             reached = offset if shard == first else 0
-        own = (self.share or ALL).spans(shard)
+        own = [WHOLE] if self.share is None else self.share.spans(shard)
         return [(max(start, reached), end) for start, end in own if end < 0 or end > reached]
+
+
+#: All shards of a list.
+ALL_SHARDS = Resume()
+
+
+def assign_shards(
+    states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
+) -> list[ShardShare]:
+    """Assign the samples that the previous instances have not yielded to a different number of instances.
+
+    The rest of a partly read shard goes to one instance, along with the samples held back from it. So does each other
+    shard before the last one that was started; the later shards, however many, are assigned round-robin.
+
+    Args:
+        states: for each previous instance, the position in its shards after the delivered items, as in the state of
+            ``.group_samples()``; ``None`` is the beginning.
+        waiting: for each previous instance, the samples that its stages hold back.
+        instances: the current number of instances.
+    """
+    remaining = [
+        _remaining(state or {}, number, len(states), held)
+        for number, (state, held) in enumerate(zip(states, waiting, strict=True))
+    ]
+    since = max(max(share.since, resume.next[0] + (resume.next[1] > 0)) for share, resume in remaining)
+    # For each piece: whether it is known to contain many samples, and the bytes of single ones.
+    pieces: dict[int, list[tuple[int, int]]] = {}
+    sizes: dict[int, tuple[bool, int]] = {}
+    for share, resume in remaining:
+        for shard in {*resume.again, *share.shards(since)}:
+            if spans := resume.spans(shard):
+                pieces[shard] = spans
+                is_open = resume.unread(shard) != [] and spans[-1][1] < 0
+                sizes[shard] = is_open, sum(max(0, end - start) for start, end in spans)
+    # Assign large pieces first, so that no instance has much more than another.
+    order = sorted(pieces, key=lambda shard: (*sizes[shard], -shard), reverse=True)
+    return [
+        ShardShare(
+            every=instances,
+            turn=(instance - len(pieces) + since) % instances,
+            since=since,
+            pieces={shard: pieces[shard] for shard in sorted(order[instance::instances])},
+        )
+        for instance in range(instances)
+    ]
+
+
+def _remaining(
+    state: Mapping[str, Any], number: int, instances: int, waiting: Sequence[SamplePosition]
+) -> tuple[ShardShare, Resume]:
+    """Return the share of an instance, and the rest of it that is unread."""
+    shard, start, key = next_position(state.get("next", (0, 0, "")))
+    again = defaultdict[int, list[tuple[int, int]]](list)
+    if "dealt" in state:
+        share, every, turn = ShardShare.from_state(state["dealt"]), 1, 0
+    else:  # it counts the shards assigned to it at the start of the epoch
+        share, every, turn = ShardShare(instances, number), instances, number
+    for address in waiting:
+        again[address.shard * every + turn].append((address.start, address.end))
+    was_open = [(number * every + turn, at, key) for number, at, key in open_positions(state.get("open", ()))]
+    return share, Resume((shard * every + turn, start, key), again, share, open=was_open)
 
 
 def missing_samples_error(count: int) -> ChangedShardError:

@@ -1,12 +1,10 @@
-"""Resuming: reads the remaining parts of shards, from an offset if the shard supports it."""
+"""Opening of shards, and of their parts: at an offset if the shard supports it."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.errors import (
@@ -14,17 +12,20 @@ from wds_datapipes.errors import (
     CorruptShardError,
     SampleError,
     ShardError,
+    ShardReadError,
     TruncatedShardError,
     UnsupportedMemberError,
 )
-from wds_datapipes.io.compression.decompress import buffer_stream
+from wds_datapipes.io.compression.decompress import buffer_stream, decompress_stream
 from wds_datapipes.io.compression.formats import detect_compression
-from wds_datapipes.io.openers import open_parts, redact
-from wds_datapipes.shards.loading import ShardMembers, ShardReader, StreamOptions, open_archive, read_error
+from wds_datapipes.io.openers import open_parts, open_url, redact
+from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.shards.position import Resume
-from wds_datapipes.types import MemberTuple, Shard
+from wds_datapipes.types import MemberTuple, Opener, Shard
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from wds_datapipes.io.remote.remote_file import RemoteFile
 
 
@@ -34,156 +35,125 @@ LOGGER = logging.getLogger("wds_datapipes")
 LOGGED_FROM_BYTES = 16 << 20
 #: Bytes are skipped in pieces of this size.
 PIECE = 128 << 10
-#: All of a shard.
-WHOLE = (0, -1)
 
 
-def resume_shards(source: Iterable[Any], options: StreamOptions, resume: Resume) -> Iterator[ShardMembers]:
-    """Read the part of the shards of ``source`` that remains after a state: buffered samples, and all that follow.
-
-    Each part of a shard is yielded as a separate shard with the same number.
-
-    Raises:
-        ChangedShardError: a shard has changed since the state was saved.
-    """
-
-    def is_whole(number: int) -> bool:
-        return number <= resume.last and resume.spans(number) == [WHOLE]
-
-    remaining = source if resume.last == sys.maxsize else islice(source, resume.last + 1)  # may be infinite
-    reader = ShardReader(remaining, options, is_whole)
-    for shard in reader:
-        yield from read_spans(reader, shard, resume.spans(shard.number))
-    reader.finish()
-
-
-def read_spans(reader: ShardReader, shard: Shard, spans: Sequence[tuple[int, int]]) -> Iterator[ShardMembers]:
-    """Read spans of a shard, in order, each as a separate shard with the same number."""
-    if not spans:
-        return
-    if spans == [WHOLE]:
-        yield shard, reader.read(shard)
-        return
-    reader.record_shard(shard)
-    archive = _SpanReader(reader, shard, last_start=spans[-1][0])
+def open_archive(
+    url: str, options: Mapping[str, Any], stack: ExitStack, opener: Opener | None = None, *, limits: ReadLimits
+) -> BinaryIO:
+    """Open a shard and decompress it; ``stack`` closes it."""
     try:
-        for start, end in spans:
-            part = Shard(shard.url, shard.local_path, shard.number, end)
-            yield part, _read_span(reader, part, archive, start, is_last=(start, end) == spans[-1])
-            if not part.is_complete:
-                break
-    finally:
-        archive.close()
+        raw = stack.enter_context((opener or open_url)(url, **options))
+        return stack.enter_context(decompress_stream(raw, url=url, limits=limits))
+    except ShardError:
+        raise
+    except OSError as error:
+        raise _read_error(url, error) from error
 
 
-def _read_span(
-    reader: ShardReader, part: Shard, archive: _SpanReader, start: int, *, is_last: bool
-) -> Iterator[MemberTuple]:
-    with reader.handle_errors(part):
-        try:
-            members = reader.members(archive.open_span(start, part.end), part, start)
-            yield from check_unchanged(members, redact(part.url), start, part.end)
-        except BaseException:
-            archive.close()
-            raise
-        if is_last:
-            archive.close()  # may raise, as for a command that failed
-
-
-class _SpanReader:
+class ArchiveSpans:
     """Reads spans of an archive, in the order of their offsets; opens it once, when the first is read.
 
     A remote archive is read by a range request for each span. Any other is one stream, which seeks, or else skips the
     bytes between the spans.
+
+    Args:
+        url: the archive.
+        options: passed to `open_url`.
+        limits: the limits on its compression.
+        last_start: the offset of the last span.
     """
 
-    def __init__(self, reader: ShardReader, shard: Shard, last_start: int) -> None:
-        self._reader, self._shard, self._last_start = reader, shard, last_start
+    def __init__(self, url: str, options: Mapping[str, Any], limits: ReadLimits, last_start: int) -> None:
+        self._url, self._options, self._limits, self._last_start = url, options, limits, last_start
         self._stack = ExitStack()
         self._remote: RemoteFile | None = None
         self._stream: BinaryIO | None = None
-        self._at = 0
         self._section: _Section | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def open_span(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` to ``end``, or to the end of the archive if ``end`` is -1.
 
         Earlier streams become invalid.
         """
-        if self._remote is None and self._stream is None:
+        if self._remote is None and self._section is None:
             self._open()
         if self._remote is not None:
             if self._stream is not None:
                 self._stream.close()
             self._stream = buffer_stream(self._remote.part(start, end))
             return self._stream
-        stream = cast(BinaryIO, self._stream)
+        stream, section = cast(BinaryIO, self._stream), cast(_Section, self._section)
         try:
             if stream.seekable():
-                stream.seek(start)
-            else:
-                remaining = start - (self._at - (self._section.remaining if self._section else 0))
-                while remaining > 0 and (piece := stream.read(min(remaining, PIECE))):
-                    remaining -= len(piece)
+                section.at = stream.seek(start)
+            section.end = start
+            while section.read(PIECE):
+                pass
         except ShardError:
             raise
         except OSError as error:
-            raise read_error(redact(self._shard.url), error) from error
-        if end < 0:
-            return stream
-        self._at, self._section = end, _Section(stream, end - start)
-        return cast(BinaryIO, self._section)
+            raise _read_error(self._url, error) from error
+        section.end = end
+        return stream if end < 0 else cast(BinaryIO, section)
 
     def close(self) -> None:
+        """Close the archive."""
         if self._remote is not None and self._stream is not None:
             self._stream.close()
         self._stack.close()
 
     def _open(self) -> None:
-        url, options, limits = self._shard.url, self._reader.opener_options, self._reader.options.limits
-        remote = open_parts(url, **options)
+        remote = open_parts(self._url, **self._options)
         if remote is not None:
             self._stack.callback(remote.close)
             if detect_compression(remote.head) is None:
                 self._remote = remote
                 return
-        self._stream = open_archive(url, options, self._stack, limits=limits)
+        self._stream = open_archive(self._url, self._options, self._stack, limits=self._limits)
+        self._section = _Section(self._stream)
         if not self._stream.seekable() and self._last_start >= LOGGED_FROM_BYTES:
             LOGGER.info(
                 "%s cannot be read from an offset: skipping its first %d MB to resume",
-                redact(url),
+                redact(self._url),
                 self._last_start // 1_000_000,
             )
 
 
 class _Section:
-    """The next bytes of a stream."""
+    """The bytes of a stream before the offset ``end``; ``at`` is that of the next one."""
 
-    def __init__(self, stream: BinaryIO, size: int) -> None:
-        self._stream = stream
-        self.remaining = size
+    def __init__(self, stream: BinaryIO) -> None:
+        self._read, self._read1 = stream.read, getattr(stream, "read1", stream.read)
+        self.at = self.end = 0
 
     def read(self, size: int) -> bytes:
-        return self._counted(self._stream.read(min(size, self.remaining)))
+        data = self._read(min(size, self.end - self.at))
+        self.at += len(data)
+        return data
 
     def read1(self, size: int) -> bytes:
-        read = getattr(self._stream, "read1", self._stream.read)
-        return self._counted(read(min(size, self.remaining)))
-
-    def _counted(self, data: bytes) -> bytes:
-        self.remaining -= len(data)
+        data = self._read1(min(size, self.end - self.at))
+        self.at += len(data)
         return data
 
     def seekable(self) -> bool:
         return False
 
 
-def check_unchanged(members: Iterator[MemberTuple], archive: str, start: int, end: int) -> Iterator[MemberTuple]:
-    """Yield the members of a span, and check that their offsets are unchanged.
+def check_unchanged(members: Iterator[MemberTuple], part: Shard, start: int, resume: Resume) -> Iterator[MemberTuple]:
+    """Yield the members of a part of a shard, and check that their offsets, and the next key, are unchanged.
 
     Raises:
-        ChangedShardError: no member begins at ``start``; or, if there is an end, they do not end there.
+        ChangedShardError: no member begins at ``start``, or one of another sample; or, if there is an end, they do not
+            end there.
     """
+    archive = redact(part.url)
     try:
         try:
             first = next(members, None)
@@ -191,12 +161,22 @@ def check_unchanged(members: Iterator[MemberTuple], archive: str, start: int, en
             raise CorruptShardError(f"{archive} has no sample at byte {start}") from error
         if first is None or first[3] != start:
             raise CorruptShardError(f"{archive} has no member at byte {start}")
+        key = resume.key_at(part.number, start)
+        if key and (resume.key_rule(first[1]) or ("",))[0] != key:
+            raise CorruptShardError(
+                f"at byte {start}, the sample {key!r} began, and now one with the name {first[1]!r}"
+            )
         yield first
-        if end >= 0:
+        if part.end >= 0:
             yield from members
     except (CorruptShardError, TruncatedShardError, UnsupportedMemberError) as error:
         raise ChangedShardError(
-            f"{archive} has changed since the state was saved: the sample at byte {start} is no longer there. A state "
-            f"can only be loaded with the same shards that it was saved with"
+            f"{archive} has changed since the state was saved: {error}. A state can only be loaded with the same "
+            "shards that it was saved with"
         ) from error
     yield from members
+
+
+def _read_error(url: str, error: OSError) -> ShardReadError:
+    """Return the error for a shard that the operating system or a library fails to read."""
+    return ShardReadError(f"{redact(url)} could not be read to its end: {type(error).__name__}: {error}")

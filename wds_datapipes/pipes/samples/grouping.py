@@ -100,10 +100,10 @@ class SampleGrouper(PositionedSamples):
             on_error=self.counted_errors,
         )
 
-    def _read_shards(self, resume: Resume | None) -> Iterator[ShardMembers]:
+    def _read_shards(self, resume: Resume) -> Iterator[ShardMembers]:
         # torch's hook around each member would take a tenth of the time for small samples.
         reader = self.shard_reader
-        return split_by_shard(self.source) if reader is None else reader.read_shards(resume)
+        return split_by_shard(self.source) if reader is None else iter(reader.open_reader(resume))
 
 
 @register_stage("shuffle_samples")

@@ -14,16 +14,17 @@ from wds_datapipes.pipes.shards.loading import ShardReadingStage
 from wds_datapipes.pipes.stage import OpaqueValue, SnapshotStage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, listings_before, merge_seen
-from wds_datapipes.samples.grouping import RecordGrouping, SampleGrouping, check_next_key
+from wds_datapipes.samples.grouping import RecordGrouping, SampleGrouping
 from wds_datapipes.samples.interleaving import interleave_samples
-from wds_datapipes.shards.assignment import assign_shards
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import (
+    ALL_SHARDS,
     END_OF_SHARDS,
     Progress,
     Resume,
     SamplePosition,
     ShardShare,
+    assign_shards,
     next_position,
     open_positions,
 )
@@ -57,8 +58,8 @@ class PositionedSamples(SnapshotStage[Sample]):
         """Return what makes samples of the items of shards."""
         raise NotImplementedError
 
-    def _read_shards(self, resume: Resume | None) -> Iterator[ShardMembers]:
-        """Yield the shards with their items, from a state if there is one."""
+    def _read_shards(self, resume: Resume) -> Iterator[ShardMembers]:
+        """Yield the part of the shards that remains to be read, with their items."""
         raise NotImplementedError
 
     def position_reader(self) -> Callable[[], SamplePosition]:
@@ -117,7 +118,8 @@ class PositionedSamples(SnapshotStage[Sample]):
             spans[position.shard].append((position.start, position.end))
         share = ShardShare.from_state(state["dealt"]) if "dealt" in state else None
         following = next_position(state["next"]) if "next" in state else END_OF_SHARDS
-        self._resume = Resume(following, spans, share, open_positions(state.get("open", ())))
+        key_rule = self._make_grouping().key_rule
+        self._resume = Resume(following, spans, share, open_positions(state.get("open", ())), key_rule)
         self._listed_at = -1
         self._listed = [*state.get("listed", ())]
 
@@ -146,24 +148,20 @@ class PositionedSamples(SnapshotStage[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         self._empty_passes.check(self, rotation_period(self.source))
-        resume, self._resume = self._resume, None
-        self.skipped_shards = 0 if resume is None else resume.next[0]
-        self._share = None if resume is None else resume.share
-        progress = self._progress = Progress() if resume is None else Progress(resume.next)
+        loaded, self._resume = self._resume, None
+        resume = loaded or ALL_SHARDS
+        self.skipped_shards = resume.next[0]
+        self._share = resume.share
+        progress = self._progress = Progress(resume.next)
         self._listed_at = -1
         self._listings.value = listings_before(self.source)
-        if resume is not None:
+        if loaded is not None:
             for listing, seen in zip(self._listings.value, self._listed, strict=False):
                 listing.expect(seen)
         grouping = self._make_grouping()
         reader = self.shard_reader
         if reader is not None and reader.open_shards > 1:
-            resume = resume or Resume()
-            shards = reader.open(resume)
-            yield from interleave_samples(shards, grouping, reader.open_shards, progress=progress, resume=resume)
-            return
-        members = self._read_shards(resume)
-        if resume is not None:
-            members = check_next_key(members, resume.next, grouping.key_rule)
-        yield from grouping.group(members, progress)
-        grouping.finish()
+            yield from interleave_samples(reader.open_reader(resume), grouping, progress=progress, resume=resume)
+        else:
+            yield from grouping.group(self._read_shards(resume), progress)
+            grouping.finish()

@@ -15,10 +15,8 @@ from wds_datapipes.pipes.inspection import name_of, upstream
 from wds_datapipes.pipes.sharding import unsplit, warn_of_copies
 from wds_datapipes.pipes.shards.shard_list import shuffle_whole_lists
 from wds_datapipes.pipes.stage import EngineStage, register_stage
-from wds_datapipes.shards.loading import ReadOptions, ShardMembers, StreamOptions, read_shards
-from wds_datapipes.shards.open_shards import OpenShards
-from wds_datapipes.shards.position import Resume
-from wds_datapipes.shards.seeking import resume_shards
+from wds_datapipes.shards.loading import ReadOptions, ShardReader, StreamOptions
+from wds_datapipes.shards.position import ALL_SHARDS, Resume
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Member
 
@@ -34,40 +32,23 @@ class ShardReadingStage(EngineStage[T_co]):
     source: Any
     _options: StreamOptions
 
-    def read_shards(self, resume: Resume | None = None) -> Iterator[ShardMembers]:
-        """Yield the shards with their members or records as plain tuples, without torch's hook around each.
-
-        Args:
-            resume: the part of the shards that remains to be read after a state; None for all.
-        """
-        options = self._begin()
-        if resume is None:
-            return read_shards(self.source, options)
-        return resume_shards(self._list_of(resume), options, resume)
-
-    def open(self, resume: Resume) -> OpenShards:
-        """Return the shards, to keep several of them open.
+    def open_reader(self, resume: Resume = ALL_SHARDS) -> ShardReader:
+        """Return the shards with their members or records as plain tuples, without torch's hook around each.
 
         Args:
             resume: the part of the shards that remains to be read.
         """
-        options = self._begin()
-        for stage in upstream(self.source):
+        warn_of_copies(self.source)
+        open_shards = self._options.open_shards
+        for stage in upstream(self.source) if open_shards > 1 else ():
             if declared(stage).claims_shards:
                 raise RuntimeError(
-                    f"{self._options.stage}(open_shards={self.open_shards}) requests shards before it has read the "
-                    f"earlier ones, but {name_of(stage)} counts a shard as read when the next one is requested, and "
-                    "may delete it. Read it with open_shards=1"
+                    f"{self._options.stage}(open_shards={open_shards}) requests shards before it has read the earlier "
+                    f"ones, but {name_of(stage)} counts a shard as read when the next one is requested, and may delete "
+                    "it. Read it with open_shards=1"
                 )
-        return OpenShards(self._list_of(resume), options, resume)
-
-    def _begin(self) -> StreamOptions:
-        warn_of_copies(self.source)
-        return replace(self._options, on_error=self.counted_errors)
-
-    def _list_of(self, resume: Resume) -> Any:
-        """Return the list of shards that a state refers to."""
-        return self.source if resume.share is None else unsplit(self.source)
+        source = self.source if resume.share is None else unsplit(self.source)  # the list that the state refers to
+        return ShardReader(source, replace(self._options, on_error=self.counted_errors), resume)
 
 
 @register_stage("load_wds_shards")
@@ -181,5 +162,5 @@ class ShardLoader(ShardReadingStage[Member]):
                 "group_samples knows which files are a sample. Put .group_samples() directly after it; select_files "
                 "and rename_files replace .filter() and .map() between the two"
             )
-        for _, members in self.read_shards():
+        for _, members in self.open_reader():
             yield from map(Member._make, members)

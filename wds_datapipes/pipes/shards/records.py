@@ -129,5 +129,5 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
     def _make_grouping(self) -> RecordGrouping:
         return RecordGrouping()
 
-    def _read_shards(self, resume: Resume | None) -> Iterator[ShardMembers]:
-        return self.read_shards(resume)
+    def _read_shards(self, resume: Resume) -> Iterator[ShardMembers]:
+        return iter(self.open_reader(resume))
