@@ -27,7 +27,7 @@ from rich.table import Table
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.index import Manifest, build_indexes
-from wds_datapipes.index.order.epoch_order import EpochOrder, Order
+from wds_datapipes.index.order.sample_order import EpochOrder, Order
 
 REFERENCE = "webdataset"
 SHARDS, SAMPLES = 10**6, 10**4

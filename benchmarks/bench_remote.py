@@ -40,7 +40,7 @@ from webdataset.tariterators import tarfile_to_samples
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes
-from wds_datapipes.index.order.epoch_order import Order
+from wds_datapipes.index.order.sample_order import Order
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import MemberTuple, Shard

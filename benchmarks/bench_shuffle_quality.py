@@ -40,7 +40,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
-from wds_datapipes.index.order.epoch_order import Order
+from wds_datapipes.index.order.sample_order import Order
 
 SHARDS, SAMPLES, BATCH = 64, 500, 64
 #: The size of a sample for the memory in the table, in bytes.

@@ -78,34 +78,6 @@ class ShardInfo(NamedTuple):
     sha256: str
 
 
-class PlacedField(NamedTuple):
-    """The position of a field's data in the uncompressed archive.
-
-    Attributes:
-        field: the name of the field.
-        offset: the offset of its first byte.
-        size: the number of bytes.
-    """
-
-    field: str
-    offset: int
-    size: int
-
-
-class PlacedSample(NamedTuple):
-    """The position of a sample in the uncompressed archive.
-
-    Attributes:
-        key: its key.
-        offset: the offset of its first header.
-        fields: the fields, in the order of the archive.
-    """
-
-    key: str
-    offset: int
-    fields: tuple[PlacedField, ...]
-
-
 class Opener(Protocol):
     """A callable that opens the shards of one URL scheme for reading."""
 

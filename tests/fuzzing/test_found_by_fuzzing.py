@@ -27,7 +27,7 @@ from wds_datapipes.shard_cache.entry import Entry
 from wds_datapipes.shards.mixture_spec import parse_plain_yaml, read_mixture
 from wds_datapipes.shards.patterns import expand_braces
 from wds_datapipes.writing.journal import ShardJournal
-from wds_datapipes.writing.tar_writer import TarWriter
+from wds_datapipes.writing.shard_file import TarWriter
 
 NESTED = b"[" * 100_000
 

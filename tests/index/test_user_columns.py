@@ -49,9 +49,6 @@ def test_columns_are_computed_stored_and_read(tmp_path: Path) -> None:
     assert index == build_index(f"{tmp_path}/2.tar", columns=columns_of) == pickle.loads(pickle.dumps(index))
     assert index != build_index(f"{tmp_path}/2.tar")
     assert index.has_same_layout(build_index(f"{tmp_path}/2.tar"))
-    # An index without columns of a user is readable by older versions.
-    assert b'"version": 1' in index_bytes(build_index(f"{tmp_path}/2.tar"))
-    assert b'"version": 2' in index_bytes(index)
 
 
 def test_columns_select_samples(tmp_path: Path) -> None:

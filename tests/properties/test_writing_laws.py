@@ -79,15 +79,7 @@ def test_reading_is_the_reverse_of_writing(samples: Samples) -> None:
             assert (member.mtime, member.mode, member.uid, member.gid) == (0, 0o644, 0, 0)
             fits = member.name.isascii() and (len(member.name) <= 100 or "/" in member.name)
             assert bool(member.pax_headers) <= (not fits or len(member.name) > 100)
-    # The layout contains the offset of each part.
     assert len(archive) == shard.size + 1024
-    placed = shard.layout
-    offsets = iter([offset for *_, offset in members])
-    assert [sample.key for sample in placed] == [sample["__key__"] for sample in samples]
-    for sample, place in zip(samples, placed, strict=True):
-        assert [place.offset] == [next(offsets) for _ in place.fields][:1]
-        for field, offset, size in place.fields:
-            assert archive[offset : offset + size] == sample[field]
 
 
 @settings(max_examples=20, deadline=None)

@@ -339,7 +339,7 @@ def test_an_unencodable_value_leaves_nothing_of_its_sample() -> None:
             shard.write({"__key__": "b", "txt": "first", "cls": None})
         shard.write(SAMPLE)
     assert names("s.tar") == ["a.txt", "a.cls"]
-    assert [place.key for place in shard.layout] == ["a"]
+    assert shard.samples == 1
 
 
 def test_keys_of_metadata_are_written_on_request() -> None:

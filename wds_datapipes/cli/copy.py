@@ -20,9 +20,9 @@ from wds_datapipes.prepare.subset import Subset
 from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.keys import KeySplit
 from wds_datapipes.types import Sample, ShardInfo
+from wds_datapipes.writing.shard_file import TarWriter
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_overwritten
 from wds_datapipes.writing.shard_writer import ShardWriter
-from wds_datapipes.writing.tar_writer import TarWriter
 
 #: The placeholder for the name of a part in --output.
 PART = "{part}"

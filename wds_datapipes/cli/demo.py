@@ -12,7 +12,7 @@ from pathlib import Path
 from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.extras import require
 from wds_datapipes.types import Sample
-from wds_datapipes.writing.tar_writer import TarWriter
+from wds_datapipes.writing.shard_file import TarWriter
 
 TRAIN_SHARDS, TEST_SHARDS = 12, 3
 #: The width and height of a patch, and the distance between neighbouring ones, in pixels.

@@ -21,8 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from wds_datapipes.errors import CorruptSidecarError
-from wds_datapipes.index.shard_columns import COLUMNS
-from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
+from wds_datapipes.index.shard_index import COLUMNS, ShardFacts, ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import read_sidecar, sidecar_name, write_sidecar
 
@@ -34,8 +33,9 @@ ALIGNMENT = 64
 #: The maximum size of the JSON text, which usually takes about 1,000 bytes.
 MAX_HEADER_BYTES = 64 * 1024
 FORMAT = "wds-datapipes shard index"
-#: The versions of the format: the second has columns of the user, and is only written if there are some.
-PLAIN, WITH_COLUMNS = 1, 2
+VERSION = 1
+#: The types that columns of the user may have.
+USER_KIND = re.compile(r"\|b1|<i8|<f8|<U\d{1,3}")
 
 
 def index_url(url: str, index_dir: str | os.PathLike[str] | None = None) -> str:
@@ -111,12 +111,12 @@ def index_bytes(index: ShardIndex) -> bytes:
         body += bytes(-len(body) % ALIGNMENT)
     facts = {
         "format": FORMAT,
-        "version": PLAIN if index.columns_by is None else WITH_COLUMNS,
+        "version": VERSION,
         "shard": vars(index.facts),
         "columns": columns,
         "bytes": len(body),
         "crc32": crc32(body),
-        **({} if index.columns_by is None else {"columns_by": index.columns_by}),
+        "columns_by": index.columns_by,
     }
     text = json.dumps(facts).encode()
     text += b" " * (-(HEAD.size + len(text)) % ALIGNMENT)
@@ -140,7 +140,7 @@ def parse_index(content: bytes, *, name: str) -> ShardIndex:
             )
         columns = {each: _column(body, each, span) for each, span in facts["columns"].items()}
         shard = ShardFacts.from_json(facts["shard"])
-        columns_by = facts["columns_by"] if facts["version"] == WITH_COLUMNS else None
+        columns_by = facts["columns_by"]
         if type(columns_by) not in (str, type(None)):
             raise ValueError(f"its columns_by is {columns_by!r}")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -161,29 +161,18 @@ def _header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
     facts = json.loads(text)
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError("its header has another format")
-    if facts.get("version") not in (PLAIN, WITH_COLUMNS):
+    if facts.get("version") != VERSION:
         raise ValueError(
-            f"it has version {facts.get('version')!r} of the format, but this version of wds-datapipes reads up to "
-            f"{WITH_COLUMNS}"
+            f"it has version {facts.get('version')!r} of the format, but this version of wds-datapipes reads {VERSION}"
         )
-    if facts["version"] == PLAIN and facts["columns"].keys() != COLUMNS.keys():
-        raise ValueError(f"it has the columns {sorted(facts['columns'])}, not {sorted(COLUMNS)}")
     return facts, view[HEAD.size + length :]
 
 
 def _column(body: memoryview, name: str, span: Any) -> np.ndarray[Any, Any]:
     kind, offset, length = span
-    if COLUMNS.get(name, kind) != kind or not _is_kind(kind) or type(offset) is not int or type(length) is not int:
+    is_known = isinstance(kind, str) and (name in COLUMNS or USER_KIND.fullmatch(kind) is not None)
+    if COLUMNS.get(name, kind) != kind or not is_known or type(offset) is not int or type(length) is not int:
         raise ValueError(f"it has a column {name} at {span!r}")
-    if not (0 <= offset <= len(body) and offset % ALIGNMENT == 0 and 0 <= length <= len(body)):
-        raise ValueError(f"its column {name} is outside of it, at {span!r}")
-    if offset + length * np.dtype(kind).itemsize > len(body):
+    if offset % ALIGNMENT or min(offset, length) < 0 or offset + length * np.dtype(kind).itemsize > len(body):
         raise ValueError(f"its column {name} is outside of it, at {span!r}")
     return np.frombuffer(body, kind, length, offset)
-
-
-def _is_kind(kind: Any) -> bool:
-    """Whether a type is one of those of the format's columns, or a type that those of the user may have."""
-    return isinstance(kind, str) and (
-        kind in COLUMNS.values() or re.fullmatch(r"\|b1|<i8|<f8|<U\d{1,3}", kind) is not None
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
-from wds_datapipes.index.order.length_order import Lengths
+from wds_datapipes.index.order.sample_order import Lengths
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.grouping import OnDuplicate
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.sample_order import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 
 Select: TypeAlias = slice | npt.ArrayLike | Callable[[ShardIndex], npt.ArrayLike]

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.errors import CorruptSidecarError, UnsupportedSidecarError
-from wds_datapipes.index.shard_columns import COLUMNS, Columns, NamedColumns, check_columns
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
-from wds_datapipes.tar.headers import NAME_BYTES
+from wds_datapipes.tar.headers import BLOCK, NAME_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+Columns: TypeAlias = Mapping[str, "npt.NDArray[Any]"]
+
+#: Every column of an index and the type of its numbers, which are little-endian in a file and in memory.
+COLUMNS = {
+    "sample_offsets": "<i8",
+    "sample_members": "<i8",
+    "member_offsets": "<i8",
+    "member_sizes": "<i8",
+    "member_fields": "<u4",
+    "key_ends": "<i8",
+    "key_text": "|u1",
+    "field_ends": "<i8",
+    "field_text": "|u1",
+}
+#: The kinds of the user's columns: Boolean values, integers, floating-point numbers and text of a fixed width.
+KINDS = "bifU"
+#: The most bytes of a value in these; a character of text takes 4.
+MAX_VALUE_BYTES = 4 * 256
 
 
 @dataclass(frozen=True)
@@ -136,12 +155,10 @@ class ShardIndex:
         (2, ['x', 'y'], ['txt', 'cls'])
         >>> index[1]
         IndexedSample(key='y', offset=2048, end=3072, entries=(IndexEntry(field='txt', offset=2560, size=3),))
-        >>> index.find("y")
-        1
     """
 
     def __init__(
-        self, facts: ShardFacts, columns: Columns, *, columns_by: str | None = None, name: str = "An index"
+        self, facts: ShardFacts, columns: Columns, columns_by: str | None = None, name: str = "An index"
     ) -> None:
         self.facts = facts
         self.columns = NamedColumns(columns)
@@ -149,14 +166,14 @@ class ShardIndex:
         self.columns_by = columns_by
         try:
             check_columns(self.columns)
-            raw_fields = _texts(self.columns["field_ends"], self.columns["field_text"])
+            text, ends = self.columns["field_text"].tobytes(), self.columns["field_ends"].tolist()
+            raw_fields = [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in pairwise([0, *ends])]
         except ValueError as error:
             raise CorruptSidecarError(f"{name} is damaged: {error}. Delete it and build it again") from error
         #: The fields as written in member names, before lowercasing.
         self.raw_fields = raw_fields
         self.fields = [field.lower() for field in raw_fields] if facts.lowercase else raw_fields
         self._name = name
-        self._number_of: dict[str, int] | None = None
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -190,8 +207,8 @@ class ShardIndex:
         return f"<ShardIndex of {len(self)} samples, {self.members} members, {self.facts.bytes} bytes>"
 
     def __reduce__(self) -> tuple[Callable[..., ShardIndex], tuple[Any, ...]]:
-        columns = {name: np.array(column) for name, column in self.columns.items()}
-        return _rebuild, (self.facts, columns, self.columns_by, self._name)
+        columns = {name: np.array(column) for name, column in self.columns.items()}  # of arrays that own their memory
+        return ShardIndex, (self.facts, columns, self.columns_by, self._name)
 
     @property
     def members(self) -> int:
@@ -212,16 +229,20 @@ class ShardIndex:
     @property
     def keys(self) -> list[str]:
         """The keys of all samples, in the order of the shard."""
-        return _texts(self.columns["key_ends"], self.columns["key_text"])
+        return self.keys_of(np.arange(len(self)))
 
     def keys_of(self, numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Return the keys of samples."""
-        ends, text = self.columns["key_ends"], self.columns["key_text"].data
+        """Return the keys of samples; those of consecutive samples are decoded at once."""
+        ends, text = self.columns["key_ends"], self.columns["key_text"]
         begins = np.where(numbers > 0, ends[numbers - 1], 0).tolist()
-        return [
-            str(text[begin:end], "utf-8", "surrogateescape")
-            for begin, end in zip(begins, ends[numbers].tolist(), strict=True)
-        ]
+        spans = zip(begins, ends[numbers].tolist(), strict=True)
+        if len(numbers) and np.all(numbers[1:] - numbers[:-1] == 1):
+            first, last = begins[0], int(ends[numbers[-1]])
+            raw = text[first:last].tobytes()
+            if raw.isascii():
+                whole = raw.decode()
+                return [whole[begin - first : end - first] for begin, end in spans]
+        return [str(text.data[begin:end], "utf-8", "surrogateescape") for begin, end in spans]
 
     @property
     def end(self) -> int:
@@ -253,27 +274,6 @@ class ShardIndex:
         span: int = end - offset
         return span
 
-    def find(self, key: str) -> int:
-        """Return the number of the first sample with a key.
-
-        Raises:
-            KeyError: there is no such sample.
-        """
-        if self._number_of is None:
-            keys = self.keys
-            self._number_of = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))
-        if key not in self._number_of:
-            raise KeyError(f"{self._name} has no sample {key!r}")
-        return self._number_of[key]
-
-    def names(self, number: int) -> list[str] | None:
-        """Return the member names of a sample in the archive; None if the key rule is not one of this package."""
-        if self.key_rule is None:
-            return None
-        first, last = self.columns["sample_members"][number : number + 2]
-        key = self._key(number)
-        return [f"{key}.{self.raw_fields[field]}" for field in self.columns["member_fields"][first:last]]
-
     def has_same_layout(self, other: ShardIndex) -> bool:
         """Whether two indexes have the same samples at the same offsets, regardless of other facts."""
         return self.fields == other.fields and all(
@@ -292,11 +292,6 @@ class ShardIndex:
                 f"read in order. Decompress the shard to read them in any order"
             )
 
-    def _key(self, number: int) -> str:
-        ends = self.columns["key_ends"]
-        begin = int(ends[number - 1]) if number else 0
-        return _text(self.columns["key_text"][begin : int(ends[number])])
-
     def _sample(self, number: int) -> IndexedSample:
         columns = self.columns
         offset, end = columns["sample_offsets"][number : number + 2].tolist()
@@ -307,7 +302,7 @@ class ShardIndex:
             columns["member_offsets"][first:last].tolist(),
             columns["member_sizes"][first:last].tolist(),
         )
-        return IndexedSample(self._key(number), offset, end, tuple(entries))
+        return IndexedSample(self.keys_of(np.array([number]))[0], offset, end, tuple(entries))
 
 
 def rule_name(rule: KeyRule) -> str:
@@ -318,14 +313,49 @@ def rule_name(rule: KeyRule) -> str:
     return f"{getattr(rule, '__module__', '?')}:{getattr(rule, '__qualname__', type(rule).__qualname__)}"
 
 
-def _rebuild(facts: ShardFacts, columns: Columns, columns_by: str | None, name: str) -> ShardIndex:
-    return ShardIndex(facts, columns, columns_by=columns_by, name=name)
+class NamedColumns(dict[str, "npt.NDArray[Any]"]):
+    """Columns, with an error for those of the user that were not built."""
+
+    index_name = ""
+
+    def __missing__(self, name: str) -> npt.NDArray[Any]:
+        if len(self["sample_offsets"]) == 1:  # the user's function was never called
+            return np.empty(0)
+        known = sorted(self.keys() - COLUMNS.keys())
+        only = f", only {known}" if known else ""
+        raise KeyError(f"{self.index_name} has no column {name!r}{only}. Build it with build_indexes(columns=...)")
 
 
-def _text(raw: npt.NDArray[np.uint8]) -> str:
-    return raw.tobytes().decode("utf-8", "surrogateescape")
+def check_columns(columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Raise ValueError unless the columns are consistent: no offset may be outside of its sample."""
+    if not columns.keys() >= COLUMNS.keys():
+        raise ValueError(f"it has the columns {sorted(columns)}, not {sorted(COLUMNS)}")
+    for name, kind in COLUMNS.items():
+        if columns[name].dtype != np.dtype(kind) or columns[name].ndim != 1:
+            raise ValueError(f"its column {name} is {columns[name].dtype} with {columns[name].ndim} dimensions")
+    samples, counts = columns["sample_offsets"], columns["sample_members"]
+    offsets, sizes, numbers = columns["member_offsets"], columns["member_sizes"], columns["member_fields"]
+    _expect(len(samples) >= 1 and len(counts) == len(samples) == len(columns["key_ends"]) + 1, "its columns of samples")
+    _expect(len(offsets) == len(sizes) == len(numbers), "its columns of members")
+    _expect(samples[0] >= 0 and np.all(samples[1:] > samples[:-1]), "the offsets of its samples")
+    _expect(counts[0] == 0 and counts[-1] == len(offsets) and np.all(counts[1:] > counts[:-1]), "its counts of members")
+    _expect(not len(numbers) or numbers.max() < len(columns["field_ends"]), "its fields")
+    begins, ends = np.repeat(samples[:-1], np.diff(counts)), np.repeat(samples[1:], np.diff(counts))
+    _expect(
+        np.all((offsets % BLOCK == 0) & (offsets - BLOCK >= begins) & (offsets <= ends)), "the offsets of its members"
+    )
+    _expect(np.all((sizes >= 0) & (sizes <= ends - offsets)), "the sizes of its members")
+    for name in columns.keys() - COLUMNS.keys():
+        column = columns[name]
+        _expect(column.ndim == 1 and len(column) == len(samples) - 1, f"its column {name}")
+        _expect(column.dtype.kind in KINDS and column.dtype.itemsize <= MAX_VALUE_BYTES, f"its column {name}")
+    for name in ("key", "field"):
+        texts, raw = columns[f"{name}_ends"], columns[f"{name}_text"]
+        whole = int(texts[-1]) if len(texts) else 0
+        _expect(whole == len(raw) and (not len(texts) or texts[0] >= 0), f"its {name}s")
+        _expect(np.all(texts[1:] >= texts[:-1]), f"its {name}s")
 
 
-def _texts(ends: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8]) -> list[str]:
-    text = raw.tobytes()
-    return [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in pairwise([0, *ends.tolist()])]
+def _expect(condition: Any, what: str) -> None:
+    if not condition:
+        raise ValueError(f"{what} are inconsistent")

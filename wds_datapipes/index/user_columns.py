@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.reading.sample_reader import SampleReader
-from wds_datapipes.index.shard_columns import COLUMNS, MAX_VALUE_BYTES
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.shard_index import COLUMNS, MAX_VALUE_BYTES, ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import note

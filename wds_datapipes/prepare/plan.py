@@ -20,7 +20,7 @@ from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
 from wds_datapipes.writing.options import WriteOptions
-from wds_datapipes.writing.shard_file import Packer
+from wds_datapipes.writing.packers import Packer
 
 #: How many specs are loaded before measuring their files, the number of threads, and the specs per task.
 AT_ONCE, THREADS, BATCH = 8192, 16, 128

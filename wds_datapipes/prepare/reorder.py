@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from wds_datapipes.errors import DecodeError, EncodeError, MissingFieldError, SampleError, ShardError, ShardOpenError
+from wds_datapipes.index.build import index_members
 from wds_datapipes.index.build_many import find_index
-from wds_datapipes.index.builder import index_members
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.reading.sample_reader import SampleReader, has_random_access

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from wds_datapipes.io.compression.formats import Compress, find_compression
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.shards.record_formats import FORMATS, RecordFormat
 from wds_datapipes.tar.header_writer import HeaderWriter
-from wds_datapipes.writing.record_packer import RecordPacker
-from wds_datapipes.writing.sample_packer import Encoder, TarSamplePacker
-
-if TYPE_CHECKING:
-    from wds_datapipes.writing.shard_file import Packer
-
+from wds_datapipes.writing.packers import Encoder, Packer, RecordPacker, TarSamplePacker
 
 ShardFormat: TypeAlias = Literal["tar", "jsonl", "msgpack", "cbor"]
 

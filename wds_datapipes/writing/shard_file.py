@@ -1,44 +1,34 @@
-"""Shard file: writes packed samples to one shard, which appears under its name when it is complete."""
+"""Writers of one shard, which appears under its name when it is complete: `TarWriter` and `RecordWriter`."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_datapipes.errors import EncodeError
-from wds_datapipes.index.build import index_from_layout
+from wds_datapipes.index.build import index_members
 from wds_datapipes.index.file_format import index_url, write_index
-from wds_datapipes.index.options import IndexOptions
+from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.sinks import Sink, open_target
 from wds_datapipes.redaction import redact
-from wds_datapipes.shards.record_formats import RecordFormat
+from wds_datapipes.shards.record_formats import RecordFormat, find_format
 from wds_datapipes.tar.header_writer import END
-from wds_datapipes.types import PlacedField, PlacedSample, Sample, ShardInfo
+from wds_datapipes.types import Sample, Shard, ShardInfo
 from wds_datapipes.user_warnings import warn_user
-from wds_datapipes.writing.options import WriteOptions
-from wds_datapipes.writing.sample_packer import PackedSample
+from wds_datapipes.writing.options import WriteKeywords, WriteOptions
+from wds_datapipes.writing.packers import PackedSample, Packer
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 
 #: The size of the write buffer, and the size from which data is written without copying it, in bytes.
 FLUSH_BYTES = 256 << 10
 DIRECT_BYTES = 32 << 10
-
-
-class Packer(Protocol):
-    """Turns samples into the bytes of a format, which do not depend on their offset."""
-
-    def pack(self, sample: Sample) -> PackedSample:
-        """Encode and check a sample.
-
-        Raises:
-            EncodeError: it cannot be encoded, or would be read back differently.
-        """
 
 
 class ShardFile:
@@ -124,7 +114,8 @@ class ShardFile:
         except BaseException:
             self.discard()
             raise
-        self._layout.append((key, self.size, fields))
+        if self._index_url:
+            self._layout.append((key, self.size, fields))
         self.size += size
         self.samples += 1
         return payload
@@ -148,20 +139,29 @@ class ShardFile:
             self.discard()
             raise
         self._closed = True
-        digest = ""
-        if self._digest is not None:
-            digest = self._digest.hexdigest()
-            self._digest.close()
+        digest = "" if self._digest is None else self._digest.hexdigest()
         self.info = ShardInfo(self._target.url, self.samples, self._written, digest)
-        if self._index_url and self._options.key_rule is not None:
-            index = index_from_layout(
-                self.layout,
-                self.info,
-                end=self.size,
-                compression=self._compression and self._compression.name,
-                options=IndexOptions(key_rule=self._options.key_rule),
-            )
-            write_index(index, self._index_url, storage_options=self._options.storage_options)
+        if self._index_url:
+            write_index(self._index(digest), self._index_url, storage_options=self._options.storage_options)
+
+    def _index(self, digest: str) -> ShardIndex:
+        """Return the index of the finished shard.
+
+        It records no modification time, so that the same samples give the same index; it is valid while it is newer
+        than the shard.
+        """
+        shard = Shard(self._target.url or "The shard", end=self.size, is_complete=True)
+        members: Any = (
+            (shard, name, (name, begin + at, size), begin)
+            for key, begin, fields in self._layout
+            for field, at, size in fields
+            for name in [f"{key}.{field}"]
+        )
+        assert self._options.key_rule is not None  # noqa: S101  index=True needs one
+        index = index_members(members, shard, key_rule=self._options.key_rule)
+        compression = self._compression and self._compression.name
+        index.facts = replace(index.facts, bytes=self._written, sha256=digest or None, compression=compression)
+        return index
 
     def discard(self) -> None:
         """Remove the shard, unless it is finished."""
@@ -188,14 +188,6 @@ class ShardFile:
             text = f"the shard {redact(self._target.url)!r} was not closed, and was discarded"
             warn_user(text, ResourceWarning)
 
-    @property
-    def layout(self) -> list[PlacedSample]:
-        """Where each written sample is, with its key, its first header, and the data of its fields."""
-        return [
-            PlacedSample(key, begin, tuple(PlacedField(field, begin + at, size) for field, at, size in fields))
-            for key, begin, fields in self._layout
-        ]
-
     def _flush(self) -> None:
         chunks = join_small(self._buffer) if self._has_large else [b"".join(self._buffer)]
         self._buffer = []
@@ -205,8 +197,7 @@ class ShardFile:
 
     def _send(self, chunks: list[bytes]) -> None:
         if self._digest is not None:
-            for chunk in chunks:
-                self._digest.add(chunk)
+            self._digest.add(chunks)
         self._target.write(*chunks)
         self._written += sum(map(len, chunks))
 
@@ -228,51 +219,107 @@ def join_small(parts: list[bytes]) -> list[bytes]:
     return chunks
 
 
-#: How much data is passed to the thread at once, in bytes; less than that in total is hashed by the caller.
-BATCH_BYTES = 1 << 20
-
-
 class HashingWriter:
-    """Computes the SHA-256 of written data in a thread.
-
-    The thread hashes one batch while the next is collected and written.
-    """
+    """Computes the SHA-256 of written data in a thread, which hashes one part while the next is collected."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
-        self._pool: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1)
         self._hashed: Future[None] | None = None
-        self._batch: list[bytes] = []
-        self._batch_bytes = 0
 
-    def add(self, data: bytes) -> None:
+    def add(self, chunks: list[bytes]) -> None:
         """Add data."""
-        self._batch.append(data)
-        self._batch_bytes += len(data)
-        if self._batch_bytes >= BATCH_BYTES:
-            self._wait()
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(1)
-            self._hashed = self._pool.submit(self._update, self._batch)
-            self._batch, self._batch_bytes = [], 0
+        self._wait()
+        self._hashed = self._thread.submit(self._update, chunks)
 
     def hexdigest(self) -> str:
-        """Return the digest so far, in hexadecimal digits."""
+        """Return the digest in hexadecimal digits, and stop the thread."""
         self._wait()
-        self._update(self._batch)
-        self._batch, self._batch_bytes = [], 0
+        self.close()
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """Stop the thread, if there is one."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        """Stop the thread."""
+        self._thread.shutdown()
 
     def _wait(self) -> None:
         if self._hashed is not None:
             self._hashed.result()
-            self._hashed = None
 
-    def _update(self, batch: list[bytes]) -> None:
-        for data in batch:
-            self._hash.update(data)
+    def _update(self, chunks: list[bytes]) -> None:
+        for chunk in chunks:
+            self._hash.update(chunk)
+
+
+class TarWriter(ShardFile):
+    """Writes samples to one shard, which appears under its name when it is complete.
+
+    It is a context manager: leaving it finishes the shard; an error or Ctrl-C removes it, including temporary files. A
+    local file gets its name after all of it was synced to disk; if two writers write the same file, the one that
+    finishes last wins. Data written to a command, to standard output or to an open stream cannot be removed; after an
+    error it lacks the end marker, and a command is killed before it sees the end of its input.
+
+    Output is deterministic: the same samples give the same bytes, compressed or not. Headers are plain ustar, with a
+    PAX header only for names that do not fit (long or non-ASCII ones) and sizes of 8 GiB or more.
+
+    Args:
+        target: a path, a URL of a file system that fsspec supports, ``pipe:COMMAND``, ``-`` (standard output) or an
+            open binary stream, which stays open.
+        options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``mtime`` and so on.
+
+    Attributes:
+        samples: the number of samples written.
+        size: the size of the archive so far, in bytes before compression, without the end marker.
+        info: the `ShardInfo` of the finished shard, ``None`` before that.
+
+    Raises:
+        ShardWriteError: the shard cannot be written, or the command has failed.
+
+    Examples:
+        >>> with TarWriter("a.tar") as shard:
+        ...     for number in range(2):
+        ...         _ = shard.write({"__key__": f"{number:03d}", "txt": "a cat", "cls": number})
+        >>> shard.info.samples, shard.info.bytes
+        (2, 5120)
+        >>> [member.name for member in ShardList("a.tar").load_wds_shards()]
+        ['000.txt', '000.cls', '001.txt', '001.cls']
+    """
+
+    def __init__(self, target: str | os.PathLike[str] | BinaryIO | Sink, **options: Unpack[WriteKeywords]) -> None:
+        if options.get("format") not in (None, "tar"):
+            raise ValueError(f"TarWriter writes no {options['format']!r}. Use RecordWriter, or ShardWriter")
+        super().__init__(target, WriteOptions(**options))
+
+
+class RecordWriter(ShardFile):
+    """Writes samples to one record shard, which appears under its name when it is complete.
+
+    It behaves as `TarWriter` does. ``load_wds_records`` reads the samples back as they were, except that tuples become
+    lists, and, in JSON lines, the keys of nested maps become text.
+
+    Args:
+        target: as for `TarWriter`. Its name tells the format, as for ``load_wds_records``, unless ``format`` is given.
+        options: the arguments of `WriteOptions` that records have: ``format``, ``compress``, ``encoder``,
+            ``keep_meta``, ``key_rule``, ``storage_options`` and ``digest``.
+
+    Attributes:
+        samples: the number of samples written.
+        size: the size of the shard so far, in bytes before compression.
+        info: the `ShardInfo` of the finished shard, ``None`` before that.
+
+    Raises:
+        SpecError: the name does not tell the format, and ``format`` is not given.
+        ShardWriteError: the shard cannot be written, or the command has failed.
+
+    Examples:
+        >>> with RecordWriter("a.jsonl") as shard:
+        ...     _ = shard.write({"__key__": "000", "text": "a cat", "tokens": [4, 9]})
+        >>> [(sample["__key__"], sample["tokens"]) for sample in ShardList("a.jsonl").load_wds_records()]
+        [('000', [4, 9])]
+    """
+
+    def __init__(self, target: str | os.PathLike[str] | BinaryIO | Sink, **options: Unpack[WriteKeywords]) -> None:
+        found = WriteOptions(**options)
+        if found.format == "tar":
+            raise ValueError("RecordWriter writes no 'tar'. Use TarWriter, or ShardWriter")
+        super().__init__(target, found, find_format(name_of_target(target), found.format))

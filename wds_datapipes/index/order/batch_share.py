@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.sample_order import Numbers
 
 Remainder: TypeAlias = Literal["drop", "pad", "keep"]
 """What to do with the samples after the last whole batch: drop them, fill up the batch, or yield them."""

@@ -16,9 +16,7 @@ from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, Misaligned
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.file_format import index_urls
 from wds_datapipes.index.options import AccessOptions
-from wds_datapipes.index.order.epoch_order import SampleOrder
-from wds_datapipes.index.order.length_order import Lengths, check_lengths
-from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.sample_order import Lengths, Numbers, SampleOrder, check_lengths
 from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
 from wds_datapipes.index.sample_table import NAMED, KeyTable
 from wds_datapipes.index.selection import Select, Selection

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.sample_order import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.tar.headers import BLOCK
 
@@ -83,7 +82,7 @@ def plan_reading(
     begins = offsets - starts[ranges]
     fields_of = columns["member_fields"][members]
     return ReadPlan(
-        _keys(index, numbers),
+        index.keys_of(numbers),
         counts.tolist(),
         np.array(index.fields, object)[fields_of].tolist(),
         np.array(index.suffixes, object)[fields_of].tolist(),
@@ -151,16 +150,3 @@ def _ranges(
     is_first[1:] &= offsets[1:] != offsets[:-1]  # a field that is repeated is in the same range
     is_last = np.append(is_first[1:], True)[: len(is_first)]
     return lows[is_first], (offsets + sizes)[is_last], np.cumsum(is_first) - 1
-
-
-def _keys(index: ShardIndex, numbers: Numbers) -> list[str]:
-    """Return the keys of samples; those of consecutive samples are decoded at once."""
-    if len(numbers) and np.all(numbers[1:] - numbers[:-1] == 1):
-        first, last = int(numbers[0]), int(numbers[-1])
-        ends = index.columns["key_ends"][first : last + 1].tolist()
-        begin = int(index.columns["key_ends"][first - 1]) if first else 0
-        text = index.columns["key_text"][begin : ends[-1]].tobytes()
-        if text.isascii():
-            whole = text.decode()
-            return [whole[start - begin : end - begin] for start, end in pairwise([begin, *ends])]
-    return index.keys_of(numbers)

@@ -16,9 +16,14 @@ from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, EpochOptions
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
-from wds_datapipes.index.order.epoch_order import EpochOrder, Order, SampleOrder
-from wds_datapipes.index.order.length_order import LengthOrder
-from wds_datapipes.index.order.mixed_order import MixedOrder, integer_weights
+from wds_datapipes.index.order.sample_order import (
+    EpochOrder,
+    LengthOrder,
+    MixedOrder,
+    Order,
+    SampleOrder,
+    integer_weights,
+)
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.selection import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
