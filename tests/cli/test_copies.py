@@ -37,17 +37,6 @@ def test_bytes_stay_whatever_they_are(program: Any, folder: Path, field: str) ->
         assert read(f"{command}-0.tar") == [{"__key__": "a", field: data}]
 
 
-def test_a_share_of_the_samples_is_drawn_by_a_seed(program: Any, folder: Path) -> None:
-    build_shard("many.tar", [{"__key__": f"{n:04d}", "txt": "x"} for n in range(1000)])
-
-    def drawn(seed: int) -> list[str]:
-        program("cat", "many.tar", "-o", "o.tar", "--sample", "0.3", "--seed", str(seed))
-        return keys("o.tar")
-
-    assert 240 < len(drawn(1)) < 360
-    assert drawn(1) == drawn(1) != drawn(2)
-
-
 def test_parts_depend_only_on_keys(program: Any, folder: Path) -> None:
     samples: list[dict[str, bytes | str]] = [{"__key__": f"{n:04d}", "txt": f"{n}"} for n in range(600)]
     build_shard("x.tar", samples[:400])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,15 +21,11 @@ from wds_datapipes.extras import require
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.pipes import ShardList
-from wds_datapipes.pipes.inspection import functional_name_of, sources_of
-from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.samples.batching import collate_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
 
 #: The number of samples that show which fields there are, and the size of a read from a file.
 EXAMPLES, READ_SIZE = 32, 1 << 20
-#: The stages that decode.
-DECODERS = (".wds_decode", ".decode_batch")
 #: A rate counts as the best if it is at least this fraction of it.
 NEARLY = 0.95
 #: The headroom that keeps a loop from waiting at a slow shard.
@@ -49,7 +45,7 @@ class BenchmarkOptions:
         seconds: how long each measurement takes, in seconds.
         reading: arguments for ``.load_wds_shards()``, such as ``storage_options``.
         key_rule: splits member names into keys and fields.
-        pipeline: takes the URLs and returns the pipeline to measure instead, of batches or samples.
+        pipeline: takes the URLs and returns the pipeline to measure instead, whose items are batches of that size.
     """
 
     spec: str | None = "torchrgb8"
@@ -60,18 +56,18 @@ class BenchmarkOptions:
     key_rule: KeyRule = first_dot
     pipeline: Callable[[list[str]], IterDataPipe[Any]] | None = None
 
-    def build(self, urls: Sequence[str]) -> IterDataPipe[Any]:
-        """Return the pipeline that is measured."""
+    def build(self, urls: Sequence[str]) -> dict[str, IterDataPipe[Any]]:
+        """Return the pipeline of batches that is measured, after those that end at an earlier stage."""
         if self.pipeline is not None:
-            return self.pipeline(list(urls))
-        shards = ShardList(list(urls)).resample_wds_shards().load_wds_shards(**self.reading)
-        samples = shards.group_samples(key_rule=self.key_rule)
+            return {"pipeline": self.pipeline(list(urls))}
+        samples = ShardList(list(urls)).resample_wds_shards().load_wds_shards(**self.reading)
+        read = samples.group_samples(key_rule=self.key_rule)
         crop = None if self.crop is None else RandomResizedCrop(self.crop, flip_probability=0.5)
         decoders = () if self.spec is None else (ImageDecoder(self.spec, crop=crop),)
-        batches: IterDataPipe[Any] = samples.wds_decode(*decoders, on_error="skip").batch(self.batch_size).map(list)
-        if self.crop is not None:  # so that images have one size
-            batches = batches.map(partial(collate_samples, ragged="list"))
-        return batches
+        decoded = read.wds_decode(*decoders, on_error="skip")
+        collate: Any = list if self.crop is None else partial(collate_samples, ragged="list")
+        batches = decoded.batch(self.batch_size)
+        return {"read": read.batch(self.batch_size), "decode": batches, "batch": batches.map(collate)}
 
 
 class Delivery(NamedTuple):
@@ -103,7 +99,7 @@ class ShardBenchmark:
         fields: the names of the fields of the first samples, and their mean sizes in bytes.
         sample_bytes: the mean size of a sample in bytes.
         raw_bytes_per_s: how fast the shards are read without parsing them, in bytes per second.
-        stages: the functional names of the stages, and the seconds that each takes for a sample in one process.
+        stages: the seconds that reading, decoding and batching take for a sample in one process.
         deliveries: the results for each number of workers.
         skipped: the samples that could not be decoded.
     """
@@ -123,32 +119,6 @@ class ShardBenchmark:
         return {name: seconds / total for name, seconds in self.stages.items()}
 
 
-class StageTimer(EngineStage[Any]):
-    """Passes items on, counts them, and adds up the time that the stages before it take."""
-
-    is_stateless = True
-    is_one_to_one = True
-
-    def __init__(self, source: IterDataPipe[Any]) -> None:
-        self.source = source
-        self.name = functional_name_of(source)
-        self.seconds = 0.0
-        self.items = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        items = iter(self.source)
-        while True:
-            begin = time.perf_counter()
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-            finally:
-                self.seconds += time.perf_counter() - begin
-            self.items += 1
-            yield item
-
-
 def measure_shards(urls: Sequence[str], workers: Sequence[int], options: BenchmarkOptions) -> Iterator[ShardBenchmark]:
     """Measure shards step by step, and yield the results so far after each step; it is the same object each time.
 
@@ -165,27 +135,29 @@ def measure_shards(urls: Sequence[str], workers: Sequence[int], options: Benchma
     """
     require("torchdata.dataloader2", extra="dataloader2", purpose="measure worker processes")
     found = ShardBenchmark(len(urls))
-    _inspect(urls, options, found)
-    found.raw_bytes_per_s = _measure_raw(urls, options)
-    yield found
-    _measure_stages(urls, options, found)
-    yield found
-    for count in workers:
-        _measure_delivery(urls, options, count, found)
-        yield found
-
-
-def _inspect(urls: Sequence[str], options: BenchmarkOptions, found: ShardBenchmark) -> None:
-    """Find the fields of the first samples, and their sizes."""
     samples = ShardList(list(urls)).load_wds_shards(**options.reading).group_samples(key_rule=options.key_rule)
-    with closing(cast("Generator[Any, None, None]", iter(samples))) as first:
-        examples = list(itertools.islice(first, EXAMPLES))
+    examples = list(samples.slice_samples(EXAMPLES))
     if not examples:
         raise EmptySourceError(f"there is no sample in {len(urls)} shards, so there is nothing to measure")
     for name in dict.fromkeys(name for sample in examples for name in sample if not name.startswith("__")):
         sizes = [len(sample[name]) for sample in examples if name in sample]
         found.fields[name] = sum(sizes) / len(sizes)
         found.sample_bytes += sum(sizes) / len(examples)
+    found.raw_bytes_per_s = _measure_raw(urls, options)
+    yield found
+    earlier, threads = 0.0, torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
+    try:
+        for name, pipe in options.build(urls).items():
+            seconds = 1 / _measure_rate(pipe, options)[0]
+            found.stages[name], earlier = max(0.0, seconds - earlier), seconds
+    finally:
+        torch.set_num_threads(threads)
+        found.skipped = count_skipped(pipe)
+    yield found
+    for count in workers:
+        _measure_delivery(urls, options, count, found)
+        yield found
 
 
 def _measure_raw(urls: Sequence[str], options: BenchmarkOptions) -> float:
@@ -201,42 +173,18 @@ def _measure_raw(urls: Sequence[str], options: BenchmarkOptions) -> float:
     return size / elapsed
 
 
-def _measure_stages(urls: Sequence[str], options: BenchmarkOptions, found: ShardBenchmark) -> None:
-    """Measure the time of each stage in this process, with one thread, as torch has in a worker."""
-    pipe = options.build(urls)
-    timers = _insert_timers(pipe)
-    samples, threads = 0, torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with closing(_endless(timers[0])) as items:
+def _measure_rate(batches: Any, options: BenchmarkOptions) -> tuple[float, float, float]:
+    """Return the samples per second, the seconds to the first batch, and the fraction of time for computing."""
+    begin, count = time.perf_counter(), 0
+    with closing(_endless(batches)) as items:
+        next(items)
+        first_batch_s = time.perf_counter() - begin
+        begin, computed = time.perf_counter(), time.process_time()
+        while not count or time.perf_counter() - begin < options.seconds:
             next(items)
-            before = [timer.seconds for timer in timers]
-            begin = time.perf_counter()
-            while not samples or time.perf_counter() - begin < options.seconds:
-                samples += count_samples(next(items))
-    finally:
-        torch.set_num_threads(threads)
-        found.skipped = sum_skipped((found.skipped, count_skipped(pipe)))
-    earlier = 0.0
-    for timer, seconds in reversed([*zip(timers, before, strict=True)]):
-        total = timer.seconds - seconds
-        found.stages[timer.name] = found.stages.get(timer.name, 0.0) + max(0.0, total - earlier) / samples
-        earlier = total
-
-
-def _insert_timers(pipe: IterDataPipe[Any]) -> list[StageTimer]:
-    """Insert a timer after each stage of a pipeline, up to the first with several sources; return them in reverse."""
-    timers = [StageTimer(pipe)]
-    while len(sources := list({id(source): source for source in sources_of(pipe)}.values())) == 1:
-        timer = StageTimer(sources[0])
-        names = [name for name, value in vars(pipe).items() if value is sources[0]]
-        if not names:  # it is in a collection
-            break
-        for name in names:
-            setattr(pipe, name, timer)
-        timers.append(timer)
-        pipe = sources[0]
-    return timers
+            count += options.batch_size
+        elapsed, computed = time.perf_counter() - begin, time.process_time() - computed
+    return count / elapsed, first_batch_s, min(1.0, computed / elapsed)
 
 
 def _endless(pipe: Any) -> Generator[Any, None, None]:
@@ -259,39 +207,11 @@ def _measure_delivery(urls: Sequence[str], options: BenchmarkOptions, workers: i
     from wds_datapipes.loading.service.service import ShardReadingService
     from wds_datapipes.loading.torchdata_api import DataLoader2
 
-    pipe = options.build(urls)
-    begin = time.perf_counter()
+    *_, pipe = options.build(urls).values()
     with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=workers)) as loader:
-        items = _endless(loader)
-        next(items)
-        first_batch_s = time.perf_counter() - begin
-        count, begin, computed = 0, time.perf_counter(), time.process_time()
-        while not count or time.perf_counter() - begin < options.seconds:
-            count += count_samples(next(items))
-        elapsed, computed = time.perf_counter() - begin, time.process_time() - computed
+        rates = _measure_rate(loader, options)
         found.skipped = sum_skipped((found.skipped, loader.reading_service.report().skipped))
-    found.deliveries.append(Delivery(workers, count / elapsed, first_batch_s, min(1.0, computed / elapsed)))
-
-
-def count_samples(item: Any) -> int:
-    """Return the number of samples in an item of a pipeline: a batch of columns, a list of samples, or a sample.
-
-    >>> count_samples({"jpg": torch.zeros(2, 3), "__key__": ["a", "b"]}), count_samples([torch.zeros(3, 2), [1, 2, 3]])
-    (2, 3)
-    >>> count_samples([{}, {}]), count_samples({"__key__": "a", "cls": 1}), count_samples((torch.zeros(3, 8), 1))
-    (2, 1, 1)
-    """
-    if isinstance(item, Mapping) and "__key__" in item:
-        return len(item["__key__"]) if isinstance(item["__key__"], list | tuple) else 1
-    columns = list(item.values()) if isinstance(item, Mapping) else item if isinstance(item, list | tuple) else [item]
-    lengths = {len(column) if _is_column(column) else 0 for column in columns}
-    if len(lengths) == 1 and 0 not in lengths:
-        return lengths.pop()
-    return len(item) if isinstance(item, list) else 1
-
-
-def _is_column(value: Any) -> bool:
-    return isinstance(value, list) or (isinstance(value, torch.Tensor) and value.ndim > 0)
+    found.deliveries.append(Delivery(workers, *rates))
 
 
 def best_delivery(found: ShardBenchmark, *, step_s: float | None, batch_size: int) -> Delivery:
@@ -335,11 +255,11 @@ def recommend(found: ShardBenchmark, *, step_s: float | None = None, batch_size:
             f"There are fewer shards than workers, {found.shards} for {best.workers}: write smaller shards.",
         ),
         (
-            sum(shares.get(name, 0.0) for name in DECODERS) >= MOST,
+            shares.get("decode", 0.0) >= MOST,
             "Decoding takes most of the time: smaller images help, or min_size, or for JPEG the extra turbo.",
         ),
         (
-            shares.get(".load_wds_shards", 0.0) >= MOST,
+            shares.get("read", 0.0) >= MOST,
             "Reading takes most of the time: more workers read more at once, and .cache_wds_shards() keeps copies.",
         ),
     ]

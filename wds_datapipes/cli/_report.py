@@ -15,8 +15,8 @@ from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.prepare.shard_run import ConvertedShard
 from wds_datapipes.types import ShardInfo
 
-#: The number of skipped errors shown, and the width of the longest bar.
-SHOWN, WIDTH = 10, 40
+#: The number of skipped errors shown.
+SHOWN = 10
 
 
 class SkippedError(NamedTuple):
@@ -60,15 +60,6 @@ def print_table(rows: Sequence[tuple[str, ...]], left: tuple[int, ...] = (0,)) -
             for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )
         sys.stdout.write(f"{line.rstrip()}\n")
-
-
-def print_bars(counts: Iterable[tuple[str, int]]) -> None:
-    """Print names and counts with a bar for each; a name without a count stands for others."""
-    rows = list(counts)
-    most = max((count for _, count in rows), default=0)
-    bars = [(name, f"{n:,}", "#" * max(1, round(n * WIDTH / most))) if n else (name, "", "") for name, n in rows]
-    if bars:
-        print_table(bars, left=(0, 2))
 
 
 def print_error(message: str, label: str = "Error") -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from wds_datapipes.benchmark.measure import BenchmarkOptions, ShardBenchmark, measure_shards, recommend
@@ -13,7 +12,6 @@ from wds_datapipes.cli._declaration import Positive
 from wds_datapipes.cli._options import LimitedArguments, load_function
 from wds_datapipes.cli._report import plural, print_error, print_json, print_table
 from wds_datapipes.codecs.images import IMAGE_SPECS
-from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.parallel.progress import human_bytes
 
 
@@ -31,7 +29,7 @@ def bench(
     """Measure how fast shards are read, decoded and delivered.
 
     Prints the time of each stage in one process, the rate of each number of workers, and a recommendation. With
-    --pipeline, it measures the pipeline of your training.
+    --pipeline, it measures the pipeline of your training, whose items are batches of --batch-size samples.
 
     Options:
         --num-workers LIST: Numbers of workers, such as 0,2,4; by default up to one per CPU.
@@ -62,7 +60,7 @@ def bench(
         seconds=seconds,
         reading=reading,
         key_rule=options.rule,
-        pipeline=None if pipeline is None else load_pipeline(pipeline),
+        pipeline=None if pipeline is None else load_function(pipeline, "--pipeline"),
     )
     found = ShardBenchmark(len(urls))
     try:
@@ -79,19 +77,6 @@ def bench(
             print_error(f"{plural(found.skipped.total, 'sample')} skipped, such as: {reason}")
     if found.skipped.total:
         raise SystemExit(FAULT_FOUND)
-
-
-def load_pipeline(reference: str) -> Callable[[list[str]], IterDataPipe[Any]]:
-    """Import the function that returns a pipeline."""
-    function = load_function(reference, "--pipeline")
-
-    def build(urls: list[str]) -> IterDataPipe[Any]:
-        pipe = function(urls)
-        if not isinstance(pipe, IterDataPipe):
-            raise WrongUse(f"{reference} must return a pipeline, an IterDataPipe, not {type(pipe).__name__}")
-        return pipe
-
-    return build
 
 
 def parse_workers(text: str, cores: int) -> list[int]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse
-from wds_datapipes.cli._declaration import Positive, Share
+from wds_datapipes.cli._declaration import Positive
 from wds_datapipes.cli._options import LimitedArguments, parse_bytes, parse_pairs, wrong_use
 from wds_datapipes.cli._report import print_error, print_nothing_found, report_shards, skipped_errors
 from wds_datapipes.errors import EncodeError
 from wds_datapipes.io.openers import redact
+from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.subset import Subset
 from wds_datapipes.samples.fields import Lacking
@@ -75,14 +76,12 @@ def cat(
     select: list[str] | None = None,
     missing: Lacking = "raise",
     slice_: str = "",
-    sample: Share = 1.0,
-    seed: int = 0,
     rename: list[str] | None = None,
     rekey: str = "",
 ) -> None:
     """Copy samples of shards, in order, to an archive, to numbered shards or to a pipe.
 
-    The data of fields are copied unchanged. --slice is applied first, then --sample, --select, --rename and --rekey.
+    The data of fields are copied unchanged. --slice is applied first, then --select, --rename and --rekey.
     Field names become lower case, and files that belong to no sample are dropped. The output appears under its name
     when it is complete, and may be one of the inputs.
 
@@ -90,8 +89,6 @@ def cat(
         --select FIELD: Copy only matching fields, such as 'jpg;png'; may be repeated.
         --missing: How to handle a sample without a selected field.
         --slice START:STOP[:STEP]: Copy only samples at these positions, counted from 0.
-        --sample SHARE: Copy each sample with this probability.
-        --seed NUMBER: The seed for --sample.
 
     Output:
         --output, -o TARGET: A file, a URL, 'pipe:COMMAND', or - for standard output; with %06d in its name, numbered
@@ -101,8 +98,6 @@ def cat(
     new_names = "--rename must be NEW=OLD, with each NEW once and in lower case, as in 'png=image.png'"
     taken: dict[str, Any] = {
         "positions": parse_slice_text(slice_),
-        "share": sample,
-        "seed": seed,
         "select": select or (),
         "missing": missing,
         "rename": parse_pairs(rename or (), "[^=/A-Z]+", new_names),
@@ -217,32 +212,28 @@ def copy_samples(
     """
     faults: list[Exception] = []
 
-    def skip(error: Exception) -> bool:
+    def handle(error: Exception) -> bool:
+        if not options.skips:
+            raise error
         faults.append(error)
         return True
 
-    subset = Subset(on_error=skip if options.skips else "raise", **options.reading, **taken)
     with ExitStack() as opened, ProgressMeter(label, len(urls), shown=shown) as meter:
         for writer in writers:
             opened.enter_context(writer)
-        latest = ""
 
-        def seen(sample: Sample) -> None:
-            nonlocal latest
-            is_next = bool(latest) and sample["__url__"] != latest
-            latest = sample["__url__"]
-            meter.add(shards=is_next, samples=1, size=sum(len(v) for v in sample.values() if type(v) is bytes))
+        def count_shards() -> Iterator[str]:
+            for url in urls:
+                yield url
+                meter.add(shards=1)
 
-        def write(sample: Sample) -> None:
+        on_error: OnError = handle if options.skips else "raise"
+        for sample in Subset(on_error=on_error, **options.reading, **taken).samples(count_shards()):
             try:
                 choose(sample).write(sample)
             except EncodeError as error:
-                if not options.skips:
-                    raise
-                faults.append(error)
-
-        for sample in subset.samples(urls, on_read=seen):
-            write(sample)
+                handle(error)
+            meter.add(samples=1, size=sum(len(v) for v in sample.values() if type(v) is bytes))
     return faults
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from wds_datapipes.cli._app import printable
 from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import ReadArguments
-from wds_datapipes.cli._report import end_with_faults, plural, print_bars, print_json, print_table, size_of_shards
+from wds_datapipes.cli._report import end_with_faults, plural, print_json, print_table, size_of_shards
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
 
@@ -35,13 +35,12 @@ def facts_of(found: DatasetStats) -> dict[str, Any]:
         "samples_per_shard": found.samples_per_shard._asdict(),
         "samples": found.samples._asdict(),
         "fields": {name: sizes._asdict() for name, sizes in found.fields.items()},
-        "histogram": found.histogram,
         "faults": [fault._asdict() for fault in found.faults],
     }
 
 
 def print_stats(found: DatasetStats, shards: int) -> None:
-    """Print the totals, a table of sizes, and a histogram."""
+    """Print the totals, and a table of sizes."""
     per_shard = found.samples_per_shard
     size = size_of_shards(found.shards.total, shards, shards - found.shards.number)
     sys.stdout.write(
@@ -52,9 +51,6 @@ def print_stats(found: DatasetStats, shards: int) -> None:
     rows = [("", "count", "total", "smallest", "median", "mean", "largest"), *shards_row]
     rows += [row("samples", found.samples), *(row(printable(name), each) for name, each in found.fields.items())]
     print_table(rows)
-    if found.histogram:
-        sys.stdout.write("\nSamples by size\n")
-        print_bars((f"from {human_bytes(size)}", count) for size, count in found.histogram.items())
 
 
 def row(name: str, sizes: Sizes) -> tuple[str, ...]:

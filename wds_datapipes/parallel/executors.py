@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from multiprocessing.connection import wait as wait_for
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.interrupts import defer_interrupts
@@ -27,38 +27,17 @@ PARENT_CHECK_S = 0.2
 DEFAULT_TASKS = 1000
 
 
-class ShardExecutor(Protocol):
-    """Calls one function with different arguments."""
-
-    #: The maximum number of concurrent tasks.
-    max_tasks: int
-
-    def submit(self, *arguments: Any) -> Future[Any]:
-        """Schedule a call of the function with these arguments."""
-
-    def shutdown(self) -> None:
-        """Cancel unfinished tasks, and stop all processes."""
-
-
-class InProcessExecutor:
+class InProcessExecutor(Executor):
     """Runs each task immediately in this process."""
 
-    max_tasks = 1
-
-    def __init__(self, work: Callable[..., Any]) -> None:
-        self._work = work
-
-    def submit(self, *arguments: Any) -> Future[Any]:
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
         """Call the function."""
         done: Future[Any] = Future()
         try:
-            done.set_result(self._work(*arguments))
+            done.set_result(work(*arguments, **keywords))
         except Exception as error:  # noqa: BLE001  raised by Future.result()
             done.set_exception(error)
         return done
-
-    def shutdown(self) -> None:
-        """Do nothing."""
 
 
 class BorrowedExecutor:
@@ -169,7 +148,7 @@ def start_workers(
     executor: Executor | None = None,
     num_workers: int | None = None,
     private: Collection[int] = (),
-) -> ShardExecutor:
+) -> BorrowedExecutor | ForkedPool:
     """Return workers for a number of tasks: a user's executor, processes, or this process.
 
     Args:
@@ -183,7 +162,9 @@ def start_workers(
     if executor is not None:
         return BorrowedExecutor(work, executor, num_workers)
     count = len(os.sched_getaffinity(0)) if num_workers is None else num_workers
-    return ForkedPool(work, min(count, tasks), private) if count and tasks else InProcessExecutor(work)
+    if count and tasks:
+        return ForkedPool(work, min(count, tasks), private)
+    return BorrowedExecutor(work, InProcessExecutor(), 1)
 
 
 def failure_of(task: Future[Any]) -> BaseException | None:

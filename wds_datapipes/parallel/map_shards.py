@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from wds_datapipes.arguments import check_optional_integer
 from wds_datapipes.errors import SpecError, WorkerDiedError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.parallel.executors import ShardExecutor, start_workers
+from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, start_workers
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.shards.patterns import expand_urls
 
@@ -111,7 +111,7 @@ def collect_shards(
 
 
 def run_tasks(
-    pool: ShardExecutor, waiting: deque[tuple[K, tuple[Any, ...]]]
+    pool: BorrowedExecutor | ForkedPool, waiting: deque[tuple[K, tuple[Any, ...]]]
 ) -> Generator[tuple[K, Future[Any]], None, None]:
     """Call the function of a pool with all waiting arguments, including those added meanwhile.
 
@@ -132,7 +132,7 @@ def run_tasks(
         pool.shutdown()
 
 
-def submit_task(pool: ShardExecutor | Executor, arguments: tuple[Any, ...]) -> Future[Any]:
+def submit_task(pool: BorrowedExecutor | ForkedPool | Executor, arguments: tuple[Any, ...]) -> Future[Any]:
     """Submit a call; if the executor refuses it, the future has that error, so that it is raised in turn."""
     try:
         return pool.submit(*arguments)

@@ -144,7 +144,7 @@ def _preview_value(value: Any, pixels: int) -> Preview:
     if isinstance(value, str):
         return Preview(_count_text(value) if value else "text, empty", value)
     if _is_array(value):
-        return Preview(_describe_array(value), _print_array(value), _picture_of(value, pixels))
+        return Preview(_describe_array(value), picture=_picture_of(value, pixels))
     kind = type(value).__name__ if value is not None else "null"
     if isinstance(value, Mapping):
         kind = f"{kind}, {len(value):,} entr{'y' if len(value) == 1 else 'ies'}"
@@ -195,14 +195,6 @@ def _to_numpy(value: Any) -> Any:
         return np.asarray(value.detach().cpu().float() if str(value.dtype) == "torch.bfloat16" else value.detach())
     except Exception:  # noqa: BLE001  sparse and quantized tensors cannot be converted
         return None
-
-
-def _print_array(value: Any) -> str:
-    """Show the numbers of a small array."""
-    array = _to_numpy(value)
-    if array is None or array.dtype.kind not in "biufcSU":
-        return ""
-    return np.array2string(array, threshold=32, edgeitems=3, precision=4) if array.ndim <= 1 or array.size <= 32 else ""
 
 
 def _picture_of(value: Any, pixels: int) -> Image.Image | None:

@@ -6,12 +6,14 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from wds_datapipes.errors import SampleSourceError, ShardError
 from wds_datapipes.io.openers import open_url, redact, split_scheme
-from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
+from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.types import Sample
 
 
@@ -102,14 +104,18 @@ def measure_sample(spec: SampleSpec, storage_options: Mapping[str, Any] | None =
     for field, part in spec.parts.items():
         facts: tuple[object, ...]
         if isinstance(part, FilePart):
-            found = _stat(part.path, field, spec)
+            with _explained(field, part, spec):
+                found = os.stat(part.path)  # noqa: PTH116  faster than Path, called millions of times
+                if not stat.S_ISREG(found.st_mode):
+                    raise ValueError("it is a folder" if stat.S_ISDIR(found.st_mode) else "it is not a regular file")
             sizes.append(found.st_size)
             facts = (part.path, found.st_size, found.st_mtime_ns)
         elif isinstance(part, UrlPart) and split_scheme(part.url)[0] == "pipe":
             sizes.append(None)
             facts = (part.url,)
         elif isinstance(part, UrlPart):
-            known = _ask_size(part.url, field, spec, storage_options)
+            with _explained(field, part, spec):
+                known = file_facts(part.url, storage_options=storage_options)
             sizes.append(known.bytes)
             facts = (redact(part.url), *known)  # a signed URL may have a new signature each time
         else:
@@ -127,65 +133,33 @@ def read_sample(spec: SampleSpec, storage_options: Mapping[str, Any] | None = No
     """
     sample: Sample = {"__key__": spec.key}
     for field, part in spec.parts.items():
-        if isinstance(part, FilePart):
-            sample[field] = _read_part(part.path, field, spec)
-        elif isinstance(part, UrlPart):
-            sample[field] = _fetch_part(part.url, field, spec, storage_options)
-        else:
+        if isinstance(part, bytes):
             sample[field] = part
+            continue
+        with _explained(field, part, spec):
+            if isinstance(part, FilePart):
+                with open(part.path, "rb", buffering=0) as file:  # noqa: PTH123  faster than Path
+                    sample[field] = file.readall()  # type: ignore[attr-defined, unused-ignore]  # a FileIO
+            else:
+                with open_url(part.url, storage_options=storage_options) as stream:
+                    sample[field] = b"".join(iter(partial(stream.read, 1 << 20), b""))
     return sample
 
 
-def _stat(path: str, field: str, spec: SampleSpec) -> os.stat_result:
+@contextmanager
+def _explained(field: str, part: FilePart | UrlPart, spec: SampleSpec) -> Iterator[None]:
+    """Say in errors which sample a file belongs to; those that concern all files stay, and are not skipped."""
     try:
-        found = os.stat(path)  # noqa: PTH116  faster than Path, called millions of times
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, field, spec, error) from None
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
-        raise SampleSourceError(f"{_file(path, field, spec)} is {kind}. Name a file")
-    return found
-
-
-def _read_part(path: str, field: str, spec: SampleSpec) -> bytes:
-    try:
-        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123  faster than Path
-            return stream.readall()  # type: ignore[no-any-return, attr-defined, unused-ignore]  # a FileIO
-    except OSError as error:
-        raise _unreadable(path, field, spec, error) from None
-
-
-def _ask_size(url: str, field: str, spec: SampleSpec, storage_options: Mapping[str, Any] | None) -> FileFacts:
-    try:
-        return file_facts(url, storage_options=storage_options)
-    except ShardError as error:
-        raise _source_error(field, spec, error) from None
-
-
-def _fetch_part(url: str, field: str, spec: SampleSpec, storage_options: Mapping[str, Any] | None) -> bytes:
-    try:
-        with open_url(url, storage_options=storage_options) as stream:
-            return b"".join(iter(lambda: stream.read(1 << 20), b""))
-    except ShardError as error:
-        raise _source_error(field, spec, error) from None
-
-
-def _source_error(field: str, spec: SampleSpec, error: ShardError) -> SampleSourceError | ShardError:
-    """Wrap an error of a single sample; return an error that concerns all files as it is, so that it is not skipped."""
-    return (
-        error
-        if error.concerns_all
-        else SampleSourceError(f"The field {field!r} of {spec.location} cannot be read: {error}")
-    )
-
-
-def _unreadable(path: str, field: str, spec: SampleSpec, error: Exception) -> SampleSourceError:
-    reason = getattr(error, "strerror", None) or str(error)
-    problem = "is a broken or circular link" if os.path.islink(path) else "cannot be read"  # noqa: PTH114  a string
-    return SampleSourceError(f"{_file(path, field, spec)} {problem}: {reason}. Provide the file, or remove the sample")
-
-
-def _file(path: str, field: str, spec: SampleSpec) -> str:
-    """Describe a file, and its sample unless the path already identifies it."""
-    described = f"The file {path!r}"
-    return described if spec.location == path else f"{described}, for the field {field!r} of {spec.location},"
+        yield
+    except (OSError, ValueError, ShardError) as error:
+        if isinstance(error, ShardError) and error.concerns_all:
+            raise
+        place = f"The field {field!r} of {spec.location} cannot be read"
+        if isinstance(error, ShardError):
+            raise SampleSourceError(f"{place}: {error}") from None
+        path = part.path if isinstance(part, FilePart) else part.url
+        reason = getattr(error, "strerror", None) or str(error)
+        link = ", a broken or circular link" if os.path.islink(path) else ""  # noqa: PTH114  a string
+        raise SampleSourceError(
+            f"{place}: the file {path!r}{link}: {reason}. Provide the file, or remove the sample"
+        ) from None

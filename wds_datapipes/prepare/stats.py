@@ -66,8 +66,6 @@ class DatasetStats:
         samples_per_shard: the number of samples of each shard.
         samples: the sizes of samples, each the sum of its fields.
         fields: maps each field to its sizes, the most frequent field first.
-        histogram: maps a power of two to the number of samples with sizes from there up to the next; 0 counts empty
-            samples.
         faults: the faults of shards.
     """
 
@@ -75,7 +73,6 @@ class DatasetStats:
     samples_per_shard: Sizes
     samples: Sizes
     fields: dict[str, Sizes]
-    histogram: dict[int, int]
     faults: list[ShardFault] = field(default_factory=list)
 
 
@@ -112,8 +109,8 @@ def dataset_stats(
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "three", "cls": "1"}])
         >>> stats = dataset_stats([url])
-        >>> stats.samples.number, stats.fields["txt"].largest, stats.histogram
-        (2, 5, {2: 1, 4: 1})
+        >>> stats.samples.number, stats.fields["txt"].largest
+        (2, 5)
     """
     ordered = collect_shards(
         partial(_read_stats, options=ScanOptions(**scan)),
@@ -126,13 +123,11 @@ def dataset_stats(
     samples = _concatenate([part.samples for part in ordered])
     names = dict.fromkeys(name for part in ordered for name in part.fields)
     fields = {name: Sizes.of(_concatenate([p.fields[name] for p in ordered if name in p.fields])) for name in names}
-    powers, counts = np.unique(np.frexp(samples.astype(np.float64))[1], return_counts=True)
     return DatasetStats(
         Sizes.of([part.size for part in ordered if part.size is not None]),
         Sizes.of([len(part.samples) for part in ordered]),
         Sizes.of(samples),
         dict(sorted(fields.items(), key=lambda item: -item[1].number)),
-        {(1 << power >> 1): count for power, count in zip(powers.tolist(), counts.tolist(), strict=True)},
         [fault for part in ordered for fault in part.faults],
     )
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random
 
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.prepare.shard_contents import ScanOptions
 from wds_datapipes.samples.fields import Lacking
-from wds_datapipes.samples.sampling import parse_slice, rsample, slice_samples
+from wds_datapipes.samples.sampling import parse_slice, slice_samples
 from wds_datapipes.samples.select import parse_patterns, rename, select_fields
 from wds_datapipes.shards.position import ItemCounter
 from wds_datapipes.types import Sample
@@ -25,8 +24,6 @@ class Subset(ScanOptions):
 
     Attributes:
         positions: the positions of samples in the stream, as in ``slice_samples``; empty means all.
-        share: the probability with which each of these is selected.
-        seed: the seed of that choice.
         select: patterns of the fields to select, as in ``select_fields``; empty means all fields.
         missing: how to handle a sample that lacks a selected field.
         rename: maps new field names to old ones, as in ``rename``.
@@ -46,8 +43,6 @@ class Subset(ScanOptions):
     """
 
     positions: tuple[int | None, ...] = ()
-    share: float = 1.0
-    seed: int = 0
     select: Sequence[str] = ()
     missing: Lacking = "raise"
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -55,8 +50,6 @@ class Subset(ScanOptions):
     on_error: OnError = "raise"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"the share of samples must be between 0 and 1, not {self.share!r}")
         if self.positions:
             parse_slice(self.positions)
         if self.select:
@@ -64,26 +57,21 @@ class Subset(ScanOptions):
         if self.rekey:
             check_rekey(self.rekey)
 
-    def samples(self, urls: Iterable[str], *, on_read: Callable[[Sample], object] | None = None) -> Iterator[Sample]:
+    def samples(self, urls: Iterable[str]) -> Iterator[Sample]:
         """Yield the samples of the subset, with their fields as bytes.
 
         Files that belong to no sample are skipped.
 
         Args:
             urls: the shards, in reading order.
-            on_read: called with each sample read, whether selected or not.
 
         Raises:
             ShardError: a shard cannot be read.
             SampleError: a sample has a repeated field, is split into parts, or lacks a requested field.
         """
         samples = self.read_samples(urls, on_error=self.on_error, on_repeated_key="raise")
-        if on_read is not None:
-            samples = _observe_samples(samples, on_read)
         if self.positions:
             samples = slice_samples(samples, *parse_slice(self.positions), counter=ItemCounter())
-        if self.share < 1:
-            samples = rsample(samples, self.share, rng=Random(self.seed), counter=ItemCounter())
         if self.select:
             samples = select_fields(samples, list(self.select), missing=self.missing, on_error=self.on_error)
         if self.rename:
@@ -110,12 +98,6 @@ def check_rekey(pattern: str, parts: Sequence[str] = KEY_PARTS) -> None:
             f"The key pattern {pattern!r} makes the same key for all samples of a shard. Add {{number}}, {{key}} or "
             f"{{name}}"
         )
-
-
-def _observe_samples(samples: Iterable[Sample], on_read: Callable[[Sample], object]) -> Iterator[Sample]:
-    for sample in samples:
-        on_read(sample)
-        yield sample
 
 
 def make_key(pattern: str, number: int, sample: Sample) -> str:
