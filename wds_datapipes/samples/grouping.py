@@ -27,62 +27,44 @@ MAX_NAMED = 50
 NO_NAME = "\0"
 
 
-def group_samples(
-    shards: Iterable[ShardMembers],
-    *,
-    key_rule: KeyRule = first_dot,
-    fields: Collection[str] | None = None,
-    lowercase: bool = True,
-    on_duplicate: OnDuplicate = "raise",
-    on_repeated_key: OnRepeatedKey = "warn",
-    on_error: OnError = "raise",
-) -> Iterator[Sample]:
+def group_samples(shards: Iterable[ShardMembers], **options: Any) -> Iterator[Sample]:
     """Group consecutive members with the same key into samples; a sample never spans two shards.
 
     The last sample of a truncated shard is dropped, since it may lack a field.
 
     Args:
         shards: the shards with their members, as `read_shards` or `split_by_shard` yield them.
+        options: the arguments of `SampleGrouping`.
+    """
+    grouping = SampleGrouping(**options)
+    yield from grouping.group(shards, Progress())
+    grouping.finish()
+
+
+class SampleGrouping:
+    """How members are grouped into samples.
+
+    Args:
         key_rule: splits a name into key and field.
         fields: the fields to keep; all by default.
         lowercase: convert the names of fields to lower case.
         on_duplicate: what to do if a field occurs twice in a sample.
         on_repeated_key: what to do if a key occurs again after other keys of the same shard.
         on_error: the error policy, applied to samples.
-    """
-    grouping = SampleGrouping(
-        key_rule=key_rule,
-        fields=fields,
-        lowercase=lowercase,
-        on_duplicate=on_duplicate,
-        on_repeated_key=on_repeated_key,
-        on_error=on_error,
-    )
-    yield from grouping.group(shards, Progress())
-    grouping.finish()
-
-
-class SampleGrouping:
-    """How members are grouped into samples; `group_samples` describes the arguments.
-
-    Args:
         on_fault: called with a `DuplicateKeyError`, the key and the field, or "", instead of the error policy. The
             sample is kept then, with the first of its duplicate fields.
         remembered_keys: how many keys of a shard are kept to detect repeated ones.
-
-    Attributes:
-        key_rule: splits a name into key and field.
     """
 
     def __init__(
         self,
         *,
-        key_rule: KeyRule,
-        fields: Collection[str] | None,
-        lowercase: bool,
-        on_duplicate: OnDuplicate,
-        on_repeated_key: OnRepeatedKey,
-        on_error: OnError,
+        key_rule: KeyRule = first_dot,
+        fields: Collection[str] | None = None,
+        lowercase: bool = True,
+        on_duplicate: OnDuplicate = "raise",
+        on_repeated_key: OnRepeatedKey = "warn",
+        on_error: OnError = "raise",
         on_fault: Callable[[DuplicateKeyError, str, str], object] | None = None,
         remembered_keys: int = KEYS_REMEMBERED,
     ) -> None:

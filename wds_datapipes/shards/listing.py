@@ -1,17 +1,15 @@
-"""Shard listing: finds the files that match a glob and the shards in a directory, and resamples shards."""
+"""Shard listing: finds the files that match a glob and the shards in a directory."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count as count_from
+from collections.abc import Mapping
 from pathlib import Path
-from random import Random
 from typing import Any
 from urllib.parse import quote
 
-from wds_datapipes.errors import EmptySourceError, SpecError
+from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.openers import known_schemes, local_path, redact, split_scheme
 from wds_datapipes.redaction.storage_options import raise_alone
@@ -34,13 +32,9 @@ def list_urls(url: str, storage_options: Mapping[str, Any]) -> list[str]:
     if path is not None:
         found = local_directory(path) if url.endswith("/") else local_glob(path)
         return [f"file:{quote(name)}" for name in found] if scheme == "file" else found
-    if scheme not in known_schemes():
-        if url.endswith("/"):
-            return remote_directory(url, storage_options)
-        # In the query of an HTTP URL, * is not a wildcard.
-        if "*" in (url.partition("?")[0] if scheme in ("http", "https") else url):
-            return remote_glob(url, storage_options)
-    return [url]
+    # In the query of an HTTP URL, * is not a wildcard.
+    is_listed = url.endswith("/") or "*" in (url.partition("?")[0] if scheme in ("http", "https") else url)
+    return list_remote(url, storage_options) if is_listed and scheme not in known_schemes() else [url]
 
 
 def local_glob(path: str) -> list[str]:
@@ -67,44 +61,34 @@ def local_directory(path: str) -> list[str]:
     return [path + name for name in found]
 
 
-def remote_glob(url: str, storage_options: Mapping[str, Any]) -> list[str]:
-    """Return the remote files that match."""
-    filesystem, path, names = list_remote(url, storage_options, lambda filesystem, path: filesystem.glob(path))
-    if not names:
-        raise SpecError(f"No file matches {redact(url)}")
-    return sorted(url_of(name, url, path, filesystem) for name in names)
-
-
-def remote_directory(url: str, storage_options: Mapping[str, Any]) -> list[str]:
-    """Return the shards in a remote directory."""
-    filesystem, path, entries = list_remote(
-        url, storage_options, lambda filesystem, path: filesystem.ls(path, detail=True)
-    )
-    names = [entry["name"] for entry in entries if entry["type"] != "directory"]
-    found = sorted(name for name in names if is_shard(name.rpartition("/")[2]))
-    if not found:
-        raise SpecError(f"The directory {redact(url)} has {NO_SHARDS}")
-    return [url_of(name, url, path, filesystem) for name in found]
-
-
-def list_remote(
-    url: str, storage_options: Mapping[str, Any], method: Callable[[Any, str], list[Any]]
-) -> tuple[Any, str, list[Any]]:
-    """Return the file system of a URL, the path in it, and the listed entries.
+def list_remote(url: str, storage_options: Mapping[str, Any]) -> list[str]:
+    """Return the remote files that match a glob, or the shards in a remote directory.
 
     Raises:
-        SpecError: the URL cannot be listed; the message has no credentials.
+        SpecError: there are none, or the URL cannot be listed; the message has no credentials.
     """
     # Imported here, since importing fsspec is slow, and local shards do not need it.
     from wds_datapipes.io.remote.filesystem import RemotePath
 
     remote = RemotePath(url, storage_options)
+    is_directory = url.endswith("/")
+
+    def names() -> list[str]:
+        if not is_directory:
+            return list(remote.filesystem.glob(remote.path))
+        files = [each["name"] for each in remote.filesystem.ls(remote.path, detail=True) if each["type"] != "directory"]
+        return [name for name in files if is_shard(name.rpartition("/")[2])]
+
     try:
-        found = remote.call(lambda: method(remote.filesystem, remote.path))
+        found = remote.call(names)
     except Exception as error:  # noqa: BLE001  each file system has its own errors
         cause = f"{remote.reason(error)}{remote.retry.attempts_text()}"
         raise_alone(SpecError(f"{remote.name} cannot be listed: {cause}"))
-    return remote.filesystem, remote.path, found
+    if not found:
+        raise SpecError(
+            f"The directory {redact(url)} has {NO_SHARDS}" if is_directory else f"No file matches {redact(url)}"
+        )
+    return sorted(url_of(name, url, remote.path, remote.filesystem) for name in found)
 
 
 def url_of(name: str, url: str, path: str, filesystem: Any) -> str:
@@ -126,26 +110,3 @@ def is_shard(name: str) -> bool:
 def relative_to(path: str) -> str:
     """Return a note for messages with the working directory, if a path is relative to it."""
     return "" if Path(path).is_absolute() else f" (from {Path.cwd()})"
-
-
-def resample_wds_shards(
-    source: Iterable[str], *, rng: Random, count: int | None, on_round: Callable[[], None]
-) -> Iterator[str]:
-    """Yield ``count`` URLs, or URLs forever, each drawn at random from all URLs of ``source``.
-
-    Args:
-        source: yields URLs.
-        rng: the random generator.
-        count: how many to draw; None for no limit.
-        on_round: called before each run of as many draws as there are URLs.
-
-    Raises:
-        EmptySourceError: the source is empty.
-    """
-    urls = list(source)
-    if not urls:
-        raise EmptySourceError("resample_wds_shards has no shards to draw from: its source is empty")
-    for number in count_from() if count is None else range(count):
-        if number % len(urls) == 0:
-            on_round()
-        yield urls[int(rng.random() * len(urls))]

@@ -24,11 +24,12 @@ Patterns: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 #: How deeply variables may refer to other variables.
 MAX_ROUNDS = 10
 
-#: The maximum number of shards in one pattern, and the maximum total length of their names in characters.
+#: The maximum number of shards in one pattern, and of characters of their names, if each is as long as the pattern.
 MAX_SHARDS, MAX_CHARACTERS = 10_000_000, 1 << 31
 
-#: A numeric range between braces.
-RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
+#: A range of numbers or letters between braces.
+RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?|(.)\.\.(.)(?:\.\.-?\d+)?")
+MARK = re.compile(r"\\.|[{,}]", re.DOTALL)
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -177,17 +178,14 @@ def expand_braces(pattern: str) -> list[str]:
     """Expand the braces of a pattern."""
     if "{" not in pattern and "}" not in pattern:
         return [pattern]
+    if (count := count_names(pattern)) > MAX_SHARDS or count * len(pattern) > MAX_CHARACTERS:
+        raise SpecError(
+            f"The braces in the shard pattern {redact(pattern)[:200]!r} expand to {count:,} shards; the limit is "
+            f"{MAX_SHARDS:,}. Split the pattern"
+        )
     try:
-        count, longest = _braces(pattern)
-        if count > MAX_SHARDS or count * longest > MAX_CHARACTERS:
-            raise SpecError(
-                f"The braces in the shard pattern {redact(pattern)[:200]!r} expand to {count:,} shards; the limit is "
-                f"{MAX_SHARDS:,}. Split the pattern"
-            )
         # Unescaping costs more than the expansion itself.
         return list(braceexpand(pattern, escape="\\" in pattern))
-    except SpecError:
-        raise
     except (ValueError, RecursionError):
         raise_alone(
             SpecError(
@@ -197,48 +195,28 @@ def expand_braces(pattern: str) -> list[str]:
         )
 
 
-def _braces(pattern: str) -> tuple[int, int]:
-    """Return an upper bound of the number of names that a pattern expands to, and their approximate length.
+def count_names(pattern: str) -> int:
+    """Return an upper bound of the number of names that a pattern expands to.
 
-    >>> _braces("a-{00..99}-{b,c{1..3}}.tar")
-    (400, 15)
+    >>> count_names("a-{00..99}-{b,c{1..3}}.tar")
+    400
     """
-    outer: list[_PatternPart] = []
-    part, start = _PatternPart(), 0
-    characters = iter(enumerate(pattern))
-    for at, character in characters:
-        if character == "\\":
-            next(characters, None)
-            part.length += 2
-        elif character == "{":
-            outer.append(part)
-            part, start = _PatternPart(), at + 1
-        elif character == "," and outer:
-            part.before.append((part.count, part.length))
-            part.count, part.length = 1, 0
-        elif character == "}" and outer:
-            if match := RANGE.fullmatch(pattern, start, at):
-                first, last, step = int(match[1]), int(match[2]), int(match[3] or 1) or 1
-                part.count, part.length = abs(last - first) // step + 1, max(len(match[1]), len(match[2]))
-            elif pattern[start + 1 : start + 3] == ".." and at - start >= 4:  # letters
-                part.count, part.length = (
-                    max(part.count, abs(ord(pattern[start]) - ord(pattern[start + 3])) + 1),
-                    part.length,
-                )
-            inner, part = part, outer.pop()
-            choices = [*inner.before, (inner.count, inner.length)]
-            part.count *= sum(count for count, _ in choices)
-            part.length += max(length for _, length in choices) + 2 * (not inner.before)
-        else:
-            part.length += 1
-    # Unbalanced braces are literal.
-    pieces = [piece for each in (*outer, part) for piece in (*each.before, (each.count, each.length + 1))]
-    return math.prod(count for count, _ in pieces), sum(length + 1 for _, length in pieces) - 2
-
-
-class _PatternPart:
-    """The number of names, and their length, of the text between two braces or a brace and a comma."""
-
-    def __init__(self) -> None:
-        self.before: list[tuple[int, int]] = []
-        self.count, self.length = 1, 0
+    open_braces: list[tuple[int, int]] = []  # of each: the alternatives before the current one, and its number of names
+    before, count, start = 0, 1, 0
+    for mark in MARK.finditer(pattern):
+        if mark[0] == "{":
+            open_braces.append((before, count))
+            before, count, start = 0, 1, mark.end()
+        elif mark[0] == "," and open_braces:
+            before, count = before + count, 1
+        elif mark[0] == "}" and open_braces:
+            inside = RANGE.fullmatch(pattern, start, mark.start())
+            if inside and inside[4]:
+                names = abs(ord(inside[4]) - ord(inside[5])) + 1
+            elif inside:
+                names = abs(int(inside[2]) - int(inside[1])) // (int(inside[3] or 1) or 1) + 1
+            else:
+                names = before + count
+            before, count = open_braces.pop()
+            count *= names
+    return math.prod(max(before + count, 1) for before, count in [*open_braces, (before, count)])  # or unbalanced

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from random import Random
 
 from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes.declarations import Groups
 from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, share
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.listing import resample_wds_shards
 
 
 @register_stage("resample_wds_shards")
@@ -65,9 +66,14 @@ class ShardResampler(SeededStage, SplittingStage[str]):
         self._rng.seed(derived_seed("resample_wds_shards", self.seed, self.take_seed(), instance.rank, instance.worker))
 
     def __iter__(self) -> Iterator[str]:
-        yield from resample_wds_shards(
-            self.source, rng=self._rng, count=self._share(), on_round=lambda: self._empty_passes.check(self)
-        )
+        urls = list(self.source)
+        if not urls:
+            raise EmptySourceError("resample_wds_shards has no shards to draw from: its source is empty")
+        count = self._share()
+        for number in itertools.count() if count is None else range(count):
+            if number % len(urls) == 0:
+                self._empty_passes.check(self)
+            yield urls[int(self._rng.random() * len(urls))]
 
     def __len__(self) -> int:
         count = self._share()
