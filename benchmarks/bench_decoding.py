@@ -34,7 +34,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ImageDecoder, RandomResizedCrop
 from wds_datapipes.codecs import jpeg
-from wds_datapipes.codecs.decoding import wds_decode
+from wds_datapipes.codecs.decoding import DecoderChain
+from wds_datapipes.codecs.field_chain import convert_samples
 
 Sample = dict[str, Any]
 SPECS = ("torchrgb8", "rgb8", "torchrgb")
@@ -74,7 +75,7 @@ def theirs(samples: list[Sample], *stages: Any) -> Iterable[Any]:
 
 
 def contest(title: str, samples: list[Sample], spec: str) -> Contest:
-    ours = functools.partial(wds_decode, samples, spec)
+    ours = functools.partial(convert_samples, samples, DecoderChain([spec], {}))
     contenders = [
         Contender("ours, turbo", ours, payload),
         Contender("ours, Pillow", by_pillow(ours), payload),
@@ -95,7 +96,7 @@ def crop_image(sample: Sample) -> Sample:
     image = sample["jpg"]
     box = CROP.select(image.width, image.height, Random(sample["__key__"]))
     part = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
-    part = part.resize(CROP.size[::-1], Image.Resampling.BILINEAR)
+    part = part.resize(CROP.shape[::-1], Image.Resampling.BILINEAR)
     if box.is_mirrored:
         part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return {**sample, "jpg": torch.from_numpy(np.array(part)).permute(2, 0, 1).contiguous()}

@@ -87,20 +87,21 @@ _apply_patches()
 #: Names that are imported at first use, which halves the import time. The reading service subclasses torchdata's;
 #: everything else also works without torchdata, and with releases of it that lack DataLoader2.
 _LATER = {
-    "ConvertedShard": "wds_datapipes.prepare.convert",
-    "ImageDecoder": "wds_datapipes.codecs.images",
-    "IndexedSamples": "wds_datapipes.pipes.samples.indexed",
-    "LoadingReport": "wds_datapipes.loading.report",
-    "ShardReadingService": "wds_datapipes.loading.service.service",
-    "ShardWriter": "wds_datapipes.writing",
-    "StatefulShards": "wds_datapipes.loading.stateful_dataset.dataset",
-    "TarWriter": "wds_datapipes.writing",
-    "WorkerReport": "wds_datapipes.loading.report",
-    "convert_shards": "wds_datapipes.prepare.convert",
-    "create_shards": "wds_datapipes.prepare.create",
-    "dataset_stats": "wds_datapipes.prepare.stats",
-    "merge_states": "wds_datapipes.loading.checkpoint.resharding",
-    "verify_shards": "wds_datapipes.prepare.verify",
+    name: f"wds_datapipes.{module}"
+    for module, names in {
+        "codecs.images": "ImageDecoder",
+        "loading.checkpoint.resharding": "merge_states",
+        "loading.report": "LoadingReport WorkerReport",
+        "loading.service.service": "ShardReadingService",
+        "loading.stateful_dataset.dataset": "StatefulShards",
+        "pipes.samples.indexed": "IndexedSamples",
+        "prepare.convert": "ConvertedShard convert_shards",
+        "prepare.create": "create_shards",
+        "prepare.stats": "dataset_stats",
+        "prepare.verify": "verify_shards",
+        "writing": "ShardWriter TarWriter",
+    }.items()
+    for name in names.split()
 }
 
 

@@ -10,17 +10,7 @@ from wds_datapipes.redaction import redact_text
 
 #: Modules that run pipelines: a warning that points there would not identify the user's pipeline.
 MACHINERY = frozenset(
-    {
-        "click",
-        "concurrent",
-        "contextlib",
-        "functools",
-        "multiprocessing",
-        "threading",
-        "torch",
-        "torchdata",
-        "wds_datapipes",
-    }
+    ["concurrent", "contextlib", "functools", "multiprocessing", "threading", "torch", "torchdata", "wds_datapipes"]
 )
 
 

@@ -15,10 +15,10 @@ import msgpack
 import numpy as np
 import pytest
 import torch
+from plain_codecs import wds_decode
 from webdataset import tenbin
 
 from wds_datapipes.codecs import CODECS, UNSAFE
-from wds_datapipes.codecs.decoding import wds_decode
 from wds_datapipes.errors import DecodeError, UnsafeInputError
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -163,8 +163,9 @@ def test_codecs_are_imported_on_first_use_and_never_torch() -> None:
     code = (
         "import sys, types; package = types.ModuleType('wds_datapipes')\n"
         f"package.__path__ = {list(__import__('wds_datapipes').__path__)!r}; sys.modules['wds_datapipes'] = package\n"
-        "from wds_datapipes.codecs.decoding import wds_decode\n"
-        "print(list(wds_decode([{'json': b'1'}], 'rgb8')))\n"
+        "from wds_datapipes.codecs.decoding import DecoderChain\n"
+        "from wds_datapipes.codecs.field_chain import convert_samples\n"
+        "print(list(convert_samples([{'json': b'1'}], DecoderChain(['rgb8'], {}))))\n"
         "print(sorted({'torch', 'msgpack', 'cbor2', 'av', 'wds_datapipes.codecs.tenbin'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

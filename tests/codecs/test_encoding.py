@@ -17,10 +17,9 @@ import webdataset
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 from PIL import Image
+from plain_codecs import wds_decode, wds_encode
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE
-from wds_datapipes.codecs.decoding import wds_decode
-from wds_datapipes.codecs.encoding import wds_encode
 from wds_datapipes.codecs.tenbin import DTYPES
 from wds_datapipes.errors import EncodeError, UnsafeInputError
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_codecs import wds_decode
 from webdataset import autodecode
 
-from wds_datapipes.codecs.decoding import wds_decode
 from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, IMAGE_SPECS, ImageDecoder
 from wds_datapipes.errors import DecodeError
 

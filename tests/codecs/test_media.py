@@ -8,8 +8,8 @@ import av
 import numpy as np
 import pytest
 import torch
+from plain_codecs import wds_decode
 
-from wds_datapipes.codecs.decoding import wds_decode
 from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS, AudioDecoder, VideoDecoder
 from wds_datapipes.errors import DecodeError
 

@@ -124,7 +124,7 @@ class _ImageColumn:
         self._jobs: dict[int, Callable[[], NDArray[Any] | None]] = {}
         self._size: tuple[int, int] | None = None
         if decoder.crop is not None:
-            self._allocate(decoder.crop.size)
+            self._allocate(decoder.crop.shape)
 
     def add(self, index: int, sample: Sample, seed: int | None, pool: Executor | None) -> None:
         """Decode an image in a thread, or in `finish` if there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 from wds_datapipes.arguments import check_choice
@@ -40,6 +41,7 @@ class Box(NamedTuple):
     is_mirrored: bool = False
 
 
+@dataclass(frozen=True)
 class Crop(ABC):
     """Base class of crops: selects a box of each image, which is resized to one size.
 
@@ -50,22 +52,29 @@ class Crop(ABC):
         interpolation: ``"bilinear"`` or ``"bicubic"``.
     """
 
+    size: int | tuple[int, int]
+    _: KW_ONLY
+    interpolation: Interpolation = "bilinear"
+
     #: Whether `select` draws random numbers.
     is_random: ClassVar[bool] = False
 
-    def __init__(self, size: int | tuple[int, int], *, interpolation: Interpolation = "bilinear") -> None:
-        height, width = (size, size) if isinstance(size, int) else size
-        if min(height, width) < 1:
-            raise ValueError(f"size must be at least 1 pixel, or a pair (height, width) of such, not {size!r}")
-        check_choice("interpolation", interpolation, Interpolation)
-        self.size = (height, width)
-        self.interpolation = interpolation
+    def __post_init__(self) -> None:
+        if min(self.shape) < 1:
+            raise ValueError(f"size must be at least 1 pixel, or a pair (height, width) of such, not {self.size!r}")
+        check_choice("interpolation", self.interpolation, Interpolation)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The height and width of the result."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
 
     @abstractmethod
     def select(self, width: int, height: int, rng: RandomSource) -> Box:
         """Return the box of an image of this size; it must be inside of the image."""
 
 
+@dataclass(frozen=True)
 class RandomResizedCrop(Crop):
     """Crops a random part of each image and resizes it, as the transform of this name in torchvision does.
 
@@ -87,27 +96,21 @@ class RandomResizedCrop(Crop):
         True
     """
 
+    _: KW_ONLY
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip_probability: float = 0.0
+
     is_random = True
 
-    def __init__(
-        self,
-        size: int | tuple[int, int],
-        *,
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        flip_probability: float = 0.0,
-        interpolation: Interpolation = "bilinear",
-    ) -> None:
-        super().__init__(size, interpolation=interpolation)
-        if not 0 < scale[0] <= scale[1] <= 1:
-            raise ValueError(f"scale must be two fractions of the area, such as (0.08, 1.0), not {scale!r}")
-        if not 0 < ratio[0] <= ratio[1]:
-            raise ValueError(f"ratio must be two ratios of width to height, such as (0.75, 1.33), not {ratio!r}")
-        if not 0 <= flip_probability <= 1:
-            raise ValueError(f"flip_probability must be from 0 to 1, not {flip_probability!r}")
-        self.scale = scale
-        self.ratio = ratio
-        self.flip_probability = flip_probability
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale must be two fractions of the area, such as (0.08, 1.0), not {self.scale!r}")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ValueError(f"ratio must be two ratios of width to height, such as (0.75, 1.33), not {self.ratio!r}")
+        if not 0 <= self.flip_probability <= 1:
+            raise ValueError(f"flip_probability must be from 0 to 1, not {self.flip_probability!r}")
 
     def select(self, width: int, height: int, rng: RandomSource) -> Box:
         """Return a random box, or the largest centered one of an allowed ratio if none fits."""
@@ -123,13 +126,8 @@ class RandomResizedCrop(Crop):
         tall = min(height, max(1, round(width / self.ratio[0])))
         return Box((width - wide) // 2, (height - tall) // 2, wide, tall, is_mirrored)
 
-    def __repr__(self) -> str:
-        return (
-            f"RandomResizedCrop({self.size!r}, scale={self.scale!r}, ratio={self.ratio!r}, "
-            f"flip_probability={self.flip_probability!r}, interpolation={self.interpolation!r})"
-        )
 
-
+@dataclass(frozen=True)
 class CenterCrop(Crop):
     """Crops the square in the center of each image and resizes it, as for validation.
 
@@ -148,16 +146,16 @@ class CenterCrop(Crop):
         Box(left=96, top=32, width=448, height=448, is_mirrored=False)
     """
 
-    def __init__(self, size: int, *, resize: int | None = None, interpolation: Interpolation = "bilinear") -> None:
-        super().__init__(size, interpolation=interpolation)
-        if resize is not None and resize < size:
-            raise ValueError(f"resize must be at least the size of the crop, {size} pixels, not {resize!r}")
-        self.resize = size if resize is None else resize
+    size: int
+    _: KW_ONLY
+    resize: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resize is not None and self.resize < self.size:
+            raise ValueError(f"resize must be at least the size of the crop, {self.size} pixels, not {self.resize!r}")
 
     def select(self, width: int, height: int, rng: RandomSource) -> Box:  # noqa: ARG002 - the interface of crops
         """Return the box in the center."""
-        side = max(1, round(min(width, height) * self.size[0] / self.resize))
+        side = max(1, round(min(width, height) * self.size / (self.resize or self.size)))
         return Box((width - side) // 2, (height - side) // 2, side, side)
-
-    def __repr__(self) -> str:
-        return f"CenterCrop({self.size[0]!r}, resize={self.resize!r}, interpolation={self.interpolation!r})"

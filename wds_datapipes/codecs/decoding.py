@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial as partial_call
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,10 +16,9 @@ from wds_datapipes.codecs.extensions import (
     handle_extension,
     name_of,
 )
-from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, convert_samples, gunzip, name_field
+from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, gunzip, name_field
 from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.types import Sample
 
 if TYPE_CHECKING:
@@ -36,28 +35,6 @@ Decoder: TypeAlias = "str | ByExtension | Callable[[str, bytes], Any]"
 """An image spec, ``"torch_video"`` or ``"torch_audio"``; an `ImageDecoder` or the result of `handle_extension`; or a
 function of a field's name and bytes that returns the value, ``None`` to leave the field to the next decoder, or a
 `Continue` with data for the next decoders."""
-
-
-def wds_decode(
-    source: Iterable[Sample],
-    /,
-    *decoders: Decoder,
-    only: str | Iterable[str] | None = None,
-    partial: bool = False,
-    allow_pickle: bool = False,
-    on_error: OnError = "raise",
-    limits: ReadLimits = DEFAULT_LIMITS,
-    **by_extension: Callable[[bytes], Any],
-) -> Iterator[Sample]:
-    """Decode the fields of samples, as described in `SampleDecoder`.
-
-    >>> samples = [{"__key__": "a", "cls": b"7", "txt": b"a cat", "bin": b"x"}]
-    >>> list(wds_decode(samples, bin=len, only="cls bin"))
-    [{'__key__': 'a', 'cls': 7, 'txt': b'a cat', 'bin': 1}]
-    """
-    check_on_error(on_error)
-    chain = DecoderChain(decoders, by_extension, only=only, partial=partial, allow_pickle=allow_pickle, limits=limits)
-    return convert_samples(source, chain, on_error)
 
 
 class DecoderChain(FieldChain):

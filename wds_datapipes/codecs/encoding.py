@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, describe_value, find_codec
@@ -11,13 +11,11 @@ from wds_datapipes.codecs.field_chain import (
     FieldChain,
     FieldPlan,
     FieldStep,
-    convert_samples,
     is_gzip,
     name_field,
     to_gzip,
 )
 from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeInputError
-from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.types import Sample
 
 FieldEncoder: TypeAlias = "Callable[[Any], bytes] | Mapping[str, Any]"
@@ -25,24 +23,6 @@ FieldEncoder: TypeAlias = "Callable[[Any], bytes] | Mapping[str, Any]"
 
 #: Types that encoders keep unchanged.
 BYTES = (bytes, bytearray, memoryview)
-
-
-def wds_encode(
-    source: Iterable[Sample],
-    /,
-    *,
-    only: str | Iterable[str] | None = None,
-    allow_pickle: bool = False,
-    on_error: OnError = "raise",
-    **by_extension: FieldEncoder,
-) -> Iterator[Sample]:
-    r"""Encode the fields of samples, as described in `SampleEncoder`.
-
-    >>> list(wds_encode([{"__key__": "a", "cls": 7, "txt": "a cat", "bin": b"x", "pts": [1, 2]}], pts=bytes))
-    [{'__key__': 'a', 'cls': b'7', 'txt': b'a cat', 'bin': b'x', 'pts': b'\x01\x02'}]
-    """
-    check_on_error(on_error)
-    return convert_samples(source, EncoderChain(by_extension, only=only, allow_pickle=allow_pickle), on_error)
 
 
 class EncoderChain(FieldChain):

@@ -81,14 +81,14 @@ def resize_box(pixels: NDArray[Any], box: Box, crop: Crop) -> NDArray[Any]:
     import torch
 
     part = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
-    if part.shape[:2] != crop.size:
+    if part.shape[:2] != crop.shape:
         writable = part if part.flags.writeable else part.copy()
         layers = torch.from_numpy(writable if part.ndim == 3 else writable[..., np.newaxis])
         # As (1, C, H, W) in the memory format "channels last", for which torch has the fastest kernel.
         image = layers[np.newaxis].permute(0, 3, 1, 2)
         with _one_thread():
-            resized = torch.nn.functional.interpolate(image, crop.size, mode=crop.interpolation, antialias=True)
-        part = resized[0].permute(1, 2, 0).numpy().reshape(*crop.size, *part.shape[2:])
+            resized = torch.nn.functional.interpolate(image, crop.shape, mode=crop.interpolation, antialias=True)
+        part = resized[0].permute(1, 2, 0).numpy().reshape(*crop.shape, *part.shape[2:])
         if crop.interpolation == "bicubic" and part.dtype == np.float32:  # overshoots, and torch clips bytes only
             part.clip(0, 1, out=part)
     return part[:, ::-1] if box.is_mirrored else part

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from wds_datapipes.arguments import check_choice
-from wds_datapipes.codecs.decoding import Decoder, wds_decode
+from wds_datapipes.codecs.decoding import Decoder, DecoderChain
+from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.errors import ConversionError, ShardOpenError, StateError
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact
@@ -67,7 +68,11 @@ class ShardSamples:
         )
         key_rule = self.options.key_rule or first_dot
         samples = group_samples(read_shards([item], reading), key_rule=key_rule, on_error=on_error)
-        return samples if self.decode is None else wds_decode(samples, *self.decode, on_error=on_error, limits=limits)
+        return (
+            samples
+            if self.decode is None
+            else convert_samples(samples, DecoderChain(self.decode, {}, limits=limits), on_error)
+        )
 
 
 def convert_shards(

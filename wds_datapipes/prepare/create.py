@@ -12,7 +12,8 @@ from operator import length_hint
 from typing import TYPE_CHECKING
 
 from wds_datapipes.arguments import check_optional_integer
-from wds_datapipes.codecs.decoding import Decoder, wds_decode
+from wds_datapipes.codecs.decoding import Decoder, DecoderChain
+from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.errors import EmptySourceError, SampleSourceError, WdsError, WorkerDiedError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
@@ -47,7 +48,7 @@ class PlannedSamples:
         samples = self._read(item, ErrorPolicy(on_error, "create_shards"))
         if self.decode is None:
             return samples
-        return wds_decode(samples, *self.decode, on_error=on_error, limits=self.options.limits)
+        return convert_samples(samples, DecoderChain(self.decode, {}, limits=self.options.limits), on_error)
 
     def _read(self, item: int, policy: ErrorPolicy) -> Iterator[Sample]:
         for at in self.plan.shard(item):

@@ -1,0 +1,24 @@
+"""What the stages that decode and encode do, on samples in a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from wds_datapipes.codecs.decoding import DecoderChain
+from wds_datapipes.codecs.encoding import EncoderChain
+from wds_datapipes.codecs.field_chain import convert_samples
+from wds_datapipes.on_error.policy import check_on_error
+
+__all__ = ["wds_decode", "wds_encode"]
+
+
+def wds_decode(samples: Iterable[Any], *decoders: Any, on_error: Any = "raise", **options: Any) -> Iterator[Any]:
+    check_on_error(on_error)
+    named = {name: options.pop(name) for name in ("only", "partial", "allow_pickle", "limits") if name in options}
+    return convert_samples(samples, DecoderChain(decoders, options, **named), on_error)
+
+
+def wds_encode(samples: Iterable[Any], on_error: Any = "raise", **options: Any) -> Iterator[Any]:
+    named = {name: options.pop(name) for name in ("only", "allow_pickle") if name in options}
+    return convert_samples(samples, EncoderChain(options, **named), on_error)
