@@ -90,14 +90,6 @@ def test_a_pipeline_of_the_user_is_measured(program: Any, images: list[str]) -> 
     assert "the pipeline yielded nothing" in done.err
 
 
-def test_shards_without_a_sample_that_can_be_decoded_are_an_error_with_the_reason(program: Any, folder: Path) -> None:
-    build_shard("bad.tar", [{"__key__": f"b{n}", "jpg": "oops"} for n in range(3)])
-    done = program("bench", "bad.tar", *QUICK, "--num-workers", "0")
-    assert done.code == 1
-    assert "skipped, such as: field 'jpg' of sample 'b" in done.err
-    assert "yielded nothing" in done.err
-
-
 def test_samples_that_cannot_be_decoded_are_counted_and_an_error(program: Any, images: list[str]) -> None:
     build_shard("bad.tar", [{"__key__": f"b{n}", "jpg": "oops"} for n in range(3)])
     done = program("bench", images[0], "bad.tar", *QUICK, "--num-workers", "0", "--json")

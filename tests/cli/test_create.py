@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
-import pytest
-from PIL import Image
-
-from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import read_shards
-
-
-def contents(*urls: str) -> dict[str, dict[str, bytes]]:
-    samples = group_samples(read_shards(urls))
-    return {sample["__key__"]: {f: v for f, v in sample.items() if f[:2] != "__"} for sample in samples}
 
 
 def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3_store: Any) -> None:
@@ -63,44 +52,3 @@ def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3
     assert (done.code, Path("b.tar").exists()) == (2, False)
     assert re.match(r"Error: s3://bucket/create/out/0\.tar cannot be opened: permission denied", done.err)
     assert options["secret"] not in done.err
-
-
-MODULE = """
-def small(sample):
-    if sample["cls"] == 1 and sample["__key__"].endswith("2"):
-        return None
-    sample["jpg"].thumbnail((16, 16))
-    return [sample, {**sample, "__key__": sample["__key__"] + "-again"}] if sample["cls"] == 2 else sample
-
-def marked(sample):
-    if sample["jpg"] == b"":
-        raise LookupError("nothing in it")
-    return 7 if sample["cls"] == b"1" else {**sample, "txt": "seen"}
-"""
-
-
-def test_a_function_makes_other_samples_of_images(program: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(folder))
-    Path("making.py").write_text(MODULE)
-    expected = {}
-    for label, kind in enumerate(("cat", "dog", "emu")):
-        Path("photos", kind).mkdir(parents=True)
-        for number in range(3):
-            image = Image.linear_gradient("L").resize((64, 16 * (1 + number))).convert("RGB")
-            image.save(f"photos/{kind}/{number}.jpg")
-            with Image.open(f"photos/{kind}/{number}.jpg") as read:
-                read.thumbnail((16, 16))
-                small = BytesIO()
-                read.save(small, "JPEG", quality=100)
-            if (kind, number) != ("dog", 2):
-                expected[f"{kind}/{number}"] = {"jpg": small.getvalue(), "cls": b"%d" % label}
-            if kind == "emu":
-                expected[f"{kind}/{number}-again"] = expected[f"{kind}/{number}"]
-    options = ["-f", "making:small", "-d", "pil", "--maxcount", "5", "--resume"]
-    for workers in ("1", "2"):
-        done = program("create", "images", "photos", "-o", f"{workers}-%d.tar", *options, "--num-workers", workers)
-        assert (done.code, done.err) == (0, "")
-        assert contents(f"{workers}-0.tar", f"{workers}-1.tar") == expected
-        assert Path(f"{workers}-0.tar").read_bytes() == Path("1-0.tar").read_bytes()
-    again = program("create", "images", "photos", "-o", "1-%d.tar", *options)
-    assert ["already finished" in line for line in again.lines[:2]] == [True, True]

@@ -16,7 +16,7 @@ from wds_datapipes.cli.demo import SCRIPT
 
 @pytest.mark.timeout(900)  # a whole training, which takes half a minute on an idle machine
 def test_the_demo_trains_on_shards_that_it_writes(folder: Path) -> None:
-    """There is no error and no warning, and the script runs again by itself, from another folder."""
+    """There is no error and no warning."""
     demo = [sys.executable, "-m", "wds_datapipes", "demo", "--output-dir", "a {b} folder"]
     done = subprocess.run(demo, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -34,10 +34,6 @@ def test_the_demo_trains_on_shards_that_it_writes(folder: Path) -> None:
     script = folder / "a {b} folder" / "train.py"
     assert script.read_text() == SCRIPT
     assert SCRIPT in done.stdout
-    script.write_text(SCRIPT.replace("EPOCHS = 8", "EPOCHS = 1"))
-    again = subprocess.run([sys.executable, str(script)], cwd="/", capture_output=True, text=True, check=False)
-    assert (again.returncode, again.stderr) == (0, "")
-    assert again.stdout.splitlines()[0] == re.findall(r"Epoch 1/8.*", done.stdout)[0].replace("1/8", "1/1")
 
 
 def test_a_folder_that_cannot_be_created_and_a_missing_package_are_errors(

@@ -93,7 +93,3 @@ def test_a_command_finds_no_file_outside_of_its_folder(shard: str, program: Any)
     assert not list(Path().rglob("owned"))
     with tarfile.open("out/hostile.tar") as archive:
         assert {name.rpartition(".")[0] for name in archive.getnames()} == set(KEYS.values())
-
-
-def test_markup_of_the_terminal_is_shown_verbatim(shard: str, program: Any) -> None:
-    assert KEYS["markup"] in program("show", shard, "--number", str(list(KEYS).index("markup"))).out

@@ -38,17 +38,6 @@ def shown(report: LoadingReport, width: int = 140) -> list[str]:
     return console.export_text().splitlines()
 
 
-def test_the_table_states_the_facts() -> None:
-    dispatcher = worker_report(2, name="The dispatching process")
-    lines = shown(LoadingReport(2, [worker_report(0), worker_report(1, skipped=Skipped())], dispatcher))
-    assert lines[0].startswith("2 epochs: 24,690 items, 13.6 MB, from 2 workers")
-    for number, name in enumerate(("Worker 0", "Worker 1", "The dispatching process")):
-        (row,) = [line for line in lines if name in line]
-        for fact in (str(4000 + number), "12,345", "6.78 MB", "1.2 s", "2.5 s", "3.8 s", f"train-{number:03}.tar"):
-            assert fact in row
-        assert row.split()[-2] == ("0" if number == 1 else "4")
-
-
 def test_the_table_of_a_real_loader(tmp_path: Path) -> None:
     names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": "0", "cls": name}]) for name in "abcd"]
     pipe = ShardList(names).sharding_filter().load_wds_shards().group_samples().wds_decode(on_error="skip")
@@ -67,7 +56,3 @@ def test_the_table_of_a_real_loader(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["[red]a.tar", "a[bold]b.tar", ":smile:.tar", "[link=x]"])
 def test_the_name_of_a_shard_is_not_markup(name: str) -> None:
     assert any(name in line for line in shown(LoadingReport(1, [worker_report(shard=f"data/{name}")])))
-
-
-def test_a_report_without_workers() -> None:
-    assert shown(ShardReadingService(2).report())[0].startswith("0 epochs: 0 items, 0 B, from 0 workers")

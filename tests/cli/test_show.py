@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import pickle
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -28,30 +27,6 @@ def photos(folder: Path) -> list[str]:
                 colour = np.full((30, 40, 3), (50 * n, 100, 200), np.uint8)
                 writer.write({"__key__": f"{shard}{n}", "jpg": colour, "cls": n % 2, "txt": f"number {n}\nof {shard}"})
     return ["p-0.tar", "p-1.tar"]
-
-
-def test_an_image_is_described(program: Any, photos: list[str]) -> None:
-    done = program("show", *photos, "--number", "7")
-    assert (done.code, done.err) == (0, "")
-    assert re.fullmatch(r"jpg  \d+ B  JPEG image, 40 x 30, RGB", done.lines[1])
-
-
-def test_nothing_in_a_sample_reaches_the_terminal_or_runs(program: Any, folder: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> Any:
-            return (folder / "evil").touch, ()
-
-    evil = "\x1b]0;title\x07\x1b[2J\u202etxt.exe\r\x9b31m"
-    with TarWriter("evil.tar", key_rule=None, encoder=False) as writer:
-        sample = {"__key__": f"k{evil}", "pkl": pickle.dumps(Evil()), "txt": evil.encode(), f"f{evil}": b"1"}
-        writer.write({**sample, "json": json.dumps({evil: evil}).encode(), "jpg": b"\x1b[2J", "rich": b"[red]a[/red]"})
-    done = program("show", "evil.tar")
-    assert done.code == 0
-    assert not set("\x1b\x07\r\x9b\u202e") & set(done.out)
-    assert r"k\x1b]0;title\x07\x1b[2J\u202etxt" in done.lines[0]
-    assert "not decoded, as decoding can run code" in done.out
-    assert "[red]a[/red]" in done.out
-    assert not (folder / "evil").exists()
 
 
 class Page(HTMLParser):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import logging
 import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +21,6 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
-from PIL import Image
 
 import wds_datapipes
 from wds_datapipes import ConvertedShard, ShardList, convert_shards
@@ -34,10 +31,6 @@ from wds_datapipes.errors import (
     StateError,
     WorkerDiedError,
 )
-from wds_datapipes.index import read_index
-from wds_datapipes.prepare.convert import ShardSamples
-from wds_datapipes.prepare.shard_producer import ShardProducer
-from wds_datapipes.prepare.shard_run import RunOptions
 from wds_datapipes.testing import build_shard
 
 Samples = dict[str, list[dict[str, Any]]]
@@ -127,58 +120,12 @@ def test_a_function_of_whole_shards_gets_all_samples_of_one(shards: list[str]) -
     assert keys("out/4.tar") == ["all-5", "4-4", "4-3", "4-2", "4-1", "4-0"]
 
 
-def test_bytes_are_the_same_where_the_function_changes_nothing(shards: list[str]) -> None:
-    convert_shards(same, shards, "out/")
-    for url in shards:
-        before, after = (list(ShardList(at).load_wds_shards()) for at in (url, f"out/{url}"))
-        assert [(member.name, member.data) for member in map(named, after)] == [
-            (member.name, member.data) for member in map(named, before)
-        ]
-
-
-def named(member: Any) -> Any:
-    return wds_datapipes.Member(*member)
-
-
-def test_fields_are_decoded_and_encoded_on_request(shards: list[str]) -> None:
-    def add(sample: dict[str, Any]) -> dict[str, Any]:
-        return {"__key__": sample["__key__"], "cls": sample["cls"] + 1, "png": Image.new("L", (2, 2), sample["cls"])}
-
-    def darker(sample: dict[str, Any]) -> dict[str, Any]:
-        return {**sample, "png": sample["png"] // 2}
-
-    convert_shards(add, shards, "images/", decode=[], index=True)
-    assert len(read_index("images/0.tar.wdsidx")) == 5
-    convert_shards(darker, ["images/0.tar"], "dark/", decode=["l8"])
-    (sample, *_) = reversed(list(ShardList("dark/0.tar").load_wds_shards().group_samples().wds_decode("l8")))
-    assert sample["cls"] == 5
-    assert sample["png"].tolist() == [[2, 2], [2, 2]]
-
-
 def test_a_shard_without_samples_is_written_too(shards: list[str]) -> None:
     results = convert_shards(lambda sample: sample if sample["__key__"][0] == "3" else None, shards, "out/")
     assert [result.info.samples for result in results] == [0, 0, 0, 5, 0, 0]
     assert len(written()) == 6
     assert keys("out/") == [f"3-{n}" for n in range(5)]
     assert new(convert_shards(lambda sample: sample if sample["__key__"][0] == "3" else None, shards, "out/")) == []
-
-
-@pytest.mark.parametrize(
-    ("output", "names", "journal"),
-    [
-        ("out/", ["out/0.tar", "out/5.tar"], "out/shards.journal"),
-        (Path("there"), ["there/0.tar", "there/5.tar"], "there/shards.journal"),
-        ("new/odd-{name}.tgz", ["new/odd-0.tgz", "new/odd-5.tgz"], "new/odd-shards.tgz.journal"),
-        ("new/%03d.tar", ["new/000.tar", "new/001.tar"], "new/shards.tar.journal"),
-    ],
-)
-def test_the_output_names_the_shards(shards: list[str], output: Any, names: list[str], journal: str) -> None:
-    os.mkdir("there")
-    results = convert_shards(same, [shards[0], shards[-1]], output)
-    assert [result.info.url for result in results] == names
-    assert keys(names[1]) == [f"5-{n}" for n in range(5)]
-    assert os.path.exists(journal)
-    assert sorted(os.listdir(Path(names[0]).parent)) == sorted(os.path.basename(name) for name in (*names, journal))
 
 
 @pytest.mark.parametrize(
@@ -199,15 +146,6 @@ def test_unusable_names_are_refused(inputs: list[str], output: str, text: str) -
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("output", ["file/", "file/deep/", "file/%d.tar", "/proc/none/", f"{'a' * 300}/"])
-def test_a_folder_that_cannot_be_created_is_named(shards: list[str], output: str) -> None:
-    Path("file").touch()
-    with pytest.raises(ShardWriteError, match=rf"folder '{output.rpartition('/')[0]}' cannot be created: .*Choose an"):
-        convert_shards(odd, shards, output, num_workers=0)
-    with pytest.raises(ShardWriteError, match="folder '/proc/none' cannot be created: No such file or directory"):
-        convert_shards(odd, shards, "out/", journal="/proc/none/journal", num_workers=0)
-
-
 def test_shards_go_to_a_store_with_a_journal_here(shards: list[str]) -> None:
     # The memory of a process, so this process must do the work.
     results = convert_shards(odd, shards, "memory://converted/", journal="here.journal", num_workers=0)
@@ -216,15 +154,6 @@ def test_shards_go_to_a_store_with_a_journal_here(shards: list[str]) -> None:
     again = convert_shards(odd, shards, "memory://converted/", journal="here.journal", num_workers=0)
     assert new(again) == ["3.tar"]
     fsspec.filesystem("memory").rm("/converted", recursive=True)
-
-
-def test_shards_come_from_a_store_too(shards: list[str]) -> None:
-    from_memory = [f"memory://given/{name}" for name in shards]
-    for name in shards:
-        fsspec.filesystem("memory").pipe_file(f"/given/{name}", Path(name).read_bytes())
-    assert [result.read for result in convert_shards(odd, from_memory, "out/", num_workers=0)] == [5] * 6
-    assert new(convert_shards(odd, from_memory, "out/", num_workers=0)) == []
-    fsspec.filesystem("memory").rm("/given", recursive=True)
 
 
 # A second call
@@ -247,12 +176,6 @@ def test_a_second_call_writes_only_missing_shards(shards: list[str]) -> None:
     assert [result.source for result in told[4:6]] == ["0.tar", "3.tar"]
     assert len(told) == 4 + 6
     assert new(convert_shards(odd, shards, os.path.abspath("out/"))) == []  # the same folder under a different name
-
-
-def test_without_the_journal_everything_is_redone(shards: list[str]) -> None:
-    convert_shards(odd, shards, "out/")
-    os.unlink("out/shards.journal")
-    assert new(convert_shards(odd, shards, "out/")) == shards
 
 
 def changed_function(shards: list[str], if_changed: Any) -> list[ConvertedShard]:
@@ -410,18 +333,6 @@ def test_bad_samples_are_skipped_on_request(shards: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_killed_process_is_replaced_and_its_shard_tried_again(shards: list[str]) -> None:
-    def die_once(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["__key__"][-1] == "3" and noted(f"tries-{sample['__key__']}") == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return sample
-
-    convert_shards(same, shards, "wanted/")
-    assert len(convert_shards(die_once, shards, "out/", retries=1, num_workers=2)) == 6
-    assert written() == written("wanted")
-
-
-@pytest.mark.usefixtures("nothing_left")
 def test_only_the_shard_that_kills_its_process_is_reported(shards: list[str]) -> None:
     def die(sample: dict[str, Any]) -> dict[str, Any]:
         noted(f"tries-{sample['__key__'][0]}")
@@ -507,7 +418,7 @@ def test_a_conversion_killed_at_random_moments_resumes_to_the_same_bytes(folder:
     assert os.listdir("pids") != []
     rng = Random(os.getpid())
     ends = []
-    for _ in range(8):
+    for _ in range(4):
         # The processes of the previous call may not have ended yet, and do not interfere.
         ends.append(forked(functools.partial(convert_until_killed, shards, rng.randrange(1, 75))))
         for shard in Path("out").glob("*.tar"):
@@ -555,28 +466,11 @@ def interrupted(seconds: float | None) -> None:
 def test_ctrl_c_leaves_no_partial_file_and_no_process(shards: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     os.mkdir("pids")
     rng = Random(os.getpid())
-    for seconds in (0.01, 0.02, 0.03, rng.uniform(0.01, 0.1), None):
+    for seconds in (rng.uniform(0.01, 0.1), None):
         assert forked(functools.partial(interrupted, seconds)) == 0
     assert capfd.readouterr().err == ""
     assert sorted(written()) == ["0.tar", "1.tar"]
     assert new(convert_shards(slow, shards[:2], "out/")) == []
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_an_error_of_the_caller_ends_all_processes(shards: list[str]) -> None:
-    def stuck(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["__key__"][0] != "0":
-            threading.Event().wait(60)
-        return sample
-
-    def refuse(result: ConvertedShard) -> None:
-        raise LookupError(result.source)
-
-    with pytest.raises(LookupError, match=r"0\.tar") as caught:
-        convert_shards(stuck, shards, "out/", on_result=refuse, num_workers=3)
-    assert multiprocessing.active_children() == []
-    assert sorted(written()) == ["0.tar"]
-    assert caught.traceback  # which would hold what is not ended
 
 
 class Finalized:
@@ -709,26 +603,6 @@ def test_pending_tasks_are_cancelled(shards: list[str]) -> None:
     assert sorted(written()) == ["0.tar", "1.tar"]
 
 
-def test_a_dask_cluster_survives_a_killed_worker(shards: list[str], folder: Path) -> None:
-    convert_shards(lambda sample: None if sample["__key__"].endswith("0") else sample, shards, "wanted/")
-    finished = subprocess.run(
-        [sys.executable, Path(__file__).with_name("dask_conversion.py"), folder],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    told = json.loads(finished.stdout)
-    assert told["failures"] == {"5.tar": "LookupError('no such label')"}
-    assert told["first"] == ["0.tar", "1.tar", "2.tar", "3.tar", "4.tar"]
-    assert told["second"] == [False, False, False, False, False, True]
-    pids = {*Path("tried").read_text().split(), Path("killed").read_text()}
-    assert str(told["this"]) not in pids
-    wait_until_ended(pids)
-    assert written() == written("wanted")
-
-
 # Arguments
 
 
@@ -753,30 +627,14 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     assert not os.path.exists("out")
 
 
-def test_the_repr_of_tasks_hides_their_arguments() -> None:
-    options = RunOptions(storage_options={"key": "secret"})
-    samples = ShardSamples(None, options)
-    assert repr(ShardProducer(samples.read, samples.version, odd, False, True, options)) == "ShardProducer(odd)"
-
-
 def misspelt(sample: Any) -> Any:
     return sampel  # type: ignore[name-defined]  # noqa: F821  on purpose
-
-
-def of_another_type(sample: Any) -> Any:
-    return {"__key__": sample["__key__"], "cls": "seven"}
-
-
-def of_no_type(sample: Any) -> Any:
-    return sample + 1
 
 
 @pytest.mark.parametrize(
     ("function", "error"),
     [
         (misspelt, NameError),
-        (of_another_type, EncodeError),
-        (of_no_type, TypeError),
         (lambda sample: sample["jpg"], KeyError),
         (lambda sample: {"__key__": "a/../b", "cls": 1}, EncodeError),
     ],

@@ -9,8 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import webdataset
 from hypothesis import example, given, settings
@@ -29,10 +27,8 @@ from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.plan import make_plan
 from wds_datapipes.prepare.shard_run import ConvertedShard
 from wds_datapipes.prepare.sources.image_folder import find_images
-from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.prepare.sources.tarp_recipe import Recipe
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import read_shards
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -118,20 +114,6 @@ def test_any_number_of_processes_writes_the_same(files: Path, workers: int) -> N
     assert contents(files / "a", "*") == contents(files / "b", "*")
     assert len(contents(files / "a", "*")) == 8
     assert [shard.info[1:] for shard in here] == [shard.info[1:] for shard in there]
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_processes_read_one_table_without_interference(tmp_path: Path, kind: str) -> None:
-    texts = [f"text {number} " * (number % 7) for number in range(6000)]
-    path = tmp_path / f"t.{kind}"
-    if kind == "csv":
-        path.write_text("txt\n" + "".join(f'"{text}"\n' for text in texts))
-    else:
-        pyarrow.parquet.write_table(pyarrow.table({"txt": texts}), path)
-    source = Table(path)
-    made = create_shards(source, tmp_path / "%d.tar", maxcount=1000, seed=0, num_workers=3, progress=False)
-    read = group_samples(read_shards([shard.info.url for shard in made]))
-    assert {int(sample["__key__"]): sample["txt"].decode() for sample in read} == dict(enumerate(texts))
 
 
 def test_a_shuffle_is_a_permutation_that_depends_only_on_its_seed(files: Path) -> None:
@@ -259,17 +241,6 @@ def test_a_name_that_is_not_text_needs_a_new_key(tmp_path: Path) -> None:
         create_shards(source, tmp_path / "a.tar")
     create_shards(source, tmp_path / "a.tar", rekey="{number}")
     assert keys(tmp_path / "a.tar") == ["0"]
-
-
-def test_a_dot_in_a_key_needs_another_rule_or_key(tmp_path: Path) -> None:
-    (tmp_path / "scan-1.25mm.png").write_bytes(b"p")
-    source = find_images(tmp_path, has_classes=False)
-    with pytest.raises(EncodeError, match=r"scan-1\.25mm\.png: The key .* would belong to the key 'scan-1'"):
-        create_shards(source, tmp_path / "a.tar")
-    assert not contents(tmp_path, "a*")
-    create_shards(source, tmp_path / "a.tar", key_rule=last_dot)
-    [sample] = group_samples(read_shards([str(tmp_path / "a.tar")]), key_rule=last_dot)
-    assert (sample["__key__"], sample["png"]) == ("scan-1.25mm", b"p")
 
 
 def test_without_a_sample_nothing_is_written(tmp_path: Path) -> None:

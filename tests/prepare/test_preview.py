@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE
+from wds_datapipes.codecs import CODECS, UNSAFE
 from wds_datapipes.codecs.encoding import EncoderChain
 from wds_datapipes.codecs.images import IMAGE_EXTENSIONS
 from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
@@ -56,17 +56,6 @@ def test_every_codec_of_the_table(extension: str, suffix: str) -> None:
     assert (seen.field, seen.size, seen.error, seen.picture) == (field, len(data), "", None)
     assert re.fullmatch(("gzip, " if suffix else "") + kind, seen.kind)
     assert re.search(text, seen.text)
-
-
-@pytest.mark.parametrize("extension", sorted(IMAGE_FORMATS))
-def test_every_format_of_images(extension: str) -> None:
-    value = (
-        PIXELS if extension not in ("pbm", "pgm") else Image.fromarray(PIXELS).convert("1" if "b" in extension else "L")
-    )
-    seen = preview_field(extension, EncoderChain({}).convert_field({"__key__": "a", extension: value}, extension))
-    assert re.fullmatch(r"[A-Z]+ image, 20 x 10, \w+", seen.kind)
-    assert seen.picture is not None
-    assert (seen.picture.mode, seen.picture.size, seen.error) == ("RGB", (20, 10), "")
 
 
 @pytest.mark.parametrize("extension", sorted(UNSAFE))
@@ -122,14 +111,6 @@ def test_a_broken_image_still_shows_its_size() -> None:
     assert preview_field("png", data[:3]).error == "ValueError: the data are not in an image format that Pillow reads"
 
 
-def test_transparent_pictures_keep_their_alpha() -> None:
-    file = io.BytesIO()
-    Image.new("RGBA", (4, 4), (1, 2, 3, 100)).save(file, "PNG")
-    picture = preview_field("png", file.getvalue()).picture
-    assert picture is not None
-    assert picture.mode == "RGBA"
-
-
 def test_an_image_that_would_take_all_memory_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     seen = preview_field("jpg", jpeg(50, 30))
@@ -179,11 +160,6 @@ def test_fields_without_a_codec_are_text_or_bytes(data: bytes, kind: str, text: 
     assert (seen.kind, seen.text, seen.error) == (kind, text, "")
 
 
-def test_the_beginning_of_a_long_text_is_shown() -> None:
-    seen = preview_field("thing", "ä".encode() * 10_000, characters=20)
-    assert (seen.kind, seen.text) == ("text", "ä" * 20 + "...")
-
-
 def test_long_and_nested_values_are_cut() -> None:
     value = json.dumps({f"k{n}": list(range(50)) for n in range(30)}).encode()
     assert len(preview_field("json", value, characters=100).text) == 103
@@ -203,7 +179,7 @@ EXTENSIONS = sorted({*CODECS, *IMAGE_EXTENSIONS, *AUDIO_EXTENSIONS, *VIDEO_EXTEN
 
 
 @given(field=st.sampled_from(EXTENSIONS), data=st.binary(max_size=200))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_input_makes_it_fail(field: str, data: bytes) -> None:
     seen = preview_field(field, data)
     assert (seen.field, seen.size) == (field, len(data))

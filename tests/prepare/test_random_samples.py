@@ -26,14 +26,6 @@ def fields(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: sample[name] for name in sample if name != "__local_path__"} for sample in samples]
 
 
-def test_all_are_drawn_if_there_are_not_more(shards: list[str]) -> None:
-    drawn = draw_samples(shards, 100, num_workers=0)
-    assert fields(drawn.samples) == fields(all_samples(shards))
-    assert drawn.sizes.tolist() == [len(s["jpg"]) + len(s["cls"]) for s in all_samples(shards)]
-    assert drawn.faults == []
-    assert drawn.bytes == sum(Path(shard).stat().st_size for shard in shards)
-
-
 def test_a_seed_draws_the_same_and_each_sample_has_the_same_chance(folder: Path) -> None:
     for shard, count in enumerate((1, 5, 30)):
         build_shard(f"u-{shard}.tar", [{"__key__": f"{shard}-{n}", "txt": "x"} for n in range(count)])
@@ -87,23 +79,3 @@ def test_stores_commands_and_other_key_rules(folder: Path) -> None:
         drawn = draw_samples([url], 4, key_rule=last_dot, num_workers=0)
         assert [sample["__key__"][1:] for sample in drawn.samples] == [".5"] * 4
         assert {name for name in drawn.samples[0] if name[:2] != "__"} == {"txt", "bin"}
-
-
-def test_files_outside_samples_are_ignored(folder: Path) -> None:
-    import tarfile
-
-    with tarfile.open("s.tar", "w") as archive:
-        for name in ("README", "__index__", "a.txt", "__meta__/x.txt", "a.TXT", "a.Cls", "NOTES", "b.txt"):
-            Path("file").write_text(name)
-            archive.add("file", name)
-    drawn = draw_samples(["s.tar"], 9, num_workers=0)
-    assert [{k: v for k, v in sample.items() if k == "__key__" or k[:2] != "__"} for sample in drawn.samples] == [
-        {"__key__": "a", "txt": b"a.txt", "cls": b"a.Cls"},
-        {"__key__": "b", "txt": b"b.txt"},
-    ]
-
-
-def test_an_empty_dataset(folder: Path) -> None:
-    build_shard("e.tar", [])
-    drawn = draw_samples(["e.tar"], 5, num_workers=0)
-    assert (drawn.samples, drawn.sizes.tolist(), drawn.faults) == ([], [], [])

@@ -13,12 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from wds_datapipes.errors import EncodeError, SampleSourceError
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.prepare.shell_command import SampleCommand, read_many, read_one, write_sample
+from wds_datapipes.prepare.shell_command import SampleCommand
 
 SAMPLE: dict[str, Any] = {"__key__": "d/a", "__url__": "x.tar", "txt": b"a cat", "seg.png": b"\x89", "cls": b"7"}
 
@@ -168,22 +166,6 @@ def test_fields_are_bytes() -> None:
         SampleCommand(":")({"__key__": "a", "__url__": "x.tar", "cls": 7})
 
 
-NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs", "Lu"]), min_size=1, max_size=20)
-
-
-@given(fields=st.dictionaries(NAMES.filter(lambda name: name[:2] != "__" and name == name.lower()), st.binary()))
-@settings(max_examples=40, deadline=None)
-def test_any_sample_round_trips_through_its_folder(fields: dict[str, bytes]) -> None:
-    sample = {"__key__": "k", "__url__": "u", **fields}
-    with tempfile.TemporaryDirectory() as folder:
-        write_sample(sample, folder)
-        assert read_one(sample, folder) == (sample if fields else None)
-        assert read_many(sample, folder) == []
-        for name in os.listdir(folder):
-            os.rename(f"{folder}/{name}", f"{folder}/{name.replace('sample', 'sample-0', 1)}")
-        assert read_many(sample, folder) == ([sample] if fields else [])
-
-
 def test_folders_of_killed_processes_are_removed(scratch: Path) -> None:
     command = SampleCommand(f"sleep {LONG_S}")
     child = os.fork()
@@ -209,12 +191,3 @@ def test_its_fingerprint_depends_on_what_it_does() -> None:
     others = [SampleCommand("b"), SampleCommand("a", several=True), SampleCommand("a", timeout_s=1)]
     assert len({same, *map(fingerprint, others)}) == 4
     assert pickle.loads(pickle.dumps(SampleCommand("printf x > sample.txt")))(SAMPLE)["txt"] == b"x"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(("  ",), "command is empty"), (("a", 0.0), "must be positive, not 0 s"), (("a", -1.0), "not -1")],
-)
-def test_invalid_arguments_are_refused(arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SampleCommand(arguments[0], timeout_s=arguments[1] if arguments[1:] else None)
