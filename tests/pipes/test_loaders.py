@@ -1,22 +1,23 @@
-"""The headline pipeline under every loader: each sample exactly once, and errors with their type and text."""
+"""Pipelines under every loader: each sample exactly once, errors with their type and text, and stages in workers."""
 
 from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardList
-from wds_datapipes.errors import DecodeError, MissingFieldError, ShardOpenError, TruncatedShardError
+from wds_datapipes import MockSamples, ShardList
+from wds_datapipes.errors import DecodeError, EmptySourceError, MissingFieldError, ShardOpenError, TruncatedShardError
 from wds_datapipes.testing import build_shard
 
 #: Shards contain uneven numbers of samples, like real ones.
@@ -27,48 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # by StatefulDataLoader, of torch
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine with few cores
 ]
-
-Loader = Callable[[IterDataPipe[Any]], Any]
-Open = Callable[[str, IterDataPipe[Any]], Any]
-
-
-def _dataloader2(service: Callable[[], Any] | None = None) -> Loader:
-    return lambda pipe: DataLoader2(pipe, reading_service=None if service is None else service())
-
-
-def _stock(workers: int, **options: Any) -> Loader:
-    return _dataloader2(partial(MultiProcessingReadingService, num_workers=workers, **options))
-
-
-def _torch(loader: Any, workers: int) -> Loader:
-    return partial(loader, batch_size=None, num_workers=workers)
-
-
-LOADERS: dict[str, Loader] = {
-    "DataLoader2": _dataloader2(),
-    "DataLoader2 in process": _dataloader2(InProcessReadingService),
-    **{f"DataLoader2, {workers} workers": _stock(workers) for workers in (1, 2, 3, 7)},
-    "DataLoader2, no prefetching": _stock(2, worker_prefetch_cnt=0, main_prefetch_cnt=0),
-    "DataLoader2, spawned workers": _stock(2, multiprocessing_context="spawn"),
-    **{f"DataLoader, {workers} workers": _torch(DataLoader, workers) for workers in (0, 1, 2, 3, 7)},
-    **{f"StatefulDataLoader, {workers} workers": _torch(StatefulDataLoader, workers) for workers in (0, 2)},
-}
-#: One loader of each kind, for tests that do not depend on the number of workers.
-KINDS = ["DataLoader2", "DataLoader2, 2 workers", "DataLoader, 0 workers", "DataLoader, 2 workers"]
-
-
-@pytest.fixture
-def load() -> Iterator[Callable[[str, IterDataPipe[Any]], Any]]:
-    opened: list[Any] = []
-
-    def open_loader(name: str, pipe: IterDataPipe[Any]) -> Any:
-        opened.append(LOADERS[name](pipe))
-        return opened[-1]
-
-    yield open_loader
-    for loader in opened:
-        if isinstance(loader, DataLoader2):
-            loader.shutdown()
 
 
 @pytest.fixture
@@ -82,6 +41,27 @@ def pattern(tmp_path: Path) -> str:
             ],
         )
     return str(tmp_path / "train-{0..4}.tar")
+
+
+def loader_of(kind: str, pipe: IterDataPipe[Any]) -> Any:
+    """A loader, by its name and its number of workers."""
+    name, workers = kind.split()
+    if name == "StatefulDataLoader":
+        return StatefulDataLoader(pipe, batch_size=None, num_workers=int(workers))
+    if name == "DataLoader":
+        return DataLoader(pipe, batch_size=None, num_workers=int(workers))
+    options = {"multiprocessing_context": "spawn"} if name == "spawned" else {}
+    service = MultiProcessingReadingService(int(workers), **options) if int(workers) else InProcessReadingService()
+    return DataLoader2(pipe, reading_service=service)
+
+
+def items_of(kind: str, pipe: IterDataPipe[Any], epochs: int = 1) -> list[list[Any]]:
+    loader = loader_of(kind, pipe)
+    try:
+        return [list(loader) for _ in range(epochs)]
+    finally:
+        if isinstance(loader, DataLoader2):
+            loader.shutdown()
 
 
 def pipeline(urls: str) -> IterDataPipe[Any]:
@@ -98,60 +78,56 @@ def pipeline(urls: str) -> IterDataPipe[Any]:
     return pipe
 
 
-@pytest.mark.parametrize("name", LOADERS)
-def test_each_sample_comes_exactly_once_per_epoch(load: Open, name: str, pattern: str) -> None:
-    loader = load(name, pipeline(pattern))
-    for _ in range(2):
-        received = list(loader)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("DataLoader2 0", "DataLoader2 2", "DataLoader2 7", "spawned 1"),
+        *("DataLoader 0", "DataLoader 2", "DataLoader 7", "StatefulDataLoader 0", "StatefulDataLoader 2"),
+    ],
+)
+def test_each_sample_comes_exactly_once_per_epoch(kind: str, pattern: str) -> None:
+    for received in items_of(kind, pipeline(pattern), epochs=2):
         assert sorted(key for key, _, _ in received) == ALL_KEYS
         assert all(text == f"sample {label}" and key.endswith(f"-{label:02d}") for key, text, label in received)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_batches_made_in_workers_contain_each_sample_exactly_once(load: Open, name: str, pattern: str) -> None:
-    received = [key for keys, _, _ in load(name, pipeline(pattern).batch(4).collate()) for key in keys]
-    assert sorted(received) == ALL_KEYS
+def replaced(sample: dict[str, bytes | str]) -> Callable[[str], str]:
+    """Write another third shard."""
+    return lambda urls: urls if build_shard(urls.replace("{0..4}", "2"), [sample]) else ""
 
 
-def _truncated(urls: str) -> str:
+def truncated(urls: str) -> str:
     os.truncate(urls.replace("{0..4}", "2"), 5400)
     return urls
 
 
-def _undecodable(urls: str) -> str:
-    build_shard(urls.replace("{0..4}", "2"), [{"__key__": "bad", "txt": "x", "cls": "seven"}])
-    return urls
-
-
-def _without_field(urls: str) -> str:
-    build_shard(urls.replace("{0..4}", "2"), [{"__key__": "bare", "cls": "7"}])
-    return urls
-
-
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("kind", ["DataLoader2 2", "DataLoader 0", "DataLoader 2"])
 @pytest.mark.parametrize(
     ("damage", "error", "text"),
     [
-        (_truncated, TruncatedShardError, r"train-2\.tar ends inside a header, at byte 5400"),
-        (_undecodable, DecodeError, r"train-2\.tar.*'bad'|'bad'.*train-2\.tar"),
-        (_without_field, MissingFieldError, r"the field 'txt' was requested, but the sample 'bare' of .*train-2\.tar"),
+        (truncated, TruncatedShardError, r"train-2\.tar ends inside a header, at byte 5400"),
+        (
+            replaced({"__key__": "bad", "txt": "x", "cls": "7x"}),
+            DecodeError,
+            r"train-2\.tar.*'bad'|'bad'.*train-2\.tar",
+        ),
+        (replaced({"__key__": "bare", "cls": "7"}), MissingFieldError, r"the sample 'bare' of .*train-2\.tar"),
         (lambda urls: urls + "::gone.tar", ShardOpenError, r"gone\.tar"),
     ],
     ids=["truncated", "undecodable", "without a field", "missing"],
 )
 def test_an_error_arrives_with_its_type_and_text(
-    load: Open, name: str, pattern: str, damage: Callable[[str], str], error: type[Exception], text: str
+    kind: str, pattern: str, damage: Callable[[str], str], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text) as caught:
-        list(load(name, pipeline(damage(pattern))))
+        items_of(kind, pipeline(damage(pattern)))
     # A frame of torch holds the error and the workers; garbage collection would take 5 seconds to end them.
     traceback.clear_frames(caught.tb)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_one_seed_gives_new_epochs_and_the_same_run_again(pattern: str, workers: int) -> None:
+def test_one_seed_gives_new_epochs_and_the_same_run_again(pattern: str) -> None:
     def run(seed: int) -> list[list[str]]:
-        loader = DataLoader2(pipeline(pattern), reading_service=MultiProcessingReadingService(num_workers=workers))
+        loader = loader_of("DataLoader2 2", pipeline(pattern))
         loader.seed(seed)
         epochs = [[key for key, _, _ in loader] for _ in range(3)]
         loader.shutdown()
@@ -166,7 +142,96 @@ def test_one_seed_gives_new_epochs_and_the_same_run_again(pattern: str, workers:
 @pytest.mark.filterwarnings("ignore:Local function is not supported by pickle")
 def test_lambdas_reach_forked_workers_of_torch() -> None:
     """torch pickles the collections in a stage's attributes, and would fail on those that contain a lambda."""
-    pipe = IterableWrapper([{"n": 1}, {"n": 2}]).sharding_filter().compose(lambda samples: list(samples))
+    pipe: Any = (
+        MockSamples(lambda number: {"n": number + 1}, 2).sharding_filter().compose(lambda samples: list(samples))
+    )
     pipe = pipe.map_dict(n=lambda n: 10 * n).map_samples(lambda sample: sample).to_tuple("n").map_tuple(lambda n: n + 1)
-    loader = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context="fork")
-    assert [tuple(item) for item in loader] == [(11,), (21,)]
+    assert [[tuple(item) for item in epoch] for epoch in items_of("DataLoader 2", pipe, 2)] == [[(11,), (21,)]] * 2
+
+
+# Stages whose items depend on the worker
+
+WITH_WORKERS = pytest.mark.parametrize("kind", ["DataLoader 2", "DataLoader2 2"])
+
+
+def samples(urls: str) -> Any:
+    return ShardList(urls).sharding_filter().load_wds_shards().group_samples()
+
+
+def keys(items: Any) -> list[str]:
+    return [item["__key__"] for item in items]
+
+
+@WITH_WORKERS
+def test_each_sample_gets_its_own_columns(kind: str, pattern: str, tmp_path: Path) -> None:
+    for shard, count in enumerate(SAMPLES_PER_SHARD):
+        labels = [{"__key__": f"{shard}-{n:02d}", "label": f"{shard}-{n:02d}"} for n in range(count)]
+        build_shard(tmp_path / f"labels-{shard}.tar", labels)
+    pipe = samples(pattern).add_columns([lambda url: url.replace("train", "labels")])
+    pipe = pipe.associate({key: {"number": key} for key in ALL_KEYS}).shuffle_samples(5)
+    for epoch in items_of(kind, pipe, 2):
+        assert sorted(keys(epoch)) == ALL_KEYS
+        assert all(sample["label"].decode() == sample["number"] == sample["__key__"] for sample in epoch)
+
+
+@WITH_WORKERS
+def test_batches_of_all_workers_are_mixed_in_the_main_process(kind: str, pattern: str) -> None:
+    pipe = samples(pattern).wds_decode().select_fields("cls").batch(4).collate()
+    loader = loader_of(kind, pipe)
+    mixed = IterableWrapper(loader, deepcopy=False).unbatch_samples().shuffle_samples(20).batch(8).collate()
+    epochs = []
+    for _ in range(2):
+        batches = list(mixed)
+        assert [len(batch["cls"]) for batch in batches] == [8] * 4
+        assert all({key[0] for key in batch["__key__"]} > {batch["__key__"][0][0]} for batch in batches[:2])
+        pairs = [pair for batch in batches for pair in zip(batch["__key__"], batch["cls"].tolist(), strict=True)]
+        assert sorted(pairs) == [(key, int(key[2:])) for key in ALL_KEYS]
+        epochs.append(pairs)
+    assert epochs[0] != epochs[1]
+    if isinstance(loader, DataLoader2):
+        loader.shutdown()
+
+
+def test_each_worker_and_epoch_draws_another_subset_that_the_seed_repeats(tmp_path: Path) -> None:
+    for shard in range(2):
+        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(60)])
+
+    def epochs(seed: int) -> list[list[str]]:
+        pipe = samples(f"{tmp_path}/{{0..1}}.tar").rsample(0.5)
+        loader = DataLoader(pipe, None, num_workers=2, generator=torch.Generator().manual_seed(seed))
+        return [keys(loader) for _ in range(2)]
+
+    first, second = epochs(1)
+    assert [first, second] == epochs(1)
+    assert first != second
+    assert first != epochs(2)[0]
+    assert 30 < len(first) == len({*first}) < 90
+    assert {key[2:] for key in first if key[0] == "0"} != {key[2:] for key in first if key[0] == "1"}
+
+
+@WITH_WORKERS
+def test_positions_count_in_each_worker(kind: str, pattern: str) -> None:
+    (found,) = items_of(kind, samples(pattern).slice_samples(2, 7, 2))
+    assert sorted(keys(found)) == ["0-02", "0-04", "0-06", "3-01"]
+
+
+def test_the_shard_is_closed_before_the_last_sample_leaves(pattern: str) -> None:
+    def opened() -> set[str]:
+        return {Path(file.path).name for file in psutil.Process().open_files() if file.path.endswith(".tar")}
+
+    iterator = iter(samples(pattern).slice_samples(2))
+    next(iterator)
+    assert opened() == {"train-0.tar"}
+    next(iterator)
+    assert opened() == set()
+    assert list(iterator) == []
+
+
+def test_an_empty_stream_is_an_error_after_the_split_only(pattern: str) -> None:
+    one = pattern.replace("{0..4}", "0")
+    before = ShardList(one).non_empty().sharding_filter().load_wds_shards().group_samples()
+    assert len(items_of("DataLoader 2", before)[0]) == 7
+    for kind, pipe in (("DataLoader 2", before.non_empty()), ("DataLoader 0", before.filter(callable).non_empty())):
+        with pytest.raises(EmptySourceError, match=r"no items from .*The shards may be empty") as caught:
+            items_of(kind, pipe)
+        traceback.clear_frames(caught.tb)

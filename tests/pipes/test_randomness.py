@@ -53,7 +53,7 @@ def epochs(pipe: Pipe, workers: int, seed: int = 3) -> list[list[Any]]:
 def test_a_sample_draws_the_same_in_any_worker_and_differently_in_each_epoch() -> None:
     alone = epochs(samples().map_samples_with_rng(draw), 0)
     assert len({item[1:] for epoch in alone for item in epoch}) == 120
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         assert list(map(sorted, epochs(samples().map_samples_with_rng(draw), workers))) == list(map(sorted, alone))
     shuffled = epochs(samples().shuffle_samples(20).map_samples_with_rng(draw), 2)
     assert shuffled[0] != alone[0]
@@ -82,17 +82,16 @@ def test_other_stages_keep_their_seeds() -> None:
 @pytest.mark.parametrize(
     "drawn",
     [
-        lambda: ShardList("0.tar").resample_wds_shards(40),
-        lambda: DatasetSpec({"datasets": [{"shards": "0.tar", "resample": 40}]}).sharding_filter(),
-        lambda: ShardList("0.tar").cycle(40).sharding_filter(),
+        lambda: ShardList("0.tar").resample_wds_shards(20),
+        lambda: DatasetSpec({"datasets": [{"shards": "0.tar", "resample": 20}]}).sharding_filter(),
+        lambda: ShardList("0.tar").cycle(20).sharding_filter(),
     ],
 )
 def test_each_copy_of_a_repeated_sample_draws_separately(drawn: Any) -> None:
-    for workers in (0, 2):
-        first, second = epochs(samples(drawn()).map_samples_with_rng(draw), workers)
-        assert len(first) == 400
-        assert len({item[1:] for item in first + second}) == 800
-        assert [first, second] == epochs(samples(drawn()).map_samples_with_rng(draw), workers)
+    first, second = epochs(samples(drawn()).map_samples_with_rng(draw), 2)
+    assert len(first) == 200
+    assert len({item[1:] for item in first + second}) == 400
+    assert [first, second] == epochs(samples(drawn()).map_samples_with_rng(draw), 2)
 
 
 def test_items_that_are_no_samples_draw_separately() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -74,17 +74,18 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 
 @pytest.mark.parametrize("spec", ["torchrgb8", "torchrgb", "torchl8", "torchrgba8", "rgb8", "l"])
-@pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("crop", [None, CenterCrop(8)])
-def test_it_is_decoding_batching_and_collating(spec: str, num_threads: int, crop: CenterCrop | None) -> None:
+def test_it_is_decoding_batching_and_collating(spec: str, crop: CenterCrop | None) -> None:
     decoder = ImageDecoder(spec, crop=crop)
     source = samples(7)
-    found = list(wrapped(source).batch(3).decode_batch(decoder, num_threads=num_threads))
     wanted = list(wrapped(source).wds_decode(decoder).batch(3).collate())
-    assert [list(batch) for batch in found] == [["__key__", "__url__", "jpg", "cls", "txt"]] * 3
-    assert_same(found, wanted)
+    for num_threads in (1, 3):
+        found = list(wrapped(source).batch(3).decode_batch(decoder, num_threads=num_threads))
+        assert [list(batch) for batch in found] == [["__key__", "__url__", "jpg", "cls", "txt"]] * 3
+        assert_same(found, wanted)
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 9), st.integers(1, 4), st.integers(1, 4), st.booleans())
 def test_it_keeps_all_samples_in_their_order(count: int, size: int, num_threads: int, drop_last: bool) -> None:
     pipe = wrapped(samples(count)).batch(size, drop_last=drop_last)
@@ -104,12 +105,6 @@ def test_other_fields_are_decoded_as_usual_and_collated_by_a_function() -> None:
     assert batch["seg.png"] == [sample["seg.png"] for sample in source]
 
 
-def test_without_an_image_decoder_images_stay_bytes() -> None:
-    [batch] = wrapped(samples(2)).batch(2).decode_batch()
-    assert batch["jpg"] == [image(0), image(1)]
-    assert batch["cls"].tolist() == [0, 1]
-
-
 def test_compressed_images_and_other_buffers_are_decoded() -> None:
     import gzip
 
@@ -117,12 +112,6 @@ def test_compressed_images_and_other_buffers_are_decoded() -> None:
     [batch] = wrapped(source).batch(1).decode_batch("rgb8")
     assert bytes(batch["ppm.gz"].numpy()) == b"abc"
     assert batch["jpg"].shape == (1, 20, 30, 3)
-
-
-def test_a_tuple_of_columns_is_selected_after_it() -> None:
-    [(images, labels)] = wrapped(samples(3)).batch(3).decode_batch("torchrgb8").to_tuple("jpg;png", "cls")
-    assert images.shape == (3, 3, 20, 30)
-    assert labels.tolist() == [0, 1, 2]
 
 
 # Random crops -------------------------------------------------------------------------------------------------------
@@ -168,15 +157,10 @@ def test_random_crops_depend_on_the_epoch_and_the_sample_only(build: Any, shards
     first, second = epochs(build(shards), 0)
     assert len(first) == 20
     assert not any(torch.equal(first[key], second[key]) for key in first)
-    for workers in (1, 3):
-        for found, wanted in zip(epochs(build(shards), workers), (first, second), strict=True):
+    others = [build(shards), in_batches(shards, num_threads=4)][: 1 + (build is in_batches)]
+    for pipe in others:
+        for found, wanted in zip(epochs(pipe, 3), (first, second), strict=True):
             assert_same(dict(sorted(found.items())), dict(sorted(wanted.items())))
-
-
-def test_threads_draw_the_same_crops(shards: str) -> None:
-    [wanted] = epochs(in_batches(shards), 1, 1)
-    [found] = epochs(in_batches(shards, num_threads=4), 1, 1)
-    assert_same(found, wanted)
 
 
 @pytest.mark.parametrize("build", ["wds_decode", "decode_batch"])
@@ -243,36 +227,24 @@ def test_a_sample_that_fails_is_raised_or_skipped(num_threads: int, crop: Any, b
     assert len(decoded(on_error=ErrorBudget(max_errors=3, warn=False))) == 3
 
 
-def test_a_batch_whose_samples_all_fail_is_left_out_and_counted() -> None:
-    source = [{"__key__": str(n), "cls": b"x" if n < 2 else b"1"} for n in range(4)]
-    pipe = wrapped(source).batch(2).decode_batch(on_error="skip")
-    assert [batch["__key__"] for batch in pipe] == [["2", "3"]]
-    assert count_skipped(pipe).total == 2
-
-
 def test_a_handler_may_end_the_stage_after_the_samples_before() -> None:
     source = [{"__key__": str(n), "cls": b"x" if n == 3 else b"1"} for n in range(6)]
     pipe = wrapped(source).batch(2).decode_batch(on_error=lambda error: False)
     assert [batch["__key__"] for batch in pipe] == [["0", "1"], ["2"]]
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_images_of_different_sizes_are_an_error_that_says_what_to_do(num_threads: int) -> None:
+def test_images_of_different_sizes_or_fields_are_errors_that_say_what_to_do() -> None:
     source = samples(3)
     source[1]["jpg"] = image(1, height=24)
     message = r"sample '1' .* 24 x 30 pixels, but the batch has images of 20 x 30.*RandomResizedCrop\(224\)"
     with pytest.raises(DecodeError, match=message):
-        list(wrapped(source).batch(3).decode_batch("rgb8", num_threads=num_threads))
-    [batch] = wrapped(source).batch(3).decode_batch("rgb8", num_threads=num_threads, on_error="skip")
+        list(wrapped(source).batch(3).decode_batch("rgb8"))
+    [batch] = wrapped(source).batch(3).decode_batch("rgb8", num_threads=2, on_error="skip")
     assert batch["__key__"] == ["0", "2"]
     assert batch["jpg"].shape == (2, 20, 30, 3)
-
-
-def test_different_fields_are_an_error_that_names_them() -> None:
-    source = samples(2)
     source[1]["png"] = source[1].pop("jpg")
     with pytest.raises(DecodeError, match=r"sample '0' has .*'jpg'.* sample '1' has .*'png'.*rename fields"):
-        list(wrapped(source).batch(2).decode_batch("rgb8"))
+        list(wrapped(source[:2]).batch(2).decode_batch("rgb8"))
 
 
 def test_items_other_than_lists_of_samples_are_an_error() -> None:
@@ -291,10 +263,3 @@ def test_unsafe_fields_and_decoded_ones_are_errors() -> None:
     assert list(source.decode_batch(allow_pickle=True)) == [{"__key__": ["a"], "pkl": torch.tensor([1])}]
     with pytest.raises(DecodeError, match="field 'jpg' of sample 'a' is of type list, not bytes"):
         list(wrapped([{"__key__": "a", "jpg": [1]}]).batch(1).decode_batch("rgb8"))
-
-
-def test_wrong_arguments_are_errors() -> None:
-    with pytest.raises(ValueError, match="num_threads must be at least 1, not 0"):
-        wrapped([]).decode_batch(num_threads=0)
-    with pytest.raises(ValueError, match="on_error must be"):
-        wrapped([]).decode_batch(on_error="ignore")

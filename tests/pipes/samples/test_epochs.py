@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import pickle
@@ -31,7 +30,7 @@ from wds_datapipes.testing import build_shard
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 Pipe = IterDataPipe[Any]
-WORKERS = (0, 1, 2, 3)
+WORKERS = (0, 3)
 RANKS, OF_A_RANK = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
 
 
@@ -69,21 +68,6 @@ Reader = Callable[..., list[list[Any]]]
 @pytest.fixture(params=READERS)
 def reader(request: pytest.FixtureRequest) -> Reader:
     return READERS[request.param]
-
-
-class Noted(IterDataPipe[int]):
-    """Yields numbers, and records the fate of its iterators."""
-
-    def __init__(self, count: int, noted: list[str]) -> None:
-        self.count = count
-        self.noted = noted
-
-    def __iter__(self) -> Iterator[int]:
-        self.noted.append("begun")
-        try:
-            yield from range(self.count)
-        finally:
-            self.noted.append("ended")
 
 
 class Failing(IterDataPipe[int]):
@@ -162,11 +146,10 @@ def test_each_pass_has_its_own_order_shared_by_all_workers(reader: Reader, worke
 def test_a_stream_depends_only_on_the_seed(reader: Reader, workers: int) -> None:
     def run(seed: int | None) -> list[list[Any]]:
         pipe = numbers(8).shuffle().sharding_filter().shuffle_samples(4).with_epoch(11)
-        return reader(pipe, workers, 4, seed)
+        return reader(pipe, workers, 3, seed)
 
-    runs = [run(seed) for seed in (7, 7, None, None)]
-    assert runs[0] == runs[1]
-    assert len({str(each) for each in runs}) == 3
+    runs = [run(seed) for seed in (7, 7, None)]
+    assert runs[0] == runs[1] != runs[2]
 
 
 def test_the_seeds_of_later_epochs_do_not_affect_a_pass() -> None:
@@ -176,16 +159,6 @@ def test_the_seeds_of_later_epochs_do_not_affect_a_pass() -> None:
         apply_random_seed(pipe, torch.Generator().manual_seed(epoch))
         seen += list(pipe)
     assert sorted(seen) == list(range(100))
-
-
-def test_all_ranks_shuffle_a_later_pass_alike() -> None:
-    passes = []
-    for rank in range(2):
-        pipe = numbers(10).shuffle().sharding_filter().with_epoch(5)
-        apply_sharding(pipe, 2, rank, SHARDING_PRIORITIES.DISTRIBUTED)
-        apply_random_seed(pipe, torch.Generator().manual_seed(3))
-        passes.append([list(pipe) for _ in range(4)])
-    assert [sorted(one + other) for one, other in zip(*passes, strict=True)] == [list(range(10))] * 4
 
 
 @pytest.mark.parametrize(
@@ -204,24 +177,16 @@ def test_workers_are_counted_wherever_the_data_is_split(join: Callable[[Pipe, Pi
     assert [len(epoch) for epoch in read2(pipe, 2, 2)] == [6, 6]
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_without_a_shard_have_one_in_another_pass(reader: Reader, workers: int) -> None:
-    epochs = reader(numbers(1).sharding_filter().with_epoch(6), workers, 2)
-    assert epochs == [[0] * 6] * 2
-
-
 def is_below_2(number: int) -> bool:
     return number < 2
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_worker_whose_share_is_empty_delivers_from_another_pass(reader: Reader, workers: int, shuffled: bool) -> None:
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_worker_whose_share_is_empty_delivers_from_another_pass(reader: Reader, workers: int) -> None:
     """All but 2 of 12 shards are empty. Which worker gets one of these depends on the order, and is not an error."""
-    shards = numbers(12).shuffle() if shuffled else numbers(12)
-    pipe = shards.sharding_filter().filter(is_below_2).with_epoch(9)
-    epochs = reader(pipe, workers, 5)
-    assert [len(epoch) for epoch in epochs] == [9] * 5
+    pipe = numbers(12).shuffle().sharding_filter().filter(is_below_2).with_epoch(9)
+    epochs = reader(pipe, workers, 3)
+    assert [len(epoch) for epoch in epochs] == [9] * 3
     assert {*itertools.chain(*epochs)} == {0, 1}
 
 
@@ -236,7 +201,7 @@ def test_each_pass_is_read_completely_as_shares_rotate(
         source = Marked(shards.sharding_filter().filter(full.__contains__))
         pipe = source.with_epoch(10_000)
         apply_sharding(pipe, ranks, rank, RANKS)
-        split_among(pipe, workers, worker)
+        split_by_worker(pipe, WorkerIdentity(workers, worker))
         apply_random_seed(pipe, torch.Generator().manual_seed(seed))
         for number, item in pipe:
             if number >= len(passes):
@@ -258,10 +223,6 @@ class Marked(IterDataPipe[tuple[int, int]]):
             yield self.passes, item
 
 
-def split_among(pipe: Pipe, workers: int, worker: int) -> None:
-    split_by_worker(pipe, WorkerIdentity(workers, worker))
-
-
 def test_a_rarely_drawn_sample_is_no_error() -> None:
     """A pass without an item is not the end, because it can happen by chance."""
     torch.manual_seed(0)
@@ -269,52 +230,38 @@ def test_a_rarely_drawn_sample_is_no_error() -> None:
     assert len(list(pipe)) == 5
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_an_endless_mixture_reaches_the_data_of_all_workers(workers: int) -> None:
+def test_an_endless_mixture_reaches_the_data_of_all_workers() -> None:
     one, other = numbers(1).sharding_filter(), numbers(7).sharding_filter().filter(is_below_2)
     pipe = one.mix_samples(other, stop="never").with_epoch(12)
-    assert [len(epoch) for epoch in read2(pipe, workers, 3)] == [12] * 3
-
-
-def test_a_state_contains_the_share_of_its_pass(tmp_path: Path) -> None:
-    for shard, size in enumerate([5, 0, 3]):
-        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(size)])
-    samples = ShardList(str(tmp_path / "{0..2}.tar")).sharding_filter().load_wds_shards().group_samples()
-    pipe = samples.to_tuple("__key__").with_epoch(11)
-    with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
-        epochs = [list(loader) for _ in range(4)]
-    for cut in range(12):
-        with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
-            next(iter(loader))
-            list(loader)
-            items = iter(loader)
-            for _ in range(cut):
-                next(items)
-            state = loader.reading_service.state_dict()
-            rest = [*items], [*loader]
-        with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
-            loader.reading_service.load_state_dict(state)
-            assert ([*loader], [*loader]) == rest
-    assert [len(epoch) for epoch in epochs] == [11] * 4
-
-
-def test_each_worker_counts_separately_without_a_split() -> None:
-    assert [sorted(epoch) for epoch in read2(numbers(4).with_epoch(3), 2, 2)] == [
-        [0, 0, 1, 1, 2, 2],
-        [0, 0, 1, 1, 3, 3],
-    ]
+    assert [len(epoch) for epoch in read2(pipe, 3, 2)] == [12] * 2
 
 
 def test_workers_that_end_with_each_epoch_restart() -> None:
     pipe = numbers(12).sharding_filter().with_epoch(4)
     assert read(pipe, 2, 3, persistent=False) == [[0, 1, 2, 3]] * 3
-    assert read(pipe, 2, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert read2(pipe, 2, 3, service=MultiProcessingReadingService) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def test_torchdatas_own_service_continues_too() -> None:
-    pipe = numbers(12).sharding_filter().with_epoch(4)
-    epochs = read2(pipe, 2, 3, service=MultiProcessingReadingService)
-    assert epochs == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+@pytest.mark.parametrize("cut", [1, 6, 11])
+def test_a_state_contains_the_share_of_its_pass(tmp_path: Path, cut: int) -> None:
+    for shard, size in enumerate([5, 0, 3]):
+        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(size)])
+    pipe = samples_of(ShardList(str(tmp_path / "{0..2}.tar")).sharding_filter()).to_tuple("__key__").with_epoch(11)
+    with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
+        list(loader)
+        items = iter(loader)
+        for _ in range(cut):
+            next(items)
+        state = loader.reading_service.state_dict()
+        rest = [*items], [*loader]
+    with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
+        loader.reading_service.load_state_dict(state)
+        assert ([*loader], [*loader]) == rest
+
+
+def test_each_worker_counts_separately_without_a_split() -> None:
+    epochs = read2(numbers(4).with_epoch(3), 2, 2)
+    assert [sorted(epoch) for epoch in epochs] == [[0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 3, 3]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -331,19 +278,15 @@ def test_an_interrupted_epoch_under_a_loader(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_empty_source_is_an_error(workers: int) -> None:
-    for pipe in (numbers(0), numbers(0).shuffle().sharding_filter(), numbers(3).filter(is_none).sharding_filter()):
+    for pipe in (numbers(0), numbers(0).shuffle().sharding_filter(), numbers(4).sharding_filter().filter(is_none)):
         with pytest.raises(EmptySourceError, match=r"with_epoch needs \d more items, but its source yielded none"):
             read2(pipe.with_epoch(5), workers, 1)
+    with pytest.raises(EmptySourceError, match="resample_wds_shards has no shards to draw from"):
+        read2(numbers(0).resample_wds_shards(), workers, 1)
 
 
 def is_none(_: int) -> bool:
     return False
-
-
-def test_shards_without_a_sample_are_an_error_though_they_were_dealt() -> None:
-    pipe = numbers(4).sharding_filter().filter(is_none).with_epoch(5)
-    with pytest.raises(EmptySourceError, match="Are its shards empty"):
-        read2(pipe, 2, 1)
 
 
 class InMain(IterDataPipe[int]):
@@ -381,36 +324,6 @@ def test_an_error_ends_the_pass_and_the_next_epoch_starts_another() -> None:
     assert list(pipe) == [2, 3]
 
 
-class Listed(IterDataPipe[int]):
-    """Its iterator is not a generator, so torch refuses it repeatedly once there is another."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter([0, 1, 2])
-
-
-def test_a_source_that_is_read_elsewhere_is_an_error_once() -> None:
-    source = Listed()
-    pipe = source.with_epoch(2)
-    assert list(pipe) == [0, 1]
-    list(source)
-    with pytest.raises(RuntimeError, match="another iterator has been created from the same"):
-        list(pipe)
-    assert list(pipe) == [0, 1]
-
-
-def test_a_stream_is_closed_with_its_pipeline() -> None:
-    noted: list[str] = []
-    pipe = Noted(10, noted).with_epoch(3)
-    gc.disable()
-    try:
-        assert list(pipe) == [0, 1, 2]
-        assert noted == ["begun"]
-        del pipe
-        assert noted == ["begun", "ended"]
-    finally:
-        gc.enable()
-
-
 def test_a_copy_of_a_stream_starts_at_the_beginning() -> None:
     pipe = numbers(10).with_epoch(3)
     list(pipe)
@@ -439,53 +352,27 @@ def test_a_stream_of_shards_leaves_no_file_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_an_epoch_has_a_length(workers: int) -> None:
+def test_an_epoch_has_a_length() -> None:
     pipe = numbers(3).sharding_filter().with_epoch(10)
-    loader = DataLoader(pipe, batch_size=None, num_workers=workers)
+    loader = DataLoader(pipe, batch_size=None, num_workers=3)
     assert len(pipe) == len(loader) == len(list(loader)) == 10
 
 
 # with_length
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_declared_length_under_a_loader(workers: int) -> None:
+def test_a_declared_length_under_a_loader() -> None:
     pipe = numbers(20).filter(is_even).sharding_filter().with_length(10)
     with pytest.raises(TypeError):
         len(numbers(20).filter(is_even))
     assert len(pipe) == 10
-    assert len(pipe.batch(4)) == 3
     assert [len(DataLoader(pipe, batch_size=size)) for size in (None, 4)] == [10, 3]
-    loader = DataLoader(pipe, batch_size=None, num_workers=workers)
+    loader = DataLoader(pipe, batch_size=None, num_workers=2)
     assert len(loader) == len(list(loader)) == 10
 
 
 def is_even(number: int) -> bool:
     return number % 2 == 0
-
-
-def test_a_declared_length_changes_nothing_else() -> None:
-    assert list(numbers(5).with_length(2)) == [0, 1, 2, 3, 4]
-    loader = DataLoader(numbers(5).with_length(2), batch_size=None)
-    assert len(loader) == 2  # torch checks it from now on
-    with pytest.warns(UserWarning, match="was reported to be 2"):
-        assert list(loader) == [0, 1, 2, 3, 4]
-
-
-def test_spawned_workers_get_all_that_was_declared() -> None:
-    def pipe() -> Pipe:
-        made: Pipe = numbers(100).resample_wds_shards().with_epoch(5).with_length(5)
-        return made
-
-    runs = []
-    for method in ("spawn", "fork"):
-        generator = torch.Generator().manual_seed(1)
-        loader = DataLoader(pipe(), batch_size=None, num_workers=1, multiprocessing_context=method, generator=generator)
-        assert len(loader) == 5
-        runs.append(list(loader))
-    assert runs[0] == runs[1]
-    assert len(runs[0]) == 5
 
 
 # resample_wds_shards
@@ -527,32 +414,16 @@ def test_draws_stay_the_same_in_later_releases() -> None:
     assert drawn(10, 12) == [8, 0, 7, 2, 2, 7, 4, 1, 0, 5, 3, 7]
 
 
-@given(st.integers(1, 20), st.integers(1, 200), st.integers(0, 2**40))
-def test_all_shards_are_drawn_alike(size: int, count: int, seed: int) -> None:
-    assert set(drawn(size, count, loader_seed=seed)) <= set(range(size))
-
-
-def test_draws_are_uniform() -> None:
-    counts = Counter(drawn(10, 20_000))
-    assert all(1800 < counts[number] < 2200 for number in range(10))
-
-
 @pytest.mark.parametrize("workers", WORKERS)
 def test_workers_draw_separately_in_each_epoch(reader: Reader, workers: int) -> None:
-    pipe = numbers(1000).resample_wds_shards(30)
-    runs = [reader(pipe, workers, 3, seed) for seed in (7, 7, None, None)]
+    pipe = numbers(1000).resample_wds_shards(31)
+    assert len(pipe) == 31
+    runs = [reader(pipe, workers, 3, seed) for seed in (7, 7, None)]
     assert runs[0] == runs[1]
-    assert all(len(epoch) == 30 for run in runs for epoch in run)
+    assert all(len(epoch) == 31 for run in runs for epoch in run)
     instances = max(workers, 1)
     streams = [tuple(epoch[worker::instances]) for run in runs[1:] for epoch in run for worker in range(instances)]
-    assert len(set(streams)) == 3 * 3 * instances
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_count_is_shared_among_workers(reader: Reader, workers: int) -> None:
-    pipe = numbers(4).resample_wds_shards(5)
-    assert len(pipe) == 5
-    assert [len(epoch) for epoch in reader(pipe, workers, 2)] == [5, 5]
+    assert len(set(streams)) == 2 * 3 * instances
 
 
 def test_a_count_is_that_of_a_rank() -> None:
@@ -561,6 +432,8 @@ def test_a_count_is_that_of_a_rank() -> None:
         apply_sharding(pipe, 2, rank, RANKS)
         apply_sharding(pipe, 2, 1, OF_A_RANK)
         assert len(pipe) == len(list(pipe)) == 2
+    with pytest.raises(TypeError, match="endlessly"):
+        len(numbers(4).resample_wds_shards())
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -584,23 +457,12 @@ def test_sharding_groups_are_kept_as_torch_keeps_them() -> None:
     assert ours.groups == theirs.groups
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_there_must_be_a_shard_to_draw(workers: int) -> None:
-    with pytest.raises(EmptySourceError, match="resample_wds_shards has no shards to draw from"):
-        read2(numbers(0).resample_wds_shards(), workers, 1)
-
-
-def test_an_endless_stream_has_no_length() -> None:
-    with pytest.raises(TypeError, match="endlessly"):
-        len(numbers(4).resample_wds_shards())
-
-
 @pytest.mark.parametrize("workers", WORKERS)
 def test_epochs_of_an_endless_stream_are_exact(reader: Reader, workers: int) -> None:
     pipe = numbers(3).shuffle().resample_wds_shards().batch(4).with_epoch(10)
-    epochs = reader(pipe, workers, 3)
-    assert [[len(batch) for batch in epoch] for epoch in epochs] == [[4] * 10] * 3
-    assert len({str(epoch) for epoch in epochs}) == 3
+    epochs = reader(pipe, workers, 2)
+    assert [[len(batch) for batch in epoch] for epoch in epochs] == [[4] * 10] * 2
+    assert epochs[0] != epochs[1]
 
 
 # Streams that yield nothing
@@ -656,17 +518,6 @@ def test_batches_unbatched_in_many_short_passes_are_no_empty_stream(urls: str, w
     shards = ShardList(urls).slice_samples(1).sharding_filter()
     pipe = samples_of(shards).to_tuple("__key__").batch(2).unbatch_samples(collated=False).with_epoch(100)
     assert [len(epoch) for epoch in read2(pipe, workers, 2)] == [100, 100]
-
-
-def test_unbatching_no_batches_is_an_empty_stream(urls: str) -> None:
-    pipe = samples_of(ShardList(urls).sharding_filter()).filter(is_none).batch(2).unbatch_samples(collated=False)
-    with pytest.raises(EmptySourceError):
-        next(iter(pipe.cycle()))
-
-
-def test_a_stage_that_waits_for_many_items_is_no_empty_stream(urls: str) -> None:
-    drawn = samples_of(ShardList(urls).resample_wds_shards())
-    assert len(next(iter(drawn.shuffle_samples(3000).batch(1000)))) == 1000
 
 
 def test_epochs_of_a_stream_are_distinguished() -> None:

