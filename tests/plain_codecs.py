@@ -13,12 +13,14 @@ from wds_datapipes.on_error.policy import check_on_error
 __all__ = ["wds_decode", "wds_encode"]
 
 
-def wds_decode(samples: Iterable[Any], *decoders: Any, on_error: Any = "raise", **options: Any) -> Iterator[Any]:
+def wds_decode(
+    samples: Iterable[Any], *decoders: Any, on_error: Any = "raise", **options: Any
+) -> Iterator[dict[str, Any]]:
     check_on_error(on_error)
     named = {name: options.pop(name) for name in ("only", "partial", "allow_pickle", "limits") if name in options}
     return convert_samples(samples, DecoderChain(decoders, options, **named), on_error)
 
 
-def wds_encode(samples: Iterable[Any], on_error: Any = "raise", **options: Any) -> Iterator[Any]:
+def wds_encode(samples: Iterable[Any], on_error: Any = "raise", **options: Any) -> Iterator[dict[str, Any]]:
     named = {name: options.pop(name) for name in ("only", "allow_pickle") if name in options}
     return convert_samples(samples, EncoderChain(options, **named), on_error)

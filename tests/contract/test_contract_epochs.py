@@ -203,7 +203,7 @@ def test_measured_p_without_a_split_every_worker_yields_all() -> None:
     assert Counter(map(tuple, DataLoader(their_pipe, batch_size=None, num_workers=3))) == want
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [0, 4])
 def test_40_workers_without_a_shard_yield_nothing(workers: int) -> None:
     their_pipe = theirs(empty_check=False).decode().to_tuple("cls")
     batches = list(DataLoader(ours().wds_decode().to_tuple("cls"), batch_size=3, num_workers=workers))

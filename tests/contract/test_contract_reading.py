@@ -235,7 +235,7 @@ def test_17_a_truncated_command_output_is_an_error_or_the_end() -> None:
     url = "pipe:dd if=digits.tar bs=512 count=95 2> /dev/null"
     with pytest.raises(tarfile.ReadError):
         theirs(url)
-    with pytest.raises(TruncatedShardError, match=r"dd if=digits.tar"):
+    with pytest.raises(TruncatedShardError, match=r"pipe:dd .* ends inside the member"):
         ours(url)
     stop = webdataset.ignore_and_stop
     got = ours(url, on_error=stop)
