@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from forked_ranks import on_two_ranks
+from forked_ranks import on_ranks
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
@@ -85,7 +85,7 @@ def save_and_resume(rank: int) -> list[Any]:
 
 
 def test_a_finished_rank_also_waits_for_the_others_after_a_resume(tmp_path: Path) -> None:
-    first, second = on_two_ranks(tmp_path, save_and_resume)
+    first, second = on_ranks(2, save_and_resume)
     assert first == second
     assert len(first) == 2 * 5
     for came, state in first:  # and one rank resumes alone
@@ -116,7 +116,7 @@ def resume_differently(rank: int) -> list[str]:
 
 def test_ranks_that_resume_in_different_epochs_are_an_error(tmp_path: Path) -> None:
     """Otherwise samples would silently repeat or be lost."""
-    ranks = on_two_ranks(tmp_path, resume_differently)
+    ranks = on_ranks(2, resume_differently)
     for number, what in enumerate(["a state of another epoch", "no state"]):
         messages = [refusals[number] for refusals in ranks]
         assert any(f"has {what}. Load the states that all ranks have saved" in message for message in messages), (

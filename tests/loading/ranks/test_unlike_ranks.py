@@ -2,60 +2,114 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
+from forked_ranks import on_ranks
+from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.dataloader2 import DataLoader2
 
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.testing import build_shard
 
-SCRIPT = Path(__file__).with_name("unlike_ranks.py")
-RANKS = 2
 KEYS = sorted(f"{shard}/{number}" for shard in range(6) for number in range(3))
 
-Results = dict[str, list[list[str] | str]]
+
+class OwnSplit(IterDataPipe[Any]):
+    """Splits as ``.sharding_filter()`` does, but does not learn whether it splits between ranks or workers."""
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        self.source = source
+        self.instances, self.instance = 1, 0
+
+    def apply_sharding(self, instances: int, instance: int) -> None:
+        self.instances, self.instance = instances, instance
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from itertools.islice(self.source, self.instance, None, self.instances)
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def keys(shards: Any) -> Any:
+    return shards.load_wds_shards().group_samples().map(key_of)
+
+
+def split(urls: list[str]) -> Any:
+    return keys(ShardList(urls).shuffle().sharding_filter())
+
+
+def by_service(pipe: Any, workers: int) -> list[str]:
+    with DataLoader2(pipe, reading_service=ShardReadingService(workers, distributed=True, timeout_s=60)) as loader:
+        return list(loader)
+
+
+def by_torch(pipe: Any, workers: int, *, is_tracked: bool = True) -> list[str]:
+    data = StatefulShards(pipe)
+    loader = DataLoader(data, batch_size=None, num_workers=workers)
+    return list(data.tracked(loader) if is_tracked else loader)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The results of each scenario, on each rank."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str] | str]]:
+    """What each of two ranks reads in each scenario, or its error."""
     folder = tmp_path_factory.mktemp("unlike")
     for shard in range(6):
         build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "1"} for number in range(3)])
-    for rank in range(RANKS):
+    urls = sorted(map(str, folder.glob("*.tar")))
+
+    def read(rank: int) -> dict[str, list[str] | str]:
         (folder / str(rank)).mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torchrun would otherwise print a notice about it
-    done = subprocess.run([*command, SCRIPT, folder], env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    return {name: [rank[name] for rank in ranks] for name in ranks[0]}
+        part, here = urls[rank::2], [str(folder / f"{rank}/.." / Path(url).name) for url in urls]
+        scenarios: dict[str, Callable[[], list[str]]] = {
+            "service": lambda: by_service(split(urls), 1),
+            "service, own folders": lambda: by_service(split(here), rank),
+            "service, own split": lambda: by_service(keys(OwnSplit(ShardList(urls))), 2),
+            "service, workers": lambda: by_service(split(urls), 1 + rank),
+            "service, lists": lambda: by_service(split(part), 1),
+            "torch": lambda: by_torch(split(urls), 1),
+            "torch, own split": lambda: by_torch(keys(OwnSplit(ShardList(urls))), 2, is_tracked=False),
+            "torch, workers": lambda: by_torch(split(urls), 1 + rank),
+            "torch, workers, not tracked": lambda: by_torch(split(urls), 1 + rank, is_tracked=False),
+            "torch, lists": lambda: by_torch(split(part), 1),
+            "torch, lists of a stream": lambda: by_torch(split(part).with_epoch(5), 0),
+        }
+        found: dict[str, list[str] | str] = {}
+        for name, scenario in scenarios.items():
+            dist.barrier()
+            try:
+                found[name] = scenario()
+            except RuntimeError as error:
+                found[name] = str(error)
+        return found
+
+    return on_ranks(2, read)
 
 
 @pytest.mark.parametrize("name", ["service", "service, own folders", "service, own split", "torch", "torch, own split"])
-def test_ranks_that_agree_read_each_sample_once(results: Results, name: str) -> None:
-    assert sorted(key for read in results[name] for key in read) == KEYS
+def test_ranks_that_agree_read_each_sample_once(results: Any, name: str) -> None:
+    assert sorted(key for rank in results for key in rank[name]) == KEYS
 
 
-@pytest.mark.parametrize("name", ["service, workers", "torch, workers", "torch, workers, not tracked"])
-def test_other_numbers_of_workers_are_refused(results: Results, name: str) -> None:
-    text = "\n".join(read for read in results[name] if isinstance(read, str))
-    assert "2 workers" in text
-    assert "one process" in text
-    assert "Give every rank the same num_workers" in text
-
-
-@pytest.mark.parametrize("name", ["service, lists", "torch, lists", "torch, lists of a stream", "sequential, lists"])
-def test_lists_that_are_split_by_hand_are_refused(results: Results, name: str) -> None:
-    text = "\n".join(read for read in results[name] if isinstance(read, str))
-    assert "lists 3 shards from 0.tar" in text
-    assert "lists 3 shards from 1.tar" in text
-    assert "without urls[rank::ranks]" in text
-
-
-@pytest.mark.parametrize("name", ["service, workers", "service, lists"])
-def test_all_ranks_of_a_service_end(results: Results, name: str) -> None:
-    assert {type(read) for read in results[name]} == {str}
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        *((name, ("2 workers", "one process", "same num_workers")) for name in ("service, workers", "torch, workers")),
+        ("torch, workers, not tracked", ("2 workers", "one process", "Give every rank the same num_workers")),
+        *(
+            (name, ("lists 3 shards from 0.tar", "lists 3 shards from 1.tar", "without urls[rank::ranks]"))
+            for name in ("service, lists", "torch, lists", "torch, lists of a stream")
+        ),
+    ],
+)
+def test_ranks_that_differ_are_refused(results: Any, name: str, parts: tuple[str, ...]) -> None:
+    errors = [rank[name] for rank in results if isinstance(rank[name], str)]
+    assert errors
+    assert len(errors) == 2 or name.startswith("torch")  # all ranks of a service end
+    assert all(part in "\n".join(errors) for part in parts)

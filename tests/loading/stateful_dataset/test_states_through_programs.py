@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_ranks import on_two_ranks
+from forked_ranks import on_ranks
 from torch.distributed import all_gather_object
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -207,7 +207,7 @@ def checkpoint_on_ranks(rank: int, *, folder: Path, workers: int, cut: int) -> A
 
 @pytest.mark.parametrize(("workers", "cut"), [(0, 0), (0, 3), (2, 3)])
 def test_ranks_resume_from_distributed_checkpoints(tmp_path: Path, workers: int, cut: int) -> None:
-    ranks = on_two_ranks(tmp_path, partial(checkpoint_on_ranks, folder=tmp_path, workers=workers, cut=cut))
+    ranks = on_ranks(2, partial(checkpoint_on_ranks, folder=tmp_path, workers=workers, cut=cut))
     assert keys_of(*(part for head, rest, *_ in ranks for part in (head, rest))) == KEYS
     for rank, (_, rest, following, (one, own, merged)) in enumerate(ranks):
         assert own == merged == [rest, following]
