@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper, Mapper
@@ -47,6 +48,24 @@ def write_shards(times: int = 1) -> None:
             if name == "b":
                 build_shard(f"{name}{shard}.tar.gz", samples)
     Path("cut.tar").write_bytes(Path("2.tar").read_bytes()[:4000])
+
+
+def shards_of(times: int = 1) -> Any:
+    """Return a fixture that runs the tests of a module in a folder with the shards, each ``times`` as long."""
+
+    @pytest.fixture(autouse=True, scope="module")
+    def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path_factory.mktemp("shards"))
+            write_shards(times)
+            yield
+
+    return shards
+
+
+def all_keys(times: int = 1) -> list[str]:
+    """Return the keys of the samples in the shards without another name, sorted."""
+    return sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES[""]) for number in range(times * size))
 
 
 def as_it_is(item: Any) -> Any:

@@ -21,8 +21,8 @@ from pipeline_table import (
     is_even,
     key_of,
     packed,
+    shards_of,
     split,
-    write_shards,
 )
 
 from wds_datapipes import IndexedSamples, ShardList, merge_states
@@ -36,13 +36,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("shards"))
-        write_shards(3)
-        yield
-
+shards = shards_of(3)
 
 #: How many samples the shards without another name have.
 SAMPLES = 3 * sum(SIZES[""])

@@ -30,10 +30,10 @@ from pipeline_table import (
     draw,
     length,
     more_of,
+    shards_of,
     split,
     tokens_of,
     with_image,
-    write_shards,
 )
 from torch.utils.data import IterDataPipe
 
@@ -52,12 +52,7 @@ Pipe = Any
 Build = Callable[[Pipe], Pipe]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("shards"))
-        write_shards()
-        yield
+shards = shards_of()
 
 
 def is_member_wanted(member: Any) -> bool:

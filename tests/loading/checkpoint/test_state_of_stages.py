@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from loader_kinds import Service, items_of
-from pipeline_table import SIZES, STREAMS, Pipe, drawn, is_even, split, write_shards
+from pipeline_table import SIZES, STREAMS, Pipe, drawn, is_even, shards_of, split
 from torch.utils.data.graph_settings import apply_random_seed
 
 from wds_datapipes.errors import EmptySourceError
@@ -23,12 +23,7 @@ from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 SAMPLES = sum(SIZES[""])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("shards"))
-        write_shards()
-        yield
+shards = shards_of()
 
 
 def seeded(pipe: Pipe, epoch: int = 3) -> Pipe:

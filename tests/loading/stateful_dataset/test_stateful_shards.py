@@ -6,11 +6,11 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pipeline_table import EXACT, all_keys, key_of, shards_of, split
 from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -18,30 +18,15 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from wds_datapipes import ShardList, ShardReadingService, Stage, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
-from wds_datapipes.testing import build_shard
 
 # torchdata calls it whenever a StatefulDataLoader is created.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
-SIZES = (7, 1, 13, 5, 9)
-KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
+KEYS = all_keys(2)
 
 
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for shard, size in enumerate(SIZES):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(size)])
-
-
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
-
-
-def pipeline(buffer_size: int = 6) -> IterDataPipe[Any]:
-    urls = ShardList("{0..4}.tar").shuffle().sharding_filter()
-    pipe: IterDataPipe[Any] = urls.load_wds_shards().group_samples().shuffle_samples(buffer_size)
-    return pipe.map(key_of)
+shards = shards_of(2)
+pipeline = EXACT["keys"]
 
 
 def loader_of(workers: int, *, seed: int = 3, every: int = 1, persistent: bool = False) -> StatefulDataLoader[Any]:
@@ -116,7 +101,7 @@ def test_a_state_of_another_pipeline_is_refused() -> None:
     shards = StatefulShards(pipeline())
     next(iter(shards))
     with pytest.raises(StateError, match=r"different pipeline\. Counted from the end, stage 1 was SampleShuffler"):
-        StatefulShards(pipeline(7)).load_state_dict(shards.state_dict())
+        StatefulShards(split().shuffle_samples(7).map(key_of)).load_state_dict(shards.state_dict())
 
 
 def test_a_state_that_one_worker_cannot_resume_is_refused() -> None:

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 from forked_ranks import on_ranks
+from loader_kinds import Stateful, Tracked
+from pipeline_table import EXACT, all_keys, shards_of
 from torch.distributed import all_gather_object
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes import ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.testing import build_shard
 
 pytestmark = [
     # torchdata calls it whenever a StatefulDataLoader is created.
@@ -31,48 +32,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"),
 ]
 
-SIZES = (7, 1, 13, 5, 9)
-KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
+KEYS = all_keys(2)
 BATCH_SIZE = 3
 
 Epoch = list[list[str]]
 
 
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for shard, size in enumerate(SIZES):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(size)])
+shards = shards_of(2)
+pipeline = EXACT["keys"]
 
 
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
-
-
-def pipeline() -> IterDataPipe[Any]:
-    urls = ShardList("{0..4}.tar").shuffle().sharding_filter()
-    pipe: IterDataPipe[Any] = urls.load_wds_shards().group_samples().shuffle_samples(6)
-    return pipe.map(key_of)
-
-
-class Run:
-    """A dataset and a loader over it: torch's, whose loop is tracked, or torchdata's."""
-
-    def __init__(self, workers: int, *, stateful: bool = False, pipe: IterDataPipe[Any] | None = None) -> None:
-        self.data = StatefulShards(pipeline() if pipe is None else pipe, seed=3)
-        self.loader: DataLoader[Any] = (StatefulDataLoader if stateful else DataLoader)(
-            self.data,
-            batch_size=BATCH_SIZE,
-            collate_fn=list,
-            num_workers=workers,
-            multiprocessing_context="fork" if workers else None,
-        )
-        #: The object with the state.
-        self.keeper: Any = self.loader if stateful else self.data
-        self.is_stateful = stateful
-
-    def epoch(self) -> Iterator[list[str]]:
-        return iter(self.loader) if self.is_stateful else self.data.tracked(self.loader)
+def new_run(workers: int, *, stateful: bool = False) -> Any:
+    """Return torch's loader, whose loop is tracked, or torchdata's."""
+    return (Stateful if stateful else Tracked)(pipeline, workers, batch_size=BATCH_SIZE)
 
 
 def keys_of(*epochs: Epoch) -> list[str]:
@@ -85,24 +57,24 @@ def keys_of(*epochs: Epoch) -> list[str]:
 def test_an_epoch_can_be_chosen_after_loading_a_state(stateful: bool, workers: int, cut: int) -> None:
     """As trainers do, which call set_epoch() before each epoch, including that of the state."""
 
-    def choose(run: Run, epoch: int) -> Iterator[list[str]]:
+    def choose(run: Any, epoch: int) -> Iterator[list[str]]:
         run.data.set_epoch(epoch)
         return run.epoch()
 
-    run = Run(workers, stateful=stateful)
+    run = new_run(workers, stateful=stateful)
     list(choose(run, 4))
     if cut:
         epoch = choose(run, 5)
         head = list(itertools.islice(epoch, cut))
-        state = copy.deepcopy(run.keeper.state_dict())
+        state = run.state()
         rest = list(epoch)
         assert keys_of(head, rest) == KEYS
     else:
-        state = copy.deepcopy(run.keeper.state_dict())
+        state = run.state()
         rest = list(choose(run, 5))
     following = [list(choose(run, 6)), list(choose(run, 7))]
-    new = Run(workers, stateful=stateful)
-    new.keeper.load_state_dict(state)
+    new = new_run(workers, stateful=stateful)
+    new.load(state)
     if rest:
         assert list(choose(new, 5)) == rest
     assert [list(choose(new, 6)), list(choose(new, 7))] == following
@@ -110,9 +82,9 @@ def test_an_epoch_can_be_chosen_after_loading_a_state(stateful: bool, workers: i
 
 @pytest.mark.parametrize("drop", ["worker_0", "worker_1"])
 def test_a_state_with_fewer_parts_than_workers_is_refused(drop: str) -> None:
-    run = Run(2, stateful=True)
+    run = new_run(2, stateful=True)
     next(run.epoch())
-    state = copy.deepcopy(run.keeper.state_dict())
+    state = run.state()
     del state["_snapshot"]["_worker_snapshots"][drop]
     if drop == "worker_0":
         state["_snapshot"]["_worker_snapshots"]["worker_0"] = state["_snapshot"]["_worker_snapshots"].pop("worker_1")
@@ -123,15 +95,15 @@ def test_a_state_with_fewer_parts_than_workers_is_refused(drop: str) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stateful", [False, True])
 def test_loaded_states_merge_before_any_epoch_begins(stateful: bool, workers: int) -> None:
-    run = Run(workers, stateful=stateful)
+    run = new_run(workers, stateful=stateful)
     expected = list(run.epoch())
-    state = Run(workers, stateful=stateful).keeper.state_dict()
+    state = new_run(workers, stateful=stateful).state()
     for _ in range(3):
         state = merge_states([state])
-        data = Run(workers).data
+        data = new_run(workers).data
         data.load_state_dict(state)
         state = data.state_dict()
-    run = Run(workers)
+    run = new_run(workers)
     run.data.load_state_dict(merge_states([state, state]))
     assert list(run.epoch()) == expected
 
@@ -183,7 +155,7 @@ def test_a_stateful_loader_over_anything_else_is_left_alone() -> None:
 
 def checkpoint_on_ranks(rank: int, *, folder: Path, workers: int, cut: int) -> Any:
     """Save a state under one key, under keys of the ranks, and merged; and resume from each."""
-    run = Run(workers)
+    run = new_run(workers)
     epoch = run.epoch()
     head = list(itertools.islice(epoch, cut))
     state = run.data.state_dict()
@@ -194,7 +166,7 @@ def checkpoint_on_ranks(rank: int, *, folder: Path, workers: int, cut: int) -> A
     save({"one": state, f"rank {rank}": state, "all": merge_states(states)}, checkpoint_id=folder / "checkpoint")
     found = list[Any]()
     for key in ("one", f"rank {rank}", "all"):
-        new = Run(workers)
+        new = new_run(workers)
         template = {key: new.data.state_dict()}
         load(template, checkpoint_id=folder / "checkpoint")
         try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
+from loader_kinds import InStateful, Service, Tracked
+from pipeline_table import EXACT, all_keys, of, shards_of, split
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
-from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes import ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch
@@ -28,66 +28,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
 ]
 
-SIZES = (7, 1, 13, 5, 9)
-KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
-WAYS = ("DataLoader2", "StatefulDataLoader", "DataLoader")
+KEYS = all_keys(2)
 
 
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for shard, size in enumerate(SIZES):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(size)])
-
-
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
-
-
-def pipeline(buffer_size: int = 6, pattern: str = "{0..4}.tar") -> IterDataPipe[Any]:
-    urls = ShardList(pattern).shuffle().sharding_filter()
-    pipe: IterDataPipe[Any] = urls.load_wds_shards().group_samples().shuffle_samples(buffer_size)
-    return pipe.map(key_of)
-
-
-class Run(NamedTuple):
-    """A loader with its epochs, its state, and the choice of the next epoch."""
-
-    epoch: Callable[[], Iterator[str]]
-    save: Callable[[], Any]
-    set_epoch: Callable[[int], None]
-
-
-@contextmanager
-def new_run(way: str, workers: int, state: Any = None, *, seed: int = 3, distributed: bool = False) -> Iterator[Run]:
-    """Create a loader, and load a state of any loader into it."""
-    if way == "DataLoader2":
-        service = ShardReadingService(workers, distributed=distributed, timeout_s=60)
-        with DataLoader2(pipeline(), reading_service=service) as loader:
-            loader.seed(seed)
-            if state is not None:
-                loader.load_state_dict(state)
-            yield Run(lambda: iter(loader), loader.state_dict, loader.set_epoch)
-        return
-    data = StatefulShards(pipeline(), seed=seed)
-    if state is not None:
-        data.load_state_dict(state)
-    context = "fork" if workers else None
-    if way == "StatefulDataLoader":
-        stateful = StatefulDataLoader[Any](data, batch_size=None, num_workers=workers, multiprocessing_context=context)
-        yield Run(lambda: iter(stateful), stateful.state_dict, data.set_epoch)
-    else:
-        plain = DataLoader[Any](data, batch_size=None, num_workers=workers, multiprocessing_context=context)
-        yield Run(lambda: data.tracked(plain), data.state_dict, data.set_epoch)
+shards = shards_of(2)
+pipeline = EXACT["keys"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_reused_service_knows_the_epoch_that_has_ended(workers: int) -> None:
-    with new_run("DataLoader2", workers) as run:
-        service = run.save.__self__.reading_service  # type: ignore[attr-defined]  # it is a method
+    with closing(Service(pipeline, workers)) as run:
         list(run.epoch())
-        state, following = service.state_dict(), list(run.epoch())
-    with new_run("DataLoader2", workers, state) as run:
+        state, following = run.loader.reading_service.state_dict(), list(run.epoch())
+    with closing(Service(pipeline, workers, state)) as run:
         assert list(run.epoch()) == following
 
 
@@ -112,7 +65,7 @@ def test_an_interrupted_epoch_is_followed_by_the_next_one() -> None:
 
 def test_an_epoch_without_batches_has_a_state() -> None:
     build_shard("empty.tar", [])
-    data = StatefulShards(pipeline(pattern="empty.tar"))
+    data = StatefulShards(of("empty.tar"))
     loader = batches_of(data, 2, batch_size=None)
     assert list(data.tracked(loader)) == list(data.tracked(loader)) == []
     (found,) = checkpoints_in(data.state_dict())
@@ -120,8 +73,7 @@ def test_an_epoch_without_batches_has_a_state() -> None:
 
 
 def test_a_loader_with_spawned_workers_is_tracked() -> None:
-    pipe = ShardList("{0..4}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
-    pipe = pipe.shuffle_samples(6).to_tuple("__key__")
+    pipe = split().shuffle_samples(6).to_tuple("__key__")
     data = StatefulShards(pipe)
     batches = data.tracked(DataLoader[Any](data, batch_size=4, num_workers=1, multiprocessing_context="spawn"))
     head = list(itertools.islice(batches, 3))
@@ -165,10 +117,10 @@ def test_a_state_for_running_workers_is_refused() -> None:
     data.load_state_dict(state)
     with pytest.raises(StateError, match="started before the state was loaded"):
         list(loader)
-    with new_run("DataLoader2", 1) as run:
+    with closing(Service(pipeline, 1)) as run:
         next(run.epoch())
         with pytest.raises(StateError, match="before the first epoch begins"):
-            run.save.__self__.reading_service.load_state_dict(state)  # type: ignore[attr-defined]  # it is a method
+            run.loader.reading_service.load_state_dict(state)
 
 
 def test_the_chosen_epoch_may_be_that_of_the_state() -> None:
@@ -188,18 +140,18 @@ def test_the_chosen_epoch_may_be_that_of_the_state() -> None:
         list(data)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_state_contains_a_chosen_epoch_that_has_not_begun(way: str) -> None:
-    for saving in ("DataLoader2", "DataLoader"):  # workers of a StatefulDataLoader have reported their states before
-        with new_run(saving, 2) as run:
-            epoch = run.epoch()
-            head = list(itertools.islice(epoch, 7))
-            run.set_epoch(6)
-            state = run.save()
-            rest, following = list(epoch), list(run.epoch())
-        with new_run(way, 2, state) as run:
-            assert [list(run.epoch()), list(run.epoch())] == [rest, following]
-        assert sorted(head + rest) == sorted(following) == KEYS
+@pytest.mark.parametrize("loading", [Service, InStateful, Tracked])
+@pytest.mark.parametrize("saving", [Service, Tracked])  # workers of a StatefulDataLoader have reported states before
+def test_a_state_contains_a_chosen_epoch_that_has_not_begun(saving: Any, loading: Any) -> None:
+    with closing(saving(pipeline, 2)) as run:
+        epoch = run.epoch()
+        head = list(itertools.islice(epoch, 7))
+        (run.loader if saving is Service else run.data).set_epoch(6)
+        state = run.state()
+        rest, following = list(epoch), list(run.epoch())
+    with closing(loading(pipeline, 2, state)) as run:
+        assert [list(run.epoch()), list(run.epoch())] == [rest, following]
+    assert sorted(head + rest) == sorted(following) == KEYS
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
@@ -287,11 +239,11 @@ def test_states_that_cannot_be_loaded_are_named(state: Callable[[], Any], text: 
 
 
 def test_a_state_of_another_seed_is_refused_by_the_dataset_but_not_the_service() -> None:
-    with new_run("DataLoader2", 0, seed=5) as run:
+    with closing(Service(pipeline, 0, seed=5)) as run:
         epoch = run.epoch()
         next(epoch)
-        state, rest = run.save(), list(epoch)
+        state, rest = run.state(), list(epoch)
     with pytest.raises(StateError, match="saved with seed 5, but the seed here is 3"):
         StatefulShards(pipeline(), seed=3).load_state_dict(state)
-    with new_run("DataLoader2", 0, state) as run:
+    with closing(Service(pipeline, 0, state)) as run:
         assert list(run.epoch()) == rest
