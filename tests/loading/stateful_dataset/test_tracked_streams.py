@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from loader_kinds import InStateful, Tracked
+from pipeline_table import Pipe, drawn, key_of, shards_of, split
 from torch.utils.data import DataLoader, get_worker_info
-from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardList, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
-from wds_datapipes.testing import build_shard
 
 pytestmark = [
     # torchdata calls it whenever a StatefulDataLoader is created.
@@ -25,29 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
 ]
 
-SIZES = (5, 3, 4, 1, 2, 6)
-Pipe = Any
-
-
-@pytest.fixture(autouse=True, scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("shards"))
-        for shard, size in enumerate(SIZES):
-            build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": str(n)} for n in range(size)])
-        yield
-
-
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
-
-
-def split() -> Pipe:
-    return ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
-
-
-def drawn() -> Pipe:
-    return ShardList("{0..5}.tar").resample_wds_shards().load_wds_shards().group_samples()
+shards = shards_of()
 
 
 def plain(n: int = 17) -> Pipe:
@@ -70,38 +46,8 @@ def batched() -> Pipe:
     return split().shuffle_samples(4).map(key_of).batch(2).with_epoch(7)
 
 
-def itself(item: Any) -> Any:
-    return item
-
-
-class Run:
-    """A dataset with a loader over it, whose loop is tracked."""
-
-    def __init__(
-        self,
-        build: Callable[[], Pipe],
-        workers: int,
-        state: Any = None,
-        *,
-        cls: Any = DataLoader,
-        batch_size: int | None = None,
-        **options: Any,
-    ) -> None:
-        self.data = StatefulShards(build(), seed=8)
-        if state is not None:
-            self.data.load_state_dict(state)
-        options |= {"batch_size": batch_size, "num_workers": workers}
-        options["multiprocessing_context"] = "fork" if workers else None
-        self.loader = cls(self.data, collate_fn=itself if batch_size is None else list, **options)
-
-    def epoch(self) -> Any:
-        return self.data.tracked(self.loader)
-
-    def epochs(self, count: int) -> list[list[Any]]:
-        return [list(self.epoch()) for _ in range(count)]
-
-    def state(self) -> Any:
-        return json.loads(json.dumps(self.data.state_dict()))
+def epochs(run: Tracked, count: int) -> list[list[Any]]:
+    return [list(run.epoch()) for _ in range(count)]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -111,7 +57,7 @@ def test_an_interrupted_epoch_is_followed_by_the_undelivered_items(
 ) -> None:
     """Workers repeat prefetched items, and the state is known before they have made any."""
     options: dict[str, Any] = {"batch_size": batch_size, "persistent_workers": persistent}
-    run = Run(build, 2, **options)
+    run = Tracked(build, 2, **options)
     broken, cuts = list[list[Any]](), (1, 0, 4)
     for cut in cuts:
         with closing(run.epoch()) as batches:
@@ -119,21 +65,21 @@ def test_an_interrupted_epoch_is_followed_by_the_undelivered_items(
     batches = run.epoch()
     first = next(batches)  # the other worker has not delivered anything yet
     state = run.state()
-    rest = [list(batches), *run.epochs(2)]
-    resumed = Run(build, 2, state, **options)
-    assert resumed.epochs(3) == rest
+    rest = [list(batches), *epochs(run, 2)]
+    resumed = Tracked(build, 2, state, **options)
+    assert epochs(resumed, 3) == rest
     # Another run interrupted at the same points reads the same items, however far its workers were ahead.
-    other = Run(build, 2, prefetch_factor=1, **options)
+    other = Tracked(build, 2, prefetch_factor=1, **options)
     for cut, wanted in zip(cuts, broken, strict=True):
         with closing(other.epoch()) as batches:
             assert list(itertools.islice(batches, cut)) == wanted
-    assert other.epochs(3) == [[first, *rest[0]], *rest[1:]]
+    assert epochs(other, 3) == [[first, *rest[0]], *rest[1:]]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_interrupted_epochs_lose_no_items_of_a_stream(persistent: bool) -> None:
-    whole = list(itertools.chain(*Run(batched, 1).epochs(3)))
-    run, found = Run(batched, 1, persistent_workers=persistent), list[Any]()
+    whole = list(itertools.chain(*epochs(Tracked(batched, 1), 3)))
+    run, found = Tracked(batched, 1, persistent_workers=persistent), list[Any]()
     for cut in (2, 0, 5, 7, 1, 99):
         with closing(run.epoch()) as batches:
             found += itertools.islice(batches, cut)
@@ -143,14 +89,14 @@ def test_interrupted_epochs_lose_no_items_of_a_stream(persistent: bool) -> None:
 
 def test_each_worker_returns_to_its_own_stream_after_an_epoch_resumed_with_another() -> None:
     """The loader starts with its process 0, which had the part of worker 1 in that epoch."""
-    run = Run(batched, 2)
+    run = Tracked(batched, 2)
     batches = run.epoch()
     head = [next(batches)]
     state = run.state()
-    wanted = [list(batches), *run.epochs(2)]
-    resumed = Run(batched, 2, state, persistent_workers=True)
+    wanted = [list(batches), *epochs(run, 2)]
+    resumed = Tracked(batched, 2, state, persistent_workers=True)
     assert len(head) + len(wanted[0]) == 7
-    assert resumed.epochs(3) == wanted
+    assert epochs(resumed, 3) == wanted
 
 
 def refuse(key: str) -> str:
@@ -160,28 +106,28 @@ def refuse(key: str) -> str:
 
 
 def test_a_loop_ended_by_an_error_resumes_where_it_stopped() -> None:
-    run = Run(lambda: split().map(key_of).map(refuse).with_epoch(50), 1)
+    run = Tracked(lambda: split().map(key_of).map(refuse).with_epoch(50), 1)
     batches = run.epoch()
     found: list[str] = []
     with pytest.raises(ValueError, match="no such label"):
         found.extend(batches)
     assert 0 < len(found) == len(set(found))
     # The sample is not lost.
-    resumed = Run(lambda: split().map(key_of).with_epoch(50), 1)
+    resumed = Tracked(lambda: split().map(key_of).with_epoch(50), 1)
     (own,), (saved,) = checkpoints_in(resumed.state()), checkpoints_in(run.state())
     resumed.data.load_state_dict(state_of([replace(saved, stages=own.stages)]))
     assert "5-" in next(resumed.epoch())
 
 
 def test_workers_of_an_untracked_loop_refuse_a_stream() -> None:
-    run = Run(plain, 1)
+    run = Tracked(plain, 1)
     with pytest.raises(StateError, match=r"Loop over data\.tracked\(loader\), and save data\.state_dict\(\)"):
         next(iter(run.loader))
     assert len(list(run.epoch())) == 17
 
 
 def test_the_state_of_a_stateful_loader_names_that_of_the_data_set() -> None:
-    run = Run(plain, 1, cls=StatefulDataLoader, batch_size=2)
+    run = InStateful(plain, 1, batch_size=2)
     batches = run.epoch()
     next(batches)
     state = run.loader.state_dict()
@@ -190,17 +136,17 @@ def test_the_state_of_a_stateful_loader_names_that_of_the_data_set() -> None:
     with pytest.raises(StateError, match=match):
         run.data.load_state_dict(state)
     with pytest.raises(StateError, match=match):
-        Run(plain, 1, cls=StatefulDataLoader, batch_size=2).loader.load_state_dict(state)
+        InStateful(plain, 1, batch_size=2).loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize(("before", "after", "cut"), [(2, 1, 2), (0, 2, 99), (2, 0, 99)])
 def test_a_stream_on_another_number_of_workers_is_refused(before: int, after: int, cut: int) -> None:
-    run = Run(batched, before)
+    run = Tracked(batched, before)
     batches = run.epoch()
     assert len(list(itertools.islice(batches, cut))) == min(cut, 7)
     state = run.state()
     with pytest.raises(StateError, match="invalid with a different number of ranks or workers"):
-        next(Run(batched, after, state).epoch())
+        next(Tracked(batched, after, state).epoch())
     batches.close()
     loader = DataLoader[Any](
         run.data, batch_size=None, num_workers=after, multiprocessing_context="fork" if after else None
