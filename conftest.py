@@ -49,7 +49,6 @@ def pytest_configure() -> None:
 
 #: Test files that take a minute each. They run first, so that no process runs one at the end while the others are idle.
 SLOW = (
-    "test_checkpoint.py",
     "test_state_law.py",
     "test_patches.py",
     "test_ranks.py",

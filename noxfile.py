@@ -148,9 +148,9 @@ def nightly(session: nox.Session) -> None:
         "pytest",
         "--timeout=7200",
         "-rP",
-        "tests/loading/checkpoint/test_checkpoint.py",
+        "tests/loading/checkpoint/test_own_pipeline.py",
         "-k",
-        "does_not_grow",
+        "process_does_not_grow",
         *session.posargs,
         env={"RESUME_BATCHES": "100000"},
     )

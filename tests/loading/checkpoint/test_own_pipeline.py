@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
@@ -27,6 +30,8 @@ from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]
 
+#: How many batches are read; `nox -s nightly` reads more.
+BATCHES = int(os.environ.get("RESUME_BATCHES", "10_000"))
 KEYS = sorted(f"{shard}-{number}" for shard in range(4) for number in range(5))
 
 
@@ -130,6 +135,48 @@ def test_a_state_does_not_grow_with_the_number_of_urls_or_entries() -> None:
             sizes[-1].append(len(pickle.dumps(loader.state_dict())))
     assert all(abs(many - few) < 50 for few, many in zip(*sizes, strict=True))
     assert max(map(max, sizes)) < 2048
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_state_is_small_json_without_payload(workers: int) -> None:
+    secret = "payload" * 10
+    for shard in range(12):
+        samples = [{"__key__": f"{shard}-{number}", "txt": secret} for number in range(100)]
+        build_shard(f"much-{shard:02}.tar", samples)
+    urls = ShardList("much-{00..11}.tar").shuffle().sharding_filter()
+    pipe = urls.load_wds_shards().group_samples().shuffle_samples(300).to_tuple("__key__")
+    largest = 0
+    with loader_of(pipe, ShardReadingService(workers)) as loader:
+        for number, _ in enumerate(loader):
+            if number % 100 == 0:
+                (state,) = loader.state_dict().values()
+                stages = [
+                    stage or {} for part in json.loads(state)["ranks"][0]["parts"] for stage in part["stages"] or ()
+                ]
+                waiting = sum(len(stage.get("waiting", ())) for stage in stages)
+                assert secret not in state
+                assert len(state) <= 1024 * max(workers, 1) + 50 * waiting
+                largest = max(largest, waiting)
+    assert largest >= 100
+
+
+def test_the_main_process_does_not_grow_while_states_are_saved() -> None:
+    for shard in range(4):
+        build_shard(f"many-{shard}.tar", [{"__key__": f"{shard}-{n}", "txt": "x" * (n % 700)} for n in range(500)])
+    urls = ShardList([f"many-{shard}.tar" for shard in range(4)] * 8).shuffle().sharding_filter()
+    pipe = urls.load_wds_shards().group_samples().shuffle_samples(100).to_tuple("__key__").batch(4)
+    process, sizes = psutil.Process(), []
+    with loader_of(pipe) as loader:
+        batches = itertools.chain.from_iterable(itertools.repeat(loader))  # 4,000 in an epoch
+        for number in range(BATCHES):
+            next(batches)
+            if number % 100 == 99:
+                loader.state_dict()
+            if number % (BATCHES // 10) == BATCHES // 10 - 1:
+                gc.collect()
+                sizes.append(process.memory_info().rss)
+    # At first, buffers are allocated, and modules imported.
+    assert min(sizes[-3:]) - max(sizes[:3]) < 2 << 20, sizes
 
 
 # the contents of a state

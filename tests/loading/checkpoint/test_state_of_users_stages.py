@@ -165,7 +165,7 @@ ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda pipe: Overlapping(pipe, 2),
         r"Overlapping may hold .* of BatcherIterDataPipe do not apply",
     ),
-    "our shuffle": (lambda pipe: OwnBuffer(pipe, 4), "OwnBuffer may hold .* of SampleShuffler do not apply"),
+    "our shuffle": (lambda pipe: OwnBuffer(pipe, 4), "OwnBuffer may hold .* do not apply to another __iter__"),
     "before a shuffle": (
         lambda pipe: Pairs(pipe).shuffle_samples(4),
         r"Pairs has its own state, and comes before SampleShuffler\. .* Put Pairs after SampleShuffler",
