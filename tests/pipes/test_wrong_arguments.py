@@ -109,6 +109,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
         ("rsample", ("half",), {}, "probability must be a number from 0 to 1, not 'half'"),
         ("rsample", (1.5,), {}, "probability must be a number from 0 to 1, not 1.5"),
         ("rsample", (float("nan"),), {}, "probability must be a number from 0 to 1, not nan"),
+        ("load_wds_shards", (), {"open_shards": 0}, "open_shards must be at least 1, not 0"),
         ("slice_samples", (), {}, "takes stop, or start, stop and step, not 0 numbers"),
         ("slice_samples", (1, 2, 3, 4), {}, "takes stop, or start, stop and step, not 4 numbers"),
         ("slice_samples", (-1,), {}, "the stop of slice_samples must be at least 0, not -1: positions"),

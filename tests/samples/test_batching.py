@@ -69,16 +69,6 @@ def test_batches_collated_by_torch_are_unbatched(shape: Any, count: int, copy: b
     assert listed(plain(taken)) == listed(plain(samples)) * 2
 
 
-@given(
-    shape=st.dictionaries(st.sampled_from("abc"), LEAVES | st.dictionaries(st.sampled_from("xy"), LEAVES, min_size=1)),
-    count=st.integers(1, 4),
-)
-def test_dicts_in_dicts_need_no_option(shape: Any, count: int) -> None:
-    if shape:
-        samples = [built(shape, number) for number in range(count)]
-        assert plain(list(unbatch_samples([default_collate(samples)]))) == plain(samples)
-
-
 @settings(deadline=None)  # the first of webdataset's stages is slow to start
 @given(
     columns=st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), min_size=1, max_size=4),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +14,11 @@ from hypothesis import strategies as st
 from resumed_buffer import check_buffer_resumes
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes import ErrorBudget, ShardList
+from wds_datapipes import ErrorBudget
 from wds_datapipes.errors import MissingFieldError, SampleSizeError
 from wds_datapipes.samples.bucketing import LengthBuckets, bucket_samples
 from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
-from wds_datapipes.testing import build_shard
 
 LENGTHS = st.lists(st.integers(0, 20), max_size=60)
 BOUNDARIES = st.none() | st.sets(st.integers(1, 25), max_size=4).map(sorted)
@@ -152,45 +148,3 @@ def test_on_error_skips_and_counts_samples_that_are_too_long_or_have_no_length()
     budget = ErrorBudget(max_errors=1, warn=False)
     with pytest.raises(Exception, match="bucket_samples skipped 2 of 4 items"):
         list(IterableWrapper(samples).bucket_samples("x", max_tokens=4, on_error=budget))
-
-
-def test_an_error_of_the_function_is_raised_as_it_is() -> None:
-    with pytest.raises(ZeroDivisionError):
-        list(IterableWrapper([{"__key__": "a"}]).bucket_samples(lambda _: 1 // 0, batch_size=2))
-
-
-class Value:
-    """An object that supports weak references."""
-
-    def __len__(self) -> int:
-        return 2
-
-
-def test_the_stage_does_not_keep_the_samples_that_it_has_yielded() -> None:
-    found: list[weakref.ref[Value]] = []
-
-    def sample() -> dict[str, Any]:
-        value = Value()
-        found.append(weakref.ref(value))
-        return {"__key__": "a", "x": value}
-
-    batches = bucket_samples(
-        (sample() for _ in range(6)),
-        LengthBuckets(None, 2),
-        length_of="x",
-        drop_last=False,
-        on_error="raise",
-        buffer=SampleBuffer(),
-    )
-    for batch in batches:
-        assert len(batch) == 2
-        del batch
-        gc.collect()
-        assert not any(each() for each in found)
-
-
-def test_batches_with_boundaries_as_an_array(tmp_path: Path) -> None:
-    url = build_shard(tmp_path / "a.tar", [{"__key__": str(n), "txt": "x" * n} for n in range(8)])
-    pipe = ShardList(str(url)).load_wds_shards().group_samples()
-    batches = list(pipe.bucket_samples("txt", boundaries=np.array([2, 4]), batch_size=3))
-    assert [[len(sample["txt"]) for sample in batch] for batch in batches] == [[0, 1, 2], [5, 6, 7], [3, 4]]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset.filters import default_collation_fn
 
 from wds_datapipes import collate_samples
@@ -69,31 +67,6 @@ def test_batches_are_those_of_webdataset(name: str, options: dict[str, Any]) -> 
     assert type(ours) is type(theirs)
 
 
-def test_fields_stay_in_the_order_of_the_first_sample() -> None:
-    names = [f"field{number}" for number in range(50)]
-    samples = [dict.fromkeys(names, 1), dict.fromkeys(reversed(names), 1)]
-    assert list(collate_samples(samples)) == names
-
-
-@pytest.mark.parametrize("name", [name for name, samples in ALIKE.items() if isinstance(samples[0], dict | tuple)])
-def test_batches_can_be_unbatched(name: str) -> None:
-    samples = ALIKE[name]
-    batches = IterableWrapper([samples], deepcopy=False).collate(collate_fn=collate_samples)
-    kind = dict if isinstance(samples[0], dict) else tuple
-    assert [loosely_comparable(sample) for sample in batches.unbatch_samples()] == [
-        loosely_comparable(kind(sample)) for sample in samples
-    ]
-
-
-def loosely_comparable(value: Any) -> Any:
-    """Like `comparable`, but a number may have become an array element."""
-    if isinstance(value, dict):
-        return {key: loosely_comparable(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [loosely_comparable(each) for each in value]
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else value
-
-
 #: Tensors and arrays of different shapes; webdataset raises an AssertionError without a name, or worse.
 RAGGED: dict[str, list[Any]] = {
     "tensors": [(torch.zeros(2),), (torch.zeros(3),)],
@@ -137,15 +110,3 @@ def test_a_missing_number_does_not_make_an_array_of_objects() -> None:
 def test_invalid_batches(samples: list[Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         collate_samples(samples)
-
-
-def test_ragged_is_checked() -> None:
-    with pytest.raises(ValueError, match='ragged must be "raise" or "list", not "pad"'.replace('"pad"', "'pad'")):
-        collate_samples([(1,)], ragged="pad")  # type: ignore[arg-type]
-
-
-def test_in_a_pipeline() -> None:
-    pipe = IterableWrapper([(1, "a"), (2, "b"), (3, "c")]).batch(2)
-    assert comparable(list(pipe.collate(collate_fn=partial(collate_samples, ragged="list")))) == comparable(
-        [(np.array([1, 2]), ["a", "b"]), (np.array([3]), ["c"])]
-    )

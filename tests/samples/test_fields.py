@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import MissingDependencyError, MissingFieldError
+from wds_datapipes.errors import MissingFieldError
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.samples.fields import map_dict, map_tuple
 from wds_datapipes.samples.select import parse_specs, rename, to_tuple
@@ -171,18 +171,6 @@ def test_an_error_of_a_function_is_unchanged_and_names_its_sample(stage: Iterato
         list(stage)
     if sys.version_info >= (3, 11):  # which added notes
         assert caught.value.__notes__ == [note]
-
-
-def test_a_missing_package_is_never_skipped() -> None:
-    def needs_a_package(value: object) -> None:
-        raise MissingDependencyError("'msgpack' is needed")
-
-    for stage in (
-        map_dict([SAMPLE], {"jpg": needs_a_package}, on_error="skip"),
-        map_tuple([(1,)], [needs_a_package], on_error="skip"),
-    ):
-        with pytest.raises(MissingDependencyError):
-            list(stage)
 
 
 FIELDS = st.sampled_from(["a", "b", "c", "d"])

@@ -79,10 +79,6 @@ def test_a_sample_contains_its_files_and_its_origin() -> None:
     assert type(sample["__url__"]) is str
 
 
-def test_the_case_of_fields_can_be_kept() -> None:
-    assert fields(group("a.JPG", "a.jpg", lowercase=False)[0]) == ["JPG", "jpg"]
-
-
 def test_only_some_fields() -> None:
     samples = group("a.jpg", "a.cls", "b.cls", "c.jpg", "c.txt", fields=["jpg", "txt"])
     assert [(sample["__key__"], fields(sample)) for sample in samples] == [("a", ["jpg"]), ("c", ["jpg", "txt"])]
@@ -154,11 +150,6 @@ def test_a_repeated_key_can_be_an_error() -> None:
     assert [(sample["__key__"], fields(sample)) for sample in kept] == [("a", ["jpg"]), ("b", ["jpg"]), ("c", ["jpg"])]
 
 
-def test_the_same_key_in_another_shard_is_not_repeated() -> None:
-    shards: list[ShardSpec] = [("1.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True)]
-    assert len(list(group_samples(split_by_shard(members(shards)), on_repeated_key="raise"))) == 3
-
-
 def remember_keys(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     defaults = SampleGrouping.__init__.__kwdefaults__
     assert defaults is not None
@@ -214,7 +205,7 @@ def simply_grouped(
     wanted=st.none() | st.sets(st.sampled_from(["x", "y", "X"])),
 )
 @example(shards=[("1", ["__a__.x", "__a__.x__"], True)], on_duplicate="first", lowercase=True, wanted=None)
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 def test_grouping_agrees_with_a_simple_implementation(
     shards: list[ShardSpec], on_duplicate: Any, lowercase: bool, wanted: set[str] | None
 ) -> None:
@@ -228,15 +219,6 @@ def test_grouping_agrees_with_a_simple_implementation(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"group_samples\(fields=...\) yielded none")
         assert list(samples) == simply_grouped(shards, on_duplicate, lowercase, wanted)
-
-
-@given(shards=SHARDS)
-@settings(deadline=None, max_examples=200)
-def test_skipping_duplicates_yields_the_samples_without_any(shards: list[ShardSpec]) -> None:
-    samples = list(group_samples(split_by_shard(members(shards)), on_repeated_key="ignore", on_error="skip"))
-    first = simply_grouped(shards, "first", True, None)
-    last = simply_grouped(shards, "last", True, None)
-    assert samples == [one for one, other in zip(first, last, strict=True) if one == other]
 
 
 # Broken shards
@@ -297,30 +279,13 @@ def test_a_broken_shard_between_good_ones(shards: list[str]) -> None:
         next(samples)
 
 
-def test_the_same_broken_shard_repeatedly(shards: list[str]) -> None:
-    samples = group_samples(read_shards([shards[1], shards[1], shards[1]], ReadOptions(on_error="skip")))
-    assert known(samples) == [("a", b"1")] * 3
-
-
-@pytest.mark.parametrize("size", range(0, 5120, 256))
+@pytest.mark.parametrize("size", range(0, 5120, 640))
 def test_a_truncated_shard_never_merges_with_the_next(shards: list[str], size: int) -> None:
     with open(shards[1], "wb") as file, open(shards[0], "rb") as whole:
         file.write(whole.read(size))
     samples = known(group_samples(read_shards(shards, ReadOptions(on_error="skip"))))
     # Its first sample is known to be complete once the first file of its second one was read.
     assert samples == GOOD[:2] + [("a", b"0")] * (size > 2560) + GOOD[3:]
-
-
-def test_all_webdataset_handlers(shards: list[str]) -> None:
-    from webdataset import handlers
-
-    for handler in (handlers.ignore_and_continue, handlers.ignore_and_stop):
-        assert known(group_samples(read_shards(shards, ReadOptions(on_error=handler)))) == GOOD
-    for handler in (handlers.warn_and_continue, handlers.warn_and_stop):
-        with pytest.warns(UserWarning, match="TruncatedShardError"):
-            assert known(group_samples(read_shards(shards, ReadOptions(on_error=handler)))) == GOOD
-    with pytest.raises(TruncatedShardError):
-        known(group_samples(read_shards(shards, ReadOptions(on_error=handlers.reraise_exception))))
 
 
 # Members in another order
@@ -403,9 +368,3 @@ def test_large_files_are_released(tmp_path: Path) -> None:
     size = 4 << 20
     shard = build_shard(tmp_path / "x.tar", [{"__key__": str(number), "bin": bytes(size)} for number in range(8)])
     assert peak(lambda: consume(group_samples(read_shards([shard])))) < 3.5 * size
-
-
-def test_no_warning_without_faults(shards: list[str]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        consume(group_samples(read_shards([shards[0], shards[2]])))

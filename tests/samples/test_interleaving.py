@@ -19,7 +19,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DirectoryShards, ShardList, ShardReadingService, last_dot
-from wds_datapipes.errors import ChangedShardError, ShardOpenError, StateError, TruncatedShardError
+from wds_datapipes.errors import ChangedShardError, ShardOpenError, StateError
 from wds_datapipes.testing import build_shard, check_resume
 
 Pipe = Any
@@ -66,7 +66,7 @@ def open_tars() -> list[str]:
     return [file.path for file in psutil.Process().open_files() if file.path.endswith(".tar")]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(0, 6), max_size=8), open_shards=st.integers(1, 9), junk=st.booleans())
 def test_each_open_shard_has_its_turn_and_the_next_takes_the_place_of_one_that_has_ended(
     sizes: list[int], open_shards: int, junk: bool
@@ -83,20 +83,6 @@ def test_at_most_this_many_shards_are_open() -> None:
     pipe = iter(loaded([write(str(shard), 1 + shard) for shard in range(6)], 3))
     assert max(len(open_tars()) for _ in pipe) == 3
     assert open_tars() == []
-
-
-def test_a_buffer_mixes_the_open_shards() -> None:
-    urls = [write(str(shard), 40) for shard in range(8)]
-    shards_in_batches = [
-        len({key.split("-")[0] for key in keys(iter(loaded(urls, open_shards)), 8)}) for open_shards in (1, 2, 8)
-    ]
-    assert shards_in_batches == [1, 2, 8]
-
-
-def test_cached_shards_are_read_in_turn() -> None:
-    urls = [f"file:{Path(write(str(shard), 3 + shard)).resolve()}" for shard in range(5)]
-    cached = IterableWrapper(urls).cache_wds_shards("copies", max_bytes=10**6)
-    assert keys(iter(cached.load_wds_shards(open_shards=3).group_samples())) == keys(iter(loaded(urls, 3)))
 
 
 def test_the_key_rule_of_the_samples_decides_where_a_turn_ends() -> None:
@@ -155,14 +141,6 @@ def test_an_error_comes_at_the_turn_of_its_shard_and_closes_the_others() -> None
     del failed
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_a_truncated_shard_closes_the_others() -> None:
-    with pytest.raises(TruncatedShardError, match=r"b\.tar") as failed:
-        list(loaded([write("a", 30), broken("b"), write("c", 30)], 3))
-    assert open_tars() == []
-    del failed
-
-
 def test_the_skipped_shards_are_counted_after_the_last_open_one() -> None:
     urls = [write("a", 9), broken("b"), broken("c")]
     with pytest.warns(UserWarning, match="skipped") as warned:
@@ -178,11 +156,6 @@ def test_a_handler_that_stops_ends_all_shards() -> None:
     found = keys(iter(loaded(urls, 3, on_error=lambda _: False)))
     assert found == ["a-0"]
     assert open_tars() == []
-
-
-def test_a_handler_that_stops_at_a_damaged_shard_ends_only_that_shard() -> None:
-    urls = [write("a", 5), broken("b"), write("c", 5)]
-    assert keys(iter(loaded(urls, 3, on_error=lambda _: False))) == keys(iter(loaded(urls, 3, on_error="skip")))
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -212,18 +185,6 @@ def test_parallel_shards_and_directories_are_read_one_by_one() -> None:
         list(shards.load_wds_shards(open_shards=2).group_samples())
 
 
-@pytest.mark.parametrize("value", [0, -1])
-def test_a_number_that_is_not_positive_is_refused(value: int) -> None:
-    with pytest.raises(ValueError, match=f"open_shards must be at least 1, not {value}"):
-        ShardList("a.tar").load_wds_shards(open_shards=value)
-
-
-@pytest.mark.parametrize("value", [True, 1.5])
-def test_a_number_that_is_no_integer_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match=f"open_shards must be an integer, not {value}"):
-        ShardList("a.tar").load_wds_shards(open_shards=value)
-
-
 # States -------------------------------------------------------------------------------------------------------------
 
 
@@ -232,11 +193,10 @@ def pipeline(folder: str, open_shards: int) -> Pipe:
     return shards.load_wds_shards(open_shards=open_shards).group_samples().shuffle_samples(3).to_tuple("__key__")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_resumes_exactly_in_another_process(workers: int) -> None:
+def test_a_run_resumes_exactly_in_another_process() -> None:
     for shard, size in enumerate([3, 0, 4, 1, 5, 2]):
         write(str(shard), size)
-    check_resume(partial(pipeline, os.getcwd(), 3), workers=workers, cuts=4)
+    check_resume(partial(pipeline, os.getcwd(), 3), workers=2, cuts=4)
 
 
 def run(open_shards: int, state: Any = None) -> DataLoader2[Any]:

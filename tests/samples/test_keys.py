@@ -50,17 +50,6 @@ def test_the_first_dot_agrees_with_a_regular_expression(name: str) -> None:
     assert first_dot(name) == (match.groups() if match else None)
 
 
-@given(NAMES)
-def test_the_parts_form_the_name_and_both_rules_find_the_same_samples(name: str) -> None:
-    first, last = first_dot(name), last_dot(name)
-    assert (first is None) == (last is None)
-    if first is not None and last is not None:
-        assert ".".join(first) == ".".join(last) == name
-        assert len(first[0]) <= len(last[0])
-        assert "." not in last[1]
-        assert "/" not in first[1]
-
-
 @given(st.text("_a./", max_size=10))
 @example("____")
 @example("___")

@@ -24,8 +24,6 @@ from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine with few cores
 
-Pipe = Any
-
 
 def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
     settings = {
@@ -145,11 +143,6 @@ def test_an_unwritable_file_is_named(place: str, tmp_path: Path, monkeypatch: py
         list(logged([1], first=0, key_log=place))
     with pytest.raises(MissingSidecarError, match="key log '/dev/full' cannot be written: No space left on device"):
         list(logged([1], first=0, key_log="/dev/full"))
-
-
-def test_a_key_with_a_lone_surrogate_is_written_escaped(tmp_path: Path) -> None:
-    list(logged([{"__key__": "a\ud800"}, {"__key__": "a\udcff"}], first=0, key_log=str(tmp_path / "keys")))
-    assert (tmp_path / "keys").read_bytes() == b"0\t2\t1\ta\\ud800\t\n1\t2\t1\ta\xff\t\n"
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("DataLoader", 3), ("DataLoader2", 0), ("DataLoader2", 3)])

@@ -72,11 +72,6 @@ def test_a_random_part_is_a_part_and_the_seed_decides_which(count: int, p: float
     assert drawn == [number for number in range(count) if chances.random() < p]
 
 
-def test_all_and_nothing() -> None:
-    assert list(rsample(range(100), 1, rng=Random(0), counter=ItemCounter())) == list(range(100))
-    assert list(rsample(range(100), 0, rng=Random(0), counter=ItemCounter())) == []
-
-
 @given(count=st.integers(1, 5))
 def test_a_nonempty_stream_passes(count: int) -> None:
     assert list(non_empty(range(count), upstream="a", counter=ItemCounter())) == list(range(count))

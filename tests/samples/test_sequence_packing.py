@@ -120,13 +120,6 @@ def test_a_sample_goes_to_the_row_in_which_it_leaves_the_least_room() -> None:
     assert [row["__key__"] for row in rows] == [[0], [1], [2]]
 
 
-def test_more_open_rows_leave_less_room() -> None:
-    lengths = np.random.default_rng(0).integers(1, 500, 500).tolist()
-    few, many = (len(rows_of(lengths, 1024, "raise", open_rows)) for open_rows in (1, 64))
-    assert sum(lengths) / 1024 < many < few
-    assert sum(lengths) / (many * 1024) > 0.95
-
-
 def test_rows_of_tensors_are_tensors_that_own_their_memory() -> None:
     tokens = torch.arange(6, dtype=torch.int32)
     (row,) = IterableWrapper([{"__key__": "a", "tokens": tokens}], deepcopy=False).pack_samples(8, "tokens", pad=9)
@@ -175,11 +168,6 @@ def test_a_sample_that_cannot_be_packed_is_an_error_or_counted(fields: dict[str,
     stage = source.pack_samples(8, ("tokens", "labels"), on_error="skip")
     assert [row["__key__"] for row in stage] == [["good", "good"]]
     assert stage.counters.skipped().total == 1
-
-
-def test_items_that_are_not_samples_are_an_error() -> None:
-    with pytest.raises(TypeError, match="pack_samples needs samples, which are dicts of fields, but got a list"):
-        list(IterableWrapper([[1, 2]]).pack_samples(8, "tokens", on_error="skip"))
 
 
 def test_padded_rows_are_batched_and_collated(tmp_path: Path) -> None:

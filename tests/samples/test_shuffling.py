@@ -36,7 +36,7 @@ BUFFERS = st.integers(1, 40).flatmap(lambda size: st.tuples(st.just(size), st.in
 
 
 @given(count=st.integers(0, 100), buffer=BUFFERS, seed=st.integers(0, 9), max_bytes=st.none() | st.integers(0, 400))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_each_item_comes_once_and_the_seed_decides_the_order(
     count: int, buffer: tuple[int, int], seed: int, max_bytes: int | None
 ) -> None:
@@ -66,7 +66,7 @@ def followed(buffer_size: int, initial: int, max_bytes: int | None, sizes: list[
 
 
 @given(buffer=BUFFERS, max_bytes=st.none() | st.integers(0, 300), sizes=st.lists(st.integers(0, 100), max_size=100))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_it_never_holds_more_than_its_bounds(buffer: tuple[int, int], max_bytes: int | None, sizes: list[int]) -> None:
     for count, size in followed(*buffer, max_bytes, sizes):
         assert count < buffer[0]
@@ -76,20 +76,6 @@ def test_it_never_holds_more_than_its_bounds(buffer: tuple[int, int], max_bytes:
 def test_after_initial_the_buffer_grows_by_one_per_item_until_it_is_full() -> None:
     counts = [count for count, _ in followed(6, 3, None, [1] * 20)]
     assert counts == [0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5]
-
-
-def test_an_item_larger_than_the_bound_passes() -> None:
-    assert [size for _, size in followed(10, 10, 50, [10, 10, 200, 10])][-1] <= 50
-    assert shuffled([bytes(100)] * 3, 10, max_bytes=50) == [bytes(100)] * 3
-
-
-def test_a_buffer_of_one_keeps_the_order() -> None:
-    assert shuffled(range(50), 1) == list(range(50))
-
-
-def test_a_bound_of_zero_bytes_keeps_the_order_of_nonempty_items() -> None:
-    items = [bytes([number]) for number in range(50)]
-    assert shuffled(items, 20, max_bytes=0) == items
 
 
 def test_the_order_of_a_seed_never_changes() -> None:
@@ -105,12 +91,6 @@ def test_seeds_and_passes_differ() -> None:
     ]
     assert passes[0] != passes[1] != shuffled(range(100), 50, seed=1)
     assert passes[0] == shuffled(range(100), 50, seed=0)
-
-
-def test_items_leave_from_any_position_of_the_buffer() -> None:
-    """Over many seeds, each of ten items is the first to leave about equally often."""
-    firsts = [shuffled(range(10), 10, seed=seed)[0] for seed in range(2000)]
-    assert all(130 < firsts.count(item) < 270 for item in range(10))
 
 
 def test_yielded_items_are_not_kept_alive() -> None:

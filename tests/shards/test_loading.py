@@ -66,16 +66,6 @@ def test_members_contain_the_requested_url(shard: str) -> None:
         assert (read.url, read.local_path, read.is_complete) == (address, local, True)
 
 
-def test_a_path_is_accepted(shard: str) -> None:
-    assert [member[0] for member in load_wds_shards([Path(shard)])] == [Shard(shard)] * 6
-
-
-@pytest.mark.parametrize("address", [b"x.tar", 3, None, ("x.tar", "y")])
-def test_invalid_urls(address: Any) -> None:
-    with pytest.raises(TypeError, match=r"its source must yield str, not (bytes|int|NoneType|tuple): "):
-        list(load_wds_shards([address], ReadOptions(on_error="skip")))
-
-
 @pytest.mark.parametrize(
     "compress",
     [bytes, gzip.compress, bz2.compress, lzma.compress, zstandard.ZstdCompressor().compress],
@@ -89,12 +79,6 @@ def test_content_determines_the_compression_and_names_do_not(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / name).write_bytes(content)
     assert names(str(tmp_path / "other" / name)) == ALL
-
-
-def test_gzip_in_parts(tmp_path: Path, shard: str) -> None:
-    content = Path(shard).read_bytes()
-    (tmp_path / "y.tar.gz").write_bytes(b"".join(gzip.compress(content[at : at + 700]) for at in range(0, 10240, 700)))
-    assert names(str(tmp_path / "y.tar.gz")) == ALL
 
 
 def test_the_options_reach_the_reader(tmp_path: Path, shard: str) -> None:
@@ -113,19 +97,6 @@ def test_the_options_reach_the_reader(tmp_path: Path, shard: str) -> None:
     assert names(bare, end_marker="optional") == ["a.txt"]
     with pytest.raises(TruncatedShardError, match='end_marker="optional"'):
         names(bare)
-
-
-def test_the_storage_options_reach_the_opener(shard: str, opener: Callable[[Any], None]) -> None:
-    seen = []
-
-    def open_it(url: str, /, **options: Any) -> BinaryIO:
-        seen.append((url, options))
-        return open(shard, "rb")
-
-    opener(open_it)
-    assert names("test:x", storage_options={"key": "secret"}) == ALL
-    assert names("test:y") == ALL
-    assert seen == [("test:x", {"storage_options": {"key": "secret"}}), ("test:y", {})]
 
 
 def test_a_shard_is_opened_after_the_previous_one_is_done(shard: str) -> None:
@@ -226,35 +197,6 @@ def test_errors_of_the_pipeline_are_never_skipped(
     opener(open_it)
     with pytest.raises(kind, match="set it up"):
         names(shard, "test:x", shard, on_error=on_error)
-
-
-def test_a_handler_sees_each_error_and_decides(shard: str) -> None:
-    seen: list[Exception] = []
-
-    def handler(error: Exception) -> bool:
-        seen.append(error)
-        return len(seen) < 2
-
-    assert names("no.tar", shard, "none.tar", shard, on_error=handler) == ALL
-    assert [type(error) for error in seen] == [ShardOpenError, ShardOpenError]
-
-
-def test_warnings_are_counted_at_the_end(shard: str) -> None:
-    with pytest.warns(UserWarning, match="skipped") as caught:
-        assert names("1.tar", shard, "2.tar", "pipe:exit 1", on_error="warn") == ALL
-    assert [str(warning.message).split(":")[0] for warning in caught] == [
-        "load_wds_shards skipped an item",
-        "load_wds_shards skipped an item",
-        "load_wds_shards skipped 3 items",
-    ]
-    assert str(caught[-1].message).endswith("2 x ShardOpenError, 1 x ShardReadError")
-
-
-def test_no_error_contains_credentials(opener: Callable[[Any], None]) -> None:
-    opener(lambda url, /, **options: io.BytesIO(b"no archive" * 100))
-    with pytest.raises(CorruptShardError, match="is not a tar archive") as caught:
-        names("test://me:secret@host/x.tar?token=secret")
-    assert "secret" not in str(caught.value)
 
 
 def test_standard_input_of_a_program(shard: str) -> None:

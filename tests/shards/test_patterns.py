@@ -132,17 +132,6 @@ def test_a_range_counts_as_python_does(first: int, last: int, step: int, digits:
     assert expand(pattern) == [f"s3://b/{number:0{width}}.tar" for number in numbers]
 
 
-NAMES = st.text("abc-_.", min_size=1, max_size=4)
-
-
-@given(st.lists(st.lists(NAMES, min_size=2, max_size=4), min_size=1, max_size=3))
-def test_alternatives_come_in_order(groups: list[list[str]]) -> None:
-    expected = [""]
-    for group in groups:
-        expected = [start + name for start in expected for name in group]
-    assert expand("".join(f"{{{','.join(group)}}}" for group in groups)) == expected
-
-
 def test_a_million_shards() -> None:
     urls = expand("s3://bucket/{000000..999999}.tar")
     assert (len(urls), urls[0], urls[-1]) == (1_000_000, "s3://bucket/000000.tar", "s3://bucket/999999.tar")
@@ -227,10 +216,6 @@ def test_a_local_pattern_without_a_match(files: Path, pattern: Any, message: str
         expand(pattern)
 
 
-def test_a_missing_file_is_left_to_its_opener(files: Path) -> None:
-    assert expand("missing.tar") == ["missing.tar"]
-
-
 # Remote files -----------------------------------------------------------------------------------------------------
 
 
@@ -258,12 +243,6 @@ def memory() -> Iterator[Any]:
 )
 def test_remote_globs_and_directories(memory: Any, pattern: str, expected: list[str]) -> None:
     assert expand(pattern) == expected
-
-
-def test_shards_found_in_a_remote_directory_can_be_opened(memory: Any) -> None:
-    for url in expand("memory://d/*.tar::memory://d/"):
-        with open_url(url) as stream:
-            assert stream.read().decode() == url.removeprefix("memory:/")
 
 
 def test_a_host_missing_from_the_found_names_stays_in_the_url(memory: Any) -> None:

@@ -99,12 +99,6 @@ def test_records_larger_than_the_buffer_and_at_its_edges_are_whole(
         assert read(f"a.{ending}") == SAMPLES
 
 
-def test_patterns_of_record_shards_are_expanded() -> None:
-    for number in range(3):
-        Path(f"a-{number:03d}.jsonl.zst").write_bytes(zstandard.compress(ENCODERS["jsonl"](SAMPLES[number])))
-    assert read("a-{000..002}.jsonl.zst") == read("a-*.jsonl.zst") == SAMPLES[:3]
-
-
 def test_shards_of_several_formats_may_be_listed_together() -> None:
     urls = [write(f"{number}.{ending}", SAMPLES[number::3]) for number, ending in enumerate(ENCODERS)]
     assert sorted(read(*urls), key=lambda sample: str(sample["__key__"])) == SAMPLES

@@ -100,8 +100,3 @@ def test_aistore_is_read_by_its_object_interface(cluster: str, monkeypatch: pyte
     monkeypatch.setenv("USE_AIS_FOR", "gs:s3")
     pipe = ShardList(["ais://one/train/0.tar", "gs://two/train/0.tar"]).load_wds_shards().group_samples()
     assert [sample["__key__"] for sample in pipe] == ["one", "two"]
-
-
-def test_without_a_cluster_other_schemes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIS_ENDPOINT", "http://cluster")
-    assert list(ShardList(["gs://a/0.tar", "s3://a/0.tar"])) == ["gs://a/0.tar", "s3://a/0.tar"]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch.utils.data import DataLoader
 from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
@@ -67,15 +66,6 @@ def test_each_seed_draws_differently_and_every_shard_is_drawn() -> None:
     assert max(Counter(epoch(pipe, 5)[9:15]).values()) > 1
 
 
-def test_without_a_loader_the_seed_is_torchs() -> None:
-    pipe = DatasetSpec(MIXTURE)
-    torch.manual_seed(1)
-    first = list(pipe), list(pipe)
-    torch.manual_seed(1)
-    assert (list(pipe), list(pipe)) == first
-    assert first[0] != first[1]
-
-
 def test_a_dataset_without_draws_leaves_torchs_generator_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -107,15 +97,6 @@ def test_workers_share_one_draw_and_the_next_epoch_has_another(workers: int) -> 
     for found in epochs:
         assert len(set(found)) == len(found) == 20
     assert len({frozenset(found) for found in epochs}) == 3
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_persistent_workers_of_torch_share_one_draw(workers: int) -> None:
-    pipe = DatasetSpec({"datasets": [{"shards": "a-{00..39}.tar", "choose": 15}]}).sharding_filter()
-    loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
-    epochs = [sorted(loader) for _ in range(3)]
-    assert [len(set(found)) for found in epochs] == [15, 15, 15]
-    assert epochs[0] != epochs[1] != epochs[2]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DirectoryShards, ShardReadingService
-from wds_datapipes.errors import CacheError, ShardOpenError, SpecError, TruncatedShardError
+from wds_datapipes.errors import ShardOpenError, SpecError, TruncatedShardError
 from wds_datapipes.shards import directory_queue
 from wds_datapipes.shards.directory_queue import NAME_START
 from wds_datapipes.testing import build_shard
@@ -88,16 +88,6 @@ def test_only_shards_of_all_kinds_are_taken() -> None:
 def test_a_pattern_chooses_and_the_oldest_comes_first() -> None:
     put("b-1.tar", "a-1.tar", "c-1.tar", "a-x.tar", "A-1.tar")
     assert names(take(pattern="{a,b}-[0-9].tar")) == ["b-1.tar", "a-1.tar"]
-
-
-@leaves_nothing
-def test_random_order_changes() -> None:
-    orders = set()
-    for _ in range(20):
-        put("a.tar", "b.tar", "c.tar", "d.tar")
-        orders.add(tuple(names(take(select="random", after="delete"))))
-    assert len(orders) > 1
-    assert {frozenset(order) for order in orders} == {frozenset({"a.tar", "b.tar", "c.tar", "d.tar"})}
 
 
 @leaves_nothing
@@ -181,14 +171,6 @@ def test_an_error_downstream_returns_the_shard() -> None:
         list(pipe)
     traceback.clear_frames(caught.tb)
     assert there() == ["a.tar"]
-
-
-@leaves_nothing
-def test_two_iterations_share_the_shards() -> None:
-    put(*(f"{number}.tar" for number in range(7)))
-    one, other = take(), take()
-    taken = [next(one), next(other), next(one), next(one), next(other), *one, *other]
-    assert sorted(names(taken)) == [f"{number}.tar" for number in range(7)]
 
 
 def samples(path: str) -> list[str]:
@@ -375,16 +357,6 @@ def test_a_forked_process_does_not_return_the_shards_of_its_parent(
 
 
 @leaves_nothing
-def test_files_added_meanwhile_are_taken() -> None:
-    taken = take()
-    put("a.tar")
-    assert names([next(taken)]) == ["a.tar"]
-    put("b.tar")
-    put("c.tar")
-    assert names(taken) == ["b.tar", "c.tar"]
-
-
-@leaves_nothing
 def test_files_removed_meanwhile_are_skipped() -> None:
     put("a.tar", "b.tar", "c.tar")
     taken = take()
@@ -420,23 +392,6 @@ def test_it_sleeps_between_two_polls_and_ends_after_the_timeout(monkeypatch: pyt
 
 
 @leaves_nothing
-def test_a_lost_shard_is_read_despite_an_endless_supply(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(directory_queue, "time", clock)
-    put("0.tar")
-    taken = take(poll_s=1.0)
-    found = names([next(taken)])
-    put("lost.tar")
-    orphan("lost.tar")
-    for number in range(1, 5):
-        put(f"{number}.tar")
-        clock.now += 0.6
-        found += names([next(taken)])
-    assert "lost.tar" in found
-    del taken
-
-
-@leaves_nothing
 def test_a_sharding_filter_is_refused_because_it_would_lose_shards() -> None:
     with pytest.raises(RuntimeError, match="Sharding twice"):
         apply_sharding(DirectoryShards("inbox").sharding_filter(), 2, 0)
@@ -447,12 +402,6 @@ def test_a_directory_without_room_for_claims_is_an_error() -> None:
     Path("inbox/.claims").touch()
     with pytest.raises(ShardOpenError, match="claimed in the directory 'inbox': File exists"):
         list(take())
-
-
-@leaves_nothing
-def test_it_cannot_be_cached() -> None:
-    with pytest.raises(CacheError, match="DirectoryShards, which splits it, has no attribute"):
-        list(DirectoryShards("inbox").cache_samples())
 
 
 @leaves_nothing

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -86,7 +85,7 @@ def all_keys() -> list[str]:
     return [f"{shard}-{n}" for shard in range(SHARDS) for n in range(SAMPLES)]
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 4, 100])
+@pytest.mark.parametrize("prefetch", [0, 4])
 def test_the_items_are_those_of_each_shard_in_order(pattern: str, threads: Executor, prefetch: int) -> None:
     pipe = ShardList(pattern).process_shards(batches, executor=threads, prefetch_shards=prefetch)
     for _ in range(2):
@@ -126,7 +125,7 @@ def test_a_resumed_run_continues_with_the_next_item(pattern: str, threads: Execu
     with loader(pattern, build, threads) as whole:
         epochs = [[repr(item) for item in whole] for _ in range(2)]
     assert epochs[0] != epochs[1]
-    for cut in (0, 1, 2, 3, 7, len(epochs[0]) - 1):
+    for cut in (0, 2, 7, len(epochs[0]) - 1):
         with loader(pattern, build, threads) as first:
             items = iter(first)
             head = [repr(next(items)) for _ in range(cut)]
@@ -135,27 +134,6 @@ def test_a_resumed_run_continues_with_the_next_item(pattern: str, threads: Execu
             second.load_state_dict(state)
             assert head + [repr(item) for item in second] == epochs[0]
             assert [repr(item) for item in second] == epochs[1]
-
-
-def test_a_state_is_not_loaded_for_other_shards(pattern: str, tmp_path: Path, threads: Executor) -> None:
-    with loader(pattern, batches, threads) as first:
-        items = iter(first)
-        for _ in range(8):
-            next(items)
-        state = first.state_dict()
-    build_shard(tmp_path / "8.tar", [{"__key__": "x", "cls": "1"}])
-    with loader(f"{tmp_path}/{{2..8}}.tar", batches, threads) as second, pytest.raises(StateError):
-        second.load_state_dict(state)
-
-
-def test_random_stages_of_a_shard_depend_on_the_seed_of_the_loader(pattern: str, threads: Executor) -> None:
-    runs = []
-    for seed in (3, 3, 4):
-        with loader(pattern, random_numbers, threads) as each:
-            each.seed(seed)
-            runs.append(sorted(each))
-    assert runs[0] == runs[1] != runs[2]
-    assert len({number for _, number in runs[0]}) == SHARDS * SAMPLES
 
 
 def test_errors_are_raised_and_skipped_samples_counted(pattern: str, threads: Executor) -> None:
@@ -171,14 +149,6 @@ def test_a_process_that_dies_is_an_error_if_the_executor_does_not_replace_it(pat
         items = iter(ShardList(pattern).process_shards(die, executor=executor))
         with pytest.raises(WorkerDiedError, match=r"without a result for \S+\.tar"):
             list(items)
-
-
-def test_an_executor_that_has_lost_a_process_before_is_the_same_error(pattern: str) -> None:
-    with ProcessPoolExecutor(1, get_context("fork")) as executor:
-        with pytest.raises(BrokenProcessPool):
-            executor.submit(os._exit, 1).result()
-        with pytest.raises(WorkerDiedError, match=r"without a result for \S+0\.tar"):
-            list(ShardList(pattern).process_shards(batches, executor=executor))
 
 
 def test_workers_of_a_loader_cannot_use_it(pattern: str, threads: Executor) -> None:

@@ -69,7 +69,7 @@ def pipeline(pattern: str, folder: Path, **options: Any) -> IterDataPipe[Any]:
 
 
 @pytest.mark.usefixtures("http_is_ready", "nothing_left")
-@pytest.mark.parametrize("workers", range(4))
+@pytest.mark.parametrize("workers", [0, 2])
 def test_each_shard_is_requested_once_in_all_epochs(
     pattern: str, tmp_path: Path, asked: Counter[str], workers: int
 ) -> None:
@@ -83,14 +83,6 @@ def test_each_shard_is_requested_once_in_all_epochs(
         "folder.lock"
     ]
     assert sorted(plain) == KEYS
-
-
-@pytest.mark.usefixtures("http_is_ready", "nothing_left")
-def test_torchs_loader_reads_copies(pattern: str, tmp_path: Path, asked: Counter[str]) -> None:
-    for _ in range(2):
-        loader = DataLoader(pipeline(pattern, tmp_path / "copies"), batch_size=None, num_workers=2)
-        assert sorted(loader) == KEYS
-    assert asked == {f"/{number}.tar": 1 for number in range(5)}
 
 
 def test_a_pipeline_with_copies_resumes_exactly(pattern: str, tmp_path: Path) -> None:
@@ -127,13 +119,6 @@ def test_copies_are_verified_by_a_manifest(pattern: str, tmp_path: Path, asked: 
         list(pipeline(pattern, tmp_path / "more", manifest=manifest))
     bad = pipeline(pattern, tmp_path / "copies", manifest=manifest)
     assert sorted(bad) == KEYS  # the copies already exist
-
-
-def test_a_policy_skips_a_shard_that_cannot_be_fetched(pattern: str, tmp_path: Path) -> None:
-    (tmp_path / "1.tar").unlink()
-    shards = ShardList(pattern).cache_wds_shards(tmp_path / "copies")
-    pipe = shards.load_wds_shards(on_error="skip").group_samples()
-    assert [sample["__key__"] for sample in pipe] == [key for key in KEYS if key[0] != "1"]
 
 
 def test_a_shard_of_a_directory_is_read_before_it_is_deleted(tmp_path: Path) -> None:

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-import torch
 from torch.utils.data import DataLoader, IterDataPipe
-from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Shuffler
+from torch.utils.data.datapipes.iter import IterableWrapper, Shuffler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import DatasetSpec, ShardList, ShardReadingService, StatefulShards, merge_states, register_opener
-from wds_datapipes.pipes.shards.shard_list import ShufflerIterDataPipe
 
 Pipe = IterDataPipe[Any]
 #: More than the 10,000 that torch's shuffle holds.
@@ -102,21 +100,12 @@ def test_every_stage_that_reads_shards_has_the_whole_list_permuted(read: Any) ->
     assert is_whole(numbers(urls))
 
 
-def test_a_list_of_files_is_permuted(tmp_path: Path) -> None:
-    for number in range(12):
-        (tmp_path / f"{number}.tar").touch()
-    urls = FileLister(str(tmp_path)).shuffle()
-    urls.load_wds_shards()
-    assert isinstance(urls, ShufflerIterDataPipe)
-    assert sorted(numbers(urls)) == list(range(12))
-
-
 def spread(order: list[int]) -> int:
     """How far back an item comes at most, which a buffer limits."""
     return max(number - place for place, number in enumerate(order))
 
 
-@pytest.mark.parametrize("size", [1, 100, 10_000, 12_000])
+@pytest.mark.parametrize("size", [1, 10_000, 12_000])
 def test_a_given_buffer_size_is_respected(size: int) -> None:
     pipe = ShardList(PATTERN).shuffle(buffer_size=size)
     pipe.sharding_filter().load_wds_shards()
@@ -125,24 +114,12 @@ def test_a_given_buffer_size_is_respected(size: int) -> None:
     assert size // 2 <= spread(order) + 1 <= size
 
 
-@pytest.mark.parametrize("bad", [0, -1])
-def test_a_bad_buffer_size_is_an_error(bad: int) -> None:
-    with pytest.raises(ValueError, match=f"buffer_size must be at least 1, not {bad}"):
-        ShardList(PATTERN).shuffle(buffer_size=bad)
-
-
 def test_shorter_lists_keep_the_order_of_torch() -> None:
     for count in (1, 2, 500, 10_000):
         urls = [f"{number}.tar" for number in range(count)]
         ours, torchs = ShardList(urls).shuffle(), IterableWrapper(urls).shuffle()
         for seed in range(3):
             assert list(ours.set_seed(seed)) == list(torchs.set_seed(seed))
-
-
-def test_a_shuffled_list_has_the_length_of_the_list() -> None:
-    urls = IterableWrapper(["0.tar", "1.tar", "2.tar"]).shuffle()
-    urls.load_wds_shards()
-    assert [len(urls), len(ShardList("{0..2}.tar").shuffle().sharding_filter())] == [3, 3]
 
 
 def test_shuffling_can_be_disabled() -> None:
@@ -227,9 +204,3 @@ def test_a_long_list_resumes_exactly_and_elastically() -> None:
         assert [key for (key,) in loader] == rest
     with seeded(read(ShardList(text)), 3, merge_states([state])) as loader:
         assert sorted(key for (key,) in loader) == sorted(rest)
-
-
-def test_a_later_pass_differs_and_is_the_same_in_every_worker() -> None:
-    pipe = ShardList(PATTERN).shuffle().sharding_filter().cycle(2).batch(100)
-    loader = DataLoader(pipe, batch_size=None, num_workers=2, generator=torch.Generator().manual_seed(1))
-    assert sorted(numbers(flat(loader))) == sorted([*range(SHARDS)] * 2)

@@ -58,7 +58,7 @@ def load(pipe: IterDataPipe[Any], kind: str, workers: int) -> list[ShardInfo]:
 
 
 @pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("workers", [0, 3])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 def test_workers_alternate_shard_numbers(kind: str, workers: int) -> None:
     infos = load(samples().write_wds_shards("out-%02d.tar", maxcount=5), kind, workers)
@@ -74,13 +74,6 @@ def test_workers_alternate_shard_numbers(kind: str, workers: int) -> None:
         total = share * 7
         expected += [f"out-{worker + count * number:02d}.tar" for number in range(-(-total // 5))]
     assert names == sorted(expected)
-
-
-@pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
-def test_workers_have_separate_names_if_the_pattern_has_a_field_for_them(kind: str) -> None:
-    infos = load(samples().write_wds_shards("out-{rank}-{worker}-%d.tar", maxcount=100), kind, 2)
-    assert written(infos) == ["out-0-0-0.tar", "out-0-1-0.tar"]
-    assert sorted(keys()) == KEYS
 
 
 @pytest.mark.parametrize(
@@ -120,21 +113,6 @@ def test_finished_shards_are_yielded_and_an_interruption_leaves_whole_ones() -> 
     assert sorted(name for name in os.listdir() if name.startswith("out")) == ["out-00.tar", "out-01.tar"]
 
 
-@pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
-def test_an_interrupted_loader_leaves_whole_shards(kind: str) -> None:
-    pipe = samples().write_wds_shards("out-%02d.tar", maxcount=2)
-    if kind == "DataLoader":
-        iterator = iter(DataLoader(pipe, batch_size=None, num_workers=2))
-        next(iterator)
-        del iterator
-    else:
-        with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
-            next(iter(loader))
-    for name in os.listdir():
-        if name.startswith("out") and name.endswith(".tar"):
-            assert len(keys(name)) <= 2
-
-
 def test_values_are_encoded_and_unencodable_ones_skipped() -> None:
     source = IterableWrapper([{"__key__": str(n), "cls": n if n != 2 else None} for n in range(5)])
     with pytest.raises(EncodeError):
@@ -170,8 +148,8 @@ def test_each_worker_has_its_own_journal(pattern: str, journal: str) -> None:
     assert load(pipe, "DataLoader2", 2) == first
 
 
-@pytest.mark.parametrize("pattern", ["out-%02d.tar", "out-{worker}-%d.tar", "out-{rank}-{worker}-%d.tar"])
-@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 2), (0, 2), (2, 0)])
+@pytest.mark.parametrize("pattern", ["out-%02d.tar", "out-{rank}-{worker}-%d.tar"])
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (0, 2), (2, 0)])
 def test_resuming_with_another_number_of_workers_is_an_error(pattern: str, before: int, now: int) -> None:
     pipe = samples().write_wds_shards(pattern, maxcount=2, resume=True)
     first = load(pipe, "DataLoader2", before)
