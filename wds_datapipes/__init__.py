@@ -27,6 +27,7 @@ from wds_datapipes.on_error.policy import ErrorBudget
 from wds_datapipes.on_error.quarantine import read_quarantine
 from wds_datapipes.pipes import DatasetSpec, DirectoryShards, MockSamples, ShardList, Stage
 from wds_datapipes.pipes.foreign_stages import explain_name as _explain_name
+from wds_datapipes.pipes.samples.field_codecs import register_decoder
 from wds_datapipes.samples.batching import collate_samples
 from wds_datapipes.samples.keys import first_dot, last_dot
 from wds_datapipes.types import Member, Sample
@@ -78,6 +79,7 @@ __all__ = [
     "list_patches",
     "merge_states",
     "read_quarantine",
+    "register_decoder",
     "register_opener",
     "verify_shards",
 ]

@@ -32,9 +32,9 @@ KEEP = FieldStep("no decoder", bytes)
 GUNZIP = FieldStep("gzip", gunzip)
 
 Decoder: TypeAlias = "str | ByExtension | Callable[[str, bytes], Any]"
-"""An image spec, ``"torch_video"`` or ``"torch_audio"``; an `ImageDecoder` or the result of `handle_extension`; or a
-function of a field's name and bytes that returns the value, ``None`` to leave the field to the next decoder, or a
-`Continue` with data for the next decoders."""
+"""An image spec, ``"torch_video"``, ``"torch_audio"`` or the name of a registered decoder; an `ImageDecoder` or the
+result of `handle_extension`; or a function of a field's name and bytes that returns the value, ``None`` to leave the
+field to the next decoder, or a `Continue` with data for the next decoders."""
 
 
 class DecoderChain(FieldChain):
@@ -48,6 +48,7 @@ class DecoderChain(FieldChain):
         allow_pickle: allow codecs that can run code.
         limits: the limits on decompressed fields.
         stage: the name of the stage in messages.
+        basic: whether to try the basic decoders last; without them, other fields stay unchanged.
     """
 
     error = DecodeError
@@ -62,9 +63,11 @@ class DecoderChain(FieldChain):
         allow_pickle: bool = False,
         limits: ReadLimits = DEFAULT_LIMITS,
         stage: str = "wds_decode",
+        basic: bool = True,
     ) -> None:
         super().__init__(only, allow_pickle)
         self.stage = stage
+        self.basic = basic
         chain: list[ByExtension | Callable[[str, bytes], Any]] = [
             handle_extension(extension, function)
             for extension, function in sorted(by_extension.items(), key=lambda item: -item[0].count("."))
@@ -85,7 +88,11 @@ class DecoderChain(FieldChain):
                 steps.append(FieldStep(name_of(decoder), partial_call(decoder, FieldName(name)), position=position))
             elif decoder.takes(name):
                 steps.append(FieldStep(repr(decoder), decoder.decode, position=position))
-        return (*steps, self._basic_step(name.rpartition(".")[2].lower()))
+        if self.basic:
+            steps.append(self._basic_step(name.rpartition(".")[2].lower()))
+        elif steps:
+            steps.append(KEEP)
+        return tuple(steps)
 
     def apply(self, sample: Sample, field: str, plan: FieldPlan) -> Any:
         """Decode the bytes of a field."""

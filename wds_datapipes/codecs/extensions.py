@@ -10,6 +10,9 @@ from typing import Any
 
 from wds_datapipes.codecs.crops import RandomSource
 
+#: The decoders that `register_decoder` has registered, by name.
+registered_decoders: dict[str, ExtensionDecoder] = {}
+
 
 class FieldName(str):
     """The name of a field as passed to decoder functions: ``png``, which also matches ``.png``.
@@ -165,7 +168,7 @@ def name_of(function: object) -> str:
 
 
 def find_decoder(name: str) -> ByExtension:
-    """Return the decoder for an image spec, ``"torch_video"`` or ``"torch_audio"``.
+    """Return the decoder for an image spec, ``"torch_video"``, ``"torch_audio"`` or a registered name.
 
     Raises:
         ValueError: there is no decoder of this name.
@@ -179,9 +182,11 @@ def find_decoder(name: str) -> ByExtension:
     media = {"torch_video": VideoDecoder, "torch_audio": AudioDecoder}
     if name in media:
         return media[name]()
-    close = get_close_matches(name, [*IMAGE_SPECS, *media], 1)
+    if name in registered_decoders:
+        return registered_decoders[name]
+    close = get_close_matches(name, [*IMAGE_SPECS, *media, *registered_decoders], 1)
     advice = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(
-        f"there is no decoder {name!r}.{advice} Choose an image spec ({' '.join(IMAGE_SPECS)}), torch_video "
-        f"or torch_audio"
+        f"there is no decoder {name!r}.{advice} Choose an image spec ({' '.join(IMAGE_SPECS)}), torch_video, "
+        f"torch_audio, or a name registered with register_decoder"
     )

@@ -1,14 +1,24 @@
-"""The stages that decode and encode the fields of samples."""
+"""The stages that decode and encode the fields of samples, and the registration of decoders as stages."""
 
 from __future__ import annotations
 
+import functools
+import keyword
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wds_datapipes.codecs.decoding import Decoder, DecoderChain
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
-from wds_datapipes.codecs.extensions import ByExtension
+from wds_datapipes.codecs.extensions import (
+    ByExtension,
+    find_decoder,
+    handle_extension,
+    name_of,
+    registered_decoders,
+    split_extensions,
+)
 from wds_datapipes.codecs.field_chain import convert_samples
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, refuse_handler
 from wds_datapipes.pipes.samples.mapping import SeedingStage
@@ -19,6 +29,7 @@ from wds_datapipes.types import Sample
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+F = TypeVar("F", bound=Callable[..., Any])
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -72,11 +83,11 @@ class SampleDecoder(DecodingStage[Sample]):
 
     Args:
         source: samples, as ``group_samples`` yields them.
-        decoders: an image spec (see `ImageDecoder`), ``"torch_video"``, ``"torch_audio"``, an `ImageDecoder`, a result
-            of `handle_extension`, or a function ``(field, data)``. The function receives the field's name without a
-            leading dot (and without ``.gz``) and its bytes, and returns the value, ``None`` to leave the field to the
-            next decoder, or a `Continue`. Functions written for webdataset, which passes ``.png``, work if they test
-            ``name.endswith(".png")``.
+        decoders: an image spec (see `ImageDecoder`), ``"torch_video"``, ``"torch_audio"``, the name of a decoder that
+            `register_decoder` has registered, an `ImageDecoder`, a result of `handle_extension`, or a function
+            ``(field, data)``. The function receives the field's name without a leading dot (and without ``.gz``) and
+            its bytes, and returns the value, ``None`` to leave the field to the next decoder, or a `Continue`.
+            Functions written for webdataset, which passes ``.png``, work if they test ``name.endswith(".png")``.
         only: the names of the fields to decode, ``"jpg cls"`` or a list of them; the others stay bytes.
         partial: accept values that are not bytes, such as already decoded ones; otherwise they are an error.
         allow_pickle: allow codecs that can run arbitrary code in the data: ``pyd pickle pkl``, and ``pth`` with other
@@ -128,6 +139,95 @@ class RandomSampleDecoder(SeedingStage[Sample], SampleDecoder):
 
 
 SampleDecoder._random_class = RandomSampleDecoder
+
+
+class RegisteredDecoder(SampleDecoder):
+    """The stage of a function that `register_decoder` has registered: it decodes the fields with its extensions.
+
+    Args:
+        source: samples.
+        extensions: the extensions.
+        function: the function.
+        only: as for `SampleDecoder`, like ``partial`` and ``on_error``.
+        arguments: keyword arguments of the function.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Sample],
+        extensions: tuple[str, ...],
+        function: Callable[..., Any],
+        /,
+        *,
+        only: str | Iterable[str] | None = None,
+        partial: bool = False,
+        on_error: OnError = "raise",
+        **arguments: Any,
+    ) -> None:
+        decode = functools.partial(function, **arguments) if arguments else function
+        decoder = handle_extension(extensions, decode)
+        chain = DecoderChain([decoder], {}, only=only, partial=partial, basic=False)
+        FunctionStage.__init__(self, source, chain=chain, on_error=on_error)
+
+
+def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F], F]:
+    """Register a function ``bytes -> value`` as a stage, and as a decoder of ``wds_decode``; used as a decorator.
+
+    Every datapipe gets a method ``.name()``, which decodes the fields with those extensions, and leaves all others
+    unchanged. It takes ``only``, ``partial`` and ``on_error``, as ``wds_decode`` does, and passes other keywords to the
+    function. ``.wds_decode("name")`` combines it with other decoders. Registering the same function again, as when a
+    notebook cell is rerun, replaces it.
+
+    Args:
+        name: the name of the stage: a Python identifier that is not a method of datapipes.
+        extensions: as for `handle_extension`: ``"jpg seg.png"`` or a list of such words.
+
+    Raises:
+        ValueError: the name is invalid or taken.
+
+    Examples:
+        >>> @register_decoder("reversed_text", "rev")
+        ... def reversed_text(data, encoding="utf-8"):
+        ...     return data.decode(encoding)[::-1]
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([{"rev": b"olleh", "cls": b"7"}]).reversed_text(encoding="ascii"))
+        [{'rev': 'hello', 'cls': b'7'}]
+        >>> list(IterableWrapper([{"rev": b"olleh", "cls": b"7"}]).wds_decode("reversed_text"))
+        [{'rev': 'hello', 'cls': 7}]
+    """
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise ValueError(f"the name of a stage must be a valid method name, such as 'sketch', not {name!r}")
+    words = split_extensions(extensions)
+
+    def register(function: F) -> F:
+        known = registered_decoders.get(name)
+        if known is None:
+            is_taken = hasattr(IterDataPipe, name) or name in IterDataPipe.functions or _is_decoder(name)
+        else:
+            is_taken = name_of(known.function) != name_of(function)
+        if is_taken:
+            raise ValueError(
+                f"the name {name!r} is taken by a method or stage of datapipes, or by another decoder: choose another "
+                f"one for {name_of(function)}"
+            )
+
+        def build(source: IterDataPipe[Sample], /, **options: Any) -> RegisteredDecoder:
+            return RegisteredDecoder(source, words, function, **options)
+
+        build.__doc__ = function.__doc__
+        registered_decoders[name] = handle_extension(words, function)
+        IterDataPipe.register_function(name, build)
+        return function
+
+    return register
+
+
+def _is_decoder(name: str) -> bool:
+    try:
+        find_decoder(name)
+    except ValueError:
+        return False
+    return True
 
 
 @register_stage("wds_encode")
