@@ -218,7 +218,7 @@ def test_a_reader_with_another_loop_is_read_by_that_loop() -> None:
 
     class FirstMembers(ShardLoader):
         def __iter__(self) -> Iterator[Any]:
-            for _, members in self.read_shards():
+            for _, members in self.open_reader():
                 yield from itertools.islice(map(Member._make, members), 4)
 
     pipe = FirstMembers(ShardList("a0.tar")).group_samples()

@@ -70,7 +70,7 @@ class Declarations:
         is_one_to_one: whether it yields an item for each one that it reads, but for errors.
         samples_per_batch: the number of samples in each batch; None if it makes none, or none of a fixed size.
         reads_shards: whether its source is the list of shards.
-        reads_members: whether it yields the members of shards, and `read_shards` yields them faster.
+        reads_members: whether it yields the members of shards, and `open_reader` yields them faster.
         open_shards: the number of shards that it keeps open.
         lists_shards: whether it is a source of shards, whose own ``.shuffle()`` shuffles the whole list.
         is_default_shuffle: whether it is torch's ``.shuffle()``, with its default buffer.
