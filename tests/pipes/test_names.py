@@ -1,16 +1,20 @@
-"""Names of webdataset, and names that nearly exist: the errors say which one is meant."""
+"""Names of stages: those of webdataset, those that nearly exist, and their registration."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_datapipes
 from wds_datapipes import ImageDecoder, MockSamples, ShardList
 from wds_datapipes.pipes.foreign_stages import NAMES
+from wds_datapipes.pipes.stage import register_stage
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/move-from-webdataset.md").read_text("utf-8")
 SAMPLES = MockSamples({"__key__": "a", "jpg": b""}, 1)
@@ -57,3 +61,30 @@ def test_an_unknown_decoder_is_compared_with_those_that_exist() -> None:
         SAMPLES.wds_decode("torchrbg8")
     with pytest.raises(ValueError, match=r"'rbg8' is not an image spec; did you mean 'rgb8'\?"):
         ImageDecoder("rbg8")
+
+
+class Noted(IterDataPipe[Any]):
+    """Yields its keyword arguments."""
+
+    def __init__(self, source: IterDataPipe[Any], /, *words: str, **names: Any) -> None:
+        self.source = source
+        self.noted = (words, names)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.noted
+
+
+def test_every_keyword_reaches_the_class() -> None:
+    assert register_stage("noted_keywords")(Noted) is Noted
+    names = {"cls": 1, "source": 2, "source_dp": 3, "self": 4, "stage": 5}
+    source: IterDataPipe[Any] = IterableWrapper([])
+    stage = source.noted_keywords("word", **names)
+    assert isinstance(stage, Noted)
+    assert stage.source is source
+    assert list(stage) == [(("word",), names)]
+    assert source.noted_keywords.__doc__ == "Yields its keyword arguments."
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="cannot register Noted: another stage has the name 'batch'"):
+        register_stage("batch")(Noted)

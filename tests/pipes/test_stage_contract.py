@@ -35,6 +35,7 @@ from wds_datapipes.writing import RecordWriter
 SAMPLES = [{"__key__": str(key), "__url__": "a.tar", "cls": b"%d" % key, "txt": "text"} for key in range(5)]
 #: Stages without a functional name, because they start a pipeline.
 SOURCES = [ShardList, DatasetSpec, DirectoryShards, MockSamples]
+BARE = [{"__key__": "x"}]  # without fields
 ROWS = [{"__key__": str(key), "__url__": "a.tar"} for key in range(3)]
 TOKENS = [{"__key__": str(key), "tokens": torch.arange(key)} for key in range(4)]
 MEMBERS = [Member("a.tar", f"{key}.cls", b"1", key * 1024) for key in range(3)]
@@ -44,11 +45,11 @@ class Stage(NamedTuple):
     """A stage's arguments, items that it accepts, and items that it fails on with an error."""
 
     items: list[Any]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    bad_items: list[Any]
-    error: type[Exception]
-    text: str
+    arguments: tuple[Any, ...] = ()
+    options: dict[str, Any] = {}  # noqa: RUF012  no test changes it
+    bad_items: list[Any] = []  # noqa: RUF012
+    error: type[Exception] = ValueError
+    text: str = "3 is odd"
 
 
 def halve(value: int) -> int:
@@ -102,83 +103,57 @@ TABLE = {
         "a.tar has the sample 'x'",
     ),
     "associate": Stage(
-        SAMPLES,
-        ({str(key): {"n": key} for key in range(5)},),
-        {},
-        [{"__key__": "x"}],
-        MissingFieldError,
-        "the sample 'x'",
+        SAMPLES, ({str(key): {"n": key} for key in range(5)},), {}, BARE, MissingFieldError, "the sample 'x'"
     ),
-    "bucket_samples": Stage(
-        SAMPLES, ("txt",), {"batch_size": 2}, [{"__key__": "x"}], MissingFieldError, "length from the field 'txt'"
-    ),
-    "cache_samples": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
+    "bucket_samples": Stage(SAMPLES, ("txt",), {"batch_size": 2}, BARE, MissingFieldError, "from the field 'txt'"),
+    "cache_samples": Stage(SAMPLES),
     "cache_wds_shards": Stage(["a.tar", "b.tar.gz"], ("copies",), {}, [3], TypeError, "must yield str, not int: 3"),
-    "extract_keys": Stage(
-        SAMPLES, ("c?s", ["txt"]), {}, [{"__key__": "x"}], MissingFieldError, "a field that matches 'c.s'"
-    ),
-    "compose": Stage([2, 4], (both, every_second), {}, [], ValueError, "3 is odd"),
+    "extract_keys": Stage(SAMPLES, ("c?s", ["txt"]), {}, BARE, MissingFieldError, "matches 'c.s'"),
+    "compose": Stage([2, 4], (both, every_second)),
     "group_samples": Stage(
-        MEMBERS,
-        (),
-        {},
-        [MEMBERS[0], MEMBERS[0]._replace(offset=512)],
-        DuplicateKeyError,
-        "a.tar holds the field 'cls'",
+        MEMBERS, (), {}, [MEMBERS[0], MEMBERS[0]._replace(offset=512)], DuplicateKeyError, "a.tar holds the field 'cls'"
     ),
     "load_wds_records": Stage(["a.jsonl", "b.jsonl.gz"], (), {}, ["c.jsonl"], ShardOpenError, "c.jsonl"),
     "load_wds_shards": Stage(["a.tar", "b.tar.gz"], (), {}, ["c.tar"], ShardOpenError, "c.tar"),
-    "log_samples": Stage(SAMPLES, (), {"first": 1}, [], ValueError, "3 is odd"),
-    "map_dict": Stage([{"n": 2}, {"n": 4}], (), {"n": halve}, [{"n": 3}], ValueError, "3 is odd"),
-    "map_samples": Stage([{"n": 2}, {"n": 4}], (halve_sample,), {}, [{"n": 3}], ValueError, "3 is odd"),
-    "map_samples_with_rng": Stage([{"n": 2}, {"n": 4}], (halve_and_draw,), {}, [{"n": 3}], ValueError, "3 is odd"),
-    "map_tuple": Stage([(2, "a"), (4, "b")], (halve, None), {}, [(3, "a")], ValueError, "3 is odd"),
-    "mix_samples": Stage(SAMPLES[:3], (IterableWrapper(SAMPLES[3:]),), {"stop": "all"}, [], ValueError, "3 is odd"),
-    "non_empty": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
+    "log_samples": Stage(SAMPLES, (), {"first": 1}),
+    "map_dict": Stage([{"n": 2}, {"n": 4}], (), {"n": halve}, [{"n": 3}]),
+    "map_samples": Stage([{"n": 2}, {"n": 4}], (halve_sample,), {}, [{"n": 3}]),
+    "map_samples_with_rng": Stage([{"n": 2}, {"n": 4}], (halve_and_draw,), {}, [{"n": 3}]),
+    "map_tuple": Stage([(2, "a"), (4, "b")], (halve, None), {}, [(3, "a")]),
+    "mix_samples": Stage(SAMPLES[:3], (IterableWrapper(SAMPLES[3:]),), {"stop": "all"}),
+    "non_empty": Stage(SAMPLES),
     "decode_batch": Stage(
         [SAMPLES, SAMPLES], (), {"only": "cls"}, [[{"__key__": "x", "cls": b"seven"}]], DecodeError, "cls.*sample 'x'"
     ),
     "pack_samples": Stage(
-        TOKENS,
-        (3, "tokens"),
-        {},
-        [{"__key__": "x", "tokens": [1] * 4}],
-        SampleSizeError,
-        "'x'.* 4 tokens.*max_length=3",
+        TOKENS, (3, "tokens"), {}, [{"__key__": "x", "tokens": [1] * 4}], SampleSizeError, "4 tokens.*max_length=3"
     ),
-    "rename": Stage(
-        SAMPLES, (), {"label": "class;cls"}, [{"__key__": "x"}], MissingFieldError, "'class;cls' was requested"
-    ),
+    "rename": Stage(SAMPLES, (), {"label": "class;cls"}, BARE, MissingFieldError, "'class;cls' was"),
     "process_shards": Stage(
         ["a.tar", "b.tar.gz"], (samples_of,), {"executor": InThisThread()}, ["c.tar"], ShardOpenError, "c.tar"
     ),
-    "resample_wds_shards": Stage(["a.tar", "b.tar"], (4,), {}, [], ValueError, "3 is odd"),
+    "resample_wds_shards": Stage(["a.tar", "b.tar"], (4,)),
     "rename_keys": Stage(
-        SAMPLES, (("label", "c?s"),), {"text": "*.txt"}, [{"__key__": "x"}], MissingFieldError, "to rename to 'label'"
+        SAMPLES, (("label", "c?s"),), {"text": "*.txt"}, BARE, MissingFieldError, "to rename to 'label'"
     ),
-    "rsample": Stage(SAMPLES, (1,), {}, [], ValueError, "3 is odd"),
-    "select_fields": Stage(SAMPLES, ("c?s",), {}, [{"__key__": "x"}], MissingFieldError, "a field that matches 'c.s'"),
-    "shuffle_samples": Stage(SAMPLES, (3,), {}, [], ValueError, "3 is odd"),
-    "slice_samples": Stage(SAMPLES, (0, None, 2), {}, [], ValueError, "3 is odd"),
-    "to_tuple": Stage(SAMPLES, ("cls", "txt"), {}, [{"__key__": "x"}], MissingFieldError, "'cls' was requested"),
+    "rsample": Stage(SAMPLES, (1,)),
+    "select_fields": Stage(SAMPLES, ("c?s",), {}, BARE, MissingFieldError, "matches 'c.s'"),
+    "shuffle_samples": Stage(SAMPLES, (3,)),
+    "slice_samples": Stage(SAMPLES, (0, None, 2)),
+    "to_tuple": Stage(SAMPLES, ("cls", "txt"), {}, BARE, MissingFieldError, "'cls' was requested"),
     "unbatch_samples": Stage(
-        [{"n": [1, 2], "m": [3, 4]}],
-        (),
-        {},
-        [{"n": [1, 2], "m": [3]}],
-        ValueError,
-        r"batch\['n'\] has 2 items and batch\['m'\] has 1",
+        [{"n": [1, 2], "m": [3, 4]}], (), {}, [{"n": [1, 2], "m": [3]}], ValueError, "has 2 items and .* has 1"
     ),
     "wds_decode": Stage(
-        SAMPLES, (), {"only": "cls"}, [{"__key__": "x", "cls": b"seven"}], DecodeError, "cls.*sample 'x'|'x'.*cls"
+        SAMPLES, (), {"only": "cls"}, [{"__key__": "x", "cls": b"seven"}], DecodeError, "cls.*sample 'x'"
     ),
     "wds_encode": Stage(
-        [{"__key__": str(key), "cls": key, "txt": "text"} for key in range(3)],
+        [{"__key__": "0", "cls": 1}] * 3,
         (),
         {},
         [{"__key__": "x", "cls": "seven"}],
         EncodeError,
-        "'cls' of sample 'x' holds the str 'seven'.*It takes an int",
+        "holds the str .*It takes an int",
     ),
     "write_wds_shards": Stage(
         SAMPLES,
@@ -186,11 +161,11 @@ TABLE = {
         {"maxcount": 2},
         [{"__key__": "x.y", "cls": 1}],
         EncodeError,
-        r"key 'x\.y' cannot be written",
+        "cannot be written",
     ),
     # It continues where it stopped, so another iteration has the same items only if all are alike.
-    "with_epoch": Stage([1, 1, 1, 1], (3,), {}, [], ValueError, "3 is odd"),
-    "with_length": Stage(SAMPLES, (5,), {}, [], ValueError, "3 is odd"),
+    "with_epoch": Stage([1, 1, 1, 1], (3,)),
+    "with_length": Stage(SAMPLES, (5,)),
 }
 #: Its executor works in one process only.
 WITHOUT_WORKERS = "process_shards"

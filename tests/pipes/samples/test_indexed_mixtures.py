@@ -6,11 +6,12 @@ import os
 import pickle
 import random
 from collections import Counter
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
+from global_batches import global_batches, keys
 
 from wds_datapipes import ErrorBudget, IndexedSamples
 from wds_datapipes.errors import (
@@ -39,47 +40,15 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifest]:
     return found
 
 
-def keys(samples: Any) -> list[str]:
-    return [sample["__key__"] for sample in samples]
-
-
-def shares(make: Any, ranks: int, workers: int) -> list[list[list[Any]]]:
-    """Return the samples of each worker of each rank."""
-    found = []
-    for rank in range(ranks):
-        own = []
-        for worker in range(workers):
-            pipe = make().set_seed(5)
-            pipe.apply_sharding(ranks * workers, worker * ranks + rank)
-            pipe.groups = {2: (ranks, rank), 3: (workers, worker)}
-            own.append(list(pipe))
-        found.append(own)
-    return found
-
-
-def global_batches(make: Any, batch: int, ranks: int, workers: int) -> list[list[Any]]:
-    size = batch // ranks
-    by_rank = []
-    for own in shares(make, ranks, workers):
-        cut = [[part[start : start + size] for start in range(0, len(part), size)] for part in own]
-        by_rank.append([each for each in chain.from_iterable(zip_longest(*cut, fillvalue=[])) if each])
-    return [list(chain.from_iterable(parts)) for parts in zip(*by_rank, strict=True)]
-
-
 @pytest.mark.parametrize("order", ["global", "window", "sequential"])
 @pytest.mark.parametrize(("ranks", "workers"), RANKS_AND_WORKERS)
 def test_a_mixture_has_the_same_global_batches_on_any_ranks_and_workers(
     datasets: dict[str, Manifest], order: Any, ranks: int, workers: int
 ) -> None:
-    def make() -> Any:
-        weights = {"web": 2, "books": 1}
-        return IndexedSamples(
-            datasets, weights=weights, global_batch_size=4, order=order, epoch=EpochOptions(samples=120)
-        )
-
-    expected = global_batches(make, 4, 1, 1)
+    options: dict[str, Any] = {"weights": {"web": 2, "books": 1}, "order": order, "epoch": EpochOptions(samples=120)}
+    expected = global_batches(datasets, 1, 1, 4, of=list, **options)
     assert len(expected) == 30
-    assert global_batches(make, 4, ranks, workers) == expected
+    assert global_batches(datasets, ranks, workers, 4, of=list, **options) == expected
     samples = list(chain(*expected))
     assert all(sample["__key__"].startswith(sample["__dataset__"]) for sample in samples)
     counts = Counter(keys(samples))
@@ -161,10 +130,8 @@ def captions(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 def test_fields_of_another_dataset_are_joined_by_key(
     datasets: dict[str, Manifest], captions: Manifest, ranks: int, workers: int
 ) -> None:
-    def make() -> Any:
-        return IndexedSamples(datasets["books"], join=captions, remainder="keep")
-
-    found = [sample for own in shares(make, ranks, workers) for part in own for sample in part]
+    batches = global_batches(datasets["books"], ranks, workers, ranks, of=list, join=captions, remainder="keep")
+    found = [sample for batch in batches for sample in batch]
     assert sorted(keys(found)) == sorted(keys(IndexedSamples(datasets["books"])))
     for sample in found:
         assert sample["txt"] == f"of {sample['__key__']}".encode()
@@ -225,12 +192,10 @@ def damaged(tmp_path: Path) -> Manifest:
 def test_an_unreadable_sample_is_replaced_and_nothing_shifts(
     damaged: Manifest, remainder: Any, ranks: int, workers: int
 ) -> None:
-    def make() -> Any:
-        return IndexedSamples(damaged, global_batch_size=8, remainder=remainder, on_error="skip")
-
-    expected = global_batches(make, 8, 1, 1)
+    options: dict[str, Any] = {"remainder": remainder, "on_error": "skip"}
+    expected = global_batches(damaged, 1, 1, 8, of=list, **options)
     assert [len(batch) for batch in expected] == [8] * 5
-    assert global_batches(make, 8, ranks, workers) == expected
+    assert global_batches(damaged, ranks, workers, 8, of=list, **options) == expected
     samples = list(chain(*expected))
     assert sum(sample["__padding__"] for sample in samples) == 10
     real = [sample["__key__"] for sample in samples if not sample["__padding__"]]

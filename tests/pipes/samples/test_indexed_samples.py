@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from global_batches import global_batches, keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, RandomSampler
@@ -32,33 +33,6 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     for shard, size in enumerate(SIZES):
         build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}-{n:02}", "cls": f"{n}"} for n in range(size)])
     return Manifest(build_indexes(f"{folder}/{{0..4}}.tar"))
-
-
-def keys(samples: Any) -> list[str]:
-    return [sample["__key__"] for sample in samples]
-
-
-def global_batches(
-    manifest: Manifest, ranks: int, workers: int, batch: int, seed: int = 5, **options: Any
-) -> list[list[str]]:
-    """Return the global batches of an epoch, merged from each rank's batches."""
-    by_rank = []
-    for rank in range(ranks):
-        by_worker = []
-        for worker in range(workers):
-            pipe = IndexedSamples(manifest, global_batch_size=batch, **options).set_seed(seed)
-            pipe.apply_sharding(ranks * workers, worker * ranks + rank)
-            if workers > 1:
-                pipe.groups = {2: (ranks, rank), 3: (workers, worker)}
-            elif ranks > 1:
-                pipe.groups = {2: (ranks, rank)}
-            found = keys(pipe)
-            assert len(found) == len(pipe)
-            size = batch // ranks
-            by_worker.append([found[start : start + size] for start in range(0, len(found), size)])
-        turns = zip_longest(*by_worker, fillvalue=[])
-        by_rank.append([each for each in chain.from_iterable(turns) if each])
-    return [list(chain.from_iterable(parts)) for parts in zip_longest(*by_rank, fillvalue=[])]
 
 
 @settings(max_examples=30)

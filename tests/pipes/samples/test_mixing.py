@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 import webdataset.mix
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_random_seed
@@ -118,26 +118,11 @@ def load(pipe: Pipe, workers: int, epochs: int = 1, seed: int | None = 7) -> lis
         return [list(loader) for _ in range(epochs)]
 
 
-def load_by_torch(pipe: Pipe, workers: int, epochs: int = 1, seed: int | None = 7) -> list[list[Any]]:
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=workers > 0, generator=generator)
-    return [[tuple(item) for item in loader] for _ in range(epochs)]  # torch turns tuples into lists
-
-
-Loader = Callable[..., list[list[Any]]]
-
-
-@pytest.fixture(params=[load, load_by_torch])
-def loader(request: pytest.FixtureRequest) -> Loader:
-    chosen: Loader = request.param
-    return chosen
-
-
 @pytest.mark.parametrize("workers", WORKERS)
-def test_all_sources_are_split_and_seeded(loader: Loader, workers: int) -> None:
+def test_all_sources_are_split_and_seeded(workers: int) -> None:
     def run(seed: int | None) -> list[list[Any]]:
         one, other = (source.shuffle().sharding_filter() for source in sources(30, 20))
-        return loader(mixed(one, other, weights=[3, 2], stop="all"), workers, 2, seed)
+        return load(mixed(one, other, weights=[3, 2], stop="all"), workers, 2, seed)
 
     runs = [run(seed) for seed in (7, 7, None)]
     assert runs[0] == runs[1]
@@ -147,9 +132,9 @@ def test_all_sources_are_split_and_seeded(loader: Loader, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_restarted_source_is_shuffled_alike_in_all_workers(loader: Loader, workers: int) -> None:
+def test_a_restarted_source_is_shuffled_alike_in_all_workers(workers: int) -> None:
     one, other = (source.shuffle().enumerate().sharding_filter() for source in sources(6, 12))
-    for items in loader(mixed(one, other, stop="never").with_epoch(48), workers, 2):
+    for items in load(mixed(one, other, stop="never").with_epoch(48), workers, 2):
         # 24 items of each source: 4 passes over one, 2 over the other
         for source, size in enumerate((6, 12)):
             seen: dict[int, list[int]] = {}

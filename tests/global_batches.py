@@ -1,0 +1,32 @@
+"""The global batches of `IndexedSamples`, of any ranks and workers in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain, zip_longest
+from typing import Any
+
+from wds_datapipes import IndexedSamples
+
+
+def keys(samples: Any) -> list[str]:
+    return [sample["__key__"] for sample in samples]
+
+
+def global_batches(
+    dataset: Any, ranks: int, workers: int, batch: int, of: Callable[[Any], list[Any]] = keys, **options: Any
+) -> list[list[Any]]:
+    """Return the global batches of an epoch, merged from each rank's batches."""
+    by_rank = []
+    for rank in range(ranks):
+        by_worker = []
+        for worker in range(workers):
+            pipe = IndexedSamples(dataset, global_batch_size=batch, **options).set_seed(5)
+            pipe.groups = {2: (ranks, rank), 3: (workers, worker)}
+            found = of(pipe)
+            assert len(found) == len(pipe)
+            size = batch // ranks
+            by_worker.append([found[start : start + size] for start in range(0, len(found), size)])
+        turns = zip_longest(*by_worker, fillvalue=[])
+        by_rank.append([each for each in chain.from_iterable(turns) if each])
+    return [list(chain.from_iterable(parts)) for parts in zip_longest(*by_rank, fillvalue=[])]
