@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torchdata.datapipes.iter  # noqa: F401  registers torchdata's stages
@@ -14,9 +13,7 @@ from torch.utils.data import IterDataPipe
 from webdataset.compat import FluidInterface
 
 import wds_datapipes
-from wds_datapipes import ShardList, index
-from wds_datapipes.errors import UnsafeInputError
-from wds_datapipes.testing import build_shard
+from wds_datapipes import index
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/move-from-webdataset.md"
 TEXT = PAGE.read_text("utf-8")
@@ -59,36 +56,3 @@ def test_every_class_that_the_page_advises_exists() -> None:
     elsewhere = {"DataLoader2", "IterableWrapper"}
     known = {*wds_datapipes.__all__, *index.__all__, *vars(wds_datapipes.errors), *elsewhere}
     assert sorted(advised - known) == []
-
-
-def read_first(url: str) -> dict[str, Any]:
-    """Return the first sample of a shard."""
-    sample: dict[str, Any] = next(iter(ShardList(url).load_wds_shards().group_samples()))
-    return sample
-
-
-@pytest.mark.parametrize("field", ["pyd", "pickle"])
-def test_fields_that_can_execute_code_need_unsafe_to_be_written_and_read(field: str, tmp_path: Path) -> None:
-    url, sample = str(tmp_path / "a.tar"), {"__key__": "a", field: {"x": 1}}
-    with webdataset.TarWriter(url) as theirs:
-        theirs.write(sample)
-    with pytest.raises(UnsafeInputError, match="allow_pickle=True"), wds_datapipes.TarWriter(url) as ours:
-        ours.write(sample)
-    with wds_datapipes.TarWriter(url, allow_pickle=True) as ours:
-        ours.write(sample)
-    pipe = ShardList(url).load_wds_shards().group_samples()
-    with pytest.raises(UnsafeInputError, match="allow_pickle=True"):
-        list(pipe.wds_decode())
-    assert next(iter(pipe.wds_decode(allow_pickle=True)))[field] == {"x": 1}
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.usefixtures("closed_garbage")
-def test_samples_of_local_shards_have_their_path(tmp_path: Path) -> None:
-    url = build_shard(tmp_path / "a.tar", [{"__key__": "a", "cls": "1"}])
-    theirs = next(iter(webdataset.WebDataset([url], shardshuffle=False)))
-    stages = next(iter(webdataset.DataPipeline(webdataset.SimpleShardList([url]), webdataset.tarfile_to_samples())))
-    assert read_first(url).keys() == theirs.keys() == stages.keys() | {"__local_path__"}
-    assert read_first(url)["__local_path__"] == url
-    copied = ShardList(url).cache_wds_shards(tmp_path / "copies").load_wds_shards().group_samples()
-    assert Path(next(iter(copied))["__local_path__"]).parent == tmp_path / "copies"

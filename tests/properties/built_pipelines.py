@@ -22,8 +22,6 @@ from wds_datapipes.writing import RecordWriter
 # Silenced by the import above.
 import torchdata.datapipes.iter  # isort: skip  # noqa: F401 - registers .cycle()
 
-__all__ = ["build", "write_shards"]
-
 Pipe = Any
 
 

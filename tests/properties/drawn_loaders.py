@@ -27,8 +27,6 @@ from wds_datapipes import ShardReadingService, StatefulShards
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # isort: skip
 from torchdata.stateful_dataloader import StatefulDataLoader  # isort: skip
 
-__all__ = ["LIMIT_S", "Loader", "Run", "opened", "packed", "unpacked"]
-
 #: The time limit of a run, in seconds.
 LIMIT_S = 300
 

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from pipeline_model import Steps, ends_early, others_of, population, splits
 
-__all__ = ["Case", "Options", "Topology", "draw_case", "must_reshard", "must_resume", "names_of"]
-
 
 class Topology(NamedTuple):
     """The processes that read: the number of ranks, and of workers of each; without workers, the rank itself reads."""
@@ -91,22 +89,10 @@ def must_resume(steps: Steps) -> bool:
 
 
 #: Steps of pipelines that other ranks and workers can resume.
-RESHARDED = (
-    *(
-        "indexed",
-        "list",
-        "shuffle",
-        "split",
-        "url_map",
-        "load",
-        "load_records",
-        "shuffle_samples",
-        "tag",
-        "tagging",
-        "keep",
-    ),
-    *("draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix"),
-)
+RESHARDED = {
+    "indexed", "list", "shuffle", "split", "url_map", "load", "load_records", "shuffle_samples", "tag", "tagging",
+    "keep", "draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix",
+}  # fmt: skip
 
 
 def must_reshard(steps: Steps) -> bool:
@@ -115,7 +101,7 @@ def must_reshard(steps: Steps) -> bool:
     is_left = all(stop == "all" for name, *arguments in steps if name == "mix" for stop in arguments[1:2])
     # An error that ends the stage is not part of its state.
     is_left = is_left and not ends_early(steps)
-    return must_resume(steps) and splits(steps) and names <= {*RESHARDED} and is_left
+    return must_resume(steps) and splits(steps) and names <= RESHARDED and is_left
 
 
 def draw_case(seed: int) -> Case:
@@ -291,27 +277,19 @@ def draw_step(rng: Random, name: str) -> Steps:
     return ((name, *arguments.get(name, ())),)
 
 
+#: The stages after a source, in their order, each with its probability.
+LATER = [
+    ("tag", 0.2), ("keep", 0.2), ("slice", 0.08), ("shuffle_samples", 0.5), ("torch_shuffle", 0.05),
+    ("tagging", 0.2), ("hoarding", 0.06), ("draw", 0.15), ("decode", 0.5), ("shuffle_samples", 0.05),
+    ("rsample", 0.05), ("cycle", 0.03), ("twice", 0.02), ("flatmap", 0.03), ("compose", 0.05),
+    ("select", 0.1),
+]  # fmt: skip
+
+
 def draw_later(rng: Random, steps: Steps) -> Steps:
     """Draw the stages after the source."""
     later: Steps = ()
-    for name, probability in (
-        ("tag", 0.2),
-        ("keep", 0.2),
-        ("slice", 0.08),
-        ("shuffle_samples", 0.5),
-        ("torch_shuffle", 0.05),
-        ("tagging", 0.2),
-        ("hoarding", 0.06),
-        ("draw", 0.15),
-        ("decode", 0.5),
-        ("shuffle_samples", 0.05),
-        ("rsample", 0.05),
-        ("cycle", 0.03),
-        ("twice", 0.02),
-        ("flatmap", 0.03),
-        ("compose", 0.05),
-        ("select", 0.1),
-    ):
+    for name, probability in LATER:
         later += draw_step(rng, name) if rng.random() < probability else ()
     kind = rng.choice(["sample", "key", "key", "to_tuple"])
     if kind == "to_tuple" and pads(steps):

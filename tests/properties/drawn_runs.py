@@ -23,8 +23,6 @@ from drawn_loaders import LIMIT_S, Loader, Run, opened, packed
 
 from wds_datapipes.errors import RankLostError, StateError
 
-__all__ = ["Answer", "Refused", "run_on_ranks"]
-
 FORK = multiprocessing.get_context("fork")
 END = object()
 

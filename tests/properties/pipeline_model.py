@@ -12,26 +12,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Place",
-    "Step",
-    "Steps",
-    "ends_early",
-    "epochs_of",
-    "flat",
-    "frozen",
-    "in_turn",
-    "is_padding",
-    "key_of",
-    "known",
-    "number_of",
-    "one_pass",
-    "others_of",
-    "population",
-    "sample",
-    "shards_of",
-]
-
 Step = tuple[Any, ...]
 Steps = tuple[Step, ...]
 

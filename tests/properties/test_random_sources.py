@@ -1,4 +1,4 @@
-"""Sources drawn at random that share shards otherwise, or change: directories, long lists, and replaced shards.
+"""Sources drawn at random that share shards otherwise, or change: directories, and replaced shards.
 
 The model and the loaders are those of the random pipelines.
 """
@@ -9,16 +9,14 @@ import os
 import shutil
 from collections import Counter
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from random import Random
-from statistics import fmean
 
 import pytest
 from drawn_loaders import Run
 from drawn_pipelines import Options, Topology, draw_indexed
 from drawn_runs import run_on_ranks
-from pipeline_model import Place, Step, Steps, flat, in_turn, one_pass, population, shards_of
+from pipeline_model import Steps, flat, population, shards_of
 from test_random_pipelines import write_in
 
 from wds_datapipes.testing import build_shard
@@ -68,43 +66,6 @@ def test_processes_share_a_directory(seed: int, tmp_path: Path) -> None:
     assert not [*(folder / "a").glob("*.tar")]
     done = sorted(path.name for path in (folder / "a" / "done").glob("*")) if after == "keep" else []
     assert done == (sorted(f"a-{shard}.tar" for shard in range(len(sizes))) if after == "keep" else [])
-
-
-@pytest.mark.parametrize("seed", range(CASES))
-def test_cycle_repeats_what_each_worker_has(seed: int, tmp_path: Path) -> None:
-    rng = Random(seed)
-    sizes = tuple(rng.randint(1, 5) for _ in range(rng.randint(1, 6)))
-    steps: list[Step] = [("list", "urls", "a", sizes), ("split",), ("load",), ("key",)]
-    place = rng.choice([1, 2, 3, 4])  # of the list, of the shards of a worker, or of its samples
-    steps.insert(place, ("cycle", None))
-    folder = folder_of(tmp_path, tuple(steps))
-    count = rng.randint(1, 40)
-    run = replace(draw_run(rng, tuple(steps)), broken=count)
-    ranks, workers = run.topology.ranks, max(run.topology.workers, 1)
-    if place > 1 and len(sizes) < ranks:
-        with pytest.raises(RuntimeError, match="EmptySourceError"):
-            run_on_ranks(run, folder)
-        return
-    for rank, answer in enumerate(run_on_ranks(run, folder)):
-        streams = [one_pass(run.steps, Place(rank, ranks, worker, workers), 0) for worker in range(workers)]
-        assert answer.epochs == [[*islice(in_turn(streams), count)]]
-
-
-@pytest.mark.parametrize("seed", range(CASES // 2))
-def test_a_list_longer_than_a_buffer_is_permuted_as_a_whole(seed: int, tmp_path: Path) -> None:
-    rng = Random(seed)
-    count = rng.randint(30_000, 50_000)
-    steps: Steps = (("list", "urls", "a", (0,) * count), ("shuffle",), ("split",), ("name",))
-    run = draw_run(rng, steps, epochs=2)
-    answers = run_on_ranks(run, tmp_path)
-    for epoch in range(2):
-        lists = [[int(url[2:-4]) for url in answer.epochs[epoch]] for answer in answers]
-        assert sorted(number for each in lists for number in each) == list(range(count))
-        for numbers in lists:  # a third of the list is a shuffle; with torch's buffer of 10,000, it would be less
-            moves = fmean(abs(number / count - place / len(numbers)) for place, number in enumerate(numbers))
-            assert 0.3 < moves < 0.37
-    orders = {tuple(epoch) for answer in answers for epoch in answer.epochs}
-    assert len(orders) == 2 * len(answers)
 
 
 @pytest.mark.parametrize("seed", range(CASES))
