@@ -27,7 +27,7 @@ from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.plan import make_plan
 from wds_datapipes.prepare.shard_run import ConvertedShard
 from wds_datapipes.prepare.sources.image_folder import find_images
-from wds_datapipes.prepare.sources.tarp_recipe import Recipe
+from wds_datapipes.prepare.sources.listing import Recipe
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import read_shards
 

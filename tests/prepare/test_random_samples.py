@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import TarWriter
-from wds_datapipes.prepare.random_samples import draw_samples
+from wds_datapipes.prepare.shard_contents import draw_samples
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import read_shards

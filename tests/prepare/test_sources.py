@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import EncodeError, SampleSourceError
 from wds_datapipes.prepare.sample_spec import FilePart, SampleSpec, Source, UrlPart, measure_sample, read_sample
-from wds_datapipes.prepare.sources.image_folder import find_images
-from wds_datapipes.prepare.sources.imagenet import find_imagenet
-from wds_datapipes.prepare.sources.listing import FileLocations
+from wds_datapipes.prepare.sources.image_folder import find_imagenet, find_images
+from wds_datapipes.prepare.sources.listing import FileLocations, Recipe
 from wds_datapipes.prepare.sources.table import Table
-from wds_datapipes.prepare.sources.tarp_recipe import Recipe
 from wds_datapipes.samples.keys import first_dot
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

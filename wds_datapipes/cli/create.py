@@ -20,10 +20,9 @@ from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar, write_sidecar
 from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.sample_spec import Source
-from wds_datapipes.prepare.sources.image_folder import IMAGE_ENDINGS, Faults, ImageFiles, find_images
-from wds_datapipes.prepare.sources.imagenet import find_imagenet
+from wds_datapipes.prepare.sources.image_folder import IMAGE_ENDINGS, Faults, ImageFiles, find_imagenet, find_images
+from wds_datapipes.prepare.sources.listing import Recipe
 from wds_datapipes.prepare.sources.table import Table
-from wds_datapipes.prepare.sources.tarp_recipe import Recipe
 from wds_datapipes.writing.shard_names import NUMBER
 
 

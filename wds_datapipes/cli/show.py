@@ -17,9 +17,8 @@ from wds_datapipes.cli._report import end_with_faults, plural, print_json, size_
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
 from wds_datapipes.parallel.progress import human_bytes
-from wds_datapipes.prepare.preview import Preview, preview_field
-from wds_datapipes.prepare.preview_html import escape_text, samples_as_html
-from wds_datapipes.prepare.random_samples import draw_samples
+from wds_datapipes.prepare.preview import Preview, escape_text, preview_field, samples_as_html
+from wds_datapipes.prepare.shard_contents import draw_samples
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.types import Sample
