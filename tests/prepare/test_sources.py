@@ -69,14 +69,14 @@ def fields_of(source: Source) -> dict[str, dict[str, Any]]:
 def test_folders_are_classes_in_the_order_of_their_names() -> None:
     put("in/dog/2.jpg", "in/dog/10.JPEG", "in/cat/a/x.png", "in/cat/Z.webp", "in/cat/notes.txt", "in/cat/a/README")
     put("in/.git/1.jpg", "in/cat/.hidden.jpg", "in/bird/b.c/e.jpg", "in/about.txt")
-    source = find_images("in", name_field="txt")
+    source = find_images("in")
     assert source.classes == ["bird", "cat", "dog"]
     assert fields_of(source) == {
-        "bird/b.c/e": {"jpg": "in/bird/b.c/e.jpg", "cls": b"0", "txt": b"bird"},
-        "cat/Z": {"webp": "in/cat/Z.webp", "cls": b"1", "txt": b"cat"},
-        "cat/a/x": {"png": "in/cat/a/x.png", "cls": b"1", "txt": b"cat"},
-        "dog/10": {"jpg": "in/dog/10.JPEG", "cls": b"2", "txt": b"dog"},
-        "dog/2": {"jpg": "in/dog/2.jpg", "cls": b"2", "txt": b"dog"},
+        "bird/b.c/e": {"jpg": "in/bird/b.c/e.jpg", "cls": b"0"},
+        "cat/Z": {"webp": "in/cat/Z.webp", "cls": b"1"},
+        "cat/a/x": {"png": "in/cat/a/x.png", "cls": b"1"},
+        "dog/10": {"jpg": "in/dog/10.JPEG", "cls": b"2"},
+        "dog/2": {"jpg": "in/dog/2.jpg", "cls": b"2"},
     }
     assert source.left_out == {".txt": 2, "without an ending": 1}
     assert list(fields_of(find_images("in", endings=["txt"], has_classes=False))) == ["about", "cat/notes"]
@@ -199,14 +199,13 @@ ORDER = [(1, 2), (2, 0), (3, 1)]
 def test_a_file_lists_the_classes_of_images_in_one_folder() -> None:
     flat()
     kaggle()
-    source = find_imagenet("in", "val", name_field="txt")
+    source = find_imagenet("in", "val")
     assert source.classes == WNIDS
     found = fields_of(source)
     assert {key: int(fields["cls"]) for key, fields in found.items()} == {
         f"ILSVRC2012_val_0000000{number}": label for number, label in ORDER
     }
     assert source.words == WORDS
-    assert found["ILSVRC2012_val_00000002"]["txt"] == WORDS[0].encode()
 
 
 def test_missing_files_of_classes_are_reported() -> None:

@@ -31,7 +31,6 @@ class CreateArguments(WriteArguments, SampleArguments):
     """The options of all ``create`` commands.
 
     Input:
-        --class-name FIELD: A field for the class name, such as txt.
         --classes-from FILE: Number classes as in this list, which was written for another split.
         --root-dir DIR: The folder for relative paths.
 
@@ -70,7 +69,6 @@ def create_images(
     no_classes: bool = False,
     all_files: bool = False,
     ending: list[str] | None = None,
-    class_name: str = "",
     classes_from: str = "",
 ) -> None:
     """Create shards from a folder of images.
@@ -85,8 +83,8 @@ def create_images(
         --all-files: Group all files with the same key into one sample.
         --ending EXT: The extension of samples, instead of those of images; may be repeated.
     """
-    if no_classes and (class_name or classes_from):
-        raise WrongUse("--no-classes cannot be used with --class-name or --classes-from")
+    if no_classes and classes_from:
+        raise WrongUse("--no-classes cannot be used with --classes-from")
 
     def find(on_fault: Faults) -> Source:
         found = find_images(
@@ -94,7 +92,6 @@ def create_images(
             has_classes=not no_classes,
             endings=ending or IMAGE_ENDINGS,
             key_rule=options.rule if all_files else None,
-            name_field=class_name,
             on_fault=on_fault,
         )
         if classes_from:
@@ -109,7 +106,6 @@ def create_imagenet(
     options: CreateArguments,
     split: str = "train",
     labels: Path | None = None,
-    class_name: str = "",
 ) -> None:
     """Create shards from ImageNet, as distributed by torchvision and Kaggle.
 
@@ -123,7 +119,7 @@ def create_imagenet(
 
     def find(on_fault: Faults) -> Source:
         top = local_folder(folder)
-        return find_imagenet(top, split, labels=labels, name_field=class_name, on_fault=on_fault)
+        return find_imagenet(top, split, labels=labels, on_fault=on_fault)
 
     create_from(find, replace(options, rekey=options.rekey or "{number:07d}"))
 

@@ -42,7 +42,7 @@ class Preview(NamedTuple):
         picture: a thumbnail, ``"RGB"`` or ``"RGBA"``.
         error: why the field cannot be decoded.
         field: the field's name.
-        size: the size in bytes, or 0 for a decoded value.
+        size: the size in bytes.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Preview(NamedTuple):
     size: int = 0
 
 
-def preview_field(field: str, value: Any, *, characters: int = 2000, pixels: int = 256) -> Preview:
+def preview_field(field: str, data: bytes, *, characters: int = 2000, pixels: int = 256) -> Preview:
     """Describe a field without raising, whatever it contains. Code in the data is never run.
 
     >>> preview_field("cls", b"7")
@@ -63,37 +63,33 @@ def preview_field(field: str, value: Any, *, characters: int = 2000, pixels: int
 
     Args:
         field: the field's name; its last extension selects the decoder, a final ``.gz`` means that it is compressed.
-        value: the field's bytes, or a decoded value.
+        data: the field's bytes.
         characters: the approximate length of the text.
         pixels: the longest side of the thumbnail.
     """
-    name, prefix, content = field.lower(), "", value
-    found = Preview(_kind_of(value))
+    name, prefix, content = field.lower(), "", data
+    found = Preview(_kind_of(data))
     try:
-        while isinstance(value, bytes) and f".{name}".endswith(".gz"):
+        while f".{name}".endswith(".gz"):
             name, prefix = name[:-3], "gzip, "
             content = gunzip(content, limits=LIMITS)
         found = Preview(_kind_of(content))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)  # it may exhaust the memory
-            if isinstance(value, bytes):
-                found = _preview_bytes(name.rpartition(".")[2], content, characters, pixels)
-            else:
-                found = _preview_value(content, pixels)
+            found = _preview_bytes(name.rpartition(".")[2], content, characters, pixels)
     except MissingDependencyError as error:
         found = found._replace(error=str(error))
     except RecursionError:
         found = found._replace(error="it is nested too deeply")
-    except Exception as error:  # noqa: BLE001  decoders and values of users raise all kinds of errors
+    except Exception as error:  # noqa: BLE001  decoders raise all kinds of errors
         found = found._replace(error=f"{type(error).__name__}: {error}")
     text = found.text if len(found.text) <= characters else f"{found.text[:characters]}..."
-    size = len(value) if isinstance(value, bytes) else 0
-    return Preview(prefix + found.kind, text, found.picture, found.error[:500], field, size)
+    return Preview(prefix + found.kind, text, found.picture, found.error[:500], field, len(data))
 
 
-def _kind_of(value: Any) -> str:
-    return "empty" if isinstance(value, bytes) and not value else type(value).__name__
+def _kind_of(data: bytes) -> str:
+    return "bytes" if data else "empty"
 
 
 def _preview_bytes(extension: str, data: bytes, characters: int, pixels: int) -> Preview:
@@ -104,7 +100,7 @@ def _preview_bytes(extension: str, data: bytes, characters: int, pixels: int) ->
     if extension in UNSAFE:
         return Preview("pickle", error="not decoded, as decoding can run code")
     codec = find_codec(extension)
-    return _preview_text(data, characters) if codec is None else _preview_value(codec.decode(data), pixels)
+    return _preview_text(data, characters) if codec is None else _preview_value(codec.decode(data))
 
 
 def _preview_image(data: bytes, pixels: int) -> Preview:
@@ -144,14 +140,11 @@ def _count_text(text: str) -> str:
     return characters if lines <= 1 else f"{characters}, {lines:,} lines"
 
 
-def _preview_value(value: Any, pixels: int) -> Preview:
-    if isinstance(value, Image.Image):
-        kind = f"image, {value.width} x {value.height}, {value.mode}"
-        return Preview(kind, picture=_make_thumbnail(value.copy(), pixels))
+def _preview_value(value: Any) -> Preview:
     if isinstance(value, str):
         return Preview(_count_text(value) if value else "text, empty", value)
     if _is_array(value):
-        return Preview(_describe_array(value), picture=_picture_of(value, pixels))
+        return Preview(_describe_array(value))
     kind = type(value).__name__ if value is not None else "null"
     if isinstance(value, Mapping):
         kind = f"{kind}, {len(value):,} entr{'y' if len(value) == 1 else 'ies'}"
@@ -202,26 +195,6 @@ def _to_numpy(value: Any) -> Any:
         return np.asarray(value.detach().cpu().float() if str(value.dtype) == "torch.bfloat16" else value.detach())
     except Exception:  # noqa: BLE001  sparse and quantized tensors cannot be converted
         return None
-
-
-def _picture_of(value: Any, pixels: int) -> Image.Image | None:
-    """Return a thumbnail of an array that looks like an image, with channels first or last.
-
-    Its values are uint8, or floats from 0 to 1; those of a matrix without channels are uint8.
-    """
-    array = _to_numpy(value)
-    if array is None or array.ndim not in (2, 3):
-        return None
-    if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (3, 4):
-        array = array.transpose(1, 2, 0)
-    if min(array.shape[:2]) < 8 or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
-        return None
-    if array.dtype.kind == "f" and array.ndim == 3 and array.min() >= 0 and array.max() <= 1:
-        array = (array * 255).round().astype(np.uint8)
-    if array.dtype != np.uint8:
-        return None
-    picture = Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2:] == (1,) else array))
-    return _make_thumbnail(picture, pixels)
 
 
 #: Pictures up to this size are enlarged without smoothing.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from wds_datapipes.errors import SampleSourceError
-from wds_datapipes.prepare.sample_spec import FilePart, Part, SampleSpec, encode_text, make_spec
+from wds_datapipes.prepare.sample_spec import FilePart, Part, SampleSpec, make_spec
 from wds_datapipes.samples.keys import KeyRule
 
 #: The default file extensions of images.
@@ -31,7 +31,6 @@ class ImageFiles:
     Args:
         root: the folder of all paths.
         classes: the names of the classes, in the order of their numbers; ``None`` if there are none.
-        name_field: the field for the name of the class, or an empty string.
 
     Attributes:
         files: the files of all samples, in order, relative to the root.
@@ -39,8 +38,8 @@ class ImageFiles:
         left_out: the number of files without images, by extension.
     """
 
-    def __init__(self, root: str, classes: Sequence[str] | None, *, name_field: str = "") -> None:
-        self.root, self.name_field = root, name_field
+    def __init__(self, root: str, classes: Sequence[str] | None) -> None:
+        self.root = root
         self.classes = None if classes is None else list(classes)
         self.words: list[str] = []
         self.left_out: Counter[str] = Counter()
@@ -79,12 +78,9 @@ class ImageFiles:
             fields: list[tuple[str, Part]] = [
                 (field_of(ending), FilePart(path)) for ending, path in zip(endings, paths, strict=True)
             ]
+            if self.classes is not None:
+                fields.append(("cls", b"%d" % label))
             try:
-                if self.classes is not None:
-                    fields.append(("cls", b"%d" % label))
-                    if self.name_field:
-                        name = (self.words or self.classes)[label]
-                        fields.append((self.name_field, encode_text(name, f"the class of {paths[0]!r}")))
                 yield make_spec(stem, fields, paths[0], f"the sample of {paths[0]!r}")
             except SampleSourceError as error:
                 yield error
@@ -96,7 +92,6 @@ def find_images(
     has_classes: bool = True,
     endings: Collection[str] = IMAGE_ENDINGS,
     key_rule: KeyRule | None = None,
-    name_field: str = "",
     on_fault: Faults | None = None,
 ) -> ImageFiles:
     """Find images in a folder with one subfolder per class, including all folders below.
@@ -110,7 +105,6 @@ def find_images(
         endings: the file extensions of images.
         key_rule: group all files with the same key into one sample, which must have an image. By default, each image is
             a sample.
-        name_field: the field for the name of the class.
         on_fault: called with the error of a class or sample, which is then skipped; by default, errors are raised.
 
     Raises:
@@ -120,7 +114,7 @@ def find_images(
     fault = _raise_fault if on_fault is None else on_fault
     wanted = {ending.lower().lstrip(".") for ending in endings}
     [(_, folders, files)] = _walk_folder(top, "", deep=False)
-    found = ImageFiles(top, folders if has_classes else None, name_field=name_field)
+    found = ImageFiles(top, folders if has_classes else None)
     select = partial(_select_files, wanted=wanted, key_rule=key_rule, found=found, fault=fault)
     for stem, some in select("", files) if has_classes else ():
         raise SampleSourceError(
@@ -217,7 +211,6 @@ def find_imagenet(
     split: str,
     *,
     labels: str | os.PathLike[str] | None = None,
-    name_field: str = "",
     on_fault: Faults | None = None,
 ) -> ImageFiles:
     """Find the images of ``root/split``, in one folder per class or, for validation, in a single folder.
@@ -230,7 +223,6 @@ def find_imagenet(
         split: the name of the subfolder.
         labels: ``LOC_val_solution.csv`` of Kaggle, with the classes of images in a single folder, if it is not in the
             root.
-        name_field: the field for the words of the class, or its ID if they are unknown.
         on_fault: called with the error of an image, which is then skipped; by default, errors are raised.
 
     Raises:
@@ -264,7 +256,6 @@ def find_imagenet(
             on_fault(error)
     if words:
         found.words = [words.get(name, name) for name in found.classes or ()]
-    found.name_field = name_field
     return found
 
 
