@@ -31,14 +31,8 @@ def plain(value: Any) -> Any:
 
 
 LEAVES = st.sampled_from(["number", "text", "array", "tensor"])
-SHAPES = st.recursive(
-    LEAVES,
-    lambda inner: (
-        st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3)
-        | st.lists(inner, min_size=1, max_size=3).map(tuple)
-    ),
-    max_leaves=5,
-)
+DICTS = st.dictionaries(st.sampled_from("xy"), LEAVES, min_size=1)
+SHAPES = st.dictionaries(st.sampled_from("abc"), LEAVES | DICTS, min_size=1)
 
 
 def built(shape: Any, number: int) -> Any:
@@ -55,18 +49,10 @@ def built(shape: Any, number: int) -> Any:
     }[shape]
 
 
-def listed(value: Any) -> Any:
-    """A value with lists for tuples, as from torch's collate."""
-    if isinstance(value, dict):
-        return {key: listed(each) for key, each in value.items()}
-    return [listed(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-@given(shape=SHAPES, count=st.integers(1, 4), copy=st.booleans())
-def test_batches_collated_by_torch_are_unbatched(shape: Any, count: int, copy: bool) -> None:
+@given(shape=SHAPES, count=st.integers(1, 4))
+def test_batches_collated_by_torch_are_unbatched(shape: Any, count: int) -> None:
     samples = [built(shape, number) for number in range(count)]
-    taken = list(unbatch_samples([default_collate(samples)] * 2, nested_lists=True, copy=copy))
-    assert listed(plain(taken)) == listed(plain(samples)) * 2
+    assert plain(list(unbatch_samples([default_collate(samples)] * 2))) == plain(samples) * 2
 
 
 @settings(deadline=None)  # the first of webdataset's stages is slow to start
@@ -151,16 +137,3 @@ def test_columns_that_do_not_match(batch: Any, message: str) -> None:
 def test_invalid_batches(batch: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         list(unbatch_samples([batch]))
-
-
-@pytest.mark.parametrize("column", [torch.zeros(4, 2), np.zeros((4, 2))])
-def test_copies_have_their_own_memory(column: Any) -> None:
-    def address(array: Any) -> int:
-        return int(array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data)
-
-    begin = address(column)
-    assert [address(row[0]) - begin for row in unbatch_samples([(column,)])] == [
-        n * 2 * column.itemsize for n in range(4)
-    ]
-    for (row,) in unbatch_samples([(column,)], copy=True):
-        assert not begin <= address(row) < begin + column.nbytes

@@ -76,10 +76,9 @@ def test_an_error_of_the_function() -> None:
 
 
 def test_how_urls_are_made() -> None:
-    pair, function = ("images", "labels"), str.upper
-    assert parse_url_of(pair) == parse_url_of(list(pair)) == [Replacement("images", "labels")]
-    assert parse_url_of(function) == [str.upper]
-    assert parse_url_of([pair, function, ("a", "b")]) == [Replacement(*pair), str.upper, Replacement("a", "b")]
+    pair = ("images", "labels")
+    assert parse_url_of(pair) == parse_url_of(list(pair)) == Replacement("images", "labels")
+    assert parse_url_of(str.upper) is str.upper
     assert Replacement("images", "labels")("s3://images/images-0.tar") == "s3://labels/labels-0.tar"
 
 
@@ -96,7 +95,9 @@ def read(*urls: str, **options: Any) -> Iterator[Sample]:
 
 
 def added(source: Any, *rules: Any, **options: Any) -> Iterator[Sample]:
-    return add_columns(source, list(rules) or [Replacement("x", "y")], key_rule=first_dot, **options)
+    for rule in rules or [Replacement("x", "y")]:
+        source = add_columns(source, rule, key_rule=first_dot, **options)
+    return iter(source)
 
 
 def whole(samples: Any) -> str:

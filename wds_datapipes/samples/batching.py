@@ -92,10 +92,10 @@ def _column(values: list[Any], name: object, combine_tensors: bool, combine_scal
     )
 
 
-def unbatch_samples(source: Iterable[Any], *, nested_lists: bool = False, copy: bool = False) -> Iterator[Any]:
+def unbatch_samples(source: Iterable[Any]) -> Iterator[Any]:
     """Yield the samples of each batch, in the structure of the batch: a dict of columns becomes dicts."""
     for batch in source:
-        columns = list(_columns(batch, (), nested_lists))
+        columns = list(_columns(batch, ()))
         if not columns:
             raise ValueError(
                 f"unbatch_samples needs batches of columns ({KINDS}), but got a {type(batch).__name__} without columns"
@@ -103,12 +103,11 @@ def unbatch_samples(source: Iterable[Any], *, nested_lists: bool = False, copy: 
         path, count = columns[0]
         for other, length in columns:
             if length != count:
-                lists = "" if nested_lists else ". A list in a batch is one column, unless nested_lists=True"
                 raise ValueError(
                     f"unbatch_samples needs columns of the same length, but {_describe_path(path)} has {count} items "
-                    f"and {_describe_path(other)} has {length}{lists}"
+                    f"and {_describe_path(other)} has {length}. A list in a batch is one column"
                 )
-        yield from _rows(batch, (), nested_lists, copy)
+        yield from _rows(batch, ())
 
 
 def split_lists(source: Iterable[Any]) -> Iterator[Any]:
@@ -121,25 +120,25 @@ def split_lists(source: Iterable[Any]) -> Iterator[Any]:
         yield from batch
 
 
-def _columns(value: Any, path: tuple[Any, ...], nested_lists: bool) -> Iterator[tuple[tuple[Any, ...], int]]:
+def _columns(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield the path and the length of each column of a batch."""
-    parts = _parts(value, path, nested_lists)
+    parts = _parts(value, path)
     if parts is None:
         yield path, len(value)
     else:
         for name, part in parts:
-            yield from _columns(part, (*path, name), nested_lists)
+            yield from _columns(part, (*path, name))
 
 
-def _rows(value: Any, path: tuple[Any, ...], nested_lists: bool, copy: bool) -> Iterator[Any]:
+def _rows(value: Any, path: tuple[Any, ...]) -> Iterator[Any]:
     """Yield the samples of a batch, or of a part of one."""
-    parts = _parts(value, path, nested_lists)
+    parts = _parts(value, path)
     if parts is None:
-        return _elements(value, copy)
+        return iter(value.unbind(0)) if _is_tensor(value) else iter(value)
     names = [name for name, _ in parts]
     rows: Iterator[tuple[Any, ...]] = itertools.repeat(())  # a group without columns; the lengths are compared above
     if parts:
-        rows = zip(*(_rows(part, (*path, name), nested_lists, copy) for name, part in parts), strict=False)
+        rows = zip(*(_rows(part, (*path, name)) for name, part in parts), strict=False)
     if isinstance(value, Mapping):
         return (dict(zip(names, row, strict=True)) for row in rows)
     if isinstance(value, list):
@@ -147,7 +146,7 @@ def _rows(value: Any, path: tuple[Any, ...], nested_lists: bool, copy: bool) -> 
     return map(value._make, rows) if hasattr(value, "_make") else rows
 
 
-def _parts(value: Any, path: tuple[Any, ...], nested_lists: bool) -> list[tuple[Any, Any]] | None:
+def _parts(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, Any]] | None:
     """Return the parts of a group of columns with their names, or None for a column.
 
     A list or tuple without possible columns, such as one of strings, is itself a column: torch collates strings into
@@ -156,7 +155,7 @@ def _parts(value: Any, path: tuple[Any, ...], nested_lists: bool) -> list[tuple[
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, list | tuple):
-        grouping = isinstance(value, tuple) or nested_lists or not path
+        grouping = isinstance(value, tuple) or not path
         return list(enumerate(value)) if grouping and any(map(_may_be_column, value)) else None
     if not _may_be_column(value):
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
@@ -176,15 +175,6 @@ def _may_be_column(value: Any) -> bool:
 def _is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")  # without it, there is no tensor
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _elements(column: Any, copy: bool) -> Iterator[Any]:
-    if _is_tensor(column):
-        rows = iter(column.unbind(0))
-        return (row.clone() for row in rows) if copy else rows
-    if copy and isinstance(column, np.ndarray) and column.ndim > 1:
-        return (row.copy() for row in column)
-    return iter(column)
 
 
 def _describe_path(path: tuple[Any, ...]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -84,25 +84,22 @@ class Replacement:
         return url.replace(self.old, self.new)
 
 
-def parse_url_of(url_of: Any) -> list[URLRule]:
-    """Return the URL rules from a function, a pair of strings, or a list of these."""
+def parse_url_of(url_of: Any) -> URLRule:
+    """Return the URL rule from a function, or a pair of strings."""
     if callable(url_of):
-        return [url_of]
-    if isinstance(url_of, list | tuple) and url_of:
-        if all(isinstance(text, str) for text in url_of):
-            if len(url_of) == 2 and url_of[0] and url_of[0] != url_of[1]:
-                return [Replacement(*url_of)]
-        else:
-            return [rule for each in url_of for rule in parse_url_of(each)]
+        return url_of  # type: ignore[no-any-return]  # mypy does not narrow Any
+    is_pair = isinstance(url_of, list | tuple) and len(url_of) == 2 and all(isinstance(text, str) for text in url_of)
+    if is_pair and url_of[0] and url_of[0] != url_of[1]:
+        return Replacement(*url_of)
     raise TypeError(
-        f"url_of of add_columns must be a function of the URL, a replacement such as "
-        f'("images", "labels"), or a list of these, not {url_of!r}'
+        'url_of of add_columns must be a function of the URL, or a replacement such as ("images", "labels"), not '
+        f"{url_of!r}"
     )
 
 
 def add_columns(
     source: Iterable[Sample],
-    rules: Sequence[URLRule],
+    rule: URLRule,
     *,
     key_rule: KeyRule,
     fields: Collection[str] | None = None,
@@ -110,9 +107,9 @@ def add_columns(
     storage_options: Mapping[str, Any] | None = None,
     on_error: OnError = "raise",
 ) -> Iterator[Sample]:
-    """Yield each sample with the fields that parallel shards have for its key.
+    """Yield each sample with the fields that a parallel shard has for its key.
 
-    A sample gets all of its columns or is not yielded. Samples are matched by key alone, so samples that a policy skips
+    Samples are matched by key alone, so samples that a policy skips
     in one shard never shift those of another. If the next sample of the parallel shard has another key, the next
     `LOOK_AHEAD` are searched: if one matches, those before it are dropped, otherwise the sample is.
     """
@@ -130,48 +127,46 @@ def add_columns(
             on_error=on_error,
         )
 
-    columns = [ParallelShard(rule, read, LOOK_AHEAD if skips_errors else 0) for rule in rules]
+    shard = ParallelShard(rule, read, LOOK_AHEAD if skips_errors else 0)
     names = None if fields is None else [field.lower() for field in fields]
 
-    def report(faults: Iterable[Exception | None]) -> None:
-        """Handle the errors of parallel shards that concern none of our samples."""
-        for column, fault in zip(columns, faults, strict=True):
-            if fault is not None:
-                policy.handle(fault, url=column.url)
+    def report(fault: Exception | None) -> None:
+        """Handle an error of the parallel shard that concerns none of our samples."""
+        if fault is not None:
+            policy.handle(fault, url=shard.url)
 
     url = ""
+    joined: Sample | Exception = {}
     try:
         for sample in policy.counted(source):
             if not isinstance(sample, dict):
                 raise not_a_sample_error("add_columns", sample)
             if not {"__key__", "__url__"} <= sample.keys():
                 raise TypeError(f"add_columns needs samples with '__key__' and '__url__', but one has {list(sample)}")
-            key, main_url = sample["__key__"], sample["__url__"]
+            main_url = sample["__url__"]
             # The samples of one reading of a shard share one string; a copied one may be from this reading or the next.
-            if main_url is not url and (main_url != url or not any(column.expects(key) for column in columns)):
-                report(column.end() for column in columns)
-                for column in columns:
-                    column.begin(main_url)
+            if main_url is not url and (main_url != url or not shard.expects(sample["__key__"])):
+                report(shard.end())
+                shard.begin(main_url)
             url = main_url
-            added: Sample = {}
-            faults = list(filter(None, [column.add(sample, names, added) for column in columns]))
-            report(column.gap for column in columns)
-            if faults:
-                policy.handle(faults.pop(0), sample)
+            joined = shard.join(sample, names)
+            report(shard.gap)
+            if isinstance(joined, Exception):
+                policy.handle(joined, sample)
             elif not policy.has_ended:
-                yield {**sample, **added}
+                yield joined
             if policy.has_ended:
                 break
         else:
-            report(column.end() for column in columns)
+            report(shard.end())
         policy.finish()
     finally:
-        for column in columns:
-            column.close()
+        joined = {}  # avoid a reference cycle: the frames of an error would keep their files open
+        shard.close()
 
 
 class ParallelShard:
-    """Reads parallel shards, one at a time, in step with the shard that each is joined to.
+    """Reads parallel shards, one at a time, in step with the shards that they are joined to.
 
     Attributes:
         url: the URL of the current shard.
@@ -198,26 +193,25 @@ class ParallelShard:
         """Whether the next sample has this key."""
         return self._reach(1) and bool(self._ahead[0]["__key__"] == key)
 
-    def add(self, sample: Sample, names: list[str] | None, added: Sample) -> Exception | None:
-        """Put the fields for a sample into ``added``, or return the error."""
+    def join(self, sample: Sample, names: list[str] | None) -> Sample | Exception:
+        """Return a sample with the fields for it, or the error."""
         try:
             found = self._find(sample["__key__"])
         except Exception as error:  # noqa: BLE001 - the policy handles all errors of a shard
             return error
         where = f"for the sample {sample['__key__']!r} of {redact(self._main_url)}"
-        for name in names if names is not None else found:
-            if names is None and name[:2] == "__":
-                continue
+        joined = sample.copy()
+        for name in (name for name in found if name[:2] != "__") if names is None else names:
             if name not in found:
                 fields = [field for field in found if field[:2] != "__"]
                 return MissingFieldError(f"add_columns needs {name!r} {where}, but {redact(self.url)} has {fields}")
-            if name in sample or name in added:
+            if name in joined:
                 return DuplicateKeyError(
                     f"add_columns got {name!r} from {redact(self.url)} {where}, which already has this field. Select "
                     f"other fields with fields=, or rename the existing one first"
                 )
-            added[name] = found[name]
-        return None
+            joined[name] = found[name]
+        return joined
 
     def end(self) -> Exception | None:
         """Return the error at the end of the samples, unless it was reported before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -50,22 +50,15 @@ def parse_slice(positions: tuple[int | None, ...]) -> tuple[int, int | None, int
     >>> parse_slice((10,)), parse_slice((2, None)), parse_slice((None, 10, 3))
     ((0, 10, 1), (2, None, 1), (0, 10, 3))
     """
-    if not 1 <= len(positions) <= 3:
-        raise TypeError(f"slice_samples takes stop, or start, stop and step, not {len(positions)} numbers")
-    given = (None, *positions) if len(positions) == 1 else positions
-    numbers = []
-    for name, number in zip(("start", "stop", "step"), given, strict=False):
-        try:
-            numbers.append(None if number is None else operator.index(number))
-        except TypeError:
-            raise TypeError(f"the {name} of slice_samples must be an integer or None, not {number!r}") from None
-        if number is not None and number < (name == "step"):
-            raise ValueError(
-                f"the {name} of slice_samples must be at least {int(name == 'step')}, not {number!r}: "
-                f"positions cannot be counted from the end of a stream"
-            )
-    start, stop, step = (*numbers, None)[:3]
-    return start or 0, stop, step or 1
+    try:
+        itertools.islice((), *positions)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "slice_samples takes stop, or start, stop and step, which are integers from 0 or None, and a step from 1, "
+            f"not {positions}: positions cannot be counted from the end of a stream"
+        ) from None
+    bounds = slice(*positions)
+    return bounds.start or 0, bounds.stop, bounds.step or 1
 
 
 def slice_samples(

@@ -103,8 +103,7 @@ class SampleUnbatcher(EngineStage[Any]):
 
     It is the inverse of torch's ``.collate()``. A batch is a dict, a tuple or a list of columns, or a single column. A
     column is a tensor, an array or a list whose first dimension is the batch; or a nested dict or tuple of columns. A
-    list inside a batch is one column; torch also collates tuples in samples to such lists, which needs
-    ``nested_lists=True``.
+    list inside a batch is one column, also where torch has collated tuples in samples to such a list.
 
     With ``collated=False``, a batch is a list of samples, as from ``.batch()``, or from a function that splits a sample
     into several::
@@ -120,14 +119,10 @@ class SampleUnbatcher(EngineStage[Any]):
 
     Yields:
         Any: samples of the same type as the batch: a dict for a dict, a tuple for a tuple. Numbers in a tensor become
-        tensors without dimensions.
+        tensors without dimensions. Values are views of the batch, whose memory is released with its last sample.
 
     Args:
         source: yields batches.
-        nested_lists: treat a list inside a batch as a group of columns instead of one column, unless its elements
-            cannot be columns, such as strings.
-        copy: copy the values of each sample. By default they are views of the batch, whose memory is released with its
-            last sample. With a shuffle after it, that takes several times the memory of the samples.
         collated: the batch consists of columns; otherwise it is a list, a tuple or another iterable of samples, which
             are yielded unchanged.
 
@@ -144,20 +139,9 @@ class SampleUnbatcher(EngineStage[Any]):
 
     holds_items = True
 
-    def __init__(
-        self, source: IterDataPipe[Any], *, nested_lists: bool = False, copy: bool = False, collated: bool = True
-    ) -> None:
-        if not collated and (nested_lists or copy):
-            raise ValueError(
-                "unbatch_samples accepts nested_lists and copy only for collated batches, not with collated=False"
-            )
+    def __init__(self, source: IterDataPipe[Any], *, collated: bool = True) -> None:
         self.source = source
-        self.nested_lists = nested_lists
-        self.copy = copy
         self.collated = collated
 
     def __iter__(self) -> Iterator[Any]:
-        if self.collated:
-            yield from unbatch_samples(self.source, nested_lists=self.nested_lists, copy=self.copy)
-        else:
-            yield from split_lists(self.source)
+        yield from (unbatch_samples if self.collated else split_lists)(self.source)

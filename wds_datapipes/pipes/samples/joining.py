@@ -85,7 +85,7 @@ class ColumnAdder(FunctionStage[Sample]):
     Args:
         source: yields samples with ``__url__``, as ``group_samples`` does.
         url_of: determines the URL of the parallel shard: a replacement, such as ``("images", "captions")``, or a
-            function of the URL; or a list of them, for several parallel shards.
+            function of the URL. For several parallel shards, use the stage repeatedly.
         fields: the fields to add, which must exist; all by default.
         key_rule: splits the names in the parallel shards, as in ``group_samples``.
         rename_files: a function from a file's name in a parallel shard to its new name, for keys that are written
@@ -117,7 +117,7 @@ class ColumnAdder(FunctionStage[Sample]):
     def __init__(
         self,
         source: IterDataPipe[Sample],
-        url_of: Callable[[str], str] | tuple[str, str] | list[Callable[[str], str] | tuple[str, str]],
+        url_of: Callable[[str], str] | tuple[str, str],
         *,
         fields: Collection[str] | None = None,
         key_rule: KeyRule = first_dot,
@@ -131,7 +131,7 @@ class ColumnAdder(FunctionStage[Sample]):
             raise TypeError(f"rename_files must be a function of a file's name, not {rename_files!r}")
         super().__init__(
             source,
-            rules=parse_url_of(url_of),
+            rule=parse_url_of(url_of),
             fields=fields,
             key_rule=key_rule,
             rename_files=rename_files,
