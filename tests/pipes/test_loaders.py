@@ -167,7 +167,7 @@ def test_each_sample_gets_its_own_columns(kind: str, pattern: str, tmp_path: Pat
     for shard, count in enumerate(SAMPLES_PER_SHARD):
         labels = [{"__key__": f"{shard}-{n:02d}", "label": f"{shard}-{n:02d}"} for n in range(count)]
         build_shard(tmp_path / f"labels-{shard}.tar", labels)
-    pipe = samples(pattern).add_columns([lambda url: url.replace("train", "labels")])
+    pipe = samples(pattern).add_columns(lambda url: url.replace("train", "labels"))
     pipe = pipe.associate({key: {"number": key} for key in ALL_KEYS}).shuffle_samples(5)
     for epoch in items_of(kind, pipe, 2):
         assert sorted(keys(epoch)) == ALL_KEYS
