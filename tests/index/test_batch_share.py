@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
@@ -24,6 +24,7 @@ def positions(share: BatchShare, done: int = 0) -> list[int]:
     return list(chain.from_iterable(each.tolist() for each in share.positions(done)))
 
 
+@settings(max_examples=60)
 @given(st.data())
 def test_an_epoch_resharded_repeatedly_has_each_kept_position_once(data: st.DataObject) -> None:
     remainder: Remainder = data.draw(st.sampled_from(["drop", "pad", "keep"]), "remainder")
@@ -56,6 +57,7 @@ def test_an_epoch_resharded_repeatedly_has_each_kept_position_once(data: st.Data
     assert remainder == "pad" or max(found, default=0) < max(count, 1)
 
 
+@settings(max_examples=60)
 @given(st.data())
 def test_whole_batches_remain_after_steps_of_all_ranks(data: st.DataObject) -> None:
     """Also if samples of later batches came in their place, as from a shuffle buffer: so ranks stay in step."""

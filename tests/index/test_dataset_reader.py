@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nginx_server import Nginx
 
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, MissingSidecarError, UnsupportedSidecarError
-from wds_datapipes.index import AccessOptions, IndexOptions, Manifest, build_indexes
+from wds_datapipes.index import AccessOptions, IndexOptions, build_indexes
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.testing import build_shard
 
@@ -157,28 +155,6 @@ def test_long_names_and_pax_headers_are_read(tmp_path: Path) -> None:
     sizes = [result.samples for result in build_indexes(urls)]
     with DatasetReader(urls, sizes) as reader:
         assert [sample["cls"] for sample in read(reader, [0, 1, 1], [2, 0, 2])] == [b"2", b"0", b"2"]
-
-
-def test_only_the_wanted_fields_are_fetched_from_a_server(nginx: Nginx, tmp_path: Path) -> None:
-    folder = nginx.files / tmp_path.name
-    folder.mkdir()
-    samples: list[dict[str, bytes | str]] = [
-        {"__key__": f"{number}", "jpg": bytes(200_000), "json": f"[{number}]"} for number in range(20)
-    ]
-    for name in "ab":
-        build_shard(folder / f"{name}.tar", samples)
-    base = f"http://127.0.0.1:{nginx.http}/{tmp_path.name}"
-    manifest = Manifest(build_indexes([f"{base}/{name}.tar" for name in "ab"], index_dir=tmp_path / "indexes"))
-    nginx.asked()
-    with DatasetReader(
-        manifest.urls, [20, 20], access=AccessOptions(index_dir=tmp_path / "indexes"), fields=["json"]
-    ) as reader:
-        found = read(reader, [0, 1, 0, 1], [3, 5, 19, 0])
-    assert [sample["json"] for sample in found] == [b"[3]", b"[5]", b"[19]", b"[0]"]
-    ranges = [re.search(r"\[bytes=(\d+)-(\d+)\]", line) for line in nginx.asked()]
-    assert ranges
-    assert all(ranges)
-    assert sum(int(each[2]) - int(each[1]) + 1 for each in ranges if each) < 4096
 
 
 def test_fields_of_an_index_that_keeps_capital_letters_are_matched_exactly(tmp_path: Path) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import io
-import multiprocessing
 import os
 import re
-import resource
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO
@@ -21,6 +17,7 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nginx_server import Nginx
 
 from wds_datapipes import ShardList, TarWriter
 from wds_datapipes.errors import (
@@ -38,7 +35,6 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.index import (
     IndexOptions,
-    ShardIndex,
     build_index,
     build_indexes,
     check_index,
@@ -269,26 +265,6 @@ def test_an_index_that_is_rewritten_in_place_stays_as_it_was_read(
     assert forked(rewrite_while_it_is_used) == 0
 
 
-def write_on_a_full_disk(index: ShardIndex, place: Path) -> None:
-    """In a separate process, whose file size limit simulates the disk."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-    with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be written: OSError: File too large"):
-        write_index(index, str(place))
-
-
-def test_a_full_disk_leaves_the_existing_index(tmp_path: Path) -> None:
-    small, large = shard(tmp_path / "small.tar"), shard(tmp_path / "large.tar", 400)
-    place = tmp_path / "x.wdsidx"
-    write_index(build_index(small), str(place))
-    before = place.read_bytes()
-    writing = multiprocessing.get_context("fork").Process(target=write_on_a_full_disk, args=(build_index(large), place))
-    writing.start()
-    writing.join()
-    assert writing.exitcode == 0
-    assert place.read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["large.tar", "small.tar", "x.wdsidx"]
-
-
 def test_the_version_of_the_format_is_reported(tmp_path: Path) -> None:
     from zlib import crc32
 
@@ -386,22 +362,6 @@ def test_invalid_arguments_are_refused(shards: list[str]) -> None:
     assert build_indexes([]) == []
 
 
-def test_duplicates_are_handled_as_requested(tmp_path: Path) -> None:
-    url = build_shard(tmp_path / "x.tar", [{"__key__": "a", "txt": "1", "TXT": "22"}])
-    with pytest.raises(DuplicateKeyError, match=r"holds the field 'txt' of the sample 'a' twice, at bytes 0 and 1024"):
-        build_indexes([url])
-    assert build_indexes([url], options=IndexOptions(on_duplicate="first"))[0].members == 1
-    assert read_index(index_url(url))[0].entries[0].size == 1
-    assert build_indexes([url], options=IndexOptions(on_duplicate="last"))[0].members == 1
-    assert read_index(index_url(url))[0].entries[0].size == 2
-
-
-def test_any_executor_can_be_used(shards: list[str]) -> None:
-    with ThreadPoolExecutor(2) as executor:
-        assert len(build_indexes(shards, executor=executor)) == 3
-        executor.submit(len, ())  # it is still open
-
-
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemes, "_registered", {})
@@ -421,96 +381,66 @@ def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
 # From a server
 
 
-class Ranges(http.server.BaseHTTPRequestHandler):
-    """Serves files, and ranges of them, and counts the bytes."""
-
-    protocol_version = "HTTP/1.1"
-    files: dict[str, bytes]
-    has_ranges: bool
-    sent: list[tuple[int, int]]
-    etags: bool
-
-    def do_HEAD(self) -> None:
-        self.respond(body=False)
-
-    def do_GET(self) -> None:
-        self.respond(body=True)
-
-    def do_PUT(self) -> None:
-        self.files[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(201)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def respond(self, body: bool) -> None:
-        content = self.files.get(self.path)
-        if content is None:
-            self.send_error(404)
-            return
-        begin, end = 0, len(content)
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if asked and self.has_ranges:
-            begin, end = int(asked[1]), min(int(asked[2]) + 1, end)
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
-        else:
-            self.send_response(200)
-        if self.has_ranges:
-            self.send_header("Accept-Ranges", "bytes")
-        if self.etags:
-            self.send_header("ETag", f'"{hash(content):x}"')
-        self.send_header("Content-Length", str(end - begin))
-        self.end_headers()
-        if body:
-            self.sent.append((begin, end))
-            self.wfile.write(content[begin:end])
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  named so by the class that it is of
-        pass
-
-
 @pytest.fixture
-def server() -> Iterator[tuple[str, type[Ranges]]]:
-    handler = type("Handler", (Ranges,), {"files": {}, "sent": [], "has_ranges": True, "etags": True})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_address[1]}", handler
-        running.shutdown()
-        thread.join()
+def served(nginx: Nginx, tmp_path: Path) -> tuple[str, Path]:
+    """The address of a folder on a server, and the folder."""
+    (nginx.files / tmp_path.name).mkdir()
+    nginx.asked()
+    return f"http://127.0.0.1:{nginx.http}/{tmp_path.name}", nginx.files / tmp_path.name
 
 
-def test_only_headers_of_a_remote_shard_are_fetched(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
-    address, handler = server
-    local = shard(tmp_path / "x.tar", 6, 4 * MB)
-    handler.files["/x.tar"] = Path(local).read_bytes()
+def requested(nginx: Nginx) -> list[int]:
+    """The number of bytes of each range that was requested since this was called last."""
+    ranges = [re.search(r"\[bytes=(\d+)-(\d+)\]", line) for line in nginx.asked() if " GET " in line]
+    return [int(each[2]) - int(each[1]) + 1 for each in ranges if each]
+
+
+def test_only_headers_of_a_remote_shard_are_fetched(nginx: Nginx, served: tuple[str, Path]) -> None:
+    address, folder = served
+    local = shard(folder / "x.tar", 6, 4 * MB)
     index = build_index(f"{address}/x.tar")
     assert index.has_same_layout(build_index(local))
-    assert index.facts.bytes == len(handler.files["/x.tar"]) > 24 * MB
-    assert index.facts.etag == f"{hash(handler.files['/x.tar']):x}"
-    fetched = sum(end - begin for begin, end in handler.sent)
-    assert fetched <= 9 * FIRST_BYTES, f"{fetched} bytes were fetched in {handler.sent}"
-    handler.sent.clear()
-    assert (
-        build_index(f"{address}/x.tar", options=IndexOptions(digest=True)).facts.sha256
-        == build_index(local, options=IndexOptions(digest=True)).facts.sha256
-    )
-    assert sum(end - begin for begin, end in handler.sent) == len(handler.files["/x.tar"])
+    assert index.facts.bytes == os.path.getsize(local) > 24 * MB
+    assert index.facts.etag is not None
+    assert sum(requested(nginx)) <= 9 * FIRST_BYTES
+    with_digest = IndexOptions(digest=True)
+    assert build_index(f"{address}/x.tar", with_digest).facts.sha256 == build_index(local, with_digest).facts.sha256
+    shard(folder / "y.tar", 500, 2000)
+    requested(nginx)
+    build_index(f"{address}/y.tar")
+    found = requested(nginx)
+    assert len(found) <= 9, "small members are fetched in few requests"
+    assert sum(found) <= os.path.getsize(folder / "y.tar") + FIRST_BYTES
 
 
-def test_many_remote_shards_are_indexed_in_processes(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
-    address, handler = server
-    locals_ = [shard(tmp_path / f"{name}.tar", 3, 300_000) for name in "abc"]
-    for local in locals_:
-        handler.files[f"/{Path(local).name}"] = Path(local).read_bytes()
-    urls = [f"{address}/{Path(local).name}" for local in locals_]
+def test_many_remote_shards_are_indexed_in_processes(served: tuple[str, Path], tmp_path: Path) -> None:
+    address, folder = served
+    locals_ = [shard(folder / f"{name}.tar", 3, 300_000) for name in "abc"]
+    urls = [f"{address}/{name}.tar" for name in "abc"]
     build_index(urls[0])  # so that this process has a thread for HTTP, which its forks lack
-    results = build_indexes(urls, index_dir=tmp_path / "indexes", num_workers=3)
+    results = build_indexes(urls, index_dir=tmp_path / "indexes", num_workers=2)
     for result, local in zip(results, locals_, strict=True):
         assert read_index(result.index_url).has_same_layout(build_index(local))
-    assert [result.is_new for result in build_indexes(urls, index_dir=tmp_path / "indexes", num_workers=3)] == [
-        False
-    ] * 3
+
+
+def test_a_server_without_ranges_is_read_through(nginx: Nginx, served: tuple[str, Path], tmp_path: Path) -> None:
+    local = shard(served[1] / "x.tar", 3, MB)
+    index = build_index(f"http://127.0.0.1:{nginx.http}/whole/{tmp_path.name}/x.tar")
+    assert index.has_same_layout(build_index(local))
+    assert index.facts.bytes == os.path.getsize(local)
+
+
+def test_a_changed_remote_shard_is_noticed(served: tuple[str, Path]) -> None:
+    address, folder = served
+    local = shard(folder / "x.tar")
+    index = build_index(f"{address}/x.tar")
+    check_index(index, f"{address}/x.tar")
+    shard(folder / "x.tar", 3, 6)
+    os.utime(local, (1, 1))
+    with pytest.raises(StaleSidecarError, match=r"x\.tar has changed .*: its ETag is '.*', not"):
+        check_index(index, f"{address}/x.tar")
+    with pytest.raises(ShardOpenError, match="HTTP status 404"):
+        build_index(f"{address}/none.tar")
 
 
 RANGES = st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 600_000)), max_size=8)
@@ -540,57 +470,6 @@ def _exactly(stream: BinaryIO, count: int) -> bytes:
     while len(data) < count and (more := stream.read(count - len(data))):
         data += more
     return data
-
-
-def test_small_members_are_fetched_in_few_requests(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
-    address, handler = server
-    local = shard(tmp_path / "x.tar", 500, 2000)
-    handler.files["/x.tar"] = Path(local).read_bytes()
-    assert build_index(f"{address}/x.tar").has_same_layout(build_index(local))
-    assert len(handler.sent) <= 9
-    assert sum(end - begin for begin, end in handler.sent) <= len(handler.files["/x.tar"]) + 512, (
-        "nothing is fetched twice"
-    )
-
-
-def test_a_server_without_ranges_is_read_through(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
-    address, handler = server
-    handler.has_ranges = handler.etags = False
-    local = shard(tmp_path / "x.tar", 3, MB)
-    handler.files["/x.tar"] = Path(local).read_bytes()
-    index = build_index(f"{address}/x.tar")
-    assert index.has_same_layout(build_index(local))
-    assert (index.facts.bytes, index.facts.etag) == (len(handler.files["/x.tar"]), None)
-    assert len(handler.sent) == 2, "one request that asks for a part, to see that there are none"
-
-
-def test_a_changed_remote_shard_is_noticed(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
-    address, handler = server
-    handler.files["/x.tar"] = Path(shard(tmp_path / "x.tar")).read_bytes()
-    index = build_index(f"{address}/x.tar")
-    check_index(index, f"{address}/x.tar")
-    handler.files["/x.tar"] = Path(shard(tmp_path / "x.tar", 3, 6)).read_bytes()
-    with pytest.raises(StaleSidecarError, match=r"x\.tar has changed .*: its ETag is '-?[0-9a-f]+', not"):
-        check_index(index, f"{address}/x.tar")
-    with pytest.raises(ShardOpenError, match="HTTP status 404"):
-        build_index(f"{address}/none.tar")
-
-
-def test_a_remote_shard_that_changes_while_it_is_indexed(
-    tmp_path: Path, server: tuple[str, type[Ranges]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address, handler = server
-    handler.files["/x.tar"] = Path(shard(tmp_path / "x.tar", 6, 4 * MB)).read_bytes()
-    send = handler.respond
-
-    def send_another_later(request: Ranges, body: bool) -> None:
-        if len(handler.sent) == 4:
-            handler.files["/x.tar"] = bytes(len(handler.files["/x.tar"]))
-        send(request, body)
-
-    monkeypatch.setattr(handler, "respond", send_another_later)
-    with pytest.raises(StaleSidecarError, match=r"x\.tar has changed while its headers were read"):
-        build_index(f"{address}/x.tar")
 
 
 def test_a_truncated_range_is_an_error() -> None:

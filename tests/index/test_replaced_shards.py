@@ -14,7 +14,7 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from nginx_server import Nginx
 
-from wds_datapipes import IndexedSamples, ShardList
+from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.index import AccessOptions, IndexOptions, Manifest, build_indexes, build_many
 from wds_datapipes.testing import build_shard
@@ -73,7 +73,7 @@ class Place(NamedTuple):
     options: dict[str, Any] | None = None
 
 
-PLACES = ["local", "http", "http without ETag", "http without a version", "s3"]
+PLACES = ["local", "http", "http without ETag", "http without a version"]
 
 
 @pytest.fixture(params=PLACES)
@@ -136,7 +136,7 @@ def encoded(samples: list[Fields]) -> list[Fields]:
     ("place", "name", "order"),
     [
         *(("local", name, order) for name in REPLACEMENTS for order in ("sequential", "global")),
-        *(("http without ETag", name, "window") for name in REPLACEMENTS),
+        *(("http without ETag", name, "window") for name in ("another order", "a shorter field")),
         *((place, "other keys", "sequential") for place in PLACES[1:]),
     ],
     indirect=["place"],
@@ -168,6 +168,7 @@ def test_a_shard_that_is_rewritten_while_it_is_open_is_an_error(place: Place, tm
         dataset_of_one[3]
 
 
+@pytest.mark.parametrize("place", ["local", "http", "http without ETag", "s3"], indirect=True)
 def test_another_version_with_the_same_headers_is_an_error_where_the_store_tells_versions(
     place: Place, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -198,13 +199,6 @@ def test_valid_indexes_are_kept_or_a_warning_says_why_not(
         assert re.search(r"index of \S+a\.tar is built again.*neither ETag nor Last-Modified", "".join(caplog.messages))
     place.write(shard(tmp_path / "new", samples_of("new/{:03}".format), time=2 * 10**9))
     assert [result.is_new for result in build_indexes([place.url], **options)] == [True]
-
-
-def test_opening_a_dataset_with_stale_indexes_rebuilds_them(place: Place, tmp_path: Path) -> None:
-    place.write(shard(tmp_path / "old", SAMPLES))
-    dataset(place, tmp_path)
-    place.write(shard(tmp_path / "new", samples := samples_of("new/{:03}".format), time=2 * 10**9))
-    assert fields_of(dataset(place, tmp_path)) == encoded(samples)
 
 
 @pytest.mark.parametrize("kind", ["another size", "another digest", "only other keys"])
@@ -299,9 +293,3 @@ def test_headers_cost_no_request(nginx: Nginx, tmp_path: Path) -> None:
     nginx.asked()
     assert len(list(indexed)) == COUNT
     assert len(nginx.asked()) == 2  # one to open the shard, and one for all samples
-
-
-def test_a_stream_reads_what_an_index_reads(place: Place, tmp_path: Path) -> None:
-    place.write(shard(tmp_path / "old", SAMPLES))
-    streamed = ShardList(place.url).load_wds_shards(storage_options=place.options).group_samples()
-    assert fields_of(dataset(place, tmp_path)) == fields_of(streamed)
