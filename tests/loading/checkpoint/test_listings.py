@@ -138,8 +138,8 @@ def cut(pipe: IterDataPipe[Any], workers: int, items: int) -> tuple[list[str], A
         return found, loader.reading_service.state_dict()
 
 
-@pytest.mark.parametrize(("workers", "items"), [(0, 1), (0, SAMPLES), (2, 1), (2, SAMPLES), (2, 2 * SAMPLES)])
-@pytest.mark.parametrize("then", [0, 2, 3])
+@pytest.mark.parametrize(("workers", "items"), [(0, SAMPLES), (2, 1), (2, 2 * SAMPLES)])
+@pytest.mark.parametrize("then", [0, 3])
 def test_a_shard_added_before_the_resume_is_noticed(workers: int, then: int, items: int) -> None:
     found, state = cut(of_lister(), workers, items)
     shutil.copyfile("0.tar", "+.tar")  # it sorts before the existing shards

@@ -53,20 +53,15 @@ RESHARDED: dict[str, Callable[[], Pipe]] = {
             *("packed indexed samples", "a stage that holds samples back"),
         )
     },
-    "in order": lambda: ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples(),
-    "a buffer for more than all": lambda: split().shuffle_samples(50),
-    "two buffers": lambda: split().shuffle_samples(4).filter(is_even).shuffle_samples(3),
+    "in order": split,
+    "two buffers": lambda: split().shuffle_samples(50).filter(is_even).shuffle_samples(3),
     "a mixture in a mixture": lambda: split().mix_samples(
         split("a").mix_samples(split("b"), weights=[2, 1], stop="all"), stop="all"
     ),
-    "indexed samples in order": lambda: IndexedSamples("{0..5}.tar", global_batch_size=4, order="sequential"),
     "padded samples of an index": lambda: IndexedSamples("{0..5}.tar", global_batch_size=4, remainder="pad"),
     "kept samples of an index": lambda: IndexedSamples(
         "{0..5}.tar", global_batch_size=4, remainder="keep"
     ).shuffle_samples(4),
-    "joined indexed samples": lambda: IndexedSamples(
-        "{0..5}.tar", global_batch_size=4, join="more-{5,1,0}.tar", missing="keep"
-    ).shuffle_samples(3),
     "an indexed mixture": lambda: IndexedSamples(
         {"a": "a{0..3}.tar", "b": "b{0..1}.tar"},
         weights={"a": 2, "b": 1},

@@ -108,30 +108,6 @@ def test_equal_states_of_a_rank_count_once(folder: Path) -> None:
         merge_states([*states, later])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stateful_shards_and_services_resume_from_each_other(folder: Path, workers: int) -> None:
-    def of_torch(rank: int) -> Any:
-        return StatefulShards(stream(folder, 2), seed=7, distributed=(rank, 2))
-
-    states, expected = [], []
-    for rank in range(2):
-        data = of_torch(rank)
-        found = []
-        for batch in data.tracked(DataLoader(data, batch_size=None, num_workers=workers)):
-            found.append(batch)
-            if len(found) == 1:
-                states.append(data.state_dict())
-        expected.append(found[1:])
-    for rank in range(2):
-        service = ShardReadingService(workers, distributed=(rank, 2))
-        with DataLoader2(stream(folder, 2), reading_service=service) as loader:
-            loader.load_state_dict(merge_states(states))
-            assert list(loader) == expected[rank]
-        data = of_torch(rank)
-        data.load_state_dict(merge_states(states))
-        assert list(data.tracked(DataLoader(data, batch_size=None, num_workers=workers))) == expected[rank]
-
-
 @pytest.mark.parametrize(
     ("distributed", "error", "text"),
     [

@@ -141,26 +141,16 @@ class TestShards:
             assert sorted(keys(itertools.chain(*ranks))) == [f"0/{number}" for number in range(SIZES[0])]
             assert [bool(samples) for samples in ranks].count(True) == 1
 
-    def test_shards_are_split_evenly(self, together: Results, workers: int) -> None:
-        for ranks in epochs_of(together, f"seeded {workers}"):
-            assert [len(shards(samples)) for samples in ranks] == shares(len(ranks), workers)
-
-    def test_shards_move_between_ranks(self, together: Results, workers: int) -> None:
-        owned = {
-            json.dumps([sorted(shards(samples)) for samples in ranks])
-            for ranks in epochs_of(together, f"seeded {workers}")
-        }
-        assert len(owned) == 3
+    def test_shards_are_split_evenly_and_move_between_ranks(self, together: Results, workers: int) -> None:
+        epochs = epochs_of(together, f"seeded {workers}")
+        assert all([len(shards(samples)) for samples in ranks] == shares(len(ranks), workers) for ranks in epochs)
+        assert len({json.dumps([sorted(shards(samples)) for samples in ranks]) for ranks in epochs}) == 3
 
     def test_the_seed_of_rank_0_alone_decides(self, together: Results, workers: int) -> None:
         for results in together:
             assert results[f"seeded {workers}"] == results[f"seeded again {workers}"]
-
-    def test_unseeded_epochs_differ(self, together: Results, workers: int) -> None:
-        orders = {
-            json.dumps([shards(samples) for samples in ranks]) for ranks in epochs_of(together, f"unseeded {workers}")
-        }
-        assert len(orders) > 1
+        unseeded = epochs_of(together, f"unseeded {workers}")
+        assert len({json.dumps([shards(samples) for samples in ranks]) for ranks in unseeded}) > 1
 
     @pytest.mark.parametrize("name", ["seeded", "unseeded"])
     def test_stages_after_the_split_have_a_seed_for_each_epoch_rank_and_worker(

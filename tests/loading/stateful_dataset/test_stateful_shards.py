@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_table import EXACT, all_keys, key_of, shards_of, split
+from pipeline_table import EXACT, all_keys, key_of, shards_of
 from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -55,18 +55,6 @@ def test_all_workers_start_the_next_epoch_after_an_interrupted_loop(workers: int
     assert keys_of(list(loader)) == KEYS
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_chosen_epoch_depends_only_on_its_number(persistent: bool) -> None:
-    loader = loader_of(2, persistent=persistent)
-    epochs = [list(loader) for _ in range(3)]
-    assert isinstance(loader.dataset, StatefulShards)
-    for _ in range(2):
-        loader.dataset.set_epoch(1)
-        epochs += [list(loader), list(loader)]
-    assert epochs[3:5] == epochs[5:]
-    assert len({json.dumps(epoch) for epoch in [*epochs, list(loader_of(2, seed=4))]}) == 6
-
-
 def test_torchs_loader_resumes_without_workers() -> None:
     generator = torch.get_rng_state()
     shards = StatefulShards(pipeline())
@@ -87,21 +75,6 @@ def test_torchs_loader_resumes_without_workers() -> None:
     before = torch.get_rng_state()
     list(shards)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_positions_of_workers_are_not_invented() -> None:
-    shards = StatefulShards(pipeline())
-    found = list(DataLoader(shards, batch_size=None, num_workers=2, multiprocessing_context="fork"))
-    assert sorted(found) == KEYS
-    with pytest.raises(StateError, match="positions of the worker processes"):
-        shards.state_dict()
-
-
-def test_a_state_of_another_pipeline_is_refused() -> None:
-    shards = StatefulShards(pipeline())
-    next(iter(shards))
-    with pytest.raises(StateError, match=r"different pipeline\. Counted from the end, stage 1 was SampleShuffler"):
-        StatefulShards(split().shuffle_samples(7).map(key_of)).load_state_dict(shards.state_dict())
 
 
 def test_a_state_that_one_worker_cannot_resume_is_refused() -> None:
