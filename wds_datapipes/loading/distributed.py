@@ -196,23 +196,20 @@ class Ranks:
                     for name in ("seed", "facts")
                     if store.check([self._key(epoch, name)])
                 }
-                self._open(epoch, brought)
+                # Opens the gate, unless it is shut.
+                store.compare_set(self._key(epoch, "gate"), "", json.dumps(brought))
+                self._forget(epoch, "seed", "facts", "present")
+                self._forget(epoch - 1, "gate")
             store.add(self._key(epoch, self.rank), 1)  # so that a rank that dies in between is detected
-        while not store.check([self._gate(epoch)]):
+        while not store.check([self._key(epoch, "gate")]):
             if not pause():
                 self._shut(epoch)
-        verdict = json.loads(store.get(self._gate(epoch)))
+        verdict = json.loads(store.get(self._key(epoch, "gate")))
         self._forget(epoch, self.rank)
         if "lost" in verdict:
             raise _lost(epoch, verdict["lost"])
         self._begun = epoch
         return verdict.get("seed"), verdict.get("facts", {})
-
-    def _open(self, epoch: int, brought: dict[str, Any]) -> None:
-        """Open a gate, unless it is shut."""
-        self._host.compare_set(self._gate(epoch), "", json.dumps(brought))
-        self._forget(epoch, "seed", "facts", "present")
-        self._forget(epoch - 1, "gate")
 
     def _shut(self, epoch: int) -> None:
         """Shut a gate at which this rank has timed out, unless it is open."""
@@ -222,13 +219,13 @@ class Ranks:
         why = f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for {names}, dead or busy elsewhere"
         if self.identity.ranks < self.size:
             why += ". If some ranks have no loader, pass distributed=(rank, world_size), and seed the loaders alike"
-        store.compare_set(self._gate(epoch), "", json.dumps({"lost": why}))
+        store.compare_set(self._key(epoch, "gate"), "", json.dumps({"lost": why}))
 
     def _leave(self, pause: Pause, why: str) -> None:
         """Shut the next gate, and delete the entries that are no longer needed."""
         store, following = self._host, self._arrived + 1
         # The store sends no response to this, so this does not wait.
-        store.set(self._gate(following), json.dumps({"lost": why}))
+        store.set(self._key(following, "gate"), json.dumps({"lost": why}))
         if store.add(self._key(following, "left"), 1) == self.size:
             self._forget(following, "left", "gate")
             self._forget(self._arrived, "gate")
@@ -255,9 +252,6 @@ class Ranks:
 
     def _key(self, epoch: int, name: object) -> str:
         return f"{self._meetings}/{epoch}/{name}"
-
-    def _gate(self, epoch: int) -> str:
-        return self._key(epoch, "gate")
 
     def _forget(self, epoch: int, *names: object) -> None:
         for name in names:

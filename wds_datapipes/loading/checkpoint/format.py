@@ -100,13 +100,13 @@ class Checkpoint:
     epoch: int
     first: int
     next: int | None
-    is_over: bool
     rank: int
     ranks: int
     distributed: bool
-    workers: int
-    turn: int
     parts: list[WorkerState]
+    is_over: bool = False
+    workers: int = 0
+    turn: int = 0
     worker: int | None = None
     wanted: int | None = None
     is_drained: bool = False

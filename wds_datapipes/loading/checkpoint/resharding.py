@@ -76,7 +76,7 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
     if not same and all(checkpoint.is_over for checkpoint in saved):
         check_ranks(saved, identity[0], identity[1])
         same = list(saved)
-    found = same[0] if same else reshard_state(saved, pipe, identity)
+    found = same[0] if same else _reshard(saved, pipe, identity)
     if not found.is_over:
         return found
     parts = [part.renewed() for part in found.parts]
@@ -91,17 +91,8 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
     return replace(found, parts=parts, turn=0)
 
 
-def reshard_state(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Checkpoint:
-    """Return the state from which a rank resumes with a different number of ranks or workers.
-
-    Args:
-        saved: the states of all ranks.
-        pipe: the pipeline, before the split.
-        identity: the identity of this rank, among the current ranks.
-
-    Raises:
-        StateError: a rank's state is missing, or the pipeline cannot be resharded.
-    """
+def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Checkpoint:
+    """Return the state from which a rank resumes with a different number of ranks or workers."""
     rank, ranks, distributed, workers = identity
     _check_complete(saved)
     parts = [part for checkpoint in saved for part in checkpoint.parts]

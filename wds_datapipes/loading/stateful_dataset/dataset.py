@@ -322,13 +322,6 @@ class StatefulShards(IterableDataset[Any]):
     def _saved(self, row: WorkerRow, **facts: Any) -> Checkpoint:
         """Return the position of the loop in the epoch of a row; before the first epoch, the preceding one is over."""
         begun, epochs = row.epoch > 0, self._epochs
-        identity = {
-            "rank": epochs.rank,
-            "ranks": epochs.ranks,
-            "distributed": epochs.distributed,
-            "workers": 0,
-            "turn": 0,
-        }
         return Checkpoint(
             stages=self._stages,
             seed=row.seed if begun else self.seed,
@@ -336,7 +329,10 @@ class StatefulShards(IterableDataset[Any]):
             first=row.first if begun else self._seeds[0],
             next=row.next if begun else self.seed,
             wanted=self._shared.chosen(row.begun),
-            **{"is_over": False, **identity, **facts},
+            rank=epochs.rank,
+            ranks=epochs.ranks,
+            distributed=epochs.distributed,
+            **facts,
         )
 
     def _resume_from(self, loaded: list[Checkpoint]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,17 +17,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-#: The attribute with the `Seed` of a stage of another package, and the one that marks a wrapped method.
+#: The attribute of a stage of another package with the seed that was set last and whether a pass has begun with it, and
+#: the one that marks a wrapped method.
 SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
 #: The attributes of a `SeededStage` with its seeds.
 SEEDS = frozenset({"_seed", "_last_seed", "_own_seed"})
-
-
-class Seed(NamedTuple):
-    """The seed that was set last for a stage of another package, and whether a pass has begun with it."""
-
-    value: int
-    is_used: bool
 
 
 class SeededStage:
@@ -64,9 +58,9 @@ def later_seed(seed: int) -> int:
 
 def pending_seed(stage: Any) -> int | None:
     """Return the seed that was set for the next iteration of a stage; None if there is none or it is unknown."""
-    seed: Seed | None = vars(stage).get(SEED)
-    if seed is not None:
-        return None if seed.is_used else seed.value
+    if SEED in vars(stage):
+        seed, is_used = vars(stage)[SEED]
+        return None if is_used else seed
     found: int | None = vars(stage).get("_seed")  # set by SeededStage and torch's .shuffle()
     return found
 
@@ -99,7 +93,7 @@ def _recording_set_seed(set_seed: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(set_seed)
     def set_and_record(self: Any, seed: int, *args: Any, **kwargs: Any) -> Any:
-        vars(self)[SEED] = Seed(seed, is_used=False)
+        vars(self)[SEED] = seed, False
         return set_seed(self, seed, *args, **kwargs)
 
     setattr(set_and_record, _MARK, True)
@@ -111,13 +105,13 @@ def _reseeding_reset(reset: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(reset)
     def seed_and_reset(self: Any) -> None:
-        seed: Seed | None = vars(self).get(SEED)
-        if seed is not None and seed.is_used:
-            self.set_seed(later_seed(seed.value))
+        seed, is_used = vars(self).get(SEED, (None, False))
+        if is_used:
+            self.set_seed(later_seed(seed))
         reset(self)
         # Set after the call, since the method may call that of the base class.
         if seed is not None:
-            vars(self)[SEED] = vars(self)[SEED]._replace(is_used=True)
+            vars(self)[SEED] = vars(self)[SEED][0], True
 
     setattr(seed_and_reset, _MARK, True)
     return seed_and_reset
