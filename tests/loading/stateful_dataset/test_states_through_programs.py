@@ -135,7 +135,7 @@ def test_a_stateful_loader_directly_over_a_pipeline_warns(last: bool, workers: i
         state = copy.deepcopy(loader.state_dict())
     assert found[0].filename == __file__
     loader = new()
-    with pytest.raises(StateError, match=r"after the first batch .* Pass StatefulShards\(pipe\)"):
+    with pytest.raises(StateError, match=r"after the first batch, .* Pass StatefulShards\(pipe\)"):
         loader.load_state_dict(state)
     loader.load_state_dict(first)
     assert keys_of(list(loader)) == KEYS

@@ -356,9 +356,3 @@ def _of_dataset(state: Mapping[str, Any]) -> list[Checkpoint]:
     if not isinstance(found, Mapping) or STATE not in found:
         raise StateError("This is the state of a StatefulDataLoader whose dataset is not a StatefulShards")
     return _decode(found[STATE])
-
-
-def has_begun(state: Mapping[str, Any]) -> bool:
-    """Whether a state of a ``StatefulDataLoader`` was saved after the first batch."""
-    steps = state.get("_num_yielded", 0), state.get("_steps_since_snapshot", 0)
-    return any(steps) or state.get("_snapshot", {}).get("_snapshot_step", 0) > 0

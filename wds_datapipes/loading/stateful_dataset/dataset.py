@@ -15,7 +15,6 @@ from wds_datapipes.loading.checkpoint.format import (
     Checkpoint,
     WorkerState,
     checkpoints_in,
-    has_begun,
     state_of,
     state_of_stream,
 )
@@ -392,52 +391,39 @@ def _group_of(distributed: Distributed) -> DataParallelGroup:
     )
 
 
-ADVICE = (
-    "Pass StatefulShards(pipe) instead of the pipeline: the state of StatefulDataLoader(StatefulShards(pipe), ...) is "
-    "exact in the middle of an epoch"
-)
+def missing_position(loader: Any, state: Mapping[str, Any]) -> str:
+    """Return why a ``StatefulDataLoader`` cannot resume from a state that it has saved, or ""."""
+    steps = state.get("_num_yielded"), state.get("_steps_since_snapshot"), state.get("_snapshot", {})
+    if not (any(steps[:2]) or steps[2].get("_snapshot_step")) or not has_own_stage(loader.dataset):
+        return ""
+    return (
+        "This state of a StatefulDataLoader was saved after the first batch, and does not contain the position of its "
+        "pipeline in the epoch: some samples would be repeated and others lost. Pass StatefulShards(pipe) instead of "
+        "the pipeline: the state of StatefulDataLoader(StatefulShards(pipe), ...) is exact in the middle of an epoch"
+    )
 
 
-def check_saved(loader: Any, state: Mapping[str, Any]) -> None:
-    """Warn about a state that does not contain the position of its pipeline.
+def load_ended_epoch(data: Any, state: Mapping[str, Any]) -> bool:
+    """Load a state of a ``StatefulDataLoader`` into its dataset if Lightning saved it at the last step of an epoch.
 
-    Args:
-        loader: a ``StatefulDataLoader``.
-        state: the state that it has returned.
-    """
-    if has_own_stage(loader.dataset) and has_begun(state):
-        warn_user(
-            f"This state of a StatefulDataLoader does not contain the position of its pipeline in the epoch, and "
-            f"cannot be loaded. {ADVICE}"
-        )
-
-
-def check_loaded(loader: Any, state: Mapping[str, Any]) -> bool:
-    """Check that a loader can resume from a state; return whether its dataset has loaded the state.
-
-    The loader would begin an epoch that was saved at its last step again, without items, and Lightning, which has
-    counted that epoch, would take it for the next one.
+    The loader would begin that epoch again, without items, and Lightning, which has counted that epoch, would take it
+    for the next one.
 
     Args:
-        loader: a ``StatefulDataLoader``.
+        data: the dataset of the loader.
         state: the state to load.
 
+    Returns:
+        bool: whether the dataset has loaded it.
+
     Raises:
-        StateError: the state does not contain the position of its pipeline; or it belongs to another rank, or to one
-            whose epoch ended while other ranks may have been mid-epoch.
+        StateError: it belongs to another rank, or to one whose epoch ended while other ranks may have been mid-epoch.
     """
-    if not state:
+    if not state or not isinstance(data, StatefulShards):
         return False
-    if isinstance(loader.dataset, StatefulShards):
-        # The loader itself repeats the steps since the last snapshot of its workers.
-        state = {**state, "_steps_since_snapshot": 0}
-        loader.dataset.check_ranks(checkpoints_in(state))
-        if resumes_after_last_step():
-            loader.dataset.load_state_dict(state)
-            return True
-    elif has_own_stage(loader.dataset) and has_begun(state):
-        raise StateError(
-            f"This state of a StatefulDataLoader was saved after the first batch without the position of its "
-            f"pipeline: some samples would be repeated and others lost. {ADVICE}"
-        )
-    return False
+    state = {**state, "_steps_since_snapshot": 0}  # the loader itself repeats these steps
+    data.check_ranks(checkpoints_in(state))
+    if not resumes_after_last_step():
+        return False
+    data.load_state_dict(state)
+    return True

@@ -19,6 +19,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from wds_datapipes.errors import StateError
+from wds_datapipes.user_warnings import warn_user
+
 LOGGER = logging.getLogger("wds_datapipes")
 
 #: The releases of torchdata with ``DataLoader2`` that the patches were tested with.
@@ -197,17 +200,20 @@ def unknown_position() -> None:
 
     @functools.wraps(state_dict)
     def save_and_check(self: Any) -> dict[str, Any]:
-        from wds_datapipes.loading.stateful_dataset.dataset import check_saved
+        from wds_datapipes.loading.stateful_dataset.dataset import missing_position
 
         state: dict[str, Any] = state_dict(self)
-        check_saved(self, state)
+        if reason := missing_position(self, state):
+            warn_user(reason)
         return state
 
     @functools.wraps(load_state_dict)
     def check_and_load(self: Any, state_dict: dict[str, Any]) -> None:
-        from wds_datapipes.loading.stateful_dataset.dataset import check_loaded
+        from wds_datapipes.loading.stateful_dataset.dataset import load_ended_epoch, missing_position
 
-        if not check_loaded(self, state_dict):
+        if reason := missing_position(self, state_dict):
+            raise StateError(reason)
+        if not load_ended_epoch(self.dataset, state_dict):
             load_state_dict(self, state_dict)
 
     setattr(StatefulDataLoader, "state_dict", save_and_check)
