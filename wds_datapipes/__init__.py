@@ -107,11 +107,7 @@ _LATER = {
 }
 
 
-try:
-    _has_dataloader2 = importlib.util.find_spec("torchdata.dataloader2") is not None
-except ImportError:  # torchdata is not installed
-    _has_dataloader2 = False
-if not _has_dataloader2:
+if not (importlib.util.find_spec("torchdata") and importlib.util.find_spec("torchdata.dataloader2")):
     # For `import *`. Under another name, because type checkers would assume that it is always present.
     _visible = __all__
     _visible.remove("ShardReadingService")

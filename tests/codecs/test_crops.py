@@ -126,19 +126,6 @@ def test_images_of_all_modes_are_cropped(mode: str, spec: str) -> None:
     assert abs(np.asarray(half, float).mean() - np.asarray(plain, float).mean()) < 2
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_crop_follows_the_orientation(orientation: int) -> None:
-    image = photo(64, 96)
-    exif = PIL.Image.Exif()
-    exif[0x0112] = orientation
-    data = encoded(image, "JPEG", quality=95, exif=exif)
-    upright = ImageDecoder("rgb8", exif=True).decode(data)
-    found = ImageDecoder("rgb8", exif=True, crop=CenterCrop(64)).decode(data)
-    height, width, _ = upright.shape
-    top, left = (height - 64) // 2, (width - 64) // 2
-    np.testing.assert_array_equal(found, upright[top : top + 64, left : left + 64])
-
-
 @pytest.mark.parametrize("min_size", [1, 60, 120, 241, 1000])
 def test_min_size_is_that_of_the_part(min_size: int) -> None:
     data = encoded(photo(480, 640), "JPEG", quality=95)

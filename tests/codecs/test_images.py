@@ -125,18 +125,6 @@ def test_pixels_without_a_range_are_refused(dtype: type) -> None:
         decode("l8", "tif", data)
 
 
-@pytest.mark.parametrize("spec", ["rgb8", "torchl", "pil"])
-def test_exif_orientation_is_applied_on_request(spec: str) -> None:
-    image = smooth(HEIGHT, WIDTH)
-    exif = PIL.Image.Exif()
-    exif[0x0112] = 6
-    data = encoded(image, "PNG", exif=exif)
-    upright = encoded(image.transpose(PIL.Image.Transpose.ROTATE_270))
-    np.testing.assert_array_equal(ImageDecoder(spec).decode(data), ImageDecoder(spec).decode(encoded(image)))
-    np.testing.assert_array_equal(ImageDecoder(spec, exif=True).decode(data), ImageDecoder(spec).decode(upright))
-    np.testing.assert_array_equal(ImageDecoder(spec, exif=True).decode(upright), ImageDecoder(spec).decode(upright))
-
-
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 100))
 def test_min_size_picks_the_smallest_scale_that_keeps_the_short_side(height: int, width: int, min_size: int) -> None:
     data = encoded(smooth(height, width), "JPEG")

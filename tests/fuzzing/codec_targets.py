@@ -58,7 +58,7 @@ def basic() -> DecoderChain:
 
 @cache
 def pictures(spec: str, more: bool) -> DecoderChain:
-    decoder = ImageDecoder(spec, min_size=8, exif=True) if more else ImageDecoder(spec)
+    decoder = ImageDecoder(spec, min_size=8) if more else ImageDecoder(spec)
     return DecoderChain((decoder,), {})
 
 

@@ -123,7 +123,7 @@ def read_wids(data: bytes) -> None:
     if any(mark in data for mark in (b":", b"//")) and b"://" in data.replace(b"\\/", b"/"):
         return  # remote shards, whose stores would be contacted
     with contextlib.suppress(SidecarError, ShardOpenError):
-        read_wids_index(content, depth="size", num_workers=1)
+        read_wids_index(content)
 
 
 def wids_seeds() -> list[bytes]:

@@ -155,11 +155,6 @@ class DecoderChain(FieldChain):
         except Exception as error:
             raise _decode_error(sample, field, name, data, error) from error
 
-    @property
-    def is_random(self) -> bool:
-        """Whether a decoder draws random numbers."""
-        return any(decoder.is_random for decoder in self.decoders if isinstance(decoder, ByExtension))
-
     def with_rng(self, make_rng: Callable[[], RandomSource]) -> DecoderChain:
         """Return a chain whose random decoders draw from a generator that is made for each field."""
         chain = copy(self)

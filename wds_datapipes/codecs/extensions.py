@@ -132,6 +132,9 @@ class ByExtension(ABC):
         """Return the value, or ``None`` for a field with another extension."""
         return self.decode(data) if self.takes(field) else None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
 
 class ExtensionDecoder(ByExtension):
     """A function ``bytes -> value`` for some extensions; see `handle_extension`."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from wds_datapipes.codecs import IMAGE_FORMATS
 from wds_datapipes.codecs.crops import Box, Crop, RandomSource
@@ -33,10 +33,6 @@ IMAGE_EXTENSIONS = split_extensions(
 EXCLUDED_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "WMF"})
 #: An image with more than LARGE pixels and more than PIXELS_PER_BYTE pixels per byte counts as a decompression bomb.
 LARGE, PIXELS_PER_BYTE = 1 << 24, 10_000
-#: What a JPEG file has in its first segments if it has an EXIF orientation.
-EXIF, FIRST_SEGMENTS = b"Exif\0\0", 1 << 17
-#: The EXIF tag of the orientation, and its values that exchange width and height.
-ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)
 
 Container: TypeAlias = Literal["numpy", "torch", "pil"]
 Mode: TypeAlias = Literal["L", "RGB", "RGBA"]
@@ -109,7 +105,6 @@ class ImageDecoder(ByExtension):
             pixels, which is several times faster than decoding and resizing the full image. The result is at least that
             large, or the full image if that is smaller; resize or crop it as needed. With ``crop``, this is the short
             side of the part that is cropped, before it is resized. Other formats are always decoded in full.
-        exif: rotate and mirror the image by its EXIF orientation.
         crop: a `RandomResizedCrop` or a `CenterCrop`: the result has its size. Of a JPEG, only the rows down to the end
             of the part are decoded, so damage below it goes unnoticed.
 
@@ -131,7 +126,6 @@ class ImageDecoder(ByExtension):
         spec: str,
         *,
         min_size: int | None = None,
-        exif: bool = False,
         crop: Crop | None = None,
     ) -> None:
         super().__init__(IMAGE_EXTENSIONS)
@@ -145,7 +139,6 @@ class ImageDecoder(ByExtension):
             raise TypeError(f"crop must be a RandomResizedCrop, a CenterCrop or another Crop, not {crop!r}")
         self.spec = spec
         self.min_size = min_size
-        self.exif = exif
         self.crop = crop
         self.result = IMAGE_SPECS[spec]
         self.is_random = crop is not None and crop.is_random
@@ -198,7 +191,7 @@ class ImageDecoder(ByExtension):
     def _read_jpeg(self, data: bytes, rng: RandomSource) -> tuple[NDArray[Any] | None, _Region | None]:
         """Decode a JPEG with the extra ``turbo``, if that is possible; and return what was selected of it."""
         jpeg = open_jpeg(data)
-        if jpeg is None or (self.exif and EXIF in data[:FIRST_SEGMENTS]):
+        if jpeg is None:
             return None, None
         _check_size(jpeg.width, jpeg.height, data)
         part = self._select(jpeg.width, jpeg.height, rng)
@@ -213,17 +206,12 @@ class ImageDecoder(ByExtension):
     def _load(self, data: bytes, rng: RandomSource, part: _Region | None = None) -> tuple[Image.Image, _Region]:
         """Decode an image with Pillow, and return it and what was selected of it."""
         image = open_image(data)
-        width, height = image.size
-        if self.exif and image.getexif().get(ORIENTATION) in SIDEWAYS:
-            width, height = height, width
-        part = part or self._select(width, height, rng)
+        part = part or self._select(*image.size, rng)
         if part.scale > 1 and image.format in ("JPEG", "MPO"):
             image.draft(None, (max(1, image.width // part.scale), max(1, image.height // part.scale)))
         else:
             part = part._replace(scale=1)
         image.load()
-        if self.exif:
-            ImageOps.exif_transpose(image, in_place=True)
         return image, part
 
     def _select(self, width: int, height: int, rng: RandomSource) -> _Region:
@@ -241,7 +229,7 @@ class ImageDecoder(ByExtension):
         return Image.fromarray(np.rint(deep_gray(image) * 255).astype(np.uint8)) if image.mode[0] in "IF" else image
 
     def __repr__(self) -> str:
-        options = {"min_size": self.min_size, "exif": self.exif or None, "crop": self.crop}
+        options = {"min_size": self.min_size, "crop": self.crop}
         shown = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
         return f"ImageDecoder({self.spec!r}{shown})"
 

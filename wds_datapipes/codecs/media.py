@@ -56,9 +56,6 @@ class VideoDecoder(ByExtension):
             audio = torch.from_numpy(samples)
         return torch.from_numpy(np.stack(frames)), audio, info
 
-    def __repr__(self) -> str:
-        return "VideoDecoder()"
-
 
 class AudioDecoder(ByExtension):
     """Decodes audio fields (``"torch_audio"``).
@@ -76,9 +73,6 @@ class AudioDecoder(ByExtension):
 
         samples, rate = _decode_audio(data)
         return torch.from_numpy(samples), rate
-
-    def __repr__(self) -> str:
-        return "AudioDecoder()"
 
 
 def _decode_audio(data: bytes) -> tuple[NDArray[np.float32], int]:

@@ -73,18 +73,13 @@ def _chunks(data: bytes) -> Iterator[tuple[int, memoryview]]:
             raise ValueError(
                 f"no tenbin chunk at byte {start}: it starts with {data[start : start + 8]!r}, not {MAGIC!r}"
             )
-        if end - start < 16:
-            raise ValueError(
-                f"the tenbin chunk at byte {start} is truncated: it needs a header of 16 bytes, but {end - start} are "
-                f"left"
-            )
-        (length,) = struct.unpack_from("<q", data, start + 8)
+        length = int.from_bytes(data[start + 8 : start + 16], "little", signed=True)
         content = start + 16
         padded = length + -length % ALIGNMENT
         if length < 0 or padded > end - content:
             raise ValueError(
-                f"the tenbin chunk at byte {start} is truncated: it declares {length} bytes, {padded} with padding, "
-                f"but {end - content} are left"
+                f"the tenbin chunk at byte {start} is truncated: it declares {length} bytes, which are {16 + padded} "
+                f"with its header and padding, but {end - start} are left"
             )
         yield start, view[content : content + length]
         start = content + padded

@@ -110,7 +110,7 @@ def _preview_image(data: bytes, pixels: int) -> Preview:
         kind = f"{image.format} image, {image.width} x {image.height}, {image.mode}"
         kind += f", {frames} frames" if frames > 1 else ""
     try:
-        picture = ImageDecoder("pilrgba", min_size=pixels, exif=True).decode(data)
+        picture = ImageDecoder("pilrgba", min_size=pixels).decode(data)
     except Exception as error:  # noqa: BLE001  damaged images raise all kinds of errors
         return Preview(kind, error=f"{type(error).__name__}: {error}")
     return Preview(kind, picture=_make_thumbnail(picture, pixels))
