@@ -1,13 +1,13 @@
 """Registered stages: the classes whose functional forms every ``IterDataPipe`` has once they are imported."""
 
 from wds_datapipes.pipes.batches.columns import BatchDecoder, SampleUnbatcher
-from wds_datapipes.pipes.batches.sequences import SampleBucketer, SamplePacker
+from wds_datapipes.pipes.samples.buffering import SampleBucketer, SamplePacker, SampleShuffler
 from wds_datapipes.pipes.samples.caching import SampleCacher
 from wds_datapipes.pipes.samples.counting import NonEmptyChecker, SampleLogger, SampleRsampler, SampleSlicer
 from wds_datapipes.pipes.samples.epochs import EpochSetter, LengthSetter
 from wds_datapipes.pipes.samples.field_codecs import SampleDecoder, SampleEncoder
 from wds_datapipes.pipes.samples.fields import FieldRenamer, FieldSelector, KeyExtractor, KeyRenamer, TupleMaker
-from wds_datapipes.pipes.samples.grouping import SampleGrouper, SampleShuffler
+from wds_datapipes.pipes.samples.grouping import SampleGrouper
 from wds_datapipes.pipes.samples.joining import Associator, ColumnAdder
 from wds_datapipes.pipes.samples.mapping import (
     DictMapper,

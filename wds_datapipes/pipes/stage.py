@@ -15,8 +15,7 @@ from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_stages import declared, explain_name
 from wds_datapipes.pipes.inspection import name_of, sources_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
-from wds_datapipes.samples.sample_buffer import SampleBuffer
-from wds_datapipes.shards.position import ItemCounter, SamplePosition, unpack_positions
+from wds_datapipes.shards.position import ItemCounter, SamplePosition
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -267,66 +266,6 @@ class CountingStage(FunctionStage[T_co], SnapshotStage[T_co]):
         """Return the arguments of the function in the iteration that begins."""
         known = {"counter": self._start_progress(ItemCounter()), "position": position_reader_of(self.source)}
         return {**self._options.value, **known}
-
-
-class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
-    """Base class of stages whose function holds samples back, and records their positions."""
-
-    is_stateless = False
-    rereads_samples = True
-    can_reshard = True
-    holds_items = True
-
-    def __init__(self, source: Any, /, **options: Any) -> None:
-        super().__init__(source, **options)
-        self._state = self._progress({})
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the positions of the buffered samples.
-
-        Raises:
-            StateError: an earlier stage is declared stateless, but yields several items for one sample.
-        """
-        progress = self._current()
-        if progress.is_ambiguous:
-            raise StateError(
-                f"{name_of(self)} records its buffered items by their positions, but an earlier stage that is declared "
-                "stateless yields several items for one sample. Do not declare that stage stateless"
-            )
-        return {"waiting": progress.waiting.contents()}
-
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Load a state, from which the next iteration resumes.
-
-        Args:
-            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
-            again: the positions of samples that later stages have buffered; they are yielded first.
-
-        Raises:
-            StateError: the state is corrupt.
-        """
-        waiting = unpack_positions(state.get("waiting", ()))
-        if len({position.identity for position in waiting}) < len(waiting):
-            raise StateError(f"The state of {name_of(self)} is corrupt: it lists a buffered sample twice")
-        self._loaded = self._progress(state, waiting, again)
-
-    def position_reader(self) -> Callable[[], SamplePosition] | None:
-        """Return a function that returns the position of the (first) sample of the item that was yielded last."""
-        return None if position_reader_of(self.source) is None else (lambda: self._state.at)
-
-    def _progress(
-        self,
-        state: Mapping[str, Any],
-        waiting: Iterable[SamplePosition] = (),
-        again: Iterable[SamplePosition] = (),  # noqa: ARG002 - no stage after a batch buffers samples
-    ) -> Any:
-        """Return the progress of a state, or that at the beginning of an epoch."""
-        return SampleBuffer(waiting, state.get("cut", 0))
-
-    def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function in the iteration that begins."""
-        known = {"buffer": self._start_progress(self._progress({})), "position": position_reader_of(self.source)}
-        return {**super().function_options(), **known}
 
 
 def position_reader_of(pipe: Any) -> Callable[[], SamplePosition] | None:

@@ -1,25 +1,170 @@
-"""Stages that group members into samples, and shuffle samples."""
+"""Stages that group members into samples: the base class, which records the position in the shards, and one for tar."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from random import Random
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
+from wds_datapipes.arguments import check_choice, check_fields
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
+from wds_datapipes.pipes.graph import check_shard_list
+from wds_datapipes.pipes.sharding import rotation_period, unsplit
 from wds_datapipes.pipes.shards.loading import ShardReadingStage
-from wds_datapipes.pipes.stage import BufferingStage, register_stage
-from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, SampleGrouping, split_by_shard
+from wds_datapipes.pipes.stage import OpaqueValue, SnapshotStage, register_stage
+from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
+from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, listings_before, merge_seen
+from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, RecordGrouping, SampleGrouping, split_by_shard
+from wds_datapipes.samples.interleaving import interleave_samples
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
-from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.shards.loading import ShardMembers
-from wds_datapipes.shards.position import Resume, SamplePosition
+from wds_datapipes.shards.position import (
+    ALL_SHARDS,
+    END_OF_SHARDS,
+    Progress,
+    Resume,
+    SamplePosition,
+    ShardShare,
+    assign_shards,
+    next_position,
+    open_positions,
+)
 from wds_datapipes.types import Member, Sample
+
+
+class PositionedSamples(SnapshotStage[Sample]):
+    """Base class of stages that yield the samples of shards, one for each group of members or for each record."""
+
+    has_position = True
+    can_reshard = True
+
+    _loaded: Resume | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._empty_passes = EmptyPassGuard()
+        self._progress = Progress()
+        self._share: ShardShare | None = None
+        self._listings: OpaqueValue[list[ShardOrder]] = OpaqueValue([])  # hidden: torch would treat them as sources
+        self._listed: list[Seen] = []
+        self._listed_at = -1  # the value of ShardOrder.changes at which _listed was read
+
+    @property
+    def shard_reader(self) -> ShardReadingStage[Any] | None:
+        """The stage that reads the shards, this one or the one before; None if it is another one."""
+        raise NotImplementedError
+
+    def _make_grouping(self) -> SampleGrouping | RecordGrouping:
+        """Return what makes samples of the items of shards."""
+        raise NotImplementedError
+
+    def _read_shards(self, resume: Resume) -> Iterator[ShardMembers]:
+        """Yield the part of the shards that remains to be read, with their items."""
+        raise NotImplementedError
+
+    def position_reader(self) -> Callable[[], SamplePosition]:
+        """Return a function that returns the position of the sample that was yielded last."""
+        return lambda: SamplePosition(*self._progress.last)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the position of the next sample: the index of its shard in this instance, its offset, and its key.
+
+        The key is "" if it is unknown. If the rest of the epoch was resharded, shards are counted across all instances,
+        and ``"dealt"`` is the share of this one. If several shards are open, ``"open"`` lists the next position in
+        each, in the order of their turns, and ``"next"`` is the next shard that was not opened. ``"listed"`` identifies
+        the list of shards, if a loader has inserted a `ShardOrder`.
+        """
+        resume, progress = self._loaded, self._progress
+        if resume is None:
+            following, share = progress.resume_position(), self._share
+        else:  # loaded, and not started
+            following, share = resume.next, resume.share
+        state: dict[str, Any] = {"next": following}
+        if positions := progress.open if resume is None else resume.open:
+            state["open"] = tuple(positions)
+        if seen := self._seen():
+            state["listed"] = seen
+        if share is not None:
+            state["dealt"] = share.state_dict()
+        return state
+
+    def _seen(self) -> list[Seen]:
+        """Return the identifiers of the lists of shards; the same object until they change."""
+        if self._listed_at != ShardOrder.changes and self._loaded is None:
+            self._listed_at = ShardOrder.changes
+            seen = [listing.seen for listing in self._listings.value]
+            if len(seen) != len(self._listed) or any(map(operator.is_not, seen, self._listed)):
+                self._listed = seen
+        return self._listed
+
+    def check_position(self) -> None:
+        """Make sure that this stage knows the position of each item in the shards.
+
+        Raises:
+            StateError: it does not, or the list of shards cannot be reproduced from its seeds.
+        """
+        reader = self.shard_reader
+        if reader is None:
+            raise StateError(
+                "group_samples can determine its position only directly after load_wds_shards, but here it comes after "
+                f"{type(self.source).__name__}"
+            )
+        check_shard_list(reader.source)
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+        """Load a state, from which the next iteration resumes."""
+        spans = defaultdict[int, list[tuple[int, int]]](list)
+        for position in again:
+            spans[position.shard].append((position.start, position.end))
+        share = ShardShare.from_state(state["dealt"]) if "dealt" in state else None
+        following = next_position(state["next"]) if "next" in state else END_OF_SHARDS
+        key_rule = self._make_grouping().key_rule
+        self._loaded = Resume(following, spans, share, open_positions(state.get("open", ())), key_rule)
+        self._listed_at = -1
+        self._listed = [*state.get("listed", ())]
+
+    def check_resharding(self) -> None:
+        """Make sure that the list of shards can be read before it is split.
+
+        Raises:
+            StateError: it cannot.
+        """
+        super().check_resharding()
+        if (reader := self.shard_reader) is not None:
+            unsplit(reader.source)
+
+    def reshard_states(
+        self, states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
+    ) -> list[dict[str, Any]]:
+        """Return the states from which another number of instances resumes: each gets its share of the shards."""
+        seen = merge_seen([(state or {}).get("listed", ()) for state in states])
+        listed = {"listed": seen} if seen else {}
+        shares = assign_shards(states, waiting, instances)
+        return [{"next": [0, 0, ""], **listed, "dealt": share.state_dict()} for share in shares]
+
+    def __iter__(self) -> Iterator[Sample]:
+        self._empty_passes.check(self, rotation_period(self.source))
+        loaded, self._loaded = self._loaded, None
+        resume = loaded or ALL_SHARDS
+        self.skipped_shards = resume.next[0]
+        self._share = resume.share
+        progress = self._progress = Progress(resume.next)
+        self._listed_at = -1
+        self._listings.value = listings_before(self.source)
+        if loaded is not None:
+            for listing, seen in zip(self._listings.value, self._listed, strict=False):
+                listing.expect(seen)
+        grouping = self._make_grouping()
+        reader = self.shard_reader
+        if reader is not None and reader.open_shards > 1:
+            yield from interleave_samples(reader.open_reader(resume), grouping, progress=progress, resume=resume)
+        else:
+            yield from grouping.group(self._read_shards(resume), progress)
+            grouping.finish()
 
 
 @register_stage("group_samples")
@@ -104,80 +249,3 @@ class SampleGrouper(PositionedSamples):
         # torch's hook around each member would take a tenth of the time for small samples.
         reader = self.shard_reader
         return split_by_shard(self.source) if reader is None else iter(reader.open_reader(resume))
-
-
-@register_stage("shuffle_samples")
-class SampleShuffler(SeededStage, BufferingStage[Sample]):
-    """Shuffle samples through a buffer of bounded size (functional name: ``shuffle_samples``).
-
-    Each sample is yielded exactly once. Put it before decoding, while samples are small. The seed comes from the
-    loader, as for torch's ``.shuffle()``, and differs in each epoch and worker. ``DataLoader(shuffle=False)`` disables
-    it.
-
-    Yields:
-        Any: the items of ``source``, unchanged, in random order.
-
-    Args:
-        source: yields samples, or anything else.
-        buffer_size: the number of samples in the buffer; 1 keeps the order.
-        initial: the number of samples to buffer before the first is yielded; then two are read for each one yielded,
-            until the buffer is full. By default ``buffer_size``; fewer start sooner, and mix the first samples less.
-        max_bytes: the most bytes of values (bytes, arrays, tensors and images) in the buffer.
-
-    Examples:
-        >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> sorted(IterableWrapper(range(5)).shuffle_samples(3))
-        [0, 1, 2, 3, 4]
-    """
-
-    function = staticmethod(shuffle_samples)
-    _enabled = True
-
-    def __init__(
-        self,
-        source: IterDataPipe[Sample],
-        buffer_size: int,
-        *,
-        initial: int | None = None,
-        max_bytes: int | None = None,
-    ) -> None:
-        buffer_size = check_integer("buffer_size", buffer_size)
-        initial = buffer_size if initial is None else initial
-        if not 1 <= initial <= buffer_size:
-            raise ValueError(f"shuffle_samples needs 1 <= initial <= buffer_size, not {initial} and {buffer_size}")
-        self.initial = initial
-        super().__init__(source, buffer_size=buffer_size, max_bytes=check_optional_integer("max_bytes", max_bytes, 0))
-        self._rng = Random()
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the positions of the buffered samples, the number of draws, and the current size of the buffer."""
-        state = self._current()
-        return {"draws": state.draws, "room": state.room, **super().snapshot()}
-
-    def set_shuffle(self, shuffle: bool = True) -> SampleShuffler:
-        """Turn shuffling on or off; loaders call this."""
-        self._enabled = shuffle
-        return self
-
-    def reset(self) -> None:
-        """Start an epoch, with the seed that was set for it or one from torch's generator."""
-        self._rng.seed(self.take_seed())
-
-    def __len__(self) -> int:
-        """Return the number of items of an epoch in this process."""
-        return len(self.source)
-
-    def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function in the iteration that begins."""
-        known = super().function_options()
-        if not self._enabled:
-            known["buffer_size"] = 1
-        return {"state": known.pop("buffer"), "rng": self._rng, **known}
-
-    def _progress(
-        self, state: Mapping[str, Any], waiting: Iterable[SamplePosition] = (), again: Iterable[SamplePosition] = ()
-    ) -> ShuffleState:
-        loaded = ShuffleState(state.get("room", self.initial if self._enabled else 1), waiting)
-        loaded.draws = state.get("draws", 0)
-        loaded.again = set(again)
-        return loaded

@@ -10,7 +10,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
+from wds_datapipes.pipes.samples.grouping import PositionedSamples
 from wds_datapipes.pipes.shards.loading import ShardReadingStage
 from wds_datapipes.pipes.shards.shard_list import shuffle_whole_lists
 from wds_datapipes.pipes.stage import register_stage

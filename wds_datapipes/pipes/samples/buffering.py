@@ -1,19 +1,165 @@
-"""Stages that combine samples of different lengths: into batches of similar ones, and into packed rows."""
+"""Stages that hold samples back: to shuffle them, or to combine those of similar or different lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+from typing import Any, TypeVar
 
 import numpy as np
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.stage import BufferingStage, register_stage
+from wds_datapipes.pipes.inspection import name_of
+from wds_datapipes.pipes.stage import FunctionStage, SnapshotStage, position_reader_of, register_stage
+from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.bucketing import Length, LengthBuckets, bucket_samples
 from wds_datapipes.samples.packing import Layout, LongSamples, RowFormat, pack_samples
+from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
+from wds_datapipes.shards.position import SamplePosition, unpack_positions
 from wds_datapipes.types import Sample
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
+    """Base class of stages whose function holds samples back, and records their positions."""
+
+    is_stateless = False
+    rereads_samples = True
+    can_reshard = True
+    holds_items = True
+
+    def __init__(self, source: Any, /, **options: Any) -> None:
+        super().__init__(source, **options)
+        self._state = self._progress({})
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the positions of the buffered samples.
+
+        Raises:
+            StateError: an earlier stage is declared stateless, but yields several items for one sample.
+        """
+        progress = self._current()
+        if progress.is_ambiguous:
+            raise StateError(
+                f"{name_of(self)} records its buffered items by their positions, but an earlier stage that is declared "
+                "stateless yields several items for one sample. Do not declare that stage stateless"
+            )
+        return {"waiting": progress.waiting.contents()}
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+        """Load a state, from which the next iteration resumes.
+
+        Args:
+            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
+            again: the positions of samples that later stages have buffered; they are yielded first.
+
+        Raises:
+            StateError: the state is corrupt.
+        """
+        waiting = unpack_positions(state.get("waiting", ()))
+        if len({position.identity for position in waiting}) < len(waiting):
+            raise StateError(f"The state of {name_of(self)} is corrupt: it lists a buffered sample twice")
+        self._loaded = self._progress(state, waiting, again)
+
+    def position_reader(self) -> Callable[[], SamplePosition] | None:
+        """Return a function that returns the position of the (first) sample of the item that was yielded last."""
+        return None if position_reader_of(self.source) is None else (lambda: self._state.at)
+
+    def _progress(
+        self,
+        state: Mapping[str, Any],
+        waiting: Iterable[SamplePosition] = (),
+        again: Iterable[SamplePosition] = (),  # noqa: ARG002 - no stage after a batch buffers samples
+    ) -> Any:
+        """Return the progress of a state, or that at the beginning of an epoch."""
+        return SampleBuffer(waiting, state.get("cut", 0))
+
+    def function_options(self) -> dict[str, Any]:
+        """Return the arguments of the function in the iteration that begins."""
+        known = {"buffer": self._start_progress(self._progress({})), "position": position_reader_of(self.source)}
+        return {**super().function_options(), **known}
+
+
+@register_stage("shuffle_samples")
+class SampleShuffler(SeededStage, BufferingStage[Sample]):
+    """Shuffle samples through a buffer of bounded size (functional name: ``shuffle_samples``).
+
+    Each sample is yielded exactly once. Put it before decoding, while samples are small. The seed comes from the
+    loader, as for torch's ``.shuffle()``, and differs in each epoch and worker. ``DataLoader(shuffle=False)`` disables
+    it.
+
+    Yields:
+        Any: the items of ``source``, unchanged, in random order.
+
+    Args:
+        source: yields samples, or anything else.
+        buffer_size: the number of samples in the buffer; 1 keeps the order.
+        initial: the number of samples to buffer before the first is yielded; then two are read for each one yielded,
+            until the buffer is full. By default ``buffer_size``; fewer start sooner, and mix the first samples less.
+        max_bytes: the most bytes of values (bytes, arrays, tensors and images) in the buffer.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> sorted(IterableWrapper(range(5)).shuffle_samples(3))
+        [0, 1, 2, 3, 4]
+    """
+
+    function = staticmethod(shuffle_samples)
+    _enabled = True
+
+    def __init__(
+        self,
+        source: IterDataPipe[Sample],
+        buffer_size: int,
+        *,
+        initial: int | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        buffer_size = check_integer("buffer_size", buffer_size)
+        initial = buffer_size if initial is None else initial
+        if not 1 <= initial <= buffer_size:
+            raise ValueError(f"shuffle_samples needs 1 <= initial <= buffer_size, not {initial} and {buffer_size}")
+        self.initial = initial
+        super().__init__(source, buffer_size=buffer_size, max_bytes=check_optional_integer("max_bytes", max_bytes, 0))
+        self._rng = Random()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the positions of the buffered samples, the number of draws, and the current size of the buffer."""
+        state = self._current()
+        return {"draws": state.draws, "room": state.room, **super().snapshot()}
+
+    def set_shuffle(self, shuffle: bool = True) -> SampleShuffler:
+        """Turn shuffling on or off; loaders call this."""
+        self._enabled = shuffle
+        return self
+
+    def reset(self) -> None:
+        """Start an epoch, with the seed that was set for it or one from torch's generator."""
+        self._rng.seed(self.take_seed())
+
+    def __len__(self) -> int:
+        """Return the number of items of an epoch in this process."""
+        return len(self.source)
+
+    def function_options(self) -> dict[str, Any]:
+        """Return the arguments of the function in the iteration that begins."""
+        known = super().function_options()
+        if not self._enabled:
+            known["buffer_size"] = 1
+        return {"state": known.pop("buffer"), "rng": self._rng, **known}
+
+    def _progress(
+        self, state: Mapping[str, Any], waiting: Iterable[SamplePosition] = (), again: Iterable[SamplePosition] = ()
+    ) -> ShuffleState:
+        loaded = ShuffleState(state.get("room", self.initial if self._enabled else 1), waiting)
+        loaded.draws = state.get("draws", 0)
+        loaded.again = set(again)
+        return loaded
 
 
 @register_stage("bucket_samples")
