@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,6 @@ def test_the_demo_trains_on_shards_that_it_writes(folder: Path) -> None:
     # 19 batches of 64 or fewer from each worker, whichever 6 of the 12 shards it gets.
     assert report.startswith("8 epochs: 304 items, ")
     assert done.stdout.startswith("Wrote 12 + 3 shards of photographs to a {b} folder\n")
-    with tarfile.open("a {b} folder/train-000.tar") as archive:
-        names = archive.getnames()
-    assert f"tar tf a {{b}} folder/train-000.tar:\n  {names[0]}\n  {names[1]}\n" in done.stdout
     script = folder / "a {b} folder" / "train.py"
     assert script.read_text() == SCRIPT
     assert SCRIPT in done.stdout

@@ -49,7 +49,6 @@ def shard(folder: Path) -> str:
     "arguments",
     [
         "ls {}",
-        "ls -s {}",
         "show {}",
         "show {} --number 3",
         "stats {}",

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from wds_datapipes import TarWriter
 from wds_datapipes.prepare.shard_contents import draw_samples
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
 
@@ -67,15 +66,3 @@ def test_samples_before_the_fault_of_a_broken_shard_are_drawn(shards: list[str])
     assert [sample["__key__"] for sample in drawn.samples] == ["00", "01", "02", "03", "10", "11"]
     assert [fault.kind for fault in drawn.faults] == ["TruncatedShardError", "CorruptShardError", "ShardOpenError"]
     assert drawn.samples[-1]["jpg"] == all_samples(shards[:1])[1]["jpg"].replace(b"\0", b"\1") + b"\1"
-
-
-def test_stores_commands_and_other_key_rules(folder: Path) -> None:
-    samples: list[dict[str, bytes | str]] = [{"__key__": f"{n}.5", "txt": f"{n}", "bin": b"1"} for n in range(9)]
-    build_shard("k.tar", samples)
-    with TarWriter("memory://drawn/k.tar", key_rule=last_dot) as writer:
-        for sample in samples:
-            writer.write(dict(sample))
-    for url in ("k.tar", "memory://drawn/k.tar", "pipe:cat k.tar"):
-        drawn = draw_samples([url], 4, key_rule=last_dot, num_workers=0)
-        assert [sample["__key__"][1:] for sample in drawn.samples] == [".5"] * 4
-        assert {name for name in drawn.samples[0] if name[:2] != "__"} == {"txt", "bin"}

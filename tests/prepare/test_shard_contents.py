@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from wds_datapipes.errors import ShardError, UnknownSchemeError
+from wds_datapipes.errors import ShardError
 from wds_datapipes.prepare.shard_contents import ScanOptions, read_contents
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
 
@@ -91,16 +90,3 @@ def test_all_duplicates_and_repeated_keys_are_reported(tmp_path: Path) -> None:
     assert "at bytes 0 and 1024 (member 'a.X')" in contents.faults[0].message
     assert (contents.strays, contents.stray_names) == (2, ["README", ".hidden"])
     assert [sample.key for sample in contents.samples] == ["a", "b", "a", "b"]
-
-
-def test_the_key_rule_and_the_digest_can_be_chosen(tmp_path: Path) -> None:
-    url = write_members(tmp_path / "a.tar", ["v1.5.jpg"])
-    contents = read_contents(url, ScanOptions(key_rule=last_dot), digest=True)
-    assert contents.samples[0].key == "v1.5"
-    assert len(contents.index.facts.sha256 or "") == 64
-    assert read_contents(url).index.facts.sha256 is None
-
-
-def test_an_unreadable_shard_is_an_error() -> None:
-    with pytest.raises(UnknownSchemeError):
-        read_contents("gone://a.tar")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from typing import Any
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, printable
@@ -21,18 +20,17 @@ from wds_datapipes.cli._report import (
 from wds_datapipes.index.shard_index import IndexedSample
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import human_bytes
-from wds_datapipes.prepare.shard_contents import ScanOptions, ShardContents, read_contents
+from wds_datapipes.prepare.shard_contents import ScanOptions, read_contents
 from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
 
 
-def ls(shards: list[str], options: ReadArguments, by_shard: bool = False, count: Positive | None = None) -> None:
+def ls(shards: list[str], options: ReadArguments, count: Positive | None = None) -> None:
     """List the samples of shards: the key, the total size, and each field with its size in bytes.
 
     Only headers are read if the shard supports range requests. For a truncated shard, the samples before the end are
     listed, followed by the error, and the exit code is 1.
 
     Options:
-        --by-shard, -s: Print one line per shard.
         --count, -n NUMBER: List at most this many samples of each shard.
     """
     urls, worst, samples = options.list_shards(shards), 0, 0
@@ -40,9 +38,9 @@ def ls(shards: list[str], options: ReadArguments, by_shard: bool = False, count:
         contents = read_contents(url, ScanOptions(**options.reading))
         samples += len(contents.samples)
         if options.json:
-            print_facts(contents, by_shard, count)
-        elif by_shard:
-            sys.stdout.write(f"{shard_line(contents)}\n")
+            for sample in contents.samples[:count]:
+                facts = {"shard": redact(url), "key": sample.key, "offset": sample.offset, "fields": sample.fields}
+                print_json(facts, indent=None)
         else:
             if len(urls) > 1:
                 sys.stdout.write(f"{'' if number == 0 else chr(10)}{printable(redact(url))}:\n")
@@ -50,7 +48,7 @@ def ls(shards: list[str], options: ReadArguments, by_shard: bool = False, count:
         for fault in contents.faults:
             print_error(fault.message)
             worst = max(worst, FAULT_FOUND if fault.kind != "ShardOpenError" else WRONG_USE)
-    if not samples and not worst and not by_shard:
+    if not samples and not worst:
         print_nothing_found(len(urls))
     if worst:
         raise SystemExit(worst)
@@ -65,34 +63,6 @@ def print_samples(samples: list[IndexedSample]) -> None:
     for key, sample in zip(keys, samples, strict=True):
         fields = "  ".join(f"{printable(field)} {size}" for field, size in sample.fields.items())
         sys.stdout.write(f"{key:{wide}}  {sample.bytes:{sums}}  {fields}\n")
-
-
-def shard_line(contents: ShardContents) -> str:
-    """Describe a shard in one line."""
-    count = len(contents.samples)
-    described = ", ".join(
-        printable(field) if times == count else f"{printable(field)} (of {times:,})"
-        for field, times in count_fields(contents).items()
-    )
-    size = "broken" if contents.bytes is None else f"{contents.bytes:,} bytes"
-    return f"{printable(redact(contents.url))}: {plural(count, 'sample')}, {size}: {described or 'no fields'}"
-
-
-def count_fields(contents: ShardContents) -> Counter[str]:
-    """Return the number of samples that have each field."""
-    return Counter(field for sample in contents.samples for field in sample.fields)
-
-
-def print_facts(contents: ShardContents, by_shard: bool, count: int | None) -> None:
-    """Print one line of JSON for the shard, or one per sample."""
-    facts: dict[str, Any] = {"shard": redact(contents.url)}
-    if by_shard:
-        facts["samples"], facts["bytes"] = len(contents.samples), contents.bytes
-        facts["compression"] = contents.index.facts.compression
-        print_json({**facts, "fields": count_fields(contents), "strays": contents.strays}, indent=None)
-        return
-    for sample in contents.samples[:count]:
-        print_json({**facts, "key": sample.key, "offset": sample.offset, "fields": sample.fields}, indent=None)
 
 
 def stats(shards: list[str], options: ReadArguments, num_workers: Natural | None = None) -> None:

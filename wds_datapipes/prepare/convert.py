@@ -189,23 +189,25 @@ def convert_shards(
 
 
 def _changed_error(path: str, others: Mapping[str, str]) -> StateError:
-    shown = [f"{redact(url)} ({difference})" for url, difference in list(others.items())[:MAX_LISTED]]
-    more = f", and {len(others) - MAX_LISTED} more" if len(others) > MAX_LISTED else ""
+    listed = ", ".join(_list_some([f"{redact(url)} ({difference})" for url, difference in others.items()]))
     return StateError(
-        f"The journal {path!r} has shards with other inputs or options: {', '.join(shown)}{more}. Pass "
+        f"The journal {path!r} has shards with other inputs or options: {listed}. Pass "
         f'if_changed="redo" to convert them again, pass if_changed="keep" to keep them, or choose '
         f"another output"
     )
 
 
+def _list_some(texts: Sequence[str]) -> list[str]:
+    return [*texts[:MAX_LISTED], *([f"and {len(texts) - MAX_LISTED} more"] if len(texts) > MAX_LISTED else [])]
+
+
 def _conversion_error(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionError:
-    shown = [f"{redact(url)}: {type(error).__name__}: {error}" for url, error in list(failures.items())[:MAX_LISTED]]
-    more = [f"and {len(failures) - MAX_LISTED} more"] if len(failures) > MAX_LISTED else []
+    listed = _list_some([f"{redact(url)}: {type(error).__name__}: {error}" for url, error in failures.items()])
     was_retried = not all(isinstance(failure, DETERMINISTIC_ERRORS) for failure in failures.values())
     tries = f" in {retries + 1} attempts" if was_retried else ""
     error = ConversionError(
         f"{len(failures)} of {shards} shards could not be converted{tries}. The others are finished, and calling this "
-        f"again converts only the missing ones.\n" + "\n".join([*shown, *more])
+        f"again converts only the missing ones.\n" + "\n".join(listed)
     )
     for url, failure in failures.items():
         name = redact(url)

@@ -25,8 +25,7 @@ from wds_datapipes.redaction.storage_options import redactor_of_command
 from wds_datapipes.types import Sample
 
 #: The file names of a single sample, and of one of several samples.
-ONE = re.compile(r"sample\.(.+)", re.DOTALL)
-MANY = re.compile(r"sample-([0-9]+)\.(.+)", re.DOTALL)
+FILE = re.compile(r"sample(?:-([0-9]+))?\.(.+)", re.DOTALL)
 #: The file with the key.
 KEY = "__key__"
 #: The longest file name on Linux.
@@ -80,7 +79,8 @@ class SampleCommand:
                 )
             write_sample(sample, folder)
             self._run(folder, sample)
-            return read_many(sample, folder) if self._several else read_one(sample, folder)
+            made = read_samples(sample, folder, several=self._several)
+        return made if self._several else next(iter(made), None)
 
     def remove_leftovers(self) -> None:
         """Remove the folders of killed processes, and kill the processes still working in them.
@@ -146,42 +146,35 @@ def write_sample(sample: Mapping[str, Any], folder: str) -> None:
         data = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
         name = f"sample.{field}"
         if "/" in name or "\0" in name or len(_name_bytes(name)) > NAME_BYTES:
-            shown = repr(field) if len(field) <= 100 else f"{field[:100]!r}... with {len(field):,} characters"
-            key = str(sample.get(KEY))
             raise EncodeError(
-                f"The field {shown} of sample {key[:200]!r} cannot be a file for the command: file names have at most "
-                f"{NAME_BYTES} bytes, without slashes and zero bytes. Rename it first"
+                f"The field {field[:100]!r} of sample {str(sample.get(KEY))[:200]!r} cannot be a file for the command: "
+                f"file names have at most {NAME_BYTES} bytes, without slashes and zero bytes. Rename it first"
             )
         # Never overwrite a file because of a name in an archive.
         with open(Path(folder, name), "xb") as file:  # noqa: PTH123
             file.write(data)
 
 
-def read_one(sample: Mapping[str, Any], folder: str) -> Sample | None:
-    """Return the files in the folder as a sample, with the fields of ``sample`` first, or ``None`` if there are none.
+def read_samples(sample: Mapping[str, Any], folder: str, *, several: bool) -> list[Sample]:
+    """Return the files in the folder as samples, with the fields of ``sample`` first.
 
-    Raises:
-        SampleSourceError: an entry is not a regular file.
-    """
-    files = {found[1]: name for name in os.listdir(folder) if (found := ONE.fullmatch(name))}  # noqa: PTH208  names
-    return _load_sample(sample, folder, files, str(sample[KEY]))
-
-
-def read_many(sample: Mapping[str, Any], folder: str) -> list[Sample]:
-    """Return the samples stored as ``sample-000000.jpg`` and so on, in numeric order.
-
-    Each key comes from ``sample-000000.__key__``, or is that of ``sample`` with the number appended.
+    Args:
+        sample: the sample that the command got.
+        folder: the folder.
+        several: read the samples stored as ``sample-000000.jpg`` and so on, in numeric order. Each key comes from
+            ``sample-000000.__key__``, or is that of ``sample`` with the number appended.
 
     Raises:
         SampleSourceError: an entry is not a regular file.
     """
     groups: dict[str, dict[str, str]] = {}
     for name in os.listdir(folder):  # noqa: PTH208  names
-        if found := MANY.fullmatch(name):
-            groups.setdefault(found[1], {})[found[2]] = name
+        found = FILE.fullmatch(name)
+        if found and (found[1] is not None) is several:
+            groups.setdefault(found[1] or "", {})[found[2]] = name
     made = [
-        _load_sample(sample, folder, groups[digits], f"{sample[KEY]}/{int(digits):06d}")
-        for digits in sorted(groups, key=lambda digits: (int(digits), digits))
+        _load_sample(sample, folder, groups[digits], f"{sample[KEY]}/{int(digits):06d}" if several else sample[KEY])
+        for digits in sorted(groups, key=lambda digits: (int(digits or 0), digits))
     ]
     return [each for each in made if each is not None]
 
