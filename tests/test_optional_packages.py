@@ -49,33 +49,13 @@ def load_zst(folder: Path) -> object:
     return list(ShardList(str(shard)).load_wds_shards())
 
 
-def write_zst(folder: Path) -> object:
-    return TarWriter(folder / "a.tar.zst")
-
-
 def read_yaml(folder: Path) -> object:
     (folder / "spec.yaml").write_text("datasets: [{shards: a.tar}]")
     return DatasetSpec(folder / "spec.yaml")
 
 
-def read_parquet(folder: Path) -> object:
-    return Table(folder / "a.parquet")
-
-
-def use_service(_: Path) -> object:
-    return wds_datapipes.ShardReadingService
-
-
-def use_nodes(_: Path) -> object:
-    return importlib.import_module("wds_datapipes.integrations.nodes")
-
-
-def use_dali(_: Path) -> object:
-    return importlib.import_module("wds_datapipes.integrations.dali")
-
-
-def resume(_: Path) -> None:
-    check_resume(lambda: ShardList("a.tar"))
+def use_module(name: str) -> Callable[[Path], object]:
+    return lambda _: importlib.import_module(f"wds_datapipes.integrations.{name}")
 
 
 #: Users of each package: the package, the extra that installs it, and something that needs it.
@@ -86,8 +66,8 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("cbor2", "cbor", read_records("cbors")),
     ("msgpack", "msgpack", decode("mp")),
     ("msgpack", "msgpack", read_records("mps")),
-    ("nvidia.dali", "dali", use_dali),
-    ("pyarrow", "parquet", read_parquet),
+    ("nvidia.dali", "dali", use_module("dali")),
+    ("pyarrow", "parquet", lambda folder: Table(folder / "a.parquet")),
     *(
         ("adlfs", "az", load(f"{scheme}://box@account.dfs.core.windows.net/a.tar"))
         for scheme in ("az", "abfs", "abfss")
@@ -97,12 +77,12 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     *(("paramiko", "sftp", load(f"{scheme}://host/a.tar")) for scheme in ("sftp", "ssh")),
     ("s3fs", "s3", load("s3://bucket/a.tar")),
     ("s3fs", "s3", load("s3a://bucket/a.tar")),
-    ("torchdata.dataloader2", "dataloader2", use_service),
-    ("torchdata.dataloader2", "dataloader2", resume),
-    ("torchdata.nodes", "nodes", use_nodes),
+    ("torchdata.dataloader2", "dataloader2", lambda _: wds_datapipes.ShardReadingService),
+    ("torchdata.dataloader2", "dataloader2", lambda _: check_resume(lambda: ShardList("a.tar"))),
+    ("torchdata.nodes", "nodes", use_module("nodes")),
     ("yaml", "yaml", read_yaml),
     ("zstandard", "zst", load_zst),
-    ("zstandard", "zst", write_zst),
+    ("zstandard", "zst", lambda folder: TarWriter(folder / "a.tar.zst")),
 ]
 
 #: Distributions whose name differs from that of the package.

@@ -23,8 +23,7 @@ from wds_datapipes.io.openers import register_opener
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.loading.torchdata_patches.patches import apply as _apply_patches
 from wds_datapipes.loading.torchdata_patches.patches import list_patches
-from wds_datapipes.on_error.policy import ErrorBudget
-from wds_datapipes.on_error.quarantine import read_quarantine
+from wds_datapipes.on_error.policy import ErrorBudget, read_quarantine
 from wds_datapipes.pipes import DatasetSpec, DirectoryShards, MockSamples, ShardList, Stage
 from wds_datapipes.pipes.foreign_stages import explain_name as _explain_name
 from wds_datapipes.pipes.samples.field_codecs import register_decoder

@@ -28,7 +28,7 @@ from wds_datapipes.index.build import build_index, check_index
 from wds_datapipes.index.file_format import HEAD, MAGIC, index_bytes, parse_index
 from wds_datapipes.index.interop import read_wids_index
 from wds_datapipes.index.manifest import Manifest, ManifestEntry, read_manifest, write_manifest
-from wds_datapipes.on_error.quarantine import read_quarantine
+from wds_datapipes.on_error.policy import read_quarantine
 from wds_datapipes.samples.caching import DamagedFile, SampleFileWriter, open_samples
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry
 from wds_datapipes.shards.mixture_spec import read_mixture

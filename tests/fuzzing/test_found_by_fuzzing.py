@@ -21,7 +21,7 @@ from wds_datapipes.errors import CorruptSidecarError, EncodeError, SpecError, St
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import retry_after
 from wds_datapipes.loading.checkpoint.format import STATE
-from wds_datapipes.on_error.quarantine import read_quarantine
+from wds_datapipes.on_error.policy import read_quarantine
 from wds_datapipes.samples.caching import END, FRAME, MAGIC, TRAILER, DamagedFile, open_samples
 from wds_datapipes.shard_cache.entry import Entry
 from wds_datapipes.shards.mixture_spec import parse_plain_yaml, read_mixture

@@ -13,7 +13,7 @@ from torchdata.dataloader2 import DataLoader2
 from wds_datapipes import ErrorBudget, ShardList, ShardReadingService, read_quarantine
 from wds_datapipes.counters import SkippedItem
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError
-from wds_datapipes.on_error.quarantine import write_quarantine
+from wds_datapipes.on_error.policy import write_quarantine
 from wds_datapipes.testing import build_shard
 
 ITEM = SkippedItem("wds_decode", "DecodeError", "a.tar", "k\u2028", "cls", "it is\nno number")

@@ -1,24 +1,27 @@
-"""Error policy of a stage: raises an error, or skips the item and reports it."""
+"""Error policy of a stage: raises an error, or skips the item and reports it, also in a quarantine file."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.counters import Counters, Skipped, SkippedItem
 from wds_datapipes.errors import (
+    CorruptSidecarError,
     ErrorBudgetError,
     MissingDependencyError,
+    MissingSidecarError,
     UnknownSchemeError,
     UnsafeInputError,
 )
 from wds_datapipes.io.remote.retry import is_systemic
-from wds_datapipes.on_error.quarantine import write_quarantine
 from wds_datapipes.redaction import redact, redact_text
 from wds_datapipes.user_warnings import warn_user
 
@@ -257,3 +260,62 @@ def _plain(on_error: Any) -> tuple[Any, bool]:
     if getattr(on_error, "__module__", None) == "webdataset.handlers":
         return HANDLERS.get(on_error.__name__, (on_error, True))
     return on_error, True
+
+
+def write_quarantine(path: str, item: SkippedItem) -> None:
+    """Append an item to the file; this is safe for several processes at once.
+
+    Raises:
+        MissingSidecarError: the file cannot be written.
+    """
+    line = json.dumps(item._asdict()).encode() + b"\n"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            written = os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+        if written != len(line):
+            raise OSError("the disk is full")
+    except OSError as error:
+        raise MissingSidecarError(
+            f"Skipped items cannot be written to {path}: {error.strerror or error}. The item is {item}"
+        ) from error
+
+
+def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
+    """Read the skipped items from the quarantine file of an `ErrorBudget`, in order.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"__key__": "a", "cls": b"one"}, {"__key__": "b", "cls": b"2"}])
+        >>> budget = ErrorBudget(max_errors=10, quarantine="skipped.jsonl", warn=False)
+        >>> len(list(samples.wds_decode(on_error=budget)))
+        1
+        >>> [(item.key, item.field, item.error) for item in read_quarantine("skipped.jsonl")]
+        [('a', 'cls', 'DecodeError')]
+
+    Args:
+        path: the file.
+
+    Raises:
+        MissingSidecarError: there is no such file.
+        CorruptSidecarError: the file is not a quarantine file.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise MissingSidecarError(f"The quarantine file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CorruptSidecarError(f"{path} is not a quarantine file: {error}") from error
+    return [_parse_line(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
+
+
+def _parse_line(line: str, name: str) -> SkippedItem:
+    try:
+        item = SkippedItem(**json.loads(line))
+        if not all(isinstance(value, str) for value in item):
+            raise ValueError("its values are not all text")
+        return item
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CorruptSidecarError(f"{name} is not a quarantine file: {error}") from error
