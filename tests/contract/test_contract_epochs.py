@@ -31,8 +31,6 @@ from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes import ShardResampler
 from wds_datapipes.testing import build_shard
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
-
 COUNT = 47
 TEN = "{0..9}"
 

@@ -33,11 +33,6 @@ from wds_datapipes.errors import StateError
 ORDERS = Path(__file__).with_name("orders.json")
 EPOCHS = 3
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
-]
-
 
 def with_global_draws(sample: dict[str, Any]) -> list[Any]:
     """A user's function that draws from the generators that loaders seed in each worker."""

@@ -70,7 +70,6 @@ def with_stateful_shards(pipe: Pipe, workers: int) -> Iterator[Any]:
 LOADERS = [with_service, with_torchdatas_service, with_torchs_loader, with_stateful_shards]
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_worker_without_a_shard_yields_nothing_and_ends(loader: Any, place: str) -> None:

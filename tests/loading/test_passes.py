@@ -178,7 +178,6 @@ def by_stateful_shards(pipe: Any, workers: int) -> Iterator[Any]:
 LOADERS = [by_our_service, by_torchdatas_service, by_torch]
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("read_by", LOADERS)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("name", ["cycled", "iterated twice", "shuffled by a user"])

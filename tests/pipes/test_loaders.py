@@ -24,11 +24,6 @@ from wds_datapipes.testing import build_shard
 SAMPLES_PER_SHARD = [7, 1, 12, 3, 9]
 ALL_KEYS = sorted(f"{shard}-{index:02d}" for shard, count in enumerate(SAMPLES_PER_SHARD) for index in range(count))
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # by StatefulDataLoader, of torch
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine with few cores
-]
-
 
 @pytest.fixture
 def pattern(tmp_path: Path) -> str:

@@ -34,7 +34,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.usefixtures("closed_garbage"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
 ]
 
 Items = IterDataPipe[Any]

@@ -22,8 +22,6 @@ from wds_datapipes.samples.sample_log import describe, log_samples
 from wds_datapipes.shards.position import ItemCounter
 from wds_datapipes.testing import build_shard
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine with few cores
-
 
 def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
     settings = {

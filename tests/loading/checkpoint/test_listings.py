@@ -221,7 +221,6 @@ def rest_with_data_loader(state: Any, workers: int) -> list[Any]:
     return list(DataLoader(data, batch_size=None, num_workers=workers))
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("rest", [rest_with_service, rest_with_data_loader])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_global_generators_do_not_repeat_their_numbers_after_a_resume(rest: Any, workers: int) -> None:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, IterDataPipe
-from torchdata.dataloader2 import DataLoader2
+from loader_kinds import Service, Tracked, items_of
+from pipeline_table import Build, Pipe, key_of, number_in, shards_of, split
 
-from wds_datapipes import ShardList, ShardReadingService, StatefulShards
-from wds_datapipes.testing import build_shard
+CUT = 80
 
-Pipe = IterDataPipe[Any]
-SHARDS, SAMPLES, BUFFER = 4, 150, 40
-CUT = 150
-
-
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for shard in range(SHARDS):
-        samples = [{"__key__": f"{shard}-{number:03}", "cls": str(number)} for number in range(SAMPLES)]
-        build_shard(f"{shard}.tar", samples)
+shards = shards_of(20)
 
 
 def depends_on_run(sample: dict[str, Any]) -> bool:
     """Whether the sample depends on the run: here, all odd samples of the first run."""
-    return int(sample["cls"]) % 2 == 1 and Path("unlucky").exists()
+    return number_in(sample) % 2 == 1 and Path("unlucky").exists()
 
 
 def is_kept(sample: dict[str, Any]) -> bool:
@@ -43,75 +30,39 @@ def decoded(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
-
-
-def source() -> Any:
-    return ShardList("{0..3}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
-
-
-def filtered() -> Pipe:
-    return source().shuffle_samples(BUFFER).filter(is_kept).map(key_of)  # type: ignore[no-any-return]
-
-
-def skipping() -> Pipe:
-    return source().shuffle_samples(BUFFER).map_samples(decoded, on_error="skip").map(key_of)  # type: ignore[no-any-return]
-
-
-def in_a_stream() -> Pipe:
-    """All stages that draw are inside one that restarts its source. The rest of the epoch is that of the first pass."""
-    return filtered().with_epoch(400)  # type: ignore[no-any-return]
-
-
 def mixed() -> Pipe:
-    first = ShardList("{0..1}.tar").sharding_filter().load_wds_shards().group_samples().shuffle_samples(BUFFER)
-    second = ShardList("{2..3}.tar").sharding_filter().load_wds_shards().group_samples()
-    return first.filter(is_kept).mix_samples(second.filter(is_kept), stop="all").map(key_of)  # type: ignore[no-any-return]
+    return (
+        split("a").shuffle_samples(40).filter(is_kept).mix_samples(split("b").filter(is_kept), stop="all").map(key_of)
+    )
 
 
-PIPELINES = [filtered, skipping, in_a_stream, mixed]
+PIPELINES: dict[str, Build] = {
+    "filtered": lambda: split().shuffle_samples(40).filter(is_kept).map(key_of),
+    "skipping": lambda: split().shuffle_samples(40).map_samples(decoded, on_error="skip").map(key_of),
+    # All stages that draw are inside one that restarts its source. The rest of the epoch is that of the first pass.
+    "in a stream": lambda: split().shuffle_samples(40).filter(is_kept).map(key_of).with_epoch(240),
+    "mixed": mixed,
+}
 
 
-def with_service(make: Callable[[], Pipe], workers: int) -> tuple[Any, Callable[[], Any], Callable[[Any], None]]:
-    loader = DataLoader2(make(), reading_service=ShardReadingService(workers))
-    loader.seed(5)
-    service = loader.reading_service
-
-    def epoch() -> Any:
-        yield from loader
-        loader.shutdown()
-
-    return epoch(), lambda: loader.reading_service.state_dict(), service.load_state_dict
-
-
-def with_tracked(make: Callable[[], Pipe], workers: int) -> tuple[Any, Callable[[], Any], Callable[[Any], None]]:
-    data = StatefulShards(make(), seed=5)
-
-    def epoch() -> Any:
-        yield from data.tracked(DataLoader(data, batch_size=None, num_workers=workers))
-
-    return epoch(), data.state_dict, data.load_state_dict
-
-
-@pytest.mark.parametrize("build", PIPELINES)
-@pytest.mark.parametrize("make_loader", [with_service, with_tracked])
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("kind", [Service, Tracked])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_resumed_run_yields_everything_after_the_last_delivered_sample(
-    build: Callable[[], Pipe], make_loader: Any, workers: int
-) -> None:
-    whole = list(make_loader(build, workers)[0])
+def test_a_resumed_run_yields_everything_after_the_last_delivered_sample(name: str, kind: Any, workers: int) -> None:
+    build = PIPELINES[name]
+    with closing(kind(build, workers)) as run:
+        whole = items_of(run.epoch())
     Path("unlucky").touch()
-    items, save, _ = make_loader(build, workers)
-    came = list(itertools.islice(items, CUT))
-    state = json.loads(json.dumps(save()))
-    items.close()
+    with closing(kind(build, workers)) as run:
+        epoch = run.epoch()
+        came, state = items_of(epoch, CUT), run.state()
+        del epoch
     Path("unlucky").unlink()
-    items, _, load = make_loader(build, workers)
-    load(state)
-    found = list(items)
-    behind = whole.index(came[-1]) + 1 if build is not mixed else None
-    assert len(set(came + found)) == len(came + found)
+    with closing(kind(build, workers, state)) as run:
+        found = items_of(run.epoch())
+    assert len(came) == CUT
+    assert len({*came, *found}) == len(came + found)
     assert all(int(key[-1]) % 2 for key in {*whole} - {*came, *found})
-    if behind is not None:
-        assert found[: len(whole) - behind] == whole[behind:]
+    if name != "mixed":
+        after = whole.index(came[-1]) + 1
+        assert found[: len(whole) - after] == whole[after:]

@@ -29,13 +29,6 @@ from wds_datapipes import IndexedSamples, ShardList, merge_states
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions
 
-# torchdata calls it whenever a StatefulDataLoader is created.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
-]
-
-
 shards = shards_of(3)
 
 #: How many samples the shards without another name have.

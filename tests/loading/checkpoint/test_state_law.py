@@ -41,13 +41,6 @@ from wds_datapipes import ShardList
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.service.pinning import MemoryPinner
 
-pytestmark = [
-    # torchdata calls it whenever a StatefulDataLoader is created.
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    # Three workers are more than a small machine has CPUs.
-    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
-]
-
 Pipe = Any
 Build = Callable[[Pipe], Pipe]
 

@@ -19,9 +19,6 @@ from wds_datapipes import ShardList, ShardReadingService, Stage, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 
-# torchdata calls it whenever a StatefulDataLoader is created.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-
 KEYS = all_keys(2)
 
 

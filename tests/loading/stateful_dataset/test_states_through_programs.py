@@ -24,10 +24,6 @@ from wds_datapipes import ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
 
 pytestmark = [
-    # torchdata calls it whenever a StatefulDataLoader is created.
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    # Three workers are more than a small machine has CPUs.
-    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
     # A distributed checkpoint of a single process warns that there is only one.
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"),
 ]

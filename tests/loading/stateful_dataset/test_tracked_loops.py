@@ -21,13 +21,6 @@ from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch
 from wds_datapipes.testing import build_shard
 
-pytestmark = [
-    # torchdata calls it whenever a StatefulDataLoader is created.
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    # Three workers are more than a small machine has CPUs.
-    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
-]
-
 KEYS = all_keys(2)
 
 

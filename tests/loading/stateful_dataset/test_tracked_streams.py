@@ -16,13 +16,6 @@ from torch.utils.data import DataLoader, get_worker_info
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 
-pytestmark = [
-    # torchdata calls it whenever a StatefulDataLoader is created.
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    # Three workers are more than a small machine has CPUs.
-    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
-]
-
 shards = shards_of()
 
 

@@ -33,7 +33,6 @@ from wds_datapipes.testing import build_shard
 
 pytestmark = [
     pytest.mark.usefixtures("folder"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine with few cores
 ]
 #: Not for torch's DataLoader or torchdata's service, which close some pipes later.
 leaves_nothing = pytest.mark.usefixtures("nothing_left")

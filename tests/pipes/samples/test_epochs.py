@@ -28,7 +28,6 @@ from wds_datapipes.loading.splitting import WorkerIdentity, split_by_worker
 from wds_datapipes.testing import build_shard
 
 #: torch warns of more workers than CPUs.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 Pipe = IterDataPipe[Any]
 WORKERS = (0, 3)

@@ -23,7 +23,6 @@ from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes import SampleMixer
 
 #: torch warns of more workers than CPUs.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 Pipe = IterDataPipe[Any]
 WORKERS = (0, 3)

@@ -59,7 +59,6 @@ def load(pipe: IterDataPipe[Any], kind: str, workers: int) -> list[ShardInfo]:
 
 @pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
 @pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 def test_workers_alternate_shard_numbers(kind: str, workers: int) -> None:
     infos = load(samples().write_wds_shards("out-%02d.tar", maxcount=5), kind, workers)
     assert all(type(info) is ShardInfo for info in infos)
