@@ -232,56 +232,43 @@ def split_by_shard(source: Iterable[MemberTuple]) -> Iterator[ShardMembers]:
         ValueError: the members of a shard are not consecutive, or not in order.
     """
     members = map(_check_member, source)
-    first = next(members, None)
-    while first is not None:
-        run = _ShardRun(first, members)
-        yield run.shard, iter(run)
-        error, run.error = run.error, None
-        if error is not None:
+    member, failure = next(members, None), None
+
+    def run(shard: Shard, following: MemberTuple | None, source: Shard | str) -> Iterator[MemberTuple]:
+        """Yield the members of a shard."""
+        nonlocal member, failure
+        while following is not None:
+            yield following
+            reached = following[3]
             try:
-                raise error
-            finally:
-                del error  # avoid a reference cycle: its frames would keep their files open
-        first = run.next_member
-
-
-class _ShardRun:
-    """Consecutive members of one shard in a stream.
-
-    Attributes:
-        shard: their shard.
-        next_member: the first member of the next shard, once the run has ended; None if there is none.
-        error: the error that the stream raised after the end of the shard.
-    """
-
-    def __init__(self, first: MemberTuple, members: Iterator[MemberTuple]) -> None:
-        source = first[0]
-        # For members created by a user, only the URL is known. Such a shard counts as complete.
-        self.shard = Shard(source, is_complete=True, is_copy=True) if isinstance(source, str) else source
-        self.next_member: MemberTuple | None = None
-        self.error: Exception | None = None
-        self._first, self._members = first, members
-
-    def __iter__(self) -> Iterator[MemberTuple]:
-        member, source, shard = self._first, self._first[0], self.shard
-        while True:
-            yield member
-            reached = member[3]
-            try:
-                following = next(self._members, None)
+                following = next(members, None)
             except Exception as error:
                 if not shard.is_complete or shard.is_copy:
                     raise
-                self.error = error  # it belongs to the next shard; the last sample of this one comes first
+                failure = error  # it belongs to the next shard; the last sample of this one comes first
                 return
-            if following is None:
+            if following is not None and not _continues_shard(following, source, reached):
+                if not shard.is_copy and (shard.is_complete is None or following[0] is source):
+                    url = following[0] if isinstance(following[0], str) else following[0].url
+                    raise ValueError(
+                        f"group_samples needs the members of each shard consecutively and in order, but got the one at "
+                        f"byte {following[3]} of {redact(url)} after the one at "
+                        f"byte {reached} of {redact(shard.url)}. Shuffle and mix shards before load_wds_shards, or "
+                        "samples after group_samples"
+                    )
+                member = following
                 return
-            member = following
-            if not _continues_shard(member, source, reached):
-                if not shard.is_copy and (shard.is_complete is None or member[0] is source):
-                    raise ValueError(_unordered_members_message(shard.url, reached, member))
-                self.next_member = member
-                return
+
+    while member is not None:
+        first, member = member, None
+        # For members created by a user, only the URL is known. Such a shard counts as complete.
+        shard = Shard(first[0], is_complete=True, is_copy=True) if isinstance(first[0], str) else first[0]
+        yield shard, run(shard, first, first[0])
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                failure = None  # avoid a reference cycle: its frames would keep their files open
 
 
 def _continues_shard(member: MemberTuple, source: Shard | str, reached: int) -> bool:
@@ -330,16 +317,6 @@ def shard_metadata(shard: Shard) -> Sample:
     if shard.local_path is not None:
         empty["__local_path__"] = shard.local_path
     return empty
-
-
-def _unordered_members_message(url: str, reached: int, member: MemberTuple) -> str:
-    shard, _, _, offset = member
-    next_url = shard if isinstance(shard, str) else shard.url
-    return (
-        f"group_samples needs the members of each shard consecutively and in order, but got the one at byte {offset} "
-        f"of {redact(next_url)} after the one at byte {reached} of {redact(url)}. "
-        f"Shuffle and mix shards before load_wds_shards, or samples after group_samples"
-    )
 
 
 def _duplicate_message(url: str, name: str, key: str | None, field: str, first: int, offset: int) -> str:

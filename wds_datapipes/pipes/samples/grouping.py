@@ -30,8 +30,6 @@ from wds_datapipes.shards.position import (
     SamplePosition,
     ShardShare,
     assign_shards,
-    next_position,
-    open_positions,
 )
 from wds_datapipes.types import Member, Sample
 
@@ -121,9 +119,9 @@ class PositionedSamples(SnapshotStage[Sample]):
         for position in again:
             spans[position.shard].append((position.start, position.end))
         share = ShardShare.from_state(state["dealt"]) if "dealt" in state else None
-        following = next_position(state["next"]) if "next" in state else END_OF_SHARDS
+        following = tuple(state.get("next", END_OF_SHARDS))
         key_rule = self._make_grouping().key_rule
-        self._loaded = Resume(following, spans, share, open_positions(state.get("open", ())), key_rule)
+        self._loaded = Resume(following, spans, share, [*map(tuple, state.get("open", ()))], key_rule)
         self._listed_at = -1
         self._listed = [*state.get("listed", ())]
 
