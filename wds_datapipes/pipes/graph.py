@@ -109,7 +109,9 @@ def _stateful(pipe: Any, later_stages: Sequence[Any]) -> list[Any]:
         if known.has_state:
             found.append(stage)
         for branch in known.nested_sources():
-            _refuse_spanning(branch, stage)
+            _refuse_spanning(
+                branch, f", and has no position before {name_of(stage)}. Put it at the end of the pipeline"
+            )
             _stateful(branch, later)
         if known.has_position or known.nested_sources():
             return found[::-1]
@@ -133,12 +135,10 @@ def check_shard_list(pipe: Any) -> None:
     Raises:
         StateError: the seeds of an epoch do not determine its list.
     """
+    _refuse_spanning(
+        pipe, ", but before .load_wds_shards() the seeds must determine each epoch. Put it after .group_samples()"
+    )
     for stage in upstream(pipe):
-        if declared(stage).spans_epochs:
-            raise StateError(
-                f"{name_of(stage)} continues from one epoch to the next, but before .load_wds_shards() the seeds must "
-                "determine each epoch. Put it after .group_samples()"
-            )
         if not declared(stage).restarts_once and any(map(takes_seed, upstream(stage)[1:])):
             raise StateError(
                 f"{name_of(stage)} does not restart its source exactly once per epoch, and a stage before it draws "
@@ -147,18 +147,15 @@ def check_shard_list(pipe: Any) -> None:
             )
 
 
-def _refuse_spanning(source: Any, reader: Any) -> None:
-    """Make sure that a source started by another stage does not continue from one epoch to the next.
+def _refuse_spanning(source: Any, advice: str) -> None:
+    """Make sure that a source does not continue from one epoch to the next.
 
     Raises:
         StateError: it does.
     """
     for stage in upstream(source):
         if declared(stage).spans_epochs:
-            raise StateError(
-                f"{name_of(stage)} continues from one epoch to the next, and has no position before "
-                f"{name_of(reader)}. Put it at the end of the pipeline"
-            )
+            raise StateError(f"{name_of(stage)} continues from one epoch to the next{advice}")
 
 
 def _check_declarations(stage: Any, known: Declarations, later_stages: Sequence[Any]) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from random import Random
-from typing import Any, Literal, TextIO
+from typing import Any
 
 from torch import distributed
 from torch.utils.data import get_worker_info
@@ -17,7 +16,7 @@ from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.sharding import find_rank_and_worker
 from wds_datapipes.pipes.stage import CountingStage, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.samples.sample_log import log_samples
+from wds_datapipes.samples.sample_log import LogTarget, log_samples
 from wds_datapipes.samples.sampling import non_empty, parse_slice, rsample, slice_samples
 from wds_datapipes.seeds import derived_seed
 
@@ -163,7 +162,7 @@ class SampleLogger(CountingStage[Any]):
         *,
         first: int = 3,
         every: int | None = None,
-        logger: logging.Logger | TextIO | Literal["stdout", "stderr"] | None = None,
+        logger: LogTarget | None = None,
         key_log: str | os.PathLike[str] | None = None,
         name: str = "log_samples",
         width: int = 60,
@@ -171,16 +170,12 @@ class SampleLogger(CountingStage[Any]):
         check_integer("first", first, 0)
         check_optional_integer("every", every, 1)
         check_integer("width", width, 1)
-        # A stream cannot be pickled; each worker uses its own.
-        target = "stdout" if logger is sys.stdout else "stderr" if logger is sys.stderr else logger
-        if target is not None and not isinstance(target, logging.Logger) and target not in ("stdout", "stderr"):
-            raise TypeError(
-                f'logger must be a logging.Logger, "stderr" or "stdout", not {logger!r}. To log to a file, use a '
-                "logger with a FileHandler"
-            )
+        target = logging.getLogger("wds_datapipes") if logger is None else logger
+        if not isinstance(target, logging.Logger) and target not in ("stdout", "stderr"):
+            raise TypeError(f'logger must be a logging.Logger, "stderr" or "stdout", not {logger!r}')
         super().__init__(
             source,
-            target=logging.getLogger("wds_datapipes") if target is None else target,
+            target=target,
             first=first,
             every=every,
             key_log=None if key_log is None else os.fspath(key_log),

@@ -157,11 +157,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         self.order = order
         self.global_batch_size = global_batch_size
         self.remainder = remainder
-        self.window_shards, self.bucket_window, self.epoch_samples = (
-            epoch.window_shards,
-            epoch.bucket_window,
-            epoch.samples,
-        )
+        self.epoch = epoch
         self.fields = fields
         self.on_error = on_error
         self.groups: Groups = {}
@@ -172,12 +168,9 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         datasets = shards if isinstance(shards, Mapping) else {"": shards}
         joined = [join] if isinstance(join, str | os.PathLike | Manifest) else join
         others = [shard_sizes(dataset, access) for dataset in joined]
-        for number, sizes in enumerate(others):
+        for sizes in others:
             if not any(size for _, size in sizes):
-                which = "" if len(others) == 1 else f" number {number}"
-                raise EmptySourceError(
-                    f"The dataset{which} of join= has no samples in {len(sizes)} shards. Check its pattern"
-                )
+                raise EmptySourceError(f"A dataset of join= has no samples in {len(sizes)} shards. Check its pattern")
         self._shards = IndexedShards(
             {name: shard_sizes(dataset, access) for name, dataset in datasets.items()},
             select=select,
@@ -252,19 +245,22 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             self._shards.lengths,
             self._shards.starts,
             batch_size=self.global_batch_size,
-            window=self.bucket_window,
+            window=self.epoch.bucket_window,
             seed=None if order == "sequential" else seed,
         )
 
     def _order_of_samples(self, order: Order, seed: int) -> SampleOrder:
         """Return the order of an epoch without regard to lengths."""
-        if self.weights is None and self.epoch_samples is None:
-            return EpochOrder(self._shards.sizes, order, seed=seed, window_shards=self.window_shards)
+        window = self.epoch.window_shards
+        if self.weights is None and self.epoch.samples is None:
+            return EpochOrder(self._shards.sizes, order, seed=seed, window_shards=window)
         if self.weights is None:
             datasets, weights = [self._shards.sizes], [1]
         else:
             datasets, weights = [self._shards.sizes[part] for part in self._shards.parts.values()], self.weights
-        return MixedOrder(datasets, weights, order, seed=seed, length=self._count, window_shards=self.window_shards)
+        return MixedOrder(
+            datasets, weights, order, seed=seed, length=self._count, window_shards=self.epoch.window_shards
+        )
 
     def _share(self, rest: RestOfEpoch = WHOLE_EPOCH) -> BatchShare:
         """Return the share of this instance in the rest of an epoch."""
