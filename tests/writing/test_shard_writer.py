@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -74,12 +73,6 @@ def test_maxcount_is_the_number_of_samples_in_a_shard() -> None:
     keys = [sample["__key__"] for sample in samples(9)]
     assert read() == [("s-000.tar", keys[:4]), ("s-001.tar", keys[4:8]), ("s-002.tar", keys[8:])]
     assert [info.bytes for info in infos] == [os.path.getsize(info.url) for info in infos]
-
-
-def test_the_digest_of_each_shard_is_computed_only_if_requested() -> None:
-    assert [info.sha256 for info in convert(samples(5))] == ["", ""]
-    infos = convert(samples(5), "t-%03d.tar", digest=True)
-    assert [info.sha256 for info in infos] == [sha256(Path(info.url).read_bytes()).hexdigest() for info in infos]
 
 
 def test_no_shard_is_written_without_samples_nor_an_empty_one_at_the_end() -> None:
@@ -144,11 +137,6 @@ def test_each_shard_is_logged_on_request(verbose: bool, caplog: pytest.LogCaptur
         convert(samples(5), verbose=verbose)
     size = os.path.getsize("s-001.tar")
     assert caplog.messages[1:] == ([f"Wrote s-001.tar: 1 samples, {size} bytes"] if verbose else [])
-
-
-def test_options_are_those_of_a_shard() -> None:
-    convert(samples(5), "s-%d.tgz", mode=0o444, encoder={"bin": bytes}, keep_meta=True, key_rule=None)
-    assert [data[:3] for data in shards().values()] == [b"\x1f\x8b\x08"] * 2
 
 
 def test_keys_are_checked_within_a_shard() -> None:
@@ -245,7 +233,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"maxsize": 9000}, {"compress": "gz"}, {"sh
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_conversion_resumes_after_any_sample(options: dict[str, Any]) -> None:
     wanted = whole(**options)
-    for cut in range(0, COUNT + 1, 3 if options else 1):
+    for cut in range(0, COUNT + 1, 5 if options else 2):
         for name in files():
             os.unlink(name)
         writer = ShardWriter("s-%03d.tar", maxcount=4, resume=True, **options)
@@ -363,7 +351,7 @@ def test_refused_samples_count_as_given() -> None:
     with ShardWriter("s-%03d.tar", maxcount=4) as writer:
         write(writer, given())
     wanted = shards()
-    for cut in range(0, COUNT, 2):
+    for cut in range(0, COUNT, 5):
         for name in files():
             os.unlink(name)
         writer = ShardWriter("s-%03d.tar", maxcount=4, resume=True)
@@ -402,11 +390,11 @@ def test_another_file_stays_as_it_is(text: str) -> None:
 
 def damaged(data: bytes) -> Iterator[bytes]:
     """Every way of changing, removing or inserting one byte, of removing lines, and of ending too early."""
-    for at in range(len(data)):
+    for at in range(0, len(data), 4):
         other = b"%d" % ((data[at] + 1) % 10) if chr(data[at]).isdigit() else bytes([data[at] ^ 0x80])
-        for middle in (other, b"", (b"\n", b"\r")[at % 2] + data[at : at + 1]):
+        for middle in (other, b"", (b"\n", b"\r")[at // 4 % 2] + data[at : at + 1]):
             yield data[:at] + middle + data[at + 1 :]
-    for end in range(0, len(data), 17):
+    for end in range(0, len(data), 37):
         yield data[:end]
     lines = data.splitlines(keepends=True)
     for number in range(len(lines)):
@@ -435,8 +423,8 @@ def test_a_damaged_journal_is_an_error_or_changes_no_shard() -> None:
         else:
             assert shards() == wanted
             outcomes.append("resumed")
-    assert outcomes.count("error") > 1000
-    assert outcomes.count("resumed") > 40
+    assert outcomes.count("error") > 250
+    assert outcomes.count("resumed") > 10
 
 
 def test_a_damaged_line_tells_which_lines_can_be_kept() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,9 +20,6 @@ from wds_datapipes.types import Sample
 Value: TypeAlias = "bool | int | float | str"
 ComputeColumns: TypeAlias = Callable[[Sample], Mapping[str, Value]]
 """A function from a sample, with its fields as bytes, to a value for each column."""
-
-#: About how many bytes of samples are read at a time.
-READ_BYTES = 4 << 20
 
 
 def add_columns(
@@ -46,7 +43,7 @@ def add_columns(
     reader = SampleReader(url, index, storage_options=storage_options, limits=limits)
     found: dict[str, list[Value]] = {}
     try:
-        for sample in _read_all(reader, fields):
+        for sample in reader.stream(np.arange(len(index)), fields):
             try:
                 values = compute(sample)
             except Exception as error:
@@ -66,17 +63,6 @@ def add_columns(
 def columns_fingerprint(compute: ComputeColumns, fields: Collection[str] | None) -> str:
     """Return a digest of a function and the fields that it gets."""
     return fingerprint(compute, None if fields is None else sorted(fields))
-
-
-def _read_all(reader: SampleReader, fields: Collection[str] | None) -> Iterator[Sample]:
-    """Yield all samples of a shard, some at a time."""
-    ends = np.cumsum(reader.index.sample_sizes)
-    start = 0
-    while start < len(ends):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(int(np.searchsorted(ends, before + READ_BYTES, "right")), start + 1)
-        yield from reader.stream(np.arange(start, stop), fields)
-        start = stop
 
 
 def _check_names(values: object, found: Mapping[str, Any], sample: Sample) -> None:
