@@ -92,7 +92,7 @@ def test_dali_reads_what_we_read(tmp_path: Path, tar_format: str, keys: str, tim
     assert by_dali(url, ours) == expected
     is_right = by_dali(url, theirs) == expected
     assert is_right is (Path(theirs).read_bytes() == Path(ours).read_bytes())
-    assert is_right is ((tar_format, keys) != ("gnu", "long"))
+    assert is_right is not (tar_format == "gnu" and keys in ("in prefix", "long"))
 
 
 @pytest.mark.parametrize("keys", KEYS)
