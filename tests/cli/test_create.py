@@ -10,7 +10,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 
 
-def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3_store: Any) -> None:
+def test_the_files_of_a_table_and_shards_may_be_in_a_store(program: Any, folder: Path, s3_store: Any) -> None:
     # This server sends the checksum of a whole file with each part of it.
     options = {**s3_store.options(), "config_kwargs": {"response_checksum_validation": "when_required"}}
     Path("options.json").write_text(json.dumps(options))
@@ -18,8 +18,10 @@ def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3
     bucket = fsspec.filesystem("s3", **options, skip_instance_cache=True)
     images = {f"bucket/create/in/{number}.jpg": b"%d" % number * 1000 * number for number in range(1, 6)}
     rows = "".join(f"in/{number}.jpg,{number}\n" for number in range(1, 5)) + "s3://bucket/create/in/5.jpg,5\n"
-    bucket.pipe({**images, "bucket/create/rows.csv": f"image,cls\n{rows}".encode()})
-    out, table = "s3://bucket/create/out", ["create", "table", "s3://bucket/create/rows.csv", "--file", "image"]
+    bucket.pipe(images)
+    Path("rows.csv").write_text(f"image,cls\n{rows}")
+    out, table = "s3://bucket/create/out", ["create", "table", "rows.csv", "--file", "image"]
+    table += ["--root-dir", "s3://bucket/create"]
     target = ["-o", f"{out}/%d.tar", "--maxcount", "2", "--index", "--manifest", f"{out}/all.json"]
     done = program(*table, *target, "--resume", "--journal", "j", "--num-workers", "2", *given)
     assert (done.code, done.err) == (0, "")
@@ -43,7 +45,7 @@ def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3
     assert ["already finished" in line for line in again[:3]] == [True, False, True]
     bucket.rm("bucket/create/in/4.jpg")
     done = program(*table, "-o", "a.tar", *given)
-    assert done.err.startswith("Error: The field 'jpg' of row 4 of 's3://bucket/create/rows.csv' cannot be read: s3://")
+    assert done.err.startswith("Error: The field 'jpg' of row 4 of 'rows.csv' cannot be read: s3://")
     assert "4 samples" in program(*table, "-o", "a.tar", "--on-error=skip", *given).lines[0]
     # Errors that concern all files are never skipped.
     Path("here.csv").write_text(f"image\n{out}/0.tar\n")

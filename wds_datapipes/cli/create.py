@@ -140,7 +140,7 @@ def create_table(
     shards. Relative paths start from the folder of the table, or from --root-dir.
 
     Input:
-        TABLE: The path or URL of a CSV, JSON lines or Parquet file.
+        TABLE: A local CSV, JSON lines or Parquet file.
         --file [FIELD=]COLUMN: A column of file names; may be repeated.
         --field [FIELD=]COLUMN: A column of values; by default all columns. May be repeated.
         --key COLUMN: The column of keys; by default, keys are numbers.
@@ -156,7 +156,6 @@ def create_table(
             root=root_dir or None,
             classes=read_class_list(classes_from, options.store) if classes_from else None,
             missing=missing,
-            storage_options=options.store,
         )
         if found.classes is None and classes_from:
             raise WrongUse("--classes-from requires a column of class names for the field cls, as --field cls=COLUMN")
@@ -172,9 +171,9 @@ def create_recipe(recipe: str, options: CreateArguments, root_dir: str = "") -> 
     key form a sample. Relative paths start from the current folder, or from --root-dir.
 
     Input:
-        RECIPE: A recipe for tarp create: a path, a URL, or -.
+        RECIPE: A recipe for tarp create: a local file, or -.
     """
-    create_from(lambda _: Recipe(recipe, root=root_dir, key_rule=options.rule, storage_options=options.store), options)
+    create_from(lambda _: Recipe(recipe, root=root_dir, key_rule=options.rule), options)
 
 
 def create_from(open_source: Callable[[Faults], Source], options: CreateArguments) -> None:

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, describe_value, find_codec
 from wds_datapipes.codecs.encoding import EncoderChain
 from wds_datapipes.errors import EncodeError, MissingDependencyError, SampleSourceError
-from wds_datapipes.io.openers import redact
+from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.prepare.sample_spec import Part, SampleSpec, encode_text, make_spec
 from wds_datapipes.prepare.sources.image_folder import field_of
-from wds_datapipes.prepare.sources.listing import FileLocations, get_extension
+from wds_datapipes.prepare.sources.listing import resolve_file
 from wds_datapipes.prepare.sources.table_rows import open_rows
 
 #: The codec of plain text.
@@ -27,7 +27,7 @@ class Table:
     """The samples of a table.
 
     Args:
-        path: the path or URL of the table: CSV with a header, JSON lines or Parquet, by its extension.
+        path: the table, a local file: CSV with a header, JSON lines or Parquet, by its extension.
         files: ``(field, column)`` for columns of paths or URLs; an empty field means the extension of each file.
         values: ``(field, column)`` for columns of values. ``None`` makes a field of each column not used otherwise.
         key: the column of keys; by default, keys are eight-digit numbers.
@@ -35,7 +35,6 @@ class Table:
         classes: the names of the classes in the column for the field ``cls``, in the order of their numbers. By
             default, the names in that column in alphabetical order, unless one of its values is a number.
         missing: ``"keep"`` omits a field if its column is empty or missing; ``"raise"`` rejects the row.
-        storage_options: passed to the file system of the table.
 
     Attributes:
         classes: the names of the classes; ``None`` if the table has none, or has numbers.
@@ -56,14 +55,12 @@ class Table:
         root: str | os.PathLike[str] | None = None,
         classes: Sequence[str] | None = None,
         missing: Literal["raise", "keep"] = "raise",
-        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         table = os.fspath(path)
-        self._path = redact(table)  # for messages
-        self._locations = FileLocations(table, None if root is None else os.fspath(root))
+        self._path, self._root = table, os.path.dirname(table) if root is None else os.fspath(root)  # noqa: PTH120  a string
         self._files, self._key, self._allows_missing = list(files), key, missing == "keep"
         self._chain = EncoderChain({})
-        self._rows = open_rows(table, storage_options)
+        self._rows = open_rows(table)
         self._used = {column for _, column in [*self._files, *(values or ())]} | ({key} if key else set())
         if self._rows.columns is not None:
             if unknown := sorted(self._used - set(self._rows.columns)):
@@ -147,7 +144,7 @@ class Table:
             raise SampleSourceError(
                 f"{location} has {describe_value(named)} in its column {column!r}, not the name of a file"
             )
-        return named, self._locations.resolve(named, f"{location} in its column {column!r}")
+        return named, resolve_file(named, self._root, f"{location} in its column {column!r}")
 
     def _check_missing(self, column: str, location: str) -> None:
         if not self._allows_missing:
@@ -191,7 +188,8 @@ def _check_field(field: str, column: str) -> None:
 
 
 def _extension_of(name: str, column: str, location: str) -> str:
-    ending = get_extension(name)[1:]
+    path = name.partition("?")[0] if split_scheme(name)[0] in ("http", "https") else name
+    ending = os.path.splitext(path)[1][1:].lower()  # noqa: PTH122  a string
     if not ending:
         raise SampleSourceError(
             f"{location} has the file {redact(name)!r} in its column {column!r}, whose name has no extension. Name a "

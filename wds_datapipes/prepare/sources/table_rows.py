@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shutil
-import tempfile
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.extras import require
-from wds_datapipes.io.openers import local_path, redact
-from wds_datapipes.prepare.sources.listing import get_extension, open_listing
+from wds_datapipes.prepare.sources.listing import open_listing
 
 #: The rows of a Parquet file that are read at a time.
 ROWS_PER_BATCH = 256
@@ -42,33 +40,32 @@ class Rows(NamedTuple):
     is_text: bool = False
 
 
-def open_rows(path: str, storage_options: Mapping[str, Any] | None = None) -> Rows:
+def open_rows(path: str) -> Rows:
     """Open a table: ``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson`` or ``.parquet``.
 
     Args:
-        path: the table, or its URL.
-        storage_options: passed to a remote file system.
+        path: the table, a local file.
 
     Raises:
         SampleSourceError: the table cannot be read.
         MissingDependencyError: the package for Parquet is not installed.
         ValueError: the extension is not supported.
     """
-    ending = get_extension(path)
+    ending = os.path.splitext(path)[1].lower()  # noqa: PTH122  of a string
     if ending not in ENDINGS:
-        message = f"{redact(path)!r} is not a table: the supported extensions are {', '.join(ENDINGS)}"
+        message = f"{path!r} is not a table: the supported extensions are {', '.join(ENDINGS)}"
         raise ValueError(f"{message}. Rename it if it is one of these")
     if ending in DELIMITERS:
-        lines = partial(_read_lines, path, storage_options, DELIMITERS[ending])
+        lines = partial(_read_lines, path, DELIMITERS[ending])
         columns = [name.strip() for name in next(lines(), [])]
         if not columns or not all(columns) or len(set(columns)) < len(columns):
-            message = f"The first row of {redact(path)!r} must name each column once, but it is {columns}"
+            message = f"The first row of {path!r} must name each column once, but it is {columns}"
             raise SampleSourceError(message)
         return Rows(partial(_read_text, path, lines, columns), columns, is_text=True)
     if ending == ".parquet":
-        with _open_parquet(path, storage_options) as file:
-            return Rows(partial(_read_parquet, path, storage_options), list(file.schema_arrow.names))
-    return Rows(partial(_read_json, path, storage_options))
+        with _open_parquet(path) as file:
+            return Rows(partial(_read_parquet, path), list(file.schema_arrow.names))
+    return Rows(partial(_read_json, path))
 
 
 def _read_text(path: str, lines: Callable[[], Iterator[list[str]]], columns: Sequence[str]) -> Iterator[Row]:
@@ -76,7 +73,7 @@ def _read_text(path: str, lines: Callable[[], Iterator[list[str]]], columns: Seq
     rows = lines()
     next(rows)
     for number, values in enumerate(filter(None, rows), 1):
-        location = f"row {number} of {redact(path)!r}"
+        location = f"row {number} of {path!r}"
         try:
             "".join(values).encode()
             yield dict(zip(columns, values, strict=True))
@@ -88,9 +85,9 @@ def _read_text(path: str, lines: Callable[[], Iterator[list[str]]], columns: Seq
             )
 
 
-def _read_lines(path: str, storage_options: Mapping[str, Any] | None, delimiter: str) -> Iterator[list[str]]:
+def _read_lines(path: str, delimiter: str) -> Iterator[list[str]]:
     number = -1
-    with open_listing(path, storage_options) as stream:
+    with open_listing(path) as stream:
         # An invalid byte is an error of its row.
         lines = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
         try:
@@ -99,16 +96,14 @@ def _read_lines(path: str, storage_options: Mapping[str, Any] | None, delimiter:
                 number += bool(row)
         except csv.Error as error:
             where = "the header" if number < 1 else f"row {number}"
-            raise SampleSourceError(
-                f"The table {redact(path)!r} cannot be read after {where}: {error}. Fix that row"
-            ) from None
+            raise SampleSourceError(f"The table {path!r} cannot be read after {where}: {error}. Fix that row") from None
 
 
-def _read_json(path: str, storage_options: Mapping[str, Any] | None) -> Iterator[Row]:
+def _read_json(path: str) -> Iterator[Row]:
     """Yield the rows of a file of JSON objects, one per line."""
-    with open_listing(path, storage_options) as stream:
+    with open_listing(path) as stream:
         for number, line in enumerate((line for line in stream if line.strip()), 1):
-            location = f"row {number} of {redact(path)!r}"
+            location = f"row {number} of {path!r}"
             try:
                 row = json.loads(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
@@ -118,23 +113,18 @@ def _read_json(path: str, storage_options: Mapping[str, Any] | None) -> Iterator
                 yield row if isinstance(row, dict) else SampleSourceError(kind)
 
 
-def _read_parquet(path: str, storage_options: Mapping[str, Any] | None) -> Iterator[Row]:
-    with _open_parquet(path, storage_options) as file:
+def _read_parquet(path: str) -> Iterator[Row]:
+    with _open_parquet(path) as file:
         for batch in file.iter_batches(ROWS_PER_BATCH, use_threads=False):
             yield from batch.to_pylist()
 
 
 @contextmanager
-def _open_parquet(path: str, storage_options: Mapping[str, Any] | None) -> Iterator[Any]:
-    """Open a Parquet file, or a temporary copy of a remote one."""
+def _open_parquet(path: str) -> Iterator[Any]:
     arrow = require("pyarrow", extra="parquet", purpose="read tables in Parquet")
     parquet = import_module("pyarrow.parquet")
     try:
-        with open_listing(path, storage_options) as stream, tempfile.TemporaryFile() as copy:
-            if local_path(path) is None:
-                shutil.copyfileobj(stream, copy, 1 << 20)
-                copy.seek(0)
-            with parquet.ParquetFile(stream if local_path(path) is not None else copy) as file:
-                yield file
+        with open_listing(path) as stream, parquet.ParquetFile(stream) as file:
+            yield file
     except (OSError, arrow.ArrowException) as error:
-        raise SampleSourceError(f"The table {redact(path)!r} cannot be read: {error}") from None
+        raise SampleSourceError(f"The table {path!r} cannot be read: {error}") from None
