@@ -91,11 +91,6 @@ def test_ragged_fields_are_an_error_or_a_list(name: str) -> None:
     assert comparable(collate_samples(samples, combine_tensors=False)) == comparable((column,))
 
 
-def test_a_missing_number_does_not_make_an_array_of_objects() -> None:
-    assert collate_samples([(1,), (None,)]) == ([1, None],)
-    assert default_collation_fn([(1,), (None,)])[0].dtype == object
-
-
 @pytest.mark.parametrize(
     ("samples", "error", "message"),
     [

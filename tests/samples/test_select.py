@@ -81,11 +81,6 @@ def test_invalid_rules(pairs: list[tuple[str, str]], error: type[Exception], mes
         renamed(SAMPLE, *pairs)
 
 
-def test_a_renamed_field_and_one_that_stays_cannot_have_one_name() -> None:
-    with pytest.raises(DuplicateKeyError, match=r"rename both 'jpg' and 'cls' of the sample 'k' of s\.tar to 'cls'"):
-        renamed(SAMPLE, ("cls", "jpg"), keep_unselected=True)
-
-
 @pytest.mark.parametrize(
     ("patterns", "expected"),
     [
@@ -192,16 +187,6 @@ def test_matching_fields_are_selected(samples: list[Sample], patterns: list[str]
     ]
     assert list(select_fields(samples, patterns, missing=missing)) == expected
     assert samples == before
-
-
-@given(samples=SAMPLES, patterns=st.lists(PATTERNS, min_size=1, max_size=3))
-def test_the_matching_field_is_extracted(samples: list[Sample], patterns: list[str]) -> None:
-    expected = []
-    for sample in samples:
-        found = [[field for field in sample if matches(pattern, field)] for pattern in patterns]
-        if all(len(fields) < 2 for fields in found):
-            expected.append(tuple(sample[fields[0]] if fields else None for fields in found))
-    assert list(extract_keys(samples, patterns, missing="none", on_error="skip")) == expected
 
 
 #: webdataset's own matches no dot before a field here, and drops the metadata.

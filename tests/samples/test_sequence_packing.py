@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ from hypothesis import strategies as st
 from resumed_buffer import check_buffer_resumes
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes import ShardList
 from wds_datapipes.errors import MissingFieldError, SampleSizeError
 from wds_datapipes.samples.packing import LongSamples, RowFormat, pack_samples
 from wds_datapipes.samples.sample_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
-from wds_datapipes.testing import build_shard
 
 LENGTHS = st.lists(st.integers(0, 12), max_size=50)
 OPEN_ROWS = st.integers(1, 4)
@@ -168,12 +165,3 @@ def test_a_sample_that_cannot_be_packed_is_an_error_or_counted(fields: dict[str,
     stage = source.pack_samples(8, ("tokens", "labels"), on_error="skip")
     assert [row["__key__"] for row in stage] == [["good", "good"]]
     assert stage.counters.skipped().total == 1
-
-
-def test_padded_rows_are_batched_and_collated(tmp_path: Path) -> None:
-    url = build_shard(tmp_path / "a.tar", [{"__key__": str(n), "json": str([n] * n)} for n in range(1, 7)])
-    pipe = ShardList(str(url)).load_wds_shards().group_samples().wds_decode()
-    rows = pipe.pack_samples(7, "json", pad=-1).to_tuple("json", "segment_ids").batch(4).collate()
-    ((tokens, segments),) = rows
-    assert tokens.tolist() == [[1, 2, 2, 3, 3, 3, -1], [4] * 4 + [-1] * 3, [5] * 5 + [-1] * 2, [6] * 6 + [-1]]
-    assert segments.tolist() == [[1, 2, 2, 3, 3, 3, 0], [1] * 4 + [0] * 3, [1] * 5 + [0] * 2, [1] * 6 + [0]]

@@ -9,8 +9,6 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from wds_datapipes.errors import MissingDependencyError, SpecError, UnknownSchemeError
 from wds_datapipes.io import urls as schemes
@@ -122,21 +120,6 @@ def test_braces_that_do_not_pair(pattern: str) -> None:
         expand(pattern)
 
 
-@given(first=st.integers(0, 200), last=st.integers(0, 200), step=st.integers(1, 50), digits=st.integers(1, 6))
-def test_a_range_counts_as_python_does(first: int, last: int, step: int, digits: int) -> None:
-    bounds = f"{first:0{digits}}", f"{last:0{digits}}"
-    padded = any(bound[0] == "0" and len(bound) > 1 for bound in bounds)
-    width = max(map(len, bounds)) if padded else 1
-    numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
-    pattern = f"s3://b/{{{bounds[0]}..{bounds[1]}..{step}}}.tar"
-    assert expand(pattern) == [f"s3://b/{number:0{width}}.tar" for number in numbers]
-
-
-def test_a_million_shards() -> None:
-    urls = expand("s3://bucket/{000000..999999}.tar")
-    assert (len(urls), urls[0], urls[-1]) == (1_000_000, "s3://bucket/000000.tar", "s3://bucket/999999.tar")
-
-
 # Local files ------------------------------------------------------------------------------------------------------
 
 
@@ -183,11 +166,6 @@ def test_local_globs_and_directories(files: Path, pattern: str | Path, expected:
     assert expand(pattern) == expected
     for url in expected:
         open_url(url).close()
-
-
-def test_absolute_patterns_stay_absolute(files: Path) -> None:
-    assert expand(f"{files}/sub/*") == expand(f"{files}/sub/") == expand(files / "sub") == [f"{files}/sub/d.tar"]
-    assert expand(f"file://{files}/sub/*") == [f"file:{files}/sub/d.tar"]
 
 
 def test_all_kinds_of_shards_are_found_in_a_directory(tmp_path: Path) -> None:

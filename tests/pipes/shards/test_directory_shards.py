@@ -6,7 +6,6 @@ import ctypes
 import errno
 import multiprocessing
 import os
-import pickle
 import shutil
 import signal
 import sys
@@ -19,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import DataLoader
 from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
@@ -401,16 +400,6 @@ def test_a_directory_without_room_for_claims_is_an_error() -> None:
     Path("inbox/.claims").touch()
     with pytest.raises(ShardOpenError, match="claimed in the directory 'inbox': File exists"):
         list(take())
-
-
-@leaves_nothing
-def test_it_is_pickled_at_any_time() -> None:
-    put("a.tar", "b.tar")
-    pipe: IterDataPipe[str] = DirectoryShards("inbox", timeout_s=0)
-    taken = iter(pipe)
-    next(taken)
-    assert names(pickle.loads(pickle.dumps(pipe))) == ["b.tar"]
-    assert list(taken) == []
 
 
 @leaves_nothing

@@ -17,7 +17,6 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService, ShardWriter
 from wds_datapipes.errors import EncodeError, StateError
-from wds_datapipes.pipes.state.pipeline_state import save_state
 from wds_datapipes.testing import build_shard
 from wds_datapipes.writing import ShardInfo, WriterShare
 
@@ -178,12 +177,6 @@ def test_resuming_with_another_number_of_ranks_is_an_error() -> None:
         text = rf"'2 workers on each of 2 ranks', not '{workers} workers on each of {ranks} ranks'"
         with pytest.raises(StateError, match=text):
             written_by(ranks, workers)
-
-
-def test_it_has_no_state() -> None:
-    pipe = samples().write_wds_shards("out-%02d.tar")
-    with pytest.raises(StateError, match=r"SampleWriter has no position in the shards.*resume=True"):
-        save_state(pipe)
 
 
 @pytest.mark.parametrize("options", [{"share": WriterShare()}, {"compres": "gz"}])
