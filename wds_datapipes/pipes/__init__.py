@@ -1,8 +1,8 @@
 """Registered stages: the classes whose functional forms every ``IterDataPipe`` has once they are imported."""
 
-from wds_datapipes.pipes.batches.columns import BatchDecoder, SampleUnbatcher
 from wds_datapipes.pipes.samples.buffering import SampleBucketer, SamplePacker, SampleShuffler
 from wds_datapipes.pipes.samples.caching import SampleCacher
+from wds_datapipes.pipes.samples.columns import BatchDecoder, SampleUnbatcher
 from wds_datapipes.pipes.samples.counting import NonEmptyChecker, SampleLogger, SampleRsampler, SampleSlicer
 from wds_datapipes.pipes.samples.epochs import EpochSetter, LengthSetter
 from wds_datapipes.pipes.samples.field_codecs import SampleDecoder, SampleEncoder

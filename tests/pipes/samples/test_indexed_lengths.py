@@ -109,17 +109,16 @@ def test_a_run_resumes_with_any_number_of_workers_and_the_same_batches() -> None
             assert [list(second) for _ in range(2)] == [whole[0][cut:], whole[1]]
 
 
-def test_a_state_belongs_to_its_lengths(lengths: list[int]) -> None:
-    with loader_of(
-        IndexedSamples("{0..5}.tar", global_batch_size=BATCH, epoch=EpochOptions(bucket_by=lengths))
-    ) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    other = loader_of(
-        IndexedSamples("{0..5}.tar", global_batch_size=BATCH, epoch=EpochOptions(bucket_by=lengths[::-1]))
-    )
-    with other, pytest.raises(StateError, match=r"was saved with a different pipeline.*IndexedSamples"):
-        other.load_state_dict(state)
+def test_a_state_belongs_to_its_lengths_and_options(lengths: list[int]) -> None:
+    def loader(**options: Any) -> Any:
+        return loader_of(IndexedSamples("{0..5}.tar", global_batch_size=BATCH, epoch=EpochOptions(**options)))
+
+    with loader(bucket_by=lengths) as first:
+        next(iter(first))
+        state = first.state_dict()
+    for options in ({"bucket_by": lengths[::-1]}, {"bucket_by": lengths, "bucket_window": 3}):
+        with loader(**options) as other, pytest.raises(StateError, match=r"with a different pipeline.*IndexedSamples"):
+            other.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Stages that make samples, and stages of samples."""
+"""Stages that make samples, and stages of samples and batches."""

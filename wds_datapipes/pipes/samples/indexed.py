@@ -258,9 +258,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             datasets, weights = [self._shards.sizes], [1]
         else:
             datasets, weights = [self._shards.sizes[part] for part in self._shards.parts.values()], self.weights
-        return MixedOrder(
-            datasets, weights, order, seed=seed, length=self._count, window_shards=self.epoch.window_shards
-        )
+        return MixedOrder(datasets, weights, order, seed=seed, length=self._count, window_shards=window)
 
     def _share(self, rest: RestOfEpoch = WHOLE_EPOCH) -> BatchShare:
         """Return the share of this instance in the rest of an epoch."""

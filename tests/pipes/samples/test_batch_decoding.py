@@ -30,7 +30,7 @@ from wds_datapipes import (
 )
 from wds_datapipes.errors import DecodeError, UnsafeInputError
 from wds_datapipes.loading.report import count_skipped
-from wds_datapipes.pipes.batches.columns import BatchDecoder
+from wds_datapipes.pipes.samples.columns import BatchDecoder
 from wds_datapipes.pipes.samples.field_codecs import SampleDecoder
 from wds_datapipes.testing import build_shard
 
