@@ -154,22 +154,6 @@ def test_what_was_not_read_is_counted() -> None:
         assert dict(loader.reading_service.report().skipped.counts) == kinds
 
 
-def test_a_source_without_a_length_leaves_what_was_not_read_uncounted() -> None:
-    Path(URLS[1]).unlink()
-    stop = webdataset.ignore_and_stop
-    pipe = IterableWrapper(iter(URLS), deepcopy=False).load_wds_shards(on_error=stop).group_samples()
-    assert len(list(pipe)) == 10
-    assert dict(count_skipped(pipe).counts) == {"load_wds_shards: ShardOpenError": 1}
-
-
-def test_several_open_shards_are_ended_one_by_one() -> None:
-    for url in URLS[:2]:
-        Path(url).write_bytes(Path(url).read_bytes()[: 4 * SAMPLE + 300])
-    stop = webdataset.ignore_and_stop
-    pipe = ShardList(URLS).load_wds_shards(on_error=stop, open_shards=3).group_samples()
-    assert len(list(pipe)) == 3 + 3 + 20
-
-
 @each_handler
 def test_a_repeated_field(handler: Handler) -> None:
     with tarfile.open(URLS[1], "w") as tar:
