@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from coverage_law import check_coverage
 from torch.utils.data import DataLoader, IterDataPipe, graph_settings
 from torch.utils.data.datapipes.iter import IterableWrapper, Shuffler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import ShardList, ShardReadingService, Stage, StatefulShards
-from wds_datapipes.testing import build_shard, check_coverage
+from wds_datapipes.testing import build_shard
 
 SIZES = (7, 3, 12, 1, 9, 6, 8)
 KEYS = [f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size)]

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import wids
+from coverage_law import check_coverage
 from wids import wids_index
 from wids.wids_lru import LRUCache
 from wids.wids_mmtar import MMIndexedTar
@@ -33,7 +34,7 @@ from wds_datapipes.index import (
     write_wids_index,
 )
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
-from wds_datapipes.testing import build_shard, check_coverage
+from wds_datapipes.testing import build_shard
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coverage_law import check_coverage
 from global_batches import global_batches, keys
 
 from wds_datapipes import ErrorBudget, IndexedSamples
@@ -22,7 +23,7 @@ from wds_datapipes.errors import (
     MisalignedShardsError,
 )
 from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
-from wds_datapipes.testing import build_shard, check_coverage
+from wds_datapipes.testing import build_shard
 
 SIZES = {"web": (7, 0, 20), "books": (4, 5)}
 RANKS_AND_WORKERS = [(1, 3), (2, 1), (4, 2)]
