@@ -15,8 +15,7 @@ from wds_datapipes.io.remote import http
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.retry import retry_after, status_of
 from wds_datapipes.shards import patterns
-from wds_datapipes.shards.patterns import expand_braces, split_patterns, substitute
-from wds_datapipes.shards.url_rewriting import compile_rules, rewrite_url
+from wds_datapipes.shards.patterns import compile_rules, expand_braces, rewrite_url, split_patterns, substitute
 
 #: The values of the variables in patterns.
 VARIABLES = {"WDS_A": "x{0..3}", "WDS_B": "${A}${A}", "WDS_C": "${C}"}

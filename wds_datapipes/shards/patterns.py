@@ -1,11 +1,11 @@
-"""Shard patterns: expands variables, braces and globs to the URLs of shards."""
+"""Shard patterns: expands variables, braces and globs to the URLs of shards, and rewrites URLs by rules."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,10 +16,18 @@ from wds_datapipes.io.openers import redact
 from wds_datapipes.io.urls import check_url
 from wds_datapipes.redaction.storage_options import raise_alone
 from wds_datapipes.shards.listing import GLOB_MARKS, list_urls
-from wds_datapipes.shards.url_rewriting import Rewrite, Rules, compile_rules, rewrite_url
 
 Patterns: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 """A pattern, or an iterable of patterns in the order of their shards."""
+
+Rewrite = Sequence[tuple[str, str]]
+"""Pairs of a regular expression, which must match at the beginning of a URL, and a replacement for the match."""
+
+Rules = list[tuple[re.Pattern[str], str]]
+"""Compiled rewriting rules."""
+
+#: AIStore's names for the stores of URL schemes.
+PROVIDERS = {"ais": "ais", "s3": "aws", "aws": "aws", "gs": "gcp", "gcp": "gcp", "az": "azure", "azure": "azure"}
 
 #: How deeply variables may refer to other variables.
 MAX_ROUNDS = 10
@@ -92,24 +100,23 @@ def expand_urls(
 
 
 def pattern_texts(urls: Patterns, allow_local_files: bool = True) -> Iterator[str]:
-    """Return the patterns as strings; ``allow_local_files`` also checks for directories."""
-    if isinstance(urls, (str, os.PathLike)):
-        yield pattern_text(urls, allow_local_files=allow_local_files)
-        return
+    """Yield the patterns as strings; a directory gets the trailing slash that a path object lacks.
+
+    Without ``allow_local_files``, no path is a directory.
+    """
     if isinstance(urls, (set, frozenset)):
         raise SpecError("Shards cannot be given as a set: its order differs between processes. Use sorted(...)")
-    if isinstance(urls, (bytes, bytearray, Mapping)) or not isinstance(urls, Iterable):
+    if isinstance(urls, (bytes, bytearray, Mapping)) or not isinstance(urls, Iterable | os.PathLike):
         raise SpecError(f"Shards must be given as a string, a path or a list of these, not as {type(urls).__name__}")
-    for position, item in enumerate(urls):
-        yield pattern_text(item, f" at position {position}", allow_local_files=allow_local_files)
-
-
-def pattern_text(item: object, where: str = "", *, allow_local_files: bool = True) -> str:
-    """Return a pattern as a string; a directory gets the trailing slash that a path object lacks."""
-    text = os.fspath(item) if isinstance(item, os.PathLike) else item
-    if not isinstance(text, str):
-        raise SpecError(f"A shard pattern must be a string or a path, but {item!r}{where} is {type(item).__name__}")
-    return f"{text}/" if isinstance(item, os.PathLike) and allow_local_files and Path(text).is_dir() else text
+    for position, item in enumerate([urls] if isinstance(urls, str | os.PathLike) else urls):
+        text = os.fspath(item) if isinstance(item, os.PathLike) else item
+        if not isinstance(text, str):
+            raise SpecError(
+                f"A shard pattern must be a string or a path, but {item!r} at position {position} is "
+                f"{type(item).__name__}"
+            )
+        is_directory = isinstance(item, os.PathLike) and allow_local_files and Path(text).is_dir()
+        yield f"{text}/" if is_directory else text
 
 
 def split_patterns(text: str) -> Iterator[str]:
@@ -220,3 +227,75 @@ def count_names(pattern: str) -> int:
             before, count = open_braces.pop()
             count *= names
     return math.prod(max(before + count, 1) for before, count in [*open_braces, (before, count)])  # or unbalanced
+
+
+def compile_rules(rewrite: Rewrite | None, variables: Mapping[str, str]) -> Rules:
+    r"""Compile the given rules, or those of the environment, followed by those of AIStore.
+
+    >>> rules = compile_rules(None, {"WDS_REWRITE": "gs://data/=/mnt/data/;s3://=http://cache/"})
+    >>> rewrite_url("gs://data/0.tar", rules), rewrite_url("s3://bucket/0.tar", rules), rewrite_url("0.tar", rules)
+    ('/mnt/data/0.tar', 'http://cache/bucket/0.tar', '0.tar')
+    >>> rules = compile_rules(None, {"AIS_ENDPOINT": "http://ais:51080", "USE_AIS_FOR": "gs:s3"})
+    >>> rewrite_url("gs://bucket/train/0.tar", rules)
+    'http://ais:51080/v1/objects/bucket/train/0.tar?provider=gcp'
+
+    Args:
+        rewrite: the rules; None takes those of ``WDS_REWRITE`` or ``GOPEN_REWRITE``, written as
+            ``EXPRESSION=REPLACEMENT`` and separated by ``;``.
+        variables: the environment. ``AIS_ENDPOINT`` is the address of an AIStore cluster for ``ais:`` URLs, and
+            ``USE_AIS_FOR`` names further schemes to redirect there, separated by ``:``.
+
+    Raises:
+        SpecError: a rule is invalid.
+    """
+    if rewrite is None:
+        name = "WDS_REWRITE" if "WDS_REWRITE" in variables else "GOPEN_REWRITE"
+        rewrite = list(_pairs(name, variables.get(name, "")))
+    rules = []
+    for expression, replacement in rewrite:
+        try:
+            pattern = re.compile(expression)
+            pattern.sub(replacement, "")
+        except (re.error, IndexError) as error:
+            raise SpecError(
+                f"The rule that rewrites {expression!r} to {replacement!r} is not a valid regular expression with a "
+                f"replacement: {error}"
+            ) from error
+        rules.append((pattern, replacement))
+    return [*rules, *_aistore_rules(variables)]
+
+
+def rewrite_url(url: str, rules: Rules) -> str:
+    """Rewrite a URL with the first rule that changes it."""
+    for pattern, replacement in rules:
+        match = pattern.match(url)
+        if match and (found := match.expand(replacement) + url[match.end() :]) != url:
+            return found
+    return url
+
+
+def _pairs(name: str, text: str) -> Iterable[tuple[str, str]]:
+    """Yield the rules in the value of a variable."""
+    for rule in text.split(";"):
+        if rule:
+            expression, sign, replacement = rule.partition("=")
+            if not sign:
+                raise SpecError(f"The rule {rule!r} in {name} has no '='. Write it as EXPRESSION=REPLACEMENT")
+            yield expression, replacement
+
+
+def _aistore_rules(variables: Mapping[str, str]) -> Iterable[tuple[re.Pattern[str], str]]:
+    schemes = ["ais", *filter(None, variables.get("USE_AIS_FOR", "").split(":"))]
+    endpoint = variables.get("AIS_ENDPOINT", "")
+    if unknown := [each for each in schemes if each not in PROVIDERS]:
+        raise SpecError(f"USE_AIS_FOR names {unknown[0]!r}. AIStore supports {', '.join(sorted(PROVIDERS))}")
+    if not endpoint:
+        if schemes[1:]:
+            raise SpecError(
+                "USE_AIS_FOR is set, but AIS_ENDPOINT is not. Set it to the address of the cluster, such as "
+                "http://localhost:51080"
+            )
+        return
+    for scheme in schemes:
+        replacement = rf"{endpoint.rstrip('/')}/v1/objects/\1/\2?provider={PROVIDERS[scheme]}"
+        yield re.compile(rf"{scheme}://([^/?#]+)/([^?#]+)$"), replacement

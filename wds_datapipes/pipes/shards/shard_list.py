@@ -16,8 +16,7 @@ from wds_datapipes.pipes.foreign_stages import TORCH_BUFFER_SIZE, declared
 from wds_datapipes.pipes.inspection import sources_of, upstream
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.shards.patterns import expand_urls
-from wds_datapipes.shards.url_rewriting import Rewrite
+from wds_datapipes.shards.patterns import Rewrite, expand_urls
 
 T_co = TypeVar("T_co", covariant=True)
 
