@@ -346,24 +346,6 @@ def test_a_damaged_table(name: str, text: str, message: str) -> None:
         fields_of(Table(name, values=[("cls", "a")] if name == "t.jsonl" else None))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"path": "t.xls"}, r"'t\.xls' is not a table: the supported extensions are \.csv"),
-        ({"key": "no"}, r"'t\.csv' has no column 'no'\. It has 'a', 'B'"),
-        ({"files": [("", "no")]}, r"has no column 'no'"),
-        ({"values": [("a/b", "a")]}, r"The field 'a/b' for the column 'a' could not be read back"),
-        ({"values": [("B", "B")]}, r"The field 'B' for the column 'B' could not be read back"),
-    ],
-)
-def test_wrong_arguments_of_a_table(arguments: dict[str, Any], message: str) -> None:
-    Path("t.csv").write_text("a,B\n1,2\n")
-    with pytest.raises(ValueError, match=message):
-        Table(**{"path": "t.csv", **arguments})
-    with pytest.raises(SampleSourceError, match="cannot be read: No such file"):
-        Table("no.csv")
-
-
 # Files that are not on this host
 
 

@@ -212,11 +212,15 @@ class SampleEntries:
 
     def _read_in_order(self, load: Callable[[SampleReader, int], T]) -> Iterator[tuple[int, T]]:
         """Call a function for each sample concurrently, and yield the results in order."""
+
+        def load_batch(numbers: list[int]) -> list[tuple[int, T]]:
+            return [(number, load(*self._find(number))) for number in numbers]
+
         waiting: deque[Future[list[tuple[int, T]]]] = deque()
         pool = ThreadPoolExecutor(MAX_CONCURRENT_READS)
         try:
             for batch in self._batches():
-                waiting.append(pool.submit(_load_batch, load, batch))
+                waiting.append(pool.submit(load_batch, batch))
                 if len(waiting) == MAX_CONCURRENT_READS:
                     yield from waiting.popleft().result()
             while waiting:
@@ -224,26 +228,24 @@ class SampleEntries:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _batches(self) -> Iterator[list[tuple[int, SampleReader, int]]]:
-        """Yield batches of samples, each with its number, reader and position there, for one thread to read."""
-        batch: list[tuple[int, SampleReader, int]] = []
+    def _find(self, number: int) -> tuple[SampleReader, int]:
+        """Return the reader of a sample, and its position there."""
+        shard = bisect_right(self._ends, number)
+        reader = self._readers[shard]
+        return reader, number - self._ends[shard] + len(reader.index)
+
+    def _batches(self) -> Iterator[list[int]]:
+        """Yield batches of samples for one thread to read."""
+        batch: list[int] = []
         size = 0
         for number in self._order:
-            shard = bisect_right(self._ends, number)
-            reader = self._readers[shard]
-            position = number - self._ends[shard] + len(reader.index)
-            batch.append((number, reader, position))
+            reader, position = self._find(number)
+            batch.append(number)
             size += reader.index.span_of(position)
             if len(batch) == MAX_BATCH_SAMPLES or size >= MAX_BATCH_BYTES:
                 yield batch
                 batch, size = [], 0
         yield batch
-
-
-def _load_batch(
-    load: Callable[[SampleReader, int], T], batch: list[tuple[int, SampleReader, int]]
-) -> list[tuple[int, T]]:
-    return [(number, load(reader, position)) for number, reader, position in batch]
 
 
 def _index_shard(url: str, options: ScanOptions) -> ShardContents:

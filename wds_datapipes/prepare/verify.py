@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -144,7 +143,7 @@ def verify_shards(
 def _add_common_keys(shards: Sequence[VerifiedShard]) -> None:
     """Add a fault to each shard for each key that an earlier shard has."""
     digests = [_digests(_unpack_keys(shard.packed_keys)) for shard in shards]
-    values = np.sort(np.concatenate([*digests, np.empty(0, np.uint64)]))
+    values = np.sort(np.concatenate([*digests, np.empty(0, np.int64)]))
     suspects = np.unique(values[1:][values[1:] == values[:-1]])
     suspect_set = set(suspects.tolist())
     first: dict[str, str] = {}
@@ -261,9 +260,9 @@ def _unpack_keys(packed: bytes) -> list[str]:
     return text.split(KEY_SEPARATOR) if text else []
 
 
-def _digests(keys: Iterable[str]) -> npt.NDArray[np.uint64]:
-    return np.fromiter(map(_digest, dict.fromkeys(keys)), np.uint64)
+def _digests(keys: Iterable[str]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(_digest, dict.fromkeys(keys)), np.int64)
 
 
 def _digest(key: str) -> int:
-    return int.from_bytes(blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
+    return hash(key)
