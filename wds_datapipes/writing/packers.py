@@ -37,6 +37,26 @@ def refuse_padding(key: str, sample: object) -> None:
         )
 
 
+def key_of(sample: Sample) -> str:
+    """Return the key of a sample.
+
+    Raises:
+        EncodeError: it has none, or is not a sample.
+    """
+    try:
+        key = sample["__key__"]
+    except (TypeError, KeyError):
+        fields = f" with {' '.join(map(str, sample))}" if hasattr(sample, "keys") else ""
+        raise EncodeError(
+            f"A sample must be a dict with __key__ and its fields, not {describe_value(sample)}{fields}"
+        ) from None
+    if not isinstance(key, str):
+        raise EncodeError(
+            f"__key__ must be a str, but {key!r} is {describe_value(key)}. Use, for example, f'{{number:06d}}'"
+        )
+    return key
+
+
 class PackedSample(NamedTuple):
     """A sample as blocks of the archive, checked but not written yet."""
 
@@ -105,17 +125,7 @@ class TarSamplePacker:
             MissingDependencyError: a field needs a package that is not installed.
         """
         encoded = sample if self._encode is None else self._encode(sample)
-        try:
-            key = encoded["__key__"]
-        except (TypeError, KeyError):
-            raise EncodeError(
-                f"A sample must be a dict with __key__ and its fields, not {describe_value(sample)}"
-                f"{' with ' + ' '.join(map(str, encoded)) if hasattr(encoded, 'keys') else ''}"
-            ) from None
-        if not isinstance(key, str):
-            raise EncodeError(
-                f"__key__ must be a str, but {key!r} is {describe_value(key)}. Use, for example, f'{{number:06d}}'"
-            )
+        key = key_of(encoded)
         if self._rule is not None:
             self._check_key(key, self._rule)
             if key[:2] == "__":
@@ -261,17 +271,9 @@ class RecordPacker:
             MissingDependencyError: the format needs a package that is not installed.
         """
         given = sample if self._convert is None else self._convert(sample)
-        try:
-            key = given["__key__"]
-        except (TypeError, KeyError):
-            raise EncodeError(
-                f"A sample must be a dict with __key__ and its fields, not {describe_value(given)}"
-            ) from None
-        if not isinstance(key, str) or not key:
-            raise EncodeError(
-                f"__key__ must be a str that is not empty, but {key!r} is {describe_value(key)}. Use, for example, "
-                "f'{number:06d}'"
-            )
+        key = key_of(given)
+        if not key:
+            raise EncodeError("__key__ must be a str that is not empty. Use, for example, f'{number:06d}'")
         if not self._keep_meta:
             refuse_padding(key, sample)
         record = {name: value for name, value in given.items() if self._is_written(name)}
