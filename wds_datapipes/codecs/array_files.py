@@ -105,13 +105,10 @@ def decode_pth(data: bytes) -> Any:
 
 
 def decode_trusted_pth(data: bytes) -> Any:
-    """Load tensors safely, and any other objects by unpickling, which can run arbitrary code."""
+    """Load tensors and any other objects by unpickling, which can run arbitrary code."""
     import torch
 
-    try:
-        return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        return torch.load(BytesIO(data), map_location="cpu", weights_only=False)  # only with allow_pickle=True
+    return torch.load(BytesIO(data), map_location="cpu", weights_only=False)  # only with allow_pickle=True
 
 
 def encode_pth(value: Any) -> bytes:
