@@ -17,12 +17,6 @@ from wds_datapipes.shards.loading import read_shards
 Read = list[tuple[str, dict[str, bytes]]]
 
 
-@pytest.fixture
-def module(folder: Path) -> None:
-    """Write modules to the current folder."""
-    Path("broken.py").write_text("import nosuchpackage\n")
-
-
 def read(*urls: str) -> Read:
     samples = group_samples(read_shards(urls))
     return [(sample["__key__"], {f: v for f, v in sample.items() if f[:2] != "__"}) for sample in samples]
@@ -53,7 +47,7 @@ def test_a_killed_process_is_replaced_and_leaves_nothing(program: Any, shards: l
         time.sleep(0.02)  # a killed process takes a moment to end
 
 
-@pytest.mark.usefixtures("module")
 def test_an_error_in_the_module_keeps_its_traceback(program: Any, shards: list[str]) -> None:
+    Path("broken.py").write_text("import nosuchpackage\n")
     with pytest.raises(ModuleNotFoundError, match="nosuchpackage"):
         program("map", "a-0.tar", "-o", "o/", "-f", "broken:f")

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
-from typing import Any
 
-import pytest
 from rich.console import Console
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardReadingService
-from wds_datapipes.counters import Skipped
-from wds_datapipes.loading.report import LoadingReport, WorkerReport
+from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.pipes.shards.shard_list import ShardList
 from wds_datapipes.testing import build_shard
-
-
-def worker_report(number: int = 0, **changes: Any) -> WorkerReport:
-    facts: dict[str, Any] = {
-        "name": f"Worker {number}",
-        "pid": 4000 + number,
-        "items": 12_345,
-        "bytes": 6_780_000,
-        "making_s": 1.2,
-        "waiting_s": 2.5,
-        "waited_s": 3.8,
-        "shard": f"s3://bucket/train-{number:03}.tar",
-        "skipped": Skipped({"wds_decode: DecodeError": 3, "group_samples: DuplicateKeyError": 1}),
-    }
-    return WorkerReport(**{**facts, **changes})
 
 
 def shown(report: LoadingReport, width: int = 140) -> list[str]:
@@ -51,8 +34,6 @@ def test_the_table_of_a_real_loader(tmp_path: Path) -> None:
         (row,) = [line for line in lines if worker.name in line]
         assert str(worker.pid) in row
         assert row.split()[-2:] == ["2", shard]
-
-
-@pytest.mark.parametrize("name", ["[red]a.tar", "a[bold]b.tar", ":smile:.tar", "[link=x]"])
-def test_the_name_of_a_shard_is_not_markup(name: str) -> None:
-    assert any(name in line for line in shown(LoadingReport(1, [worker_report(shard=f"data/{name}")])))
+    for name in ("[red]a.tar", "a[bold]b.tar", ":smile:.tar"):  # which is no markup
+        worker = dataclasses.replace(report.workers[0], shard=f"data/{name}")
+        assert any(name in line for line in shown(LoadingReport(1, [worker])))

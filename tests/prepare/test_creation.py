@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -277,20 +276,3 @@ def test_a_second_call_writes_only_missing_or_changed_shards(files: Path, worker
     assert new(maxcount=4, seed=1) == [0, 1, 2]
     assert new(maxcount=4, seed=1, mtime=7) == [0, 1, 2]
     assert new(maxcount=4, seed=1, mtime=7) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"output": "%d-%d.tar"}, "one placeholder for the number"),
-        ({"maxcount": 0}, "maxcount must be at least 1 sample"),
-        ({"rekey": "{shard}-{number}"}, "'{shard}-{number}' is invalid"),
-        ({"rekey": "same"}, "makes the same key for all samples"),
-        ({"num_workers": -1}, "num_workers must be at least 0"),
-        ({"on_error": "ignore"}, "on_error must be"),
-    ],
-)
-def test_wrong_arguments(files: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        create(files, NUMBERS, **options)
-    assert not contents(files, "*.tar")

@@ -57,12 +57,3 @@ def test_drawn_samples_are_those_of_reading(
     assert len(drawn.samples) == min(count, len(there))
     at = [there.index(sample) for sample in fields(drawn.samples)]
     assert at == sorted(set(at))
-
-
-def test_samples_before_the_fault_of_a_broken_shard_are_drawn(shards: list[str]) -> None:
-    Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:6000])
-    Path("a-2.tar").write_bytes(b"no archive" * 100)
-    drawn = draw_samples([*shards, "none.tar"], 100, num_workers=0)
-    assert [sample["__key__"] for sample in drawn.samples] == ["00", "01", "02", "03", "10", "11"]
-    assert [fault.kind for fault in drawn.faults] == ["TruncatedShardError", "CorruptShardError", "ShardOpenError"]
-    assert drawn.samples[-1]["jpg"] == all_samples(shards[:1])[1]["jpg"].replace(b"\0", b"\1") + b"\1"

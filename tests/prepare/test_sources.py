@@ -320,13 +320,6 @@ def test_an_invalid_row_is_reported_with_its_number(row: dict[str, Any], message
         spec_of(source, 1)
 
 
-def test_a_field_may_be_missing_on_request() -> None:
-    rows: list[dict[str, Any]] = [{"image": "a.jpg", "mask": "m.png", "txt": "x"}, {"image": "b.jpg", "mask": None}]
-    files = [("", "image"), ("mask.png", "mask")]
-    found = fields_of(Table(write_table("jsonl", rows), files=files, values=[("txt", "txt")], missing="keep"))
-    assert [list(fields) for fields in found.values()] == [["jpg", "mask.png", "txt"], ["jpg"]]
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

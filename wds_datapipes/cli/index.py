@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._declaration import Natural
-from wds_datapipes.cli._options import LimitedArguments, load_function, wrong_use
+from wds_datapipes.cli._options import LimitedArguments, wrong_use
 from wds_datapipes.cli._report import plural, print_json
 from wds_datapipes.index.build_many import IndexResult, build_indexes
 from wds_datapipes.index.interop import (
@@ -42,8 +42,6 @@ def index(
     index_dir: str | None = None,
     rebuild: bool = False,
     digest: bool = False,
-    columns: str | None = None,
-    field: list[str] | None = None,
     num_workers: Natural | None = None,
 ) -> None:
     """Write an index next to each shard whose index is missing or stale.
@@ -59,11 +57,6 @@ def index(
         --index-dir DIR: The folder for indexes, if not next to their shards.
         --rebuild: Rebuild valid indexes, too.
         --digest: Include the SHA-256 of each shard, which reads all of it.
-
-    User function:
-        --columns MODULE:FUNCTION: A function from a sample to a mapping of names to values, which become columns of
-            the index.
-        --field FIELD: A field that this function needs; may be repeated.
     """
     is_own = to not in PROGRAMS
     if (to == "wids") is (output is None):
@@ -71,11 +64,9 @@ def index(
             "--output is required with --to wids, which writes one file for all shards, and cannot be used otherwise"
         )
     own: dict[str, Any] = {"--manifest": manifest, "--index-dir": index_dir, "--rebuild": rebuild, "--digest": digest}
-    own |= {"--columns": columns, "--limit": options.limit, "--key-rule": options.key_rule != "first-dot"}
+    own |= {"--limit": options.limit, "--key-rule": options.key_rule != "first-dot"}
     if not is_own and (given := [name for name, value in own.items() if value]):
         raise WrongUse(f"{given[0]} cannot be used with --to {to}")
-    if field and columns is None:
-        raise WrongUse("--field names the fields that the function of --columns needs, so it requires --columns")
     urls = options.list_shards(shards)
     if any(url == "-" or url.startswith("pipe:") for url in urls) and index_dir is None:
         raise WrongUse(
@@ -87,8 +78,6 @@ def index(
         if is_own:
             results = build_indexes(
                 urls,
-                columns=None if columns is None else load_function(columns),
-                fields=field or None,
                 index_dir=index_dir,
                 rebuild=rebuild,
                 options=indexing,
