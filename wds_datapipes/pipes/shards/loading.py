@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from wds_datapipes.datapipes import IterDataPipe
@@ -30,7 +30,19 @@ class ShardReadingStage(EngineStage[T_co]):
     ignored_arguments = frozenset({"options"})
 
     source: Any
-    _options: StreamOptions
+    open_shards: int
+    on_error: OnError
+
+    def _store(self, source: IterDataPipe[str], options: StreamOptions) -> None:
+        """Store the arguments; the options that determine the items are public, for the fingerprint of the pipeline."""
+        shuffle_whole_lists(source)
+        self.source = source
+        # Not public as a whole: torch prints public attributes in messages, and these may contain credentials.
+        self._options = options
+        hidden = {each.name for each in fields(StreamOptions)} - {"open_shards", "on_error"}
+        for each in fields(options):
+            if each.name not in hidden:
+                setattr(self, each.name, getattr(options, each.name))
 
     def open_reader(self, resume: Resume = ALL_SHARDS) -> ShardReader:
         """Return the shards with their members or records as plain tuples, without torch's hook around each.
@@ -130,8 +142,7 @@ class ShardLoader(ShardReadingStage[Member]):
         limits: ReadLimits = DEFAULT_LIMITS,
         allow_local_files: bool = True,
     ) -> None:
-        # In one private attribute: torch prints public ones in error messages, and these may contain credentials.
-        self._options = ReadOptions(
+        options = ReadOptions(
             select_files=select_files,
             rename_files=rename_files,
             ignore_zeros=ignore_zeros,
@@ -145,15 +156,7 @@ class ShardLoader(ShardReadingStage[Member]):
             limits=limits,
             allow_local_files=allow_local_files,
         )
-        # The options that determine the members, for the fingerprint of the pipeline in a state.
-        shuffle_whole_lists(source)
-        self.source = source
-        self.select_files = select_files
-        self.rename_files = rename_files
-        self.ignore_zeros = ignore_zeros
-        self.end_marker = end_marker
-        self.open_shards = open_shards
-        self.on_error = on_error
+        self._store(source, options)
 
     def __iter__(self) -> Iterator[Member]:
         if self.open_shards > 1:

@@ -12,7 +12,6 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.samples.grouping import PositionedSamples
 from wds_datapipes.pipes.shards.loading import ShardReadingStage
-from wds_datapipes.pipes.shards.shard_list import shuffle_whole_lists
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.samples.grouping import RecordGrouping
 from wds_datapipes.shards.loading import ShardMembers
@@ -98,8 +97,7 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
         super().__init__()
         check_fields(fields)
         names = None if fields is None else tuple(fields)
-        # In one private attribute: torch prints public ones in error messages, and these may contain credentials.
-        self._options = RecordOptions(
+        options = RecordOptions(
             format=format,
             key=key,
             fields=names,
@@ -112,14 +110,7 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
             limits=limits,
             allow_local_files=allow_local_files,
         )
-        # The options that determine the samples, for the fingerprint of the pipeline in a state.
-        shuffle_whole_lists(source)
-        self.source = source
-        self.format = format
-        self.key = key
-        self.fields = names
-        self.open_shards = open_shards
-        self.on_error = on_error
+        self._store(source, options)
 
     @property
     def shard_reader(self) -> ShardReadingStage[Any]:
