@@ -120,20 +120,6 @@ def test_an_error_arrives_with_its_type_and_text(
     traceback.clear_frames(caught.tb)
 
 
-def test_one_seed_gives_new_epochs_and_the_same_run_again(pattern: str) -> None:
-    def run(seed: int) -> list[list[str]]:
-        loader = loader_of("DataLoader2 2", pipeline(pattern))
-        loader.seed(seed)
-        epochs = [[key for key, _, _ in loader] for _ in range(3)]
-        loader.shutdown()
-        return epochs
-
-    first = run(1)
-    assert first[0] != first[1] != first[2] != first[0]
-    assert run(1) == first
-    assert run(2) != first
-
-
 @pytest.mark.filterwarnings("ignore:Local function is not supported by pickle")
 def test_lambdas_reach_forked_workers_of_torch() -> None:
     """torch pickles the collections in a stage's attributes, and would fail on those that contain a lambda."""
