@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore, destroy_process_group, init_process_group
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import destroy_process_group, init_process_group
 
 
 def be_rank(rank: int, ranks: int, port: int, program: Callable[[int], Any], results: Any) -> None:

@@ -66,7 +66,7 @@ class Tracked:
     def load(self, state: Any) -> None:
         self.data.load_state_dict(state)
 
-    def epoch(self) -> Iterator[Any]:
+    def epoch(self) -> Any:
         return self.data.tracked(self.loader)
 
     def state(self) -> Any:
@@ -95,7 +95,7 @@ class Stateful(InStateful):
     def load(self, state: Any) -> None:
         self.loader.load_state_dict(state)
 
-    def epoch(self) -> Iterator[Any]:
+    def epoch(self) -> Any:
         return iter(self.loader)
 
     def state(self) -> Any:

@@ -15,8 +15,8 @@ from users_stages import Buckets, OwnShuffler
 
 from wds_datapipes import ShardList, ShardReadingService, Stage
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes import SampleShuffler
 from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.samples.grouping import SampleShuffler
 from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]

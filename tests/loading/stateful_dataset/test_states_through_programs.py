@@ -53,7 +53,7 @@ def keys_of(*epochs: Epoch) -> list[str]:
 def test_an_epoch_can_be_chosen_after_loading_a_state(stateful: bool, workers: int, cut: int) -> None:
     """As trainers do, which call set_epoch() before each epoch, including that of the state."""
 
-    def choose(run: Any, epoch: int) -> Iterator[list[str]]:
+    def choose(run: Any, epoch: int) -> Any:
         run.data.set_epoch(epoch)
         return run.epoch()
 
