@@ -18,8 +18,7 @@ from wds_datapipes.index.file_format import index_urls
 from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.sample_order import Lengths, Numbers, SampleOrder, check_lengths
 from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
-from wds_datapipes.index.sample_table import NAMED, KeyTable
-from wds_datapipes.index.selection import Select, Selection
+from wds_datapipes.index.sample_table import NAMED, KeyTable, Select, Selection
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, note

@@ -25,7 +25,7 @@ from wds_datapipes.index.order.sample_order import (
     integer_weights,
 )
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
-from wds_datapipes.index.selection import Select
+from wds_datapipes.index.sample_table import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.declarations import Groups, instance_of
 from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, warn_of_copies
