@@ -143,6 +143,11 @@ def test_an_unwritable_file_is_named(place: str, tmp_path: Path, monkeypatch: py
         list(logged([1], first=0, key_log="/dev/full"))
 
 
+def test_a_key_that_is_not_utf_8_is_written_escaped(tmp_path: Path) -> None:
+    list(logged([{"__key__": "a\ud800"}, {"__key__": "a\udcff"}], first=0, key_log=str(tmp_path / "keys")))
+    assert (tmp_path / "keys").read_bytes() == b"0\t2\t1\ta\\ud800\t\n1\t2\t1\ta\\udcff\t\n"
+
+
 @pytest.mark.parametrize(("kind", "workers"), [("DataLoader", 3), ("DataLoader2", 0), ("DataLoader2", 3)])
 def test_several_processes_write_whole_lines_to_one_file(tmp_path: Path, workers: int, kind: str) -> None:
     for shard in range(3):

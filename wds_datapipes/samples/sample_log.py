@@ -108,10 +108,7 @@ def _append(file: int, line: str, path: str) -> None:
     Raises:
         MissingSidecarError: the file cannot be written.
     """
-    try:
-        data = line.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # a lone surrogate, such as in JSON
-        data = line.encode("utf-8", "backslashreplace")
+    data = line.encode("utf-8", "backslashreplace")  # of lone surrogates, which stand for bytes that are not UTF-8
     try:
         if os.write(file, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
