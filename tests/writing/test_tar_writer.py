@@ -23,6 +23,7 @@ import pytest
 
 from wds_datapipes import ShardList, ShardWriter, TarWriter, last_dot
 from wds_datapipes.errors import EncodeError, ShardWriteError, TruncatedShardError
+from wds_datapipes.io.sinks import LocalSink
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.writing import ShardInfo
 
@@ -394,6 +395,32 @@ def test_a_sample_of_more_fields_than_the_system_writes_at_once() -> None:
         with TarWriter(target) as shard:
             shard.write(sample)
     assert Path("s.tar").read_bytes() == stream.getvalue()
+
+
+def test_no_byte_is_lost_when_signals_interrupt_a_write() -> None:
+    os.mkfifo("pipe")
+    received: list[bytes] = []
+
+    def receive() -> None:
+        with Path("pipe").open("rb", buffering=0) as file:
+            while data := file.read(5000):
+                received.append(data)
+                time.sleep(0.001)
+
+    reader = threading.Thread(target=receive)
+    reader.start()
+    chunks = [bytes([index]) * (1000 * index) for index in range(50)]
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        sink = LocalSink("pipe", "pipe")
+        sink.write(*chunks)
+        sink.finish()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    reader.join()
+    assert b"".join(received) == b"".join(chunks)
 
 
 def write_to_standard_output() -> None:
