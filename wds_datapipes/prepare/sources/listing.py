@@ -29,7 +29,7 @@ def open_listing(path: str) -> Iterator[BinaryIO]:
         with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as stream:  # noqa: PTH123  a string
             yield stream
     except OSError as error:
-        raise SampleSourceError(f"The file {path!r} cannot be read: {error.strerror or error}") from None
+        raise SampleSourceError(f"The file {redact(path)!r} cannot be read: {error.strerror or error}") from None
 
 
 def resolve_file(name: str, root: str, location: str) -> FilePart | UrlPart:

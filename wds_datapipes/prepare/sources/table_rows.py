@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.extras import require
 from wds_datapipes.prepare.sources.listing import open_listing
+from wds_datapipes.redaction import redact
 
 #: The rows of a Parquet file that are read at a time.
 ROWS_PER_BATCH = 256
@@ -53,7 +54,7 @@ def open_rows(path: str) -> Rows:
     """
     ending = os.path.splitext(path)[1].lower()  # noqa: PTH122  of a string
     if ending not in ENDINGS:
-        message = f"{path!r} is not a table: the supported extensions are {', '.join(ENDINGS)}"
+        message = f"{redact(path)!r} is not a table: the supported extensions are {', '.join(ENDINGS)}"
         raise ValueError(f"{message}. Rename it if it is one of these")
     if ending in DELIMITERS:
         lines = partial(_read_lines, path, DELIMITERS[ending])
