@@ -17,9 +17,6 @@ def test_a_notebook_shows_a_report_and_its_workers_use_its_functions_and_classes
     notebook: Any = nbformat.reads(NOTEBOOK.read_text(), 4)  # type: ignore[no-untyped-call]  # it has no types
     nbclient.NotebookClient(notebook, timeout=800, kernel_name="python3").execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert any(output.get("text") == "{'flower': 30, 'palace': 30}\n" for output in outputs)
-    shown = [output.data for output in outputs if "data" in output]
-    (table,) = [data["text/html"] for data in shown if "text/html" in data]
-    assert table.count("<tr>") == 3
-    assert "<td>Worker 1</td>" in table
-    assert "image/png" in shown[-1]
+    (text,) = [output.text for output in outputs if "palace" in output.get("text", "")]
+    assert text.startswith("{'flower': 30, 'palace': 30}\n1 epoch: 60 items")
+    assert "image/png" in [output.data for output in outputs if "data" in output][-1]

@@ -17,8 +17,8 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService
+from wds_datapipes.loading.service.service import MultiProcessingService
 from wds_datapipes.loading.torchdata_patches import patches
-from wds_datapipes.loading.torchdata_patches.multiprocessing_service import MultiProcessingService
 
 #: Prints what an epoch with uneven workers yields, or its error, and the number of orders of three epochs.
 SCRIPT = """

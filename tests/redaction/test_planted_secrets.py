@@ -121,7 +121,7 @@ def load(url: str, _: Path) -> Iterator[object]:
     with DataLoader2(pipe, reading_service=service) as loader:
         yield lambda: list(loader)
         report = service.report()
-        yield from (report, str(report), report._repr_html_(), loader.state_dict())
+        yield from (report, str(report), loader.state_dict())
 
 
 def load_and_skip(url: str, _: Path) -> Iterator[object]:
@@ -133,7 +133,7 @@ def load_and_skip(url: str, _: Path) -> Iterator[object]:
     ) as loader:
         yield lambda: next(iter(loader))
         report = service.report()
-        yield from (report, str(report), report._repr_html_(), loader.state_dict())
+        yield from (report, str(report), loader.state_dict())
 
 
 def open_it(url: str, _: Path) -> Iterator[object]:

@@ -128,7 +128,7 @@ def is_drawn(seed_generator: Any) -> bool:
     return seed_of(seed_generator) == getattr(_drawn, "seed", None)
 
 
-def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None:
+def seed_stages(pipe: Any, seed_generator: Any) -> None:
     """Seed every stage that takes a seed: the same on every worker and rank before the split, different ones after it.
 
     A stage whose ``shares_seed`` is true has the same seed everywhere, even after the split.
@@ -139,14 +139,11 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
     Args:
         pipe: the last stage.
         seed_generator: the seed generator of this worker.
-        shared: seed all stages as if they came before the split.
     """
     derive_later_seeds(pipe)
     # Draw the seeds in the same order as torchdata, so that the order for a given seed does not change.
     graph = PipelineGraph(pipe)
     before, after = [*graph.before_split.values()], graph.after_split
-    if shared:
-        before, after = upstream(pipe, nearest_first=True), []
     for some, draw in ((before, seed_generator.generate_shared_seed), (after, seed_generator.generate_seed)):
         for stage in some:
             if takes_seed(stage):
@@ -199,7 +196,6 @@ class EpochStart:
         state: the state from which the epoch resumes; ``None`` at its beginning.
         replay_reason: why the pipeline resumes by replay; "" if it has a position, or the main process replays it.
         owns_generators: whether the global generators of this process belong to the pipeline, as in a worker.
-        is_shared: whether all workers share the items of this process.
         iter_reset_fn: the reset function of another reading service, called with the pipe, which it returns.
         worker_reset_fn: the user's, called with the pipe, the worker and the generator; it returns the pipe.
         info: the ``WorkerInfo`` of this process.
@@ -209,7 +205,6 @@ class EpochStart:
     state: WorkerState | None = None
     replay_reason: str = ""
     owns_generators: bool = False
-    is_shared: bool = False
     iter_reset_fn: Callable[[Any], Any] | None = None
     worker_reset_fn: Callable[[Any, Any, Any], Any] | None = None
     info: Any = None
@@ -243,7 +238,7 @@ class EpochRun:
         remove_listings(pipe)
         if start.owns_generators:
             _seed_generators(start)
-        seed_stages(pipe if seeded is None else seeded, start.seeds, shared=start.is_shared)
+        seed_stages(pipe if seeded is None else seeded, start.seeds)
         if start.iter_reset_fn is not None:
             pipe = call_with_pipeline("iter_reset_fn", start.iter_reset_fn(pipe))
         if start.worker_reset_fn is not None:
@@ -273,8 +268,7 @@ def _seed_generators(start: EpochStart) -> None:
 
     An epoch that is resumed in its middle has other numbers, since it would repeat those from its beginning.
     """
-    draw = start.seeds.generate_shared_seed if start.is_shared else start.seeds.generate_seed
-    seeds = [draw() for _ in range(3)]
+    seeds = [start.seeds.generate_seed() for _ in range(3)]
     if start.state is not None and (mark := start.state.mark) is not None:
         seeds = [derived_seed("resumed", own, mark) for own in seeds]
     random.seed(seeds[0])

@@ -5,18 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.extras import require
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 LOGGER = logging.getLogger("wds_datapipes")
 
@@ -57,17 +51,15 @@ class WorkerReport:
 class LoadingReport:
     """Statistics of the workers of a loader, over all epochs so far.
 
-    ``print(report)`` prints one line, and rich's ``print`` a table.
+    ``print(report)`` prints one line.
 
     Attributes:
         epoch: the number of the latest epoch, from 1; 0 before the first.
         workers: one report for each worker.
-        dispatcher: the report of the dispatching process, which feeds the workers, if there is one.
     """
 
     epoch: int
     workers: Sequence[WorkerReport]
-    dispatcher: WorkerReport | None = None
 
     @property
     def items(self) -> int:
@@ -76,63 +68,25 @@ class LoadingReport:
 
     @property
     def skipped(self) -> Skipped:
-        """The items that all processes have skipped."""
-        return sum_skipped(process.skipped for process in self._processes)
-
-    @property
-    def _processes(self) -> list[WorkerReport]:
-        return [*self.workers, *([] if self.dispatcher is None else [self.dispatcher])]
+        """The items that all workers have skipped."""
+        return sum_skipped(worker.skipped for worker in self.workers)
 
     def __str__(self) -> str:
-        size = sum(worker.bytes for worker in self.workers)
-        waited = sum(worker.waited_s for worker in self.workers)
-        waiting = sum(worker.waiting_s for worker in self.workers)
+        def total(name: str) -> Any:
+            return sum(getattr(worker, name) for worker in self.workers)
+
         skipped = ", ".join(f"{count} x {what}" for what, count in sorted(self.skipped.counts.items()))
-        makers = f"{len(self.workers)} workers" if len(self.workers) != 1 else _within(self.workers[0].name)
-        epochs = f"{self.epoch} epoch{'s' * (self.epoch != 1)}"
-        fetched = sum(process.fetched_bytes for process in self._processes)
-        fetching = sum(process.fetching_s for process in self._processes)
-        stores = f"; {_size(fetched)} came from stores, in {fetching:.1f} s" if fetched or fetching else ""
+        makers = f"{len(self.workers)} workers"
+        if len(self.workers) == 1:
+            name = self.workers[0].name
+            makers = name[:1].lower() + name[1:]
+        fetched, fetching_s = total("fetched_bytes"), total("fetching_s")
+        stores = f"; {_size(fetched)} came from stores, in {fetching_s:.1f} s" if fetched or fetching_s else ""
         return (
-            f"{epochs}: {self.items:,} items, {_size(size)}, from {makers}; the loop waited {waited:.1f} s for them, "
-            f"and they waited {waiting:.1f} s for the loop{stores}; skipped: {skipped or 0}"
+            f"{self.epoch} epoch{'s' * (self.epoch != 1)}: {self.items:,} items, {_size(total('bytes'))}, from "
+            f"{makers}; the loop waited {total('waited_s'):.1f} s for them, and they waited {total('waiting_s'):.1f} s "
+            f"for the loop{stores}; skipped: {skipped or 0}"
         )
-
-    def __rich__(self) -> Table:
-        require("rich", extra="cli", purpose="show a report as a table")
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(title=Text(str(self)), title_justify="left", title_style="", box=SIMPLE_HEAD, padding=0)
-        (first, *numbers, last), *rows = self._table()
-        table.add_column(first, no_wrap=True)
-        for heading in numbers:
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column(last, no_wrap=True)
-        for row in rows:
-            table.add_row(*map(Text, row))  # no markup, even if the name of a shard contains brackets
-        return table
-
-    def _repr_html_(self) -> str:
-        headings, *rows = self._table()
-        head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-        return f"<p>{escape(str(self))}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-    def _table(self) -> list[list[str]]:
-        """Return the headings, and a row for each process."""
-        has_stores = any(worker.fetching_s for worker in self._processes)
-        rows = [["worker", "pid", "items", "size", "making", "waiting", "waited\nfor", "skipped"]]
-        rows[0] += [*(["from\nstores", "in"] if has_stores else []), "shard"]
-        for worker in self._processes:
-            row = [worker.name, str(worker.pid), f"{worker.items:,}", _size(worker.bytes)]
-            row += [f"{seconds:.1f} s" for seconds in (worker.making_s, worker.waiting_s, worker.waited_s)]
-            row.append(str(worker.skipped.total))
-            if has_stores:
-                row += [_size(worker.fetched_bytes), f"{worker.fetching_s:.1f} s"]
-            rows.append([*row, worker.shard.rpartition("/")[2]])
-        return rows
 
 
 def count_skipped(pipe: IterDataPipe[Any]) -> Skipped:
@@ -168,11 +122,6 @@ def log_skipped(epoch: int, skipped: Skipped, logged: Mapping[str, int]) -> Mapp
         counts = ", ".join(f"{count} x {what}" for what, count in sorted(new.items()))
         LOGGER.warning("epoch %d: skipped %d items: %s", epoch, sum(new.values()), counts)
     return skipped.counts
-
-
-def _within(name: str) -> str:
-    """Return a name as it is written within a sentence."""
-    return name[:1].lower() + name[1:]
 
 
 def _size(count: float) -> str:

@@ -4,8 +4,8 @@ Importing it needs torchdata, which is optional. `torchdata_patches` alone has o
 patches.
 """
 
-from torchdata.dataloader2 import DataLoader2, DistributedReadingService, MultiProcessingReadingService
-from torchdata.dataloader2.graph import find_dps, list_dps, replace_dp
+from torchdata.dataloader2 import DataLoader2, DistributedReadingService, MultiProcessingReadingService, dataloader2
+from torchdata.dataloader2.graph import list_dps, replace_dp
 from torchdata.dataloader2.graph._serialization import (
     attach_wrapper,
     clone,
@@ -14,27 +14,18 @@ from torchdata.dataloader2.graph._serialization import (
     serialize_datapipe,
 )
 from torchdata.dataloader2.graph.utils import _find_replicable_branches as find_replicable_branches
-from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.utils import WorkerInfo
-from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe as DispatchedSource
-from torchdata.dataloader2.utils.dispatch import find_lca_round_robin_sharding_dp, find_non_dispatching_branches
-from torchdata.datapipes.iter import FullSync
 
 __all__ = [
-    "CheckpointableReadingServiceInterface",
     "DataLoader2",
-    "DispatchedSource",
     "DistributedReadingService",
-    "FullSync",
     "MultiProcessingReadingService",
     "WorkerInfo",
     "attach_wrapper",
     "clone",
+    "dataloader2",
     "deserialize_datapipe",
     "extract_wrapper",
-    "find_dps",
-    "find_lca_round_robin_sharding_dp",
-    "find_non_dispatching_branches",
     "find_replicable_branches",
     "list_dps",
     "replace_dp",

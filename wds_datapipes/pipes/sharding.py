@@ -190,8 +190,8 @@ def refuse_remote(pipe: Pipe, what: str) -> None:
         if declared(stage).is_remote:
             raise RuntimeError(
                 f"{what} must be able to restart its source at any time, but its source is in another process, which "
-                "restarts only when the loader starts an epoch. Put the stage before the one that is dispatched or "
-                "that stays in the main process."
+                "restarts only when the loader starts an epoch. Put the stage before the one that stays in the main "
+                "process."
             )
 
 

@@ -20,7 +20,6 @@ from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import (
     DataLoader2,
     InProcessReadingService,
-    MultiProcessingReadingService,
     SequentialReadingService,
 )
 
@@ -110,10 +109,6 @@ def test_no_state_contains_credentials_of_urls_and_they_may_be_renewed(signed: s
 def test_a_loader_without_a_pipeline_cannot_be_resumed() -> None:
     state, _ = state_after(7, pipeline())
     advice = r"contains no pipeline.* Create the loader with its pipeline, DataLoader2\(pipe, reading_service="
-    with pytest.raises(StateError, match=advice):
-        DataLoader2.from_state(state, ShardReadingService(2))
-    with pytest.raises(StateError, match=advice):
-        DataLoader2.from_state(state, MultiProcessingReadingService(2))
     with DataLoader2(None, reading_service=ShardReadingService()) as loader, pytest.raises(StateError, match=advice):
         loader.load_state_dict(state)
 
@@ -242,35 +237,15 @@ def test_a_loader_that_has_begun_restarts_from_a_state(came: int | None, new_ser
 # states without a position
 
 
-SERVICES_OF_TORCHDATA: dict[str, Callable[[], Any]] = {
-    "none": lambda: None,
-    "InProcess": InProcessReadingService,
-}
-
-
 def test_a_state_of_torchdata_is_refused() -> None:
     with DataLoader2(pipeline(), reading_service=InProcessReadingService()) as loader:
         state = loader.state_dict()
     for load in (
         lambda: loader_of(pipeline()).load_state_dict(state),
         lambda: StatefulShards(pipeline()).load_state_dict(state),
-        lambda: DataLoader2.from_state(state, ShardReadingService()),
     ):
         with pytest.raises(StateError, match="a state of torchdata: a pickled pipeline"):
             load()
-
-
-@pytest.mark.parametrize("new_service", SERVICES_OF_TORCHDATA.values(), ids=SERVICES_OF_TORCHDATA.keys())
-def test_a_service_of_torchdata_refuses_a_state(new_service: Callable[[], Any]) -> None:
-    state, _ = state_after(7, pipeline())
-    loader: Any = DataLoader2(pipeline(), reading_service=new_service())
-    with (
-        loader,
-        pytest.raises(
-            StateError, match=r"is the state of a ShardReadingService\. To load it, create the loader with one"
-        ),
-    ):
-        loader.load_state_dict(state)
 
 
 def test_a_state_after_another_service_is_refused() -> None:

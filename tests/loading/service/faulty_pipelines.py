@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.loading.service.pinning import MemoryPinner
@@ -134,11 +133,6 @@ def plain(stage: type[Acting] = Acting) -> IterDataPipe[Any]:
     return stage(samples(), nap, "")
 
 
-def dispatched(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
-    rest: IterDataPipe[Any] = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-    return rest
-
-
 def expected(workers: int) -> list[str]:
     """Return all keys in their expected order."""
     workers = max(workers, 1)
@@ -165,9 +159,8 @@ def loader(
 
 
 def pids(dl: DataLoader2[Any]) -> list[int]:
-    """Return the process ids of the workers, with that of the dispatching process last."""
-    report = dl.reading_service.report()
-    return [each.pid for each in (*report.workers, report.dispatcher) if each is not None]
+    """Return the process ids of the workers."""
+    return [worker.pid for worker in dl.reading_service.report().workers]
 
 
 def take(dl: DataLoader2[Any], workers: int, items: Any = None) -> str:
@@ -281,18 +274,19 @@ def send(number: int) -> None:
     nap()
 
 
+def busy_of(program: int) -> Path:
+    """Return the file that exists once a worker of a program naps."""
+    return FOLDER / f"busy {program}"
+
+
 def nap() -> None:
+    busy_of(os.getppid()).touch()
     time.sleep(600)
-
-
-def nap_at(place: Path) -> None:
-    """Signal other processes by a file, and sleep."""
-    place.touch()
-    nap()
 
 
 def nap_in_c() -> None:
     """Sleep without letting any other thread run."""
+    busy_of(os.getppid()).touch()
     ctypes.PyDLL(None).sleep(600)
 
 
@@ -398,15 +392,6 @@ class Fragile(Acting):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if in_a_spawned_worker():
             raise LookupError("not in a worker")
-        self.__dict__.update(state)
-
-
-class Frail(Acting):
-    """Kills a spawned worker that unpickles it."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if in_a_spawned_worker():
-            os.kill(os.getpid(), signal.SIGKILL)
         self.__dict__.update(state)
 
 

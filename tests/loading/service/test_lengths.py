@@ -14,7 +14,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
-    InProcessReadingService,
     MultiProcessingReadingService,
     SequentialReadingService,
 )
@@ -70,13 +69,11 @@ def one_rank() -> Iterator[None]:
 @pytest.mark.parametrize(
     "service",
     [
-        None,
-        InProcessReadingService(),
         MultiProcessingReadingService(2),
         ShardReadingService(2, distributed=True),
         SequentialReadingService(DistributedReadingService(), ShardReadingService(2)),
     ],
-    ids=["none", "InProcess", "MultiProcessing", "distributed", "sequential"],
+    ids=["MultiProcessing", "distributed", "sequential"],
 )
 def test_a_length_under_any_service(service: Any) -> None:
     with DataLoader2(numbers(23).sharding_filter().batch(4), reading_service=service) as loader:

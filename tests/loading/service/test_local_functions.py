@@ -1,13 +1,11 @@
 """Pipelines with lambdas, local functions and local classes in ``DataLoader2``."""
 
 import pickle
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -109,59 +107,24 @@ def test_a_lambda_that_has_changed_since_is_another_pipeline() -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("service", [ShardReadingService, MultiProcessingReadingService])
-def test_workers_that_are_not_forked_refuse_a_lambda_with_its_stage_and_a_way_out(service: Any, method: str) -> None:
-    with (
-        DataLoader2(with_lambda(3), reading_service=service(1, method)) as loader,
-        pytest.raises(
-            pickle.PicklingError,
-            match=rf"started with '{method}' .* but 'fn' of the stage .map is the function with_lambda.<locals>.<lam"
-            r"bda> \(line \d+ of .*test_local_functions.py\) .*at the top level of a module, .*partial .*the package "
-            r'dill, .*multiprocessing_context="fork"',
-        ),
-    ):
-        iter(loader)
-
-
 @pytest.mark.parametrize(
-    ("pipe", "options", "culprit"),
+    ("make", "options", "culprit"),
     [
-        (lambda: with_local_class(3), {}, r"the stage Multiplied is an instance of the class .*<locals>.Multiplied"),
-        (
-            lambda: with_lambda(3).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).batch(2),
-            {},
-            "'fn' of the stage .map is the function with_lambda",
-        ),
-        (
-            lambda: IterableWrapper(range(3)),
-            {"worker_init_fn": lambda pipe, info: pipe},
-            r"worker_init_fn is the function <lambda> \(line",
-        ),
+        (with_lambda, {}, r"with_lambda.<locals>.<lambda>"),
+        (with_local_class, {}, r"with_local_class.<locals>.Multiplied"),
+        (lambda _: IterableWrapper([1]), {"worker_init_fn": lambda pipe, info: pipe}, "<lambda>"),
     ],
-    ids=["class", "dispatched", "worker_init_fn"],
+    ids=["lambda", "class", "worker_init_fn"],
 )
-def test_the_error_of_spawned_workers_names_the_culprit(
-    pipe: Callable[[], IterDataPipe[Any]], options: dict[str, Any], culprit: str
+def test_workers_that_are_not_forked_refuse_local_functions(
+    make: Callable[[int], IterDataPipe[Any]], options: dict[str, Any], culprit: str, method: str
 ) -> None:
     with (
-        DataLoader2(pipe(), reading_service=ShardReadingService(1, "spawn", **options)) as loader,
-        pytest.raises(pickle.PicklingError, match=culprit),
+        DataLoader2(make(3), reading_service=ShardReadingService(1, method, **options)) as loader,
+        pytest.raises(
+            pickle.PicklingError,
+            match=rf"started with '{method}' .*{culprit}.* at the top level of a module, .*partial .*the package dill, "
+            r'.*multiprocessing_context="fork"',
+        ),
     ):
         iter(loader)
-
-
-class Locked(IterDataPipe[Any]):
-    def __init__(self, source: IterDataPipe[Any]) -> None:
-        self.source = source
-        self.locks = [threading.Lock()]
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
-
-
-def test_a_stage_that_cannot_be_copied_is_named() -> None:
-    with pytest.raises(
-        pickle.PicklingError,
-        match=r"copies its pipeline, but 'locks' of the stage Locked is a list whose part 0 is .*__iter__",
-    ):
-        DataLoader2(Locked(with_lambda(3)), reading_service=ShardReadingService())

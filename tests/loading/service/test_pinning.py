@@ -175,15 +175,23 @@ class Big:
 
 
 def test_no_item_is_kept_after_it_is_taken_or_prefetched() -> None:
-    pipe = MemoryPinner(IterableWrapper(range(5)), lambda _: Big())
-    iterator = iter(pipe)
-    gone = weakref.ref(next(iterator))
+    made: list[weakref.ref[Big]] = []
+
+    def make(_: int) -> Big:
+        big = Big()
+        made.append(weakref.ref(big))
+        return big
+
+    iterator = iter(MemoryPinner(IterableWrapper(range(5)), make))
     next(iterator)
-    assert gone() is None
-    assert pipe._coming is not None
-    ahead = weakref.ref(pipe._coming.result())
+    next(iterator)
+    assert made[0]() is None
+    while len(made) < 3:  # one ahead
+        time.sleep(0.001)
     del iterator
-    assert ahead() is None
+    for thread in threads():
+        thread.join(LIMIT_S)
+    assert [each() for each in made] == [None] * 3
 
 
 def test_a_caught_error_keeps_nothing_alive() -> None:
@@ -206,41 +214,6 @@ def test_a_caught_error_keeps_nothing_alive() -> None:
         gc.enable()
 
 
-# pauses
-
-
-def test_a_pause_waits_for_the_item_in_progress() -> None:
-    source = Stepwise(3)
-    pipe = MemoryPinner(source, same)
-    pipe.pause()  # before the beginning
-    iterator = iter(pipe)
-    source.steps.release()
-    assert next(iterator) == 0
-    assert source.asked.acquire(timeout=LIMIT_S)
-    assert source.asked.acquire(timeout=LIMIT_S)  # the second item is being made
-    pause = threading.Thread(target=pipe.pause)
-    pause.start()
-    source.steps.release()
-    pause.join(LIMIT_S)
-    assert not pause.is_alive()
-    assert source.begun == 2  # and no other is begun
-    source.steps.release()
-    assert list(iterator) == [1, 2]
-    pipe.pause()  # after the end
-
-
-def test_a_pause_leaves_an_error_in_its_position() -> None:
-    pipe = MemoryPinner(Failing(1, LookupError("broken")), same)
-    iterator = iter(pipe)
-    assert next(iterator) == 0
-    pipe.pause()
-    with pytest.raises(LookupError, match="broken"):
-        next(iterator)
-
-
-# no polling
-
-
 # with the service
 
 
@@ -261,13 +234,6 @@ def test_without_cuda_it_warns_once_and_still_reads(workers: int) -> None:
         assert [item["number"] for item in epoch] == list(range(30))
         assert all((item["tensor"] == item["number"]).all() for item in epoch)
     assert threads() == []
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what comes without CUDA cannot be seen with it")
-@pytest.mark.filterwarnings(NO_CUDA)
-def test_without_cuda_the_pipeline_is_unchanged() -> None:
-    pipe = IterableWrapper(range(3))
-    assert pin_memory_of(pipe) is pipe
 
 
 class Pair(NamedTuple):
@@ -379,9 +345,8 @@ def stuck_after_one(number: int) -> dict[str, Any]:
     return tensors(number)
 
 
-@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGINT)"])
-def test_a_worker_that_never_responds_does_not_delay_the_exit(end: str) -> None:
-    program = f"""if 1:
+def test_a_worker_that_never_responds_does_not_delay_the_exit() -> None:
+    program = """if 1:
         import os, signal, time, warnings
         warnings.simplefilter("ignore")
         from torchdata.dataloader2 import DataLoader2
@@ -401,11 +366,10 @@ def test_a_worker_that_never_responds_does_not_delay_the_exit(end: str) -> None:
         )
         iterator = iter(loader)
         print(next(iterator), flush=True)
-        {end}
+        os.kill(os.getpid(), signal.SIGINT)
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.stdout == "0\n"
-    codes = {"": 0, "raise SystemExit(3)": 3, "1 / 0": 1, "del iterator": 0}
-    assert done.returncode == codes.get(end, done.returncode)
+    assert done.returncode == -signal.SIGINT
     assert "Exception ignored" not in done.stderr
     assert "Fatal" not in done.stderr

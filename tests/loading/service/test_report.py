@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +13,14 @@ import numpy as np
 import psutil
 import pytest
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService
 from wds_datapipes.counters import LATEST, Skipped, SkippedItem
-from wds_datapipes.errors import MissingDependencyError, WorkerDiedError
+from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.io import urls
-from wds_datapipes.loading.epoch import EpochStart
 from wds_datapipes.loading.report import LoadingReport, WorkerReport, count_skipped
 from wds_datapipes.loading.workers import in_process
 from wds_datapipes.on_error.policy import ErrorBudget
@@ -100,18 +97,6 @@ def test_time_is_attributed_to_the_process_that_spent_it(workers: int) -> None:
         found = report(loader).workers
         assert sum(worker.making_s for worker in found) >= 2 * NAP_S
         assert sum(worker.waited_s for worker in found) > NAP_S / 10  # the loop starts to wait when the workers start
-
-
-def test_dispatched_items_are_counted_in_their_workers() -> None:
-    pipe = IterableWrapper(range(30)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-    with load(pipe, 2) as loader:
-        assert len(list(loader)) == 30
-        found = report(loader)
-        assert [worker.items for worker in found.workers] == [15, 15]
-        assert found.items == 30
-        assert found.dispatcher is not None
-        assert found.dispatcher.name == "The dispatching process"
-        assert found.dispatcher.pid not in {worker.pid for worker in found.workers}
 
 
 def test_a_report_is_available_at_any_time() -> None:
@@ -268,18 +253,6 @@ def test_items_skipped_before_an_error_are_counted(shards: list[str]) -> None:
         assert report(loader).skipped.counts == {"load_wds_shards: TruncatedShardError": 1}
 
 
-def test_items_skipped_by_the_dispatching_process_are_counted(shards: list[str]) -> None:
-    pipe = ShardList(shards).load_wds_shards(on_error="skip").group_samples()
-    pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).wds_decode(on_error="skip")
-    with load(pipe, 2) as loader:
-        assert len(list(loader)) == 6
-        found = report(loader)
-        assert found.skipped.counts == EXPECTED
-        assert found.dispatcher is not None
-        assert found.dispatcher.skipped.counts == {"load_wds_shards: TruncatedShardError": 2}
-        assert found.dispatcher.shard == shards[3]
-
-
 @pytest.mark.parametrize("workers", WORKERS)
 def test_loaders_of_one_process_do_not_see_what_others_skip(workers: int, shards: list[str]) -> None:
     def read(shard: str, on_error: Any) -> Any:
@@ -380,16 +353,6 @@ def test_sizes_are_short(size: int, text: str) -> None:
     assert f" items, {text}, from" in str(LoadingReport(1, [worker_report(bytes=size)]))
 
 
-def test_without_rich_the_line_is_printed_and_the_table_names_the_missing_package(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "rich", None)
-    report = ShardReadingService(1).report()
-    assert str(report).startswith("0 epochs: 0 items")
-    with pytest.raises(MissingDependencyError, match=r"wds-datapipes\[cli\]"):
-        report.__rich__()
-
-
 # pipelines without workers
 
 
@@ -404,11 +367,11 @@ def test_time_in_the_loop_is_not_that_of_the_pipeline(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(in_process, "perf_counter", lambda: now[0])
     pipe = TwoSecondsEach()
-    items = in_process.LocalItems(pipe)
-    items.begin(EpochStart(SeedGenerator(0)), pipe)
+    items = in_process.LocalItems(pipe, None, "")
+    items.begin(SeedGenerator(0), None, None, pipe)
     for _ in items:
         now[0] += 50
-    found = items.report()
+    (found,) = items.reports()
     assert (found.making_s, found.waited_s, found.waiting_s) == (10, 10, 0)
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import inspect
 import itertools
 import os
 import pickle
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -31,24 +27,19 @@ from torchdata.dataloader2 import (
     SequentialReadingService,
 )
 from torchdata.dataloader2.adapter import Adapter, Shuffle
-from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 from wds_datapipes import ShardReadingService
-from wds_datapipes.loading.transport.protocol import Command, Kind, new_channel
-from wds_datapipes.loading.transport.receiver import Receiver
-from wds_datapipes.loading.transport.sender import Sender
-from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.pipes.inspection import upstream
 
 Pipe = IterDataPipe[Any]
 Item = tuple[int, int]
 
 #: In each worker, and in all workers together.
-PREFETCHES = list(itertools.product((0, 10), (0, 10)))
+PREFETCHES = [(0, 0), (10, 10)]
 
-#: By torchdata if one branch is longer, and by an interrupted dispatching process: rightly.
+#: By torchdata if one branch is longer.
 pytestmark = pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")
 
 
@@ -109,24 +100,6 @@ class Slow(IterDataPipe[Any]):
             yield item
 
 
-class Pausable(IterDataPipe[Any]):
-    """Adds how often it was paused and resumed."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-        self.said: list[str] = []
-
-    def pause(self) -> None:
-        self.said.append("pause")
-
-    def resume(self) -> None:
-        self.said.append("resume")
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.source:
-            yield (*item, " ".join(self.said)) if isinstance(item, tuple) else (item, " ".join(self.said))
-
-
 class Failing(IterDataPipe[Any]):
     """Raises instead of yielding an item, in the first ``epochs`` epochs, and creates the file ``told`` before."""
 
@@ -151,11 +124,6 @@ def numbers(count: int = 100) -> Pipe:
     return pipe
 
 
-def dispatch(pipe: Pipe) -> Pipe:
-    rest: Pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-    return rest
-
-
 def load(
     pipe: Any, workers: int = 2, worker: int = 10, main: int = 10, service: Any = ShardReadingService, **options: Any
 ) -> DataLoader2[Any]:
@@ -170,43 +138,7 @@ def plus_one(number: int) -> int:
     return number + 1
 
 
-SPLIT_OR_DISPATCHED: dict[str, Callable[[], Pipe]] = {
-    "split": lambda: numbers(1000).shuffle().sharding_filter().map(plus_one).batch(8),
-    "dispatched": lambda: dispatch(numbers(1000).shuffle().prefetch(20)).map(plus_one).batch(16),
-}
-
 # whole epochs, partial epochs and the end
-
-
-@pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize(("worker", "main"), PREFETCHES)
-@pytest.mark.parametrize("name", SPLIT_OR_DISPATCHED)
-def test_an_epoch_can_be_abandoned_and_the_loader_shut_down(name: str, worker: int, main: int) -> None:
-    loader = load(SPLIT_OR_DISPATCHED[name](), 2, worker, main)
-    batches = list(itertools.islice(loader, 10))
-    assert len({number for batch in batches for number in batch}) == sum(map(len, batches))
-    loader.shutdown()
-    loader = load(SPLIT_OR_DISPATCHED[name](), 2, worker, main)
-    assert sorted(number for batch in loader for number in batch) == list(range(1, 1001))
-    loader.shutdown()
-
-
-def test_shutdown_leaves_no_process_thread_or_descriptor() -> None:
-    def cycle(forget: bool) -> None:
-        loader = load(InMain(dispatch(numbers())).prefetch(3))
-        next(iter(loader))
-        if not forget:
-            loader.shutdown()
-
-    cycle(False)  # descriptors that torch and multiprocessing open only once
-    gc.collect()
-    children = psutil.Process().children()
-    before = len(os.listdir("/proc/self/fd")), threading.active_count()
-    for forget in (False, True, False):
-        cycle(forget)
-    gc.collect()
-    assert psutil.Process().children() == children
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -222,32 +154,11 @@ def test_shutdown_twice_and_before_any_epoch(workers: int) -> None:
     loader.reading_service.finalize()
 
 
-def test_an_iterator_ends_with_its_loader() -> None:
-    loader = load(Slow(numbers().sharding_filter(), 0.1, 2), 3)
-    iterator = iter(loader)
-    next(iterator)
-    loader.shutdown()
-    with pytest.raises(RuntimeError, match=r"The connection to Worker . was shut down during a read"):
-        list(iterator)
-
-
-@pytest.mark.parametrize("workers", [0, 1, 4])
-@pytest.mark.parametrize("worker", [0, 10])
-def test_a_loader_can_be_read_repeatedly(workers: int, worker: int) -> None:
-    with load(numbers(10).sharding_filter(), workers, worker) as loader:
-        assert [list(loader) for _ in range(3)] == [list(range(10))] * 3
-        assert [item for _ in range(2) for item in loader] == [*range(10), *range(10)]
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("name", ["split", "dispatched", "main process"])
+@pytest.mark.parametrize("name", ["split", "main process"])
 def test_a_new_iterator_restarts_and_ends_the_previous_one(name: str, workers: int) -> None:
-    pipes = {
-        "split": numbers(10).sharding_filter(),
-        "dispatched": dispatch(numbers(10)),
-        "main process": InMain(numbers(10).sharding_filter()).prefetch(2),
-    }
-    with load(pipes[name], workers) as loader:
+    split = numbers(10).sharding_filter()
+    with load(split if name == "split" else InMain(split).prefetch(2), workers) as loader:
         assert list(loader) == list(range(10))
         first = iter(loader)
         assert [next(first), next(first)] == [0, 1]
@@ -283,19 +194,10 @@ def test_a_partial_and_a_whole_epoch_equal_those_without_a_service(workers: int)
     assert len(runs[0]) == 60
 
 
-@pytest.mark.parametrize(("worker", "main"), PREFETCHES)
-def test_an_epoch_can_start_while_workers_are_busy_with_another(worker: int, main: int) -> None:
-    pipe = Slow(dispatch(Slow(numbers(40), 0.005, 1, 5)), 0.005, 2)
-    with load(pipe, 3, worker, main) as loader:
-        for taken in (1, 2, 3, 5, 8, 13, 1, 1):
-            assert list(itertools.islice(loader, taken)) == list(range(taken))
-        assert list(loader) == list(range(40))
-
-
 def test_an_abandoned_iterator_takes_nothing_of_the_next_epoch() -> None:
     with load(numbers(30).sharding_filter(), 3, 0, 0) as loader:
         iterator = iter(loader)
-        left = loader.reading_service._pool.items()  # as a thread of the main process does
+        left = loader.reading_service._items._pool.workers[0].items()  # as a thread of the main process does
         assert next(left) == 0
         next(iterator)
         iterator = iter(loader)
@@ -303,34 +205,14 @@ def test_an_abandoned_iterator_takes_nothing_of_the_next_epoch() -> None:
         assert list(iterator) == list(range(30))
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("name", ["split", "dispatched", "main process"])
-def test_an_empty_pipeline(name: str, workers: int) -> None:
-    pipes = {
-        "split": numbers(0).sharding_filter(),
-        "dispatched": dispatch(numbers(0)),
-        "main process": InMain(numbers(0).sharding_filter()),
-    }
-    with load(pipes[name], workers) as loader:
+@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("in_main", [False, True])
+def test_an_empty_pipeline(in_main: bool, workers: int) -> None:
+    pipe = numbers(0).sharding_filter()
+    with load(InMain(pipe) if in_main else pipe, workers) as loader:
         assert [list(loader), list(loader)] == [[], []]
         with pytest.raises(StopIteration):
             next(iter(loader))
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 5])
-def test_there_may_be_more_workers_than_items(count: int) -> None:
-    with load(numbers(count).sharding_filter(), 4) as loader:
-        assert [list(loader), list(loader)] == [list(range(count))] * 2
-
-
-UNEVEN = [[0, 0, 9], [9, 0, 0], [1, 300, 2], [0, 1, 0], [3, 2, 1], [40, 41, 41]]
-
-
-@pytest.mark.parametrize(("worker", "main"), PREFETCHES)
-@pytest.mark.parametrize("counts", UNEVEN, ids=str)
-def test_uneven_workers(counts: list[int], worker: int, main: int) -> None:
-    with load(Counts(counts), 3, worker, main) as loader:
-        assert [list(loader), list(loader)] == [round_robin(counts)] * 2
 
 
 def test_a_service_can_be_used_by_many_loaders() -> None:
@@ -341,46 +223,6 @@ def test_a_service_can_be_used_by_many_loaders() -> None:
     ):
         pairs = [(one, list(inner)) for one in outer]
     assert pairs == [(one, round_robin([2, 3])) for one in round_robin([5, 3])]
-
-
-def test_a_copy_in_a_forked_process_does_not_end_the_workers() -> None:
-    with load(dispatch(numbers(10))) as loader:
-        iterator = iter(loader)
-        items = [next(iterator)]
-        child = os.fork()
-        if not child:
-            loader.shutdown()
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert items + list(iterator) == list(range(10))
-        assert list(loader) == list(range(10))
-
-
-SCRIPT = """
-from wds_datapipes import ShardReadingService
-from torchdata.dataloader2 import DataLoader2
-from torchdata.datapipes.iter import IterableWrapper
-import psutil
-
-loader = DataLoader2(IterableWrapper(range(1000)).sharding_filter(){stage}, reading_service=ShardReadingService(2))
-iterator = iter(loader)
-print(next(iterator), *[process.pid for process in psutil.Process().children()])
-"""
-
-
-@pytest.mark.parametrize("stage", ["", ".prefetch(5)"])
-def test_the_end_of_the_interpreter_ends_the_workers(stage: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT.format(stage=stage)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
-    first, *workers = map(int, done.stdout.split())
-    assert (first, len(workers)) == (0, 2)
-    assert not any(psutil.pid_exists(pid) for pid in workers)
-    assert done.stderr == ""
 
 
 class Refusing(IterDataPipe[Any]):
@@ -459,17 +301,6 @@ def as_tuple(number: int) -> tuple[int]:
     return (number,)
 
 
-def test_the_dispatching_process_is_reset_as_in_torchdata(tmp_path: Path) -> None:
-    pipe = dispatch(numbers(8).map(as_tuple))
-    ours = noted(tmp_path / "noted", 3, ShardReadingService, pipe)
-    place = "reset 0 of 3 SeedGenerator ShardingRoundRobinDispatcherIterDataPipe"
-    assert ours.count(place) == 3
-    assert len([line for line in ours if line.startswith("reset")]) == 12
-    assert [line for line in ours if line.startswith("init")] == [
-        f"init {worker} of 3 WorkerInfo DispatchedItems" for worker in range(3)
-    ]
-
-
 def shard(pipe: Pipe, info: Any) -> Pipe:
     split: Pipe = pipe.sharding_filter()
     torch.utils.data.graph_settings.apply_sharding(
@@ -515,35 +346,12 @@ def test_worker_info_of_torch_is_that_of_torchdatas_workers() -> None:
 
 # pause, resume and limit
 
-TWICE_PREFETCHED = "with stages that pause"
-PAUSED: dict[str, Callable[[], Pipe]] = {
-    "plain": lambda: numbers(10).shuffle().sharding_filter(),
-    TWICE_PREFETCHED: lambda: numbers(10).shuffle().sharding_filter().prefetch().prefetch(),
-    "dispatched": lambda: dispatch(numbers(10).shuffle().prefetch(3)).prefetch(2),
-    "main process": lambda: InMain(numbers(10).shuffle().sharding_filter()).prefetch(4),
-}
-COUNTS = [(0, 10, 10), (1, 0, 0), (1, 0, 2), (2, 0, 0), (2, 2, 0), (2, 0, 2), (2, 2, 2), (3, 10, 10)]
 
-
-@pytest.mark.parametrize(("workers", "worker", "main"), COUNTS)
-@pytest.mark.parametrize("name", PAUSED)
-def test_a_pause_loses_nothing(name: str, workers: int, worker: int, main: int) -> None:
-    with load(PAUSED[name](), workers, worker, main) as loader:
-        loader.seed(1)
-        for _ in range(2):
-            items = []
-            for number, item in enumerate(loader):
-                items.append(item)
-                if number in (2, 8):
-                    loader._pause()
-                    loader._resume()
-            assert sorted(items) == list(range(10))
-
-
-@pytest.mark.parametrize(("workers", "worker", "main"), COUNTS)
-@pytest.mark.parametrize("name", PAUSED)
-def test_limits(name: str, workers: int, worker: int, main: int) -> None:
-    with load(PAUSED[name](), workers, worker, main) as loader:
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("in_main", [False, True])
+def test_a_limit_loses_nothing(in_main: bool, workers: int) -> None:
+    pipe = numbers(10).shuffle().sharding_filter()
+    with load(InMain(pipe).prefetch(4) if in_main else pipe, workers) as loader:
         iterator = iter(loader)
         iterator.limit(3)
         first = list(iterator)
@@ -556,17 +364,6 @@ def test_limits(name: str, workers: int, worker: int, main: int) -> None:
         iterator.limit(None)
         iterator.resume()
         assert sorted(first + second + list(iterator)) == list(range(10))
-
-        iterator = iter(loader)
-        iterator.limit(3)
-        items = list(iterator)
-        iterator.limit(4)
-        iterator.resume()
-        items += list(iterator)
-        iterator.resume()
-        iterator.limit(2)
-        items += list(iterator)
-        assert len(items) == len(set(items)) == 9
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -584,156 +381,6 @@ def test_nothing_comes_after_a_pause(workers: int) -> None:
         assert list(loader) == list(range(10))
 
 
-def test_an_epoch_can_start_during_a_pause() -> None:
-    with load(dispatch(numbers(10))) as loader:
-        iterator = iter(loader)
-        iterator.limit(3)
-        assert list(iterator) == [0, 1, 2]
-        iterator = iter(loader)
-        assert list(iterator) == []
-        loader._resume()
-        assert list(iterator) == list(range(10))
-
-
-def test_workers_make_nothing_during_a_pause() -> None:
-    # Ten messages of one item each, which take long enough to make.
-    with load(Slow(dispatch(Slow(numbers(4000), 0.002, 0, 1)), 0.002, 0, 1), 2, 1000, 0) as loader:
-        next(iter(loader))
-        loader._pause()
-        made = [worker.items for worker in report_of(loader)]
-        for _ in range(5):
-            loader._pause()  # all answer, between items if they make some
-        assert [worker.items for worker in report_of(loader)] == made
-        loader._resume()
-        while [worker.items for worker in report_of(loader)] == made:
-            time.sleep(0.01)
-
-
-def report_of(loader: DataLoader2[Any]) -> list[Any]:
-    report = loader.reading_service.report()
-    return [*report.workers, *([report.dispatcher] if report.dispatcher is not None else [])]
-
-
-def test_stages_are_paused_and_resumed_wherever_they_are() -> None:
-    pipe = Pausable(InMain(Pausable(dispatch(Pausable(numbers(3000))))))
-    with load(pipe, 2, 0, 0) as loader:
-        iterator = iter(loader)
-        assert next(iterator) == (0, "", "", "")
-        loader._pause()
-        loader._resume()
-        once = "pause resume"
-        rest = list(iterator)
-        # Some items were on their way. After them, each stage has been paused once and resumed once.
-        assert rest[0][3] == rest[-1][3] == once
-        assert rest[-1] == (2999, once, once, once)
-
-
-def test_a_pause_leaves_an_error_in_its_position(tmp_path: Path) -> None:
-    with load(Failing(numbers().sharding_filter(), 11, told=tmp_path / "told")) as loader:
-        iterator = iter(loader)
-        items = [next(iterator)]
-        while not (tmp_path / "told").exists():
-            time.sleep(0.01)
-        for limit in (1, 4):
-            iterator.limit(limit)
-            items += list(iterator)
-            iterator.resume()
-        iterator.limit(None)
-        with pytest.raises(LookupError, match="no such item: 11"):
-            items.extend(iterator)
-    assert items == list(range(11))
-
-
-@pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("first", ["answer", "items"])
-def test_items_and_answers_are_not_mixed_up(first: str) -> None:
-    near, far = new_channel()
-    link, outlet = WorkerConnection("Worker 0", Receiver(near, window=9)), Sender(far, window=9, together=1)
-    outlet.begin(1)
-    link.expect(1)
-    for command in (Command.PAUSE, Command.RESUME):
-        link.send_command(command, None)
-    outlet.put(0)
-    for number in (1, 2):
-        outlet.send(Kind.DONE)
-        outlet.put(number)
-    outlet.send(Kind.END)
-    if first == "answer":
-        link.wait_for_response()
-    assert list(link.items()) == [0, 1, 2]  # not every paused stage stops its thread
-    link.wait_for_response()
-    link.cut()
-    link.close()
-    far.close()
-    del link, outlet
-
-
-def fail_to_pause(pipe: Pipe) -> Pipe:
-    raise LookupError("cannot pause")
-
-
-def test_an_error_of_a_pause_is_raised() -> None:
-    with load(numbers(100_000).sharding_filter()) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        loader.reading_service._pause(fail_to_pause)
-        loader.reading_service._resume()
-        with pytest.raises(LookupError, match="cannot pause"):
-            list(iterator)
-
-
-def test_an_error_of_a_pause_after_the_last_item_of_the_workers_is_raised_at_once() -> None:
-    with load(numbers(20).sharding_filter(), worker=10, main=0) as loader:
-        iterator = iter(loader)
-        found = [next(iterator)]
-        loader.reading_service._pause()  # the workers answer this in turn
-        loader.reading_service._resume()
-        found += itertools.islice(iterator, 18)
-        for _ in range(2):
-            # of the first worker that had reached its end before the pause
-            with pytest.raises(LookupError, match=r"(?s)in worker process [01].*cannot pause"):
-                loader.reading_service._pause(fail_to_pause)
-        loader.reading_service._resume()
-        # The other worker's error comes among its items if the worker had not reached its end before the pause.
-        with contextlib.suppress(LookupError):
-            found += iterator
-            assert found == list(range(20))
-            assert list(loader) == list(range(20))  # an error in the loop would have shut the loader down
-
-
-def limit_to(pipe: Pipe, count: int | None) -> Pipe:
-    for stage in list_dps(traverse_dps(pipe)):
-        if isinstance(stage, Limited):
-            stage.limit = count
-    return pipe
-
-
-class Limited(IterDataPipe[Any]):
-    """Yields the limit that it was given by the function of another reading service."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-        self.limit: int | None = -1
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.source:
-            yield item, self.limit
-
-
-@pytest.mark.parametrize("dispatched", [False, True])
-def test_a_limit_function_is_passed_on(dispatched: bool) -> None:
-    pipe = InMain(Limited(dispatch(Limited(numbers(60))) if dispatched else Limited(numbers(60)).sharding_filter()))
-    with load(Limited(pipe), 2, 0, 0) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        loader.reading_service._limit(7, limit_to)
-        items = list(iterator)
-    # As in torchdata: one number per process if one dispatches, and none otherwise.
-    assert {item[-1] for item in items} == {7 if dispatched else None}
-    assert [item[0][-1] for item in items[-2:]] == ([4, 3] if dispatched else [None, None])
-    assert items[-1][0][0][-1] == (7 if dispatched else None)
-
-
 # prefetching
 
 
@@ -741,18 +388,18 @@ def one_message(number: int) -> bytes:
     return bytes([number]) * 600_000
 
 
-@pytest.mark.parametrize(("worker", "main", "ahead"), [(0, 0, 1), (3, 0, 4), (0, 4, 3), (3, 5, 7)])
+@pytest.mark.parametrize(("worker", "main", "ahead"), [(0, 0, 1), (0, 4, 3), (3, 5, 7)])
 def test_workers_prefetch_up_to_the_limit(worker: int, main: int, ahead: int) -> None:
     with load(numbers(60).sharding_filter().map(one_message), 2, worker, main) as loader:
         iterator = iter(loader)
+
+        def made() -> list[int]:
+            return [worker.items for worker in loader.reading_service.report().workers]
+
         for taken in range(0, 20, 5):
-            while sum(worker.items for worker in report_of(loader)) < 2 * (taken + ahead):
+            while sum(made()) < 2 * (taken + ahead):
                 time.sleep(0.01)
-            loader._pause()  # a worker that may make more does so before or after it answers
-            loader._resume()
-            loader._pause()
-            loader._resume()
-            assert [worker.items for worker in report_of(loader)] == [taken + ahead] * 2
+            assert made() == [taken + ahead] * 2
             items = [next(iterator)[0] for _ in range(10)]
             assert items == list(range(2 * taken, 2 * taken + 10))
 
@@ -768,7 +415,7 @@ def test_a_stage_that_cannot_be_copied_stays_in_the_main_process() -> None:
         assert type(in_main) is Pids
         assert in_main is loader.reading_service._end_datapipe
         assert type(in_main.source) is InMain
-        workers = [worker.pid for worker in report_of(loader)]
+        workers = [worker.pid for worker in loader.reading_service.report().workers]
     assert items == [(number, workers[number % 2], os.getpid()) for number in range(10)]
 
 
@@ -843,7 +490,6 @@ def test_a_source_in_the_main_process_can_join_items_of_workers(workers: int) ->
     [
         (lambda: InMain(numbers()).zip(numbers()), 2),
         (lambda: InMain(numbers()).zip(InMain(numbers()), numbers()), 3),
-        (lambda: InMain(dispatch(numbers())).zip(numbers()), 2),
         (lambda: InMain(range(3)).map(plus_one), 0),
     ],
 )
@@ -869,164 +515,17 @@ def test_a_thread_of_the_main_process_takes_nothing_of_the_next_epoch() -> None:
         assert list(loader) == list(range(30))
 
 
-# dispatching
+def dispatched() -> Pipe:
+    pipe: Pipe = numbers(9).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    return pipe
 
 
-def test_stages_before_the_dispatch_run_in_one_process() -> None:
-    pipe = Pids(dispatch(Pids(numbers(50).map(as_tuple))))
-    with load(pipe, 3) as loader:
-        items = list(loader)
-        *workers, dispatcher = [worker.pid for worker in report_of(loader)]
-    assert items == [(number, dispatcher, workers[number % 3]) for number in range(50)]
-    assert len({os.getpid(), dispatcher, *workers}) == 5
-
-
-DISPATCHED: dict[str, tuple[Callable[[], Pipe], Callable[[int], list[Any]]]] = {
-    "at once": (lambda: dispatch(numbers(25)), lambda _: list(range(25))),
-    "in the middle": (lambda: dispatch(numbers(25).map(plus_one)).map(plus_one), lambda _: list(range(2, 27))),
-    "at the end": (lambda: dispatch(numbers(25).map(plus_one).map(plus_one)), lambda _: list(range(2, 27))),
-    "twice": (lambda: dispatch(dispatch(numbers(25)).map(plus_one)), lambda _: list(range(1, 26))),
-    "split before": (lambda: dispatch(numbers(25).sharding_filter()), lambda _: list(range(25))),
-    "split after": (lambda: dispatch(numbers(25)).sharding_filter(), lambda _: list(range(25))),
-    "two branches": (
-        lambda: dispatch(numbers(25)).zip(dispatch(numbers(25).map(plus_one))),
-        lambda _: [(number, number + 1) for number in range(25)],
-    ),
-    "two branches of one source": (
-        lambda: branches_of_one_source(),
-        lambda _: [(number, number + 1) for number in range(25)],
-    ),
-    "one branch of two": (
-        lambda: dispatch(numbers(25)).zip(numbers(25).sharding_filter()),
-        lambda _: [(number, number) for number in range(25)],
-    ),
-    "one branch of two, the other not split": (
-        lambda: dispatch(numbers(25)).zip(numbers(25)),
-        lambda workers: [(number, number // workers) for number in range(25)],
-    ),
-    "batches": (
-        lambda: dispatch(numbers(24)).batch(2),
-        lambda workers: [
-            [first + offset, first + offset + workers]
-            for first in range(0, 24, 2 * workers)
-            for offset in range(workers)
-        ],
-    ),
-    "a map-style source": (lambda: dispatch(SequenceWrapper(range(25)).to_iter_datapipe()), lambda _: list(range(25))),
-}
-
-
-def branches_of_one_source() -> Pipe:
-    one, other = numbers(25).fork(2)
-    joined: Pipe = dispatch(one).zip(other.map(plus_one))
-    return joined
-
-
-@pytest.mark.parametrize(("worker", "main"), [(0, 0), (10, 10)])
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("place", DISPATCHED)
-def test_dispatching_anywhere(place: str, workers: int, worker: int, main: int) -> None:
-    pipe, expected = DISPATCHED[place]
-    with load(pipe(), workers, worker, main) as loader:
-        for _ in range(2):
-            assert list(loader) == expected(workers)
-            assert list(itertools.islice(loader, 3)) == expected(workers)[:3]
-
-
-def test_without_workers_nothing_is_dispatched() -> None:
-    with load(Pids(dispatch(Pids(numbers(9).map(as_tuple)))), 0) as loader:
-        assert list(loader) == [(number, os.getpid(), os.getpid()) for number in range(9)]
-
-
-def is_kept(number: int) -> bool:
-    return number % 4 != 1 and not 40 < number < 60
-
-
-@pytest.mark.parametrize(("worker", "main"), PREFETCHES)
-def test_uneven_workers_after_a_dispatching_process(worker: int, main: int) -> None:
-    lines = [list(filter(is_kept, range(line, 100, 3))) for line in range(3)]
-    wanted = [line[turn] for turn in range(34) for line in lines if turn < len(line)]
-    with load(dispatch(numbers()).filter(is_kept), 3, worker, main) as loader:
-        for _ in range(3):
-            assert list(loader) == wanted
-            next(iter(loader))
-
-
-def test_many_items_and_a_slow_worker_after_a_dispatching_process() -> None:
-    with load(dispatch(numbers(20_000)), 3) as loader:
-        assert list(loader) == list(range(20_000))
-    with load(Slow(dispatch(numbers(300)), 0.005, 1), 3) as loader:
-        assert list(loader) == list(range(300))
-
-
-def big(number: int) -> Any:
-    return {"array": np.full((200, 300), number), "tensor": torch.full((3, 100, 100), number), "key": str(number)}
-
-
-def test_large_items_after_a_dispatching_process() -> None:
-    with load(dispatch(numbers(60).map(big)).map(dict), 2) as loader:
-        items = list(loader)
-    assert [item["key"] for item in items] == list(map(str, range(60)))
-    assert all((item["array"] == int(item["key"])).all() for item in items)
-    assert all((item["tensor"] == int(item["key"])).all() for item in items)
-
-
-def fail_from_30(number: int) -> int:
-    if number >= 30:
-        raise LookupError(f"no such item: {number}")
-    return number
-
-
-def lock_from_30(number: int) -> Any:
-    return threading.Lock() if number >= 30 else number
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize(("worker", "main"), [(0, 0), (10, 10)])
-@pytest.mark.parametrize(
-    ("function", "error", "message"),
-    [
-        (fail_from_30, LookupError, "no such item: 30"),
-        (lock_from_30, pickle.PicklingError, "an object of type _thread"),
-    ],
-)
-def test_an_error_before_the_dispatch_comes_after_the_items_before_it(
-    function: Any, error: Any, message: str, workers: int, worker: int, main: int
-) -> None:
-    with load(dispatch(numbers(40).map(function)), workers, worker, main) as loader:
-        items: list[Any] = []
-        with pytest.raises(error, match=f"Caught {error.__name__} in dispatching process(.|\n)*{message}"):
-            items.extend(loader)
-    assert items == list(range(30))
-
-
-def lock_at_2000(number: int) -> Any:
-    return threading.Lock() if number == 2000 else number
-
-
-def is_even(number: int) -> bool:
-    return number % 2 == 0
-
-
-def test_an_item_that_cannot_be_dispatched_leaves_no_gap() -> None:
-    # Worker 1 drops all its items, so most items are kept for worker 0, up to the limit.
-    with load(dispatch(numbers(3000).map(lock_at_2000)).filter(is_even), 2, 0, 0) as loader:
-        items: list[int] = []
-        with pytest.raises(pickle.PicklingError, match=r"an object of type _thread\.lock"):
-            items.extend(loader)
-    assert items == list(range(0, 2000, 2))
-
-
-def is_odd(number: int) -> bool:
-    return number % 2 == 1
-
-
-def test_items_kept_for_a_slow_worker_are_limited() -> None:
+def test_no_process_dispatches_items() -> None:
+    with load(dispatched(), 0) as loader:
+        assert list(loader) == list(range(9))
     with (
-        load(dispatch(numbers(10**6)).filter(is_odd)) as loader,
-        pytest.raises(
-            BufferError, match=r"Worker 1 has not taken 10000 items .* drop too unevenly. Put them before it"
-        ),
+        load(dispatched().map(plus_one)) as loader,
+        pytest.raises(ValueError, match=r"Put \.sharding_filter\(\) there, .* or set WDS_DATAPIPES_PATCHES=0"),
     ):
         list(loader)
 
@@ -1070,13 +569,15 @@ def test_adapters(workers: int) -> None:
 # after another service
 
 
+def is_kept(number: int) -> bool:
+    return number % 4 != 1 and not 40 < number < 60
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dispatched", [False, True])
-def test_after_a_distributed_service(dispatched: bool, workers: int) -> None:
+def test_after_a_distributed_service(workers: int) -> None:
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        source = numbers(50).shuffle().sharding_filter()
-        pipe = (dispatch(source) if dispatched else source).filter(is_kept)
+        pipe = numbers(50).shuffle().sharding_filter().filter(is_kept)
         services = SequentialReadingService(DistributedReadingService(), ShardReadingService(workers))
         with DataLoader2(pipe, reading_service=services) as loader:
             loader.seed(3)
@@ -1101,29 +602,10 @@ def test_after_a_distributed_service(dispatched: bool, workers: int) -> None:
 # errors of items
 
 
-@pytest.mark.parametrize("worker", [0, 5, 10])
-@pytest.mark.parametrize("workers", [0, 1, 4])
-def test_an_error_comes_after_the_items_before_it(workers: int, worker: int) -> None:
-    at = 7 * max(workers, 1)
-    loader = load(Failing(numbers().sharding_filter(), at), workers, worker)
-    items: list[Any] = []
-    with pytest.raises(LookupError, match=f"no such item: {at}") as caught:
-        items.extend(loader)
-    assert items == list(range(at))
-    if workers:
-        assert "Caught LookupError in worker process 0" in str(caught.value)
-        assert "Original Traceback" in str(caught.value)
-    with pytest.raises(RuntimeError, match="already been shut down"):
-        iter(loader)
-
-
 @pytest.mark.parametrize(("worker", "main"), PREFETCHES)
-@pytest.mark.parametrize("dispatched", [False, True])
-def test_an_unreached_error_does_not_affect_the_next_epoch(
-    dispatched: bool, worker: int, main: int, tmp_path: Path
-) -> None:
+def test_an_unreached_error_does_not_affect_the_next_epoch(worker: int, main: int, tmp_path: Path) -> None:
     source = Failing(numbers(40), 12, epochs=1, told=tmp_path / "told")
-    with load(dispatch(source) if dispatched else source.sharding_filter(), 2, worker, main) as loader:
+    with load(source.sharding_filter(), 2, worker, main) as loader:
         assert list(itertools.islice(loader, 3)) == [0, 1, 2]
         while (worker or main) and not (tmp_path / "told").exists():  # the workers prefetch that far
             time.sleep(0.01)
@@ -1200,34 +682,3 @@ def test_distributed_reading_requires_a_process_group() -> None:
         RuntimeError, match=r"requires a process group: first call torch\.distributed\.init_process_group"
     ):
         iter(loader)
-
-
-def start_nothing(pipe: Any, _: Any, *, token: str = "") -> Any:
-    return pipe
-
-
-@pytest.mark.parametrize(
-    ("service", "text"),
-    [
-        (ShardReadingService(), "ShardReadingService(num_workers=0)"),
-        (
-            ShardReadingService(2, "spawn", worker_init_fn=start_nothing),
-            "ShardReadingService(num_workers=2, multiprocessing_context='spawn', worker_init_fn=start_nothing)",
-        ),
-        (
-            ShardReadingService(1, distributed=(1, 4), pin_memory=True),
-            "ShardReadingService(num_workers=1, pin_memory=True, distributed=(1, 4))",
-        ),
-        (ShardReadingService(distributed=True), "ShardReadingService(num_workers=0, distributed=True)"),
-        (ShardReadingService(distributed=False), "ShardReadingService(num_workers=0, distributed=False)"),
-    ],
-)
-def test_a_service_is_shown_by_its_arguments(service: ShardReadingService, text: str) -> None:
-    assert repr(service) == text
-    with DataLoader2(IterableWrapper([1, 2]), reading_service=ShardReadingService()) as loader:
-        assert list(loader) == [1, 2]
-        assert repr(loader.reading_service) == "ShardReadingService(num_workers=0)"
-
-
-def test_a_service_is_shown_without_credentials() -> None:
-    assert "planted" not in repr(ShardReadingService(worker_init_fn=partial(start_nothing, token="planted")))

@@ -20,7 +20,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.utils import WorkerInfo
 from torchdata.datapipes.iter import IterableWrapper
@@ -307,69 +306,6 @@ def paused(loader: DataLoader2[Any], limits: Sequence[int | None]) -> list[Any]:
         assert len(part) == limit
         iterator.resume()
     return items
-
-
-# dispatching
-
-
-class Kept(IterDataPipe[Any]):
-    """Yields the items in ``kept``, with delays.
-
-    Args:
-        source: the source of the items.
-        kept: the items that are passed on.
-        delays: a seed for how long each item takes, or None if it takes no time.
-    """
-
-    def __init__(self, source: IterDataPipe[Any], kept: frozenset[int], delays: int | None) -> None:
-        self.source = source
-        self.kept = kept
-        self.delays = random.Random(delays) if delays is not None else None
-
-    def __iter__(self) -> Iterator[Any]:
-        for number in self.source:
-            if self.delays is not None:
-                time.sleep(self.delays.choice((0, 0, 0, 0.0005, 0.003)))
-            if number in self.kept:
-                yield number
-
-
-@settings(deadline=None, max_examples=10 * TIMES)
-@given(
-    st.integers(1, 4),
-    st.sampled_from((0, 1, 2, 10, 101, 900)).flatmap(lambda count: st.tuples(st.just(count), st.integers(0, count))),
-    PREFETCHES,
-    st.one_of(st.none(), st.integers(0, 10**6)),
-    st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=1),
-    st.randoms(use_true_random=False),
-)
-def test_dispatched_items_are_assigned_round_robin(
-    workers: int,
-    counts: tuple[int, int],
-    prefetches: Prefetches,
-    delays: int | None,
-    limits: list[int | None],
-    rng: random.Random,
-) -> None:
-    numbers, left = range(counts[0]), counts[1]
-    kept = frozenset(rng.sample(numbers, left))
-    pipe = IterableWrapper(numbers).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-    wanted = round_robin([[number for number in numbers[line::workers] if number in kept] for line in range(workers)])
-    with load(Kept(pipe, kept, delays), workers, prefetches) as loader:
-        assert list(loader) == wanted
-        for _ in range(2):
-            taken = rng.randint(1, left + 1)
-            assert list(islice(loader, taken)) == wanted[:taken]
-        assert paused(loader, limits) == [seen(number) for number in wanted]
-        assert list(loader) == wanted
-
-
-@pytest.mark.parametrize("prefetches", [(0, 0), (10, 10)])
-def test_a_worker_that_drops_nearly_everything_delays_no_other(prefetches: Prefetches) -> None:
-    pipe = IterableWrapper(range(6_000)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-    kept = frozenset([*range(0, 6_000, 3), 1, 5_998])
-    with load(Kept(pipe, kept, None), 3, prefetches) as loader:
-        assert list(loader) == [0, 1, 3, 5_998, *range(6, 6_000, 3)]
 
 
 # start methods

@@ -22,9 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 from torchdata.dataloader2 import DataLoader2
+from users_stages import InMain
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import CacheError
@@ -415,9 +415,9 @@ def test_items_whose_part_is_unknown_are_refused() -> None:
     ):
         with pytest.raises(CacheError, match=message):
             list(pipe.cache_samples())
-    dispatched = IterableWrapper(range(10)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-    loader = DataLoader2(dispatched.cache_samples(), reading_service=ShardReadingService(num_workers=2))
-    with pytest.raises(CacheError, match=r"another process dispatches \(sharding_round_robin_dispatch\)") as caught:
+    here: Any = InMain(IterableWrapper(range(10)).sharding_filter())
+    loader = DataLoader2(here.cache_samples(), reading_service=ShardReadingService(num_workers=2))
+    with pytest.raises(CacheError, match="cannot cache the items of other processes") as caught:
         list(loader)
     traceback.clear_frames(caught.tb)
     loader.shutdown()

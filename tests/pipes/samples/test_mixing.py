@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
@@ -157,16 +156,6 @@ def test_a_source_without_items_for_a_worker_is_skipped_unless_it_restarts(worke
     assert Counter(source for source, _ in endless) == {0: 3 * workers, 1: 3 * workers}  # in another pass
     (first,) = load(pipe("first"), workers)
     assert first == [(0, 0), (1, 0)]
-
-
-def test_a_dispatched_source_keeps_its_position() -> None:
-    """torchdata replaces it in the tuple with the others."""
-    one, other = sources(4, 4)
-    dispatched = other.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-    (items,) = load(mixed(one.sharding_filter(), dispatched, stop="all"), 2)
-    assert sorted(items) == [(source, place) for source in range(2) for place in range(4)]
-    with pytest.raises(RuntimeError, match=r"(?s)mix_samples.*must be able to restart its source"):
-        load(mixed(dispatched, one.sharding_filter(), stop="never"), 2)
 
 
 def test_sources_that_share_a_stage_are_refused_by_torch() -> None:

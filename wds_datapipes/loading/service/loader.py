@@ -1,19 +1,24 @@
-"""Extensions of ``DataLoader2`` under a `ShardReadingService`: states without pickle, ``set_epoch`` and a length."""
+"""``DataLoader2`` with a `ShardReadingService`: states without pickle, ``set_epoch`` and a length.
+
+Its class is used once the first `ShardReadingService` is made. A loader with another reading service works as before.
+"""
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import STATE, checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
-from wds_datapipes.loading.torchdata_api import DistributedReadingService
-from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
+from wds_datapipes.loading.torchdata_api import DataLoader2, DistributedReadingService, dataloader2
+from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline, find_local_classes
+from wds_datapipes.loading.workers.loop_items import users_part
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.sharding import Instance
@@ -25,156 +30,165 @@ NO_PIPELINE = (
 )
 
 
-def own_service(loader: Any) -> ShardReadingService | None:
-    """Return the `ShardReadingService` of a loader, which may be in a ``SequentialReadingService``."""
-    return _own(loader.reading_service)
+class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no types
+    """A ``DataLoader2`` with a `ShardReadingService`, alone or in a ``SequentialReadingService``."""
 
+    datapipe: Any
+    _running: Any = None  # the pipeline of the main process, with the stages that count its items
+    _restarts = False
 
-def save_state(loader: Any, service: ShardReadingService) -> dict[str, str]:
-    """Return the state of a loader, which consists of the state of its service.
+    @property
+    def _service(self) -> ShardReadingService:
+        return next(each for each in _services(self.reading_service) if isinstance(each, ShardReadingService))
 
-    Raises:
-        StateError: there is no state, or there is another reading service.
-    """
-    _check_services(loader, service)
-    if not loader._adapted and loader.datapipe is not None:
-        service.describe(loader.datapipe)
-    # The seed that was set since the previous epoch started.
-    service.expect(loader._seed if loader._reset_seed else None)
-    return service.state_dict()
+    @property
+    def _is_in_step(self) -> bool:
+        """Whether torchdata's service splits between ranks, and synchronizes them at each item."""
+        return any(isinstance(each, DistributedReadingService) for each in _services(self.reading_service))
 
+    def __iter__(self) -> _LoaderIterator:
+        # Users look at the last stage, and call its methods. So the stages that count its items are there only here.
+        if self._running is not None and self.datapipe is users_part(self._running):
+            self.datapipe = self._running
+        try:
+            super().__iter__()
+        finally:
+            self._running, self.datapipe = self.datapipe, users_part(self.datapipe)
+        return _LoaderIterator(self, self.valid_iterator_id)
 
-def load_state(loader: Any, service: ShardReadingService, state: Any) -> None:
-    """Load a state into a loader, which resumes with its own pipeline at the next iteration.
+    def state_dict(self) -> dict[str, str]:
+        """Return the state of the loader, which consists of the state of its service.
 
-    A loader that has started restarts its workers, and its iterators become invalid.
+        Raises:
+            StateError: there is no state, or there is another reading service.
+        """
+        self._check_services()
+        service = self._service
+        if not self._adapted and self.datapipe is not None:
+            service.describe(self.datapipe)
+        # The seed that was set since the previous epoch started.
+        service.expect(self._seed if self._reset_seed else None)
+        return service.state_dict()
 
-    Raises:
-        StateError: it is not a state, or is the state of another pipeline, or there is another reading service.
-    """
-    _check_services(loader, service)
-    checkpoints = without_ended_epoch(checkpoints_in(state))
-    pipe = loader._datapipe_before_reading_service_adapt
-    if pipe is None:
-        raise StateError(NO_PIPELINE)
-    stages = descriptions(pipe)
-    for checkpoint in checkpoints:
-        checkpoint.check(stages)
-    if loader._adapted:
-        _restart(loader, service)
-    service.load_state_dict(state_of(checkpoints), seeds_too=False)
-    following = checkpoints[0].next
-    if following is not None:
-        loader.seed(following)
+    def _check_services(self) -> None:
+        """Make sure that no other reading service splits the data or draws seeds, which no state contains.
 
+        Raises:
+            StateError: there is another one.
+        """
+        for other in _services(self.reading_service):
+            if other is not self._service:
+                raise StateError(
+                    f"A ShardReadingService has no state after another reading service, {type(other).__name__}. Use "
+                    "ShardReadingService(distributed=True) alone, which splits the data between ranks itself"
+                )
 
-def _check_services(loader: Any, service: ShardReadingService) -> None:
-    """Make sure that no other reading service splits the data or draws seeds, which no state contains.
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load a state into the loader, which resumes with its own pipeline at the next iteration.
 
-    Raises:
-        StateError: there is another one.
-    """
-    for other in _services(loader.reading_service):
-        if other is not service:
-            raise StateError(
-                f"A ShardReadingService has no state after another reading service, {type(other).__name__}. Use "
-                "ShardReadingService(distributed=True) alone, which splits the data between ranks itself"
-            )
+        A loader that has started restarts its workers, and its iterators become invalid.
 
+        Raises:
+            StateError: it is not a state, or is the state of another pipeline, or there is another reading service.
+        """
+        self._check_services()
+        checkpoints = without_ended_epoch(checkpoints_in(state_dict))
+        pipe = self._datapipe_before_reading_service_adapt
+        if pipe is None:
+            raise StateError(NO_PIPELINE)
+        stages = descriptions(pipe)
+        for checkpoint in checkpoints:
+            checkpoint.check(stages)
+        if self._adapted:
+            self._restart()
+        self._service.load_state_dict(state_of(checkpoints), seeds_too=False)
+        following = checkpoints[0].next
+        if following is not None:
+            self.seed(following)
 
-def _restart(loader: Any, service: ShardReadingService) -> None:
-    """Reset a loader to its state before the first iteration."""
-    loader.reading_service.finalize_iteration()
-    loader.reading_service.finalize()
-    service.reset()
-    loader.datapipe = copy_pipeline(loader._datapipe_before_reading_service_adapt)
-    loader._datapipe_iter, loader._adapted, loader._reset_iter, loader._is_paused = None, False, True, False
-    loader._restarts = False
-    if loader.valid_iterator_id is not None:
-        loader.valid_iterator_id += 1
+    def _restart(self) -> None:
+        """Reset the loader to its state before the first iteration."""
+        self.reading_service.finalize_iteration()
+        self.reading_service.finalize()
+        self._service.reset()
+        self.datapipe = copy_pipeline(self._datapipe_before_reading_service_adapt)
+        self._datapipe_iter, self._adapted, self._reset_iter, self._is_paused = None, False, True, False
+        self._restarts = False
+        if self.valid_iterator_id is not None:
+            self.valid_iterator_id += 1
 
-
-def refuse_state(state: Any) -> None:
-    """Reject a state of this package if the loader has another reading service.
-
-    Raises:
-        StateError: it is a state of this package.
-    """
-    if _is_own(state):
-        raise StateError(
-            "This is the state of a ShardReadingService. To load it, create the loader with one: DataLoader2(pipe, "
-            "reading_service=ShardReadingService(...))"
-        )
-
-
-def refuse_pipeline(service: Any, state: Any) -> None:
-    """Reject creating a loader from a state of this package, or for a `ShardReadingService`.
-
-    Raises:
-        StateError: one of these was passed.
-    """
-    if _is_own(state) or _own(service) is not None:
-        checkpoints_in(state)
-        raise StateError(NO_PIPELINE)
-
-
-def epoch_setter(loader: Any) -> Callable[[int], None]:
-    """Return the function that selects the number of the next epoch of a loader.
-
-    Raises:
-        AttributeError: its reading service does not support this.
-    """
-    service = own_service(loader)
-    if service is None:
-        raise AttributeError(
-            f"set_epoch requires a ShardReadingService, but the reading service is {loader.reading_service!r}"
-        )
-
-    def set_epoch(epoch: int) -> None:
-        service.set_epoch(epoch)
+    def set_epoch(self, epoch: int) -> None:
+        """Select the number of the next epoch, which determines its order together with the seed."""
+        self._service.set_epoch(epoch)
         # An iterator that has yielded nothing yet begins the selected epoch instead.
-        loader._restarts = not loader._reset_iter and not service.is_resumed
+        self._restarts = not self._reset_iter and not self._service.is_resumed
 
-    return set_epoch
+    def __bool__(self) -> bool:
+        return True
 
+    def __len__(self) -> int:
+        """Return the number of items that the loader yields in an epoch, on this rank.
 
-def length_of(loader: Any) -> int:
-    """Return the number of items that a loader yields in an epoch, on this rank.
-
-    Raises:
-        TypeError: the pipeline does not know its length, or the ranks are not known yet.
-    """
-    pipe = loader._datapipe_before_reading_service_adapt
-    services = list(_services(loader.reading_service))
-    in_step = any(isinstance(each, DistributedReadingService) for each in services)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # list() calls this, too, and its caller did not request a length
-            len(pipe)  # without a copy, for those that do not know their length
-    except TypeError as error:
-        raise unknown_length_error(error) from None
-    own = own_service(loader)
-    group = DataParallelGroup.of(True) if in_step else DataParallelGroup() if own is None else own.group_of(pipe)
-    if not group.is_known:
-        raise TypeError("The length depends on the rank, which is unknown until init_process_group is called")
-    ranks, rank = group.identity
-    workers = max([1, *(getattr(each, "num_workers", 0) for each in services)])
-    known: dict[tuple[int, int], int] = loader.__dict__.setdefault("_lengths", {})
-    if (rank, ranks) not in known:
-        # In lockstep, all ranks end when the first one does.
-        others = range(ranks) if in_step else [rank]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            known[rank, ranks] = min(length_of_rank(copy_pipeline(pipe), each, ranks, workers) for each in others)
-    return known[rank, ranks]
+        Raises:
+            TypeError: the pipeline does not know its length, or the ranks are not known yet.
+        """
+        pipe = self._datapipe_before_reading_service_adapt
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # list() calls this, too, and its caller did not request a length
+                len(pipe)  # without a copy, for those that do not know their length
+        except TypeError as error:
+            raise unknown_length_error(error) from None
+        group = DataParallelGroup.of(True) if self._is_in_step else self._service.group_of(pipe)
+        if not group.is_known:
+            raise TypeError("The length depends on the rank, which is unknown until init_process_group is called")
+        ranks, rank = group.identity
+        known: dict[tuple[int, int], int] = self.__dict__.setdefault("_lengths", {})
+        if (rank, ranks) not in known:
+            # In lockstep, all ranks end when the first one does.
+            others, workers = range(ranks) if self._is_in_step else [rank], max(1, self._service.num_workers)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                known[rank, ranks] = min(length_of_rank(copy_pipeline(pipe), each, ranks, workers) for each in others)
+        return known[rank, ranks]
 
 
-def _own(service: Any) -> ShardReadingService | None:
-    return next((each for each in _services(service) if isinstance(each, ShardReadingService)), None)
+class _LoaderIterator(dataloader2.DataLoader2Iterator):  # type: ignore[misc]  # torchdata has no types
+    """An iterator over an epoch, which begins another one if that is selected before the first item."""
+
+    iterator_id: int
+
+    def __next__(self) -> Any:
+        loader = self.dataloader
+        if loader._restarts:
+            loader._restarts = False
+            if self.iterator_id == loader.valid_iterator_id:
+                loader._reset_iter = True
+                self.iterator_id = iter(loader).iterator_id
+        return super().__next__()
 
 
-def _is_own(state: Any) -> bool:
-    return isinstance(state, Mapping) and STATE in state
+@functools.cache
+def extend_loaders() -> None:
+    """Let a ``DataLoader2`` with a `ShardReadingService` become a `ShardDataLoader`."""
+    find_local_classes()
+    # pickle copies no lambda, and DataLoader2 copies its pipeline even if it has no workers.
+    dataloader2.clone = copy_pipeline
+    initialize = DataLoader2.__init__
+
+    @functools.wraps(initialize)
+    def initialize_and_extend(self: Any, *arguments: Any, **options: Any) -> None:
+        initialize(self, *arguments, **options)
+        if any(isinstance(each, ShardReadingService) for each in _services(self.reading_service)):
+            self.__class__ = _extended(self.__class__)
+
+    DataLoader2.__init__ = initialize_and_extend
+
+
+@functools.cache
+def _extended(cls: Any) -> Any:
+    """Return the class to which a loader changes; ``cls`` may be derived from ``DataLoader2``."""
+    return ShardDataLoader if cls is DataLoader2 else type(cls.__name__, (cls, ShardDataLoader), {})
 
 
 def _services(service: Any) -> Iterator[Any]:

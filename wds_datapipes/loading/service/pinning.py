@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread, current_thread
@@ -28,7 +28,7 @@ _END = object()
 class MemoryPinner(Stage[Any]):
     """Applies a function to the items of the main process, in a thread, one item ahead of the loop.
 
-    torchdata's own ``pin_memory`` stage polls ten thousand times a second, and cannot be paused.
+    torchdata's own ``pin_memory`` stage polls ten thousand times a second.
 
     Args:
         source: the source of the items.
@@ -38,7 +38,6 @@ class MemoryPinner(Stage[Any]):
     def __init__(self, source: IterDataPipe[Any], pin: Callable[[Any], Any]) -> None:
         self.source = source
         self.pin = pin
-        self._coming: Future[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         wanted: SimpleQueue[Future[Any] | None] = SimpleQueue()
@@ -49,14 +48,12 @@ class MemoryPinner(Stage[Any]):
         try:
             with defer_interrupts():
                 thread.start()
-            coming = self._ask(wanted)
+            wanted.put(coming := Future())
             while (item := coming.result()) is not _END:
-                coming = self._ask(wanted)
+                wanted.put(coming := Future())
                 yield item
                 del item  # frees its memory while waiting for the next one
         finally:
-            if coming is not None and self._coming is coming:
-                self._coming = None
             del coming  # it may hold the error that references this frame
             reader.stop_iteration = True
             wanted.put(None)
@@ -64,18 +61,6 @@ class MemoryPinner(Stage[Any]):
             # does not wait for a slow worker either: the thread soon stops waiting for it.
             if not sys.is_finalizing() and thread is not current_thread() and thread.is_alive():
                 thread.join(JOIN_S)
-
-    def pause(self) -> None:
-        """Wait for the item that is being made."""
-        if self._coming is not None:
-            wait([self._coming])
-
-    def _ask(self, wanted: SimpleQueue[Future[Any] | None]) -> Future[Any]:
-        """Request an item from the thread."""
-        coming: Future[Any] = Future()
-        self._coming = coming
-        wanted.put(coming)
-        return coming
 
     def _run(self, items: Iterator[Any], wanted: SimpleQueue[Future[Any] | None], reader: Reader) -> None:
         """Make items on request."""

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import math
 import multiprocessing.util
 import sys
 import weakref
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any, NoReturn
+from typing import Any
 
 from wds_datapipes.arguments import check_integer
-from wds_datapipes.datapipes import IterDataPipe, traverse_dps
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import STATE
 from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated, fact_of_seed, facts_of
 from wds_datapipes.loading.distributed import Ranks
-from wds_datapipes.loading.epoch import EpochStart, is_drawn, refuse_hidden_stages, seed_of, seed_stages
+from wds_datapipes.loading.epoch import is_drawn, refuse_hidden_stages, seed_of
 from wds_datapipes.loading.report import LoadingReport
+from wds_datapipes.loading.service.launch import run_in_process, start_method, start_workers
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import (
@@ -29,26 +26,15 @@ from wds_datapipes.loading.splitting import (
     ranks_of_run,
     split_by_rank,
 )
-from wds_datapipes.loading.torchdata_api import (
-    CheckpointableReadingServiceInterface,
-    MultiProcessingReadingService,
-    WorkerInfo,
-    list_dps,
-)
+from wds_datapipes.loading.torchdata_api import MultiProcessingReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
-from wds_datapipes.loading.transport.protocol import Command
-from wds_datapipes.loading.workers.in_process import DeliveredCount, LocalItems, users_part
-from wds_datapipes.loading.workers.launch import run_in_process, start_method, start_pool
-from wds_datapipes.loading.workers.pool import WorkerPool
+from wds_datapipes.loading.workers.loop_items import DeliveredCount, LoopItems, Pipe, users_part
 from wds_datapipes.pipes.sharding import advice_for_split
 from wds_datapipes.pipes.state.replay import ReplayedItems
-from wds_datapipes.redaction import short_repr
 from wds_datapipes.user_warnings import warn_user
 
-Pipe = IterDataPipe[Any]
 
-
-class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
+class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc]  # torchdata has no types
     """A reading service for ``DataLoader2`` that reads with worker processes.
 
     It replaces torchdata's ``MultiProcessingReadingService``, alone or after a ``DistributedReadingService`` in a
@@ -131,9 +117,9 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function or None, not {function!r}")
         # With 0 workers, torchdata's class would recommend another service.
-        from wds_datapipes.loading.torchdata_patches.dataloader2 import extend  # it needs this class
+        from wds_datapipes.loading.service.loader import extend_loaders  # which needs this class
 
-        extend()
+        extend_loaders()
         super().__init__(
             max(num_workers, 1),
             multiprocessing_context,
@@ -150,28 +136,11 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._mp = num_workers > 0
         self._ranks: Ranks | None
         self._agreement: Ranks | None
-        self._pool: WorkerPool | None
-        self._local: LocalItems | None
+        self._items: LoopItems | None
         self._end: Callable[[], object] | None
         self._replayed: ReplayedItems | None
         self._running: Pipe  # the part of the main process, with the stages that count its items
         self.reset()
-
-    def __repr__(self) -> str:
-        given = self.group.given
-        split = (given.rank, given.ranks) if given is not None else self.group.is_split if self._knows_ranks else None
-        shown = [f"num_workers={self.num_workers}"]
-        for name, parameter in inspect.signature(type(self)).parameters.items():
-            value = split if name == "distributed" else getattr(self, name, parameter.default)
-            if name != "num_workers" and value != parameter.default:
-                shown.append(f"{name}={getattr(value, '__qualname__', None) or short_repr(value)}")
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    def __call__(self, *_: object) -> NoReturn:
-        """Raise: ``DataLoader2`` calls its second positional argument, which is not the reading service."""
-        raise TypeError(
-            f"pass the reading service by name: DataLoader2(pipe, reading_service={type(self).__name__}(...))"
-        )
 
     def initialize(self, datapipe: Pipe) -> Pipe:
         """Start the workers, and return the part of the pipeline that runs in the main process.
@@ -185,21 +154,19 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         if self.group.is_synchronized:
             self._ranks = Ranks(datapipe, self.group, self.timeout_s)
         try:
-            with explain_worker_pickling(self, datapipe, start_method(self)):
+            with explain_worker_pickling(start_method(self)):
                 datapipe = self._running = self._split_datapipe(datapipe)
             self._end_datapipe = users_part(datapipe)
         except BaseException:
-            _end(self._pool, self._ranks)
+            _end(self._items, self._ranks)
             raise
         # This also runs when the object is garbage-collected, and at interpreter exit.
-        self._end = weakref.finalize(self, _end, self._pool, self._ranks)
+        self._end = weakref.finalize(self, _end, self._items, self._ranks)
         # A multiprocessing child, such as a forked rank, waits for its own children when it exits.
         multiprocessing.util.Finalize(self, self._end, exitpriority=0)
         return datapipe
 
-    def initialize_iteration(
-        self, seed_generator: Any, iter_reset_fn: Callable[[Pipe], Pipe] | None = None
-    ) -> Callable[[Pipe], Pipe] | None:
+    def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Callable[[Pipe], Pipe] | None = None) -> None:
         """Begin an epoch, in all workers and on all ranks.
 
         Args:
@@ -210,33 +177,17 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             RankLostError: another rank has failed or left, or does not arrive in time.
             RuntimeError: the ranks have different seeds, or none.
         """
+        if self._items is None:
+            raise RuntimeError("a ShardReadingService must be initialized before its first epoch")
         is_given = self._manager.resumed_from is None and not is_drawn(seed_generator)
-        if self._agreement is not None and self._epoch == 0 and is_given:
+        if self._agreement is not None and not self._items.epoch and is_given:
             self._agreement.compare(fact_of_seed(seed_of(seed_generator)))
         resumed_from = self._manager.begin(seed_generator, self._ranks)
-        self._epoch += 1
-        # Without workers, all seeds are drawn here: from a copy, so that the next epoch does not depend on their
-        # number.
-        if self._pool is not None:
-            seed_stages(self._running, seed_generator)
-            payloads = [(seed_generator.spawn(number), iter_reset_fn) for number in range(self.num_workers)]
-            resumed, turn = (None, 0) if resumed_from is None else (resumed_from.parts, resumed_from.turn)
-            self._pool.begin(self._epoch, payloads, payloads[0], resumed=resumed, turn=turn)
-        elif self._local is not None:
-            start = EpochStart(
-                copy.deepcopy(seed_generator),
-                None if resumed_from is None else resumed_from.parts[0],
-                self._manager.replay_reason_of_workers,
-                iter_reset_fn=iter_reset_fn,
-                worker_reset_fn=self.worker_reset_fn,
-                info=WorkerInfo(1, 0),
-            )
-            self._local.begin(start, self._running)
-            self._end_datapipe = users_part(self._running)
+        self._items.begin(seed_generator, resumed_from, iter_reset_fn, self._running)
+        self._end_datapipe = users_part(self._running)
         if self._replayed is not None:
             self._replayed.begin(None if resumed_from is None else resumed_from.replay)
         self._manager.seeds.end(seed_generator)
-        return None
 
     def set_epoch(self, epoch: int) -> None:
         """Select the number of the next epoch, which determines its order together with the seed of the loader.
@@ -270,44 +221,22 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """Reset the service, whose workers have ended, to its state before it started them."""
         self._manager = StateManager(self.group, self.num_workers)
         self._ranks, self._agreement = None, None
-        self._pool, self._local, self._end, self._replayed = None, None, None, None
-        self._epoch = 0
-
-    def checkpoint(self) -> bytes:
-        """Return the state of the loop, as JSON; ``DataLoader2.state_dict()`` calls this.
-
-        The thread that iterates may call it at any time. The workers continue meanwhile; items that they have
-        prefetched are not in the state, and the resumed run makes them again.
-
-        Raises:
-            StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
-        """
-        return self._manager.dumps((self._pool or self._local) if self._epoch else None, self._ranks, self._replayed)
-
-    def restore(self, datapipe: Pipe, serialized_state: bytes) -> Pipe:
-        """Start the workers and resume from a state; ``DataLoader2`` calls this after ``load_state_dict()``.
-
-        Args:
-            datapipe: the pipeline.
-            serialized_state: the return value of `checkpoint`.
-
-        Raises:
-            StateError: the state belongs to another pipeline; or it is from a different number of ranks or workers, and
-                either does not cover all ranks, or the pipeline cannot be resharded.
-            RankLostError: another rank does not arrive in time.
-        """
-        self._manager.load(serialized_state)
-        return self.initialize(datapipe)
+        self._items, self._end, self._replayed = None, None, None
 
     def state_dict(self) -> dict[str, str]:
-        """Return the state of the loop, as a dictionary with one text: the return value of `checkpoint`.
+        """Return the state of the loop, as a dictionary with one text.
 
-        ``DataLoader2`` works on a copy of the service that is passed to it: use ``loader.reading_service``.
+        The thread that iterates may call it at any time. The workers continue meanwhile; items that they have
+        prefetched are not in the state, and the resumed run makes them again. ``DataLoader2`` works on a copy of the
+        service that is passed to it: use ``loader.reading_service``.
 
         Raises:
             StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
         """
-        return {STATE: self.checkpoint().decode()}
+        items = self._items
+        return self._manager.state_dict(
+            items if items is not None and items.epoch else None, self._ranks, self._replayed
+        )
 
     def load_state_dict(self, state: Mapping[str, Any], *, seeds_too: bool = True) -> None:
         """Resume from a state with the loader's own pipeline. Call this before the first iteration.
@@ -347,9 +276,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
 
         ``DataLoader2`` works on a copy of the service that is passed to it: use ``loader.reading_service``.
         """
-        if self._pool is not None:
-            return self._pool.report(self._epoch)
-        return LoadingReport(self._epoch, [] if self._local is None else [self._local.report()])
+        return LoadingReport(0, []) if self._items is None else self._items.report()
 
     def _split_datapipe(self, datapipe: Pipe) -> Pipe:
         """Split the pipeline between ranks and workers; return the part for the main process."""
@@ -367,20 +294,15 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._manager.find(datapipe, self._ranks)
         if self.group.is_split:
             datapipe = split_by_rank(datapipe, identity)
-        items: Pipe
-        if self.num_workers:
-            datapipe, self._pool, items = start_pool(self, datapipe, self._manager, identity)
-        else:
-            datapipe, self._local = run_in_process(self, datapipe, self._manager, identity)
-            items = self._local
+        start = start_workers if self.num_workers else run_in_process
+        datapipe, self._items = start(self, datapipe, self._manager, identity)
         datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
         if self._manager.replay_reason:
             self._replayed = ReplayedItems(datapipe, self._manager.replay_reason)
             return self._replayed
-        if datapipe is items or self._manager.refusal:
+        if datapipe is self._items or self._manager.refusal:
             return datapipe
-        supplier = self._pool or self._local
-        return datapipe if supplier is None else DeliveredCount(datapipe, supplier)
+        return DeliveredCount(datapipe, self._items)
 
     def _warn_of_repeated_data(self, datapipe: Pipe) -> None:
         """Warn if several workers or ranks read the same data."""
@@ -391,41 +313,36 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             if advice := advice_for_split(datapipe, workers=max(self.num_workers, 1), ranks=ranks):
                 warn_user(advice)
 
-    def _pause(self, pause_fn: Callable[[Pipe], Pipe] | None = None) -> None:
-        for stage in list_dps(traverse_dps(self._end_datapipe)):
-            if callable(pause := getattr(stage, "pause", None)):
-                pause()
-        if self._pool is not None:
-            self._pool.run_command(Command.PAUSE, [pause_fn] * self.num_workers, pause_fn)
+    # States are exact without a pause of the workers, and DataLoader2 counts the items of a limit itself.
 
-    def _resume(self, resume_fn: Callable[[Pipe], Pipe] | None = None) -> None:
-        if self._pool is not None:
-            self._pool.run_command(Command.RESUME, [resume_fn] * self.num_workers, resume_fn)
-        for stage in reversed(list_dps(traverse_dps(self._end_datapipe))):
-            if callable(resume := getattr(stage, "resume", None)):
-                resume()
+    def _pause(self, pause_fn: object = None) -> None:
+        """Do nothing."""
 
-    def _limit(self, num_batches: int | None, limit_fn: Callable[[Pipe, int | None], Pipe] | None = None) -> None:
-        if limit_fn is None:
-            return
-        if self._pool is not None:
-            if not self._pool.dispatches:
-                num_batches = None  # as in torchdata: only dispatched items are limited in another process
-            payloads = [(limit_fn, _share(num_batches, number, self.num_workers)) for number in range(self.num_workers)]
-            self._pool.run_command(Command.LIMIT, payloads, (limit_fn, num_batches))
-        limit_fn(self._end_datapipe, num_batches)
+    _resume = _pause
+
+    def _limit(self, num_batches: int | None, limit_fn: object = None) -> None:
+        """Do nothing."""
 
 
-def _share(count: int | None, number: int, workers: int) -> int | None:
-    """Return the number of items, out of ``count``, that a worker must make."""
-    return None if count is None else count // workers + (number < count % workers)
+class MultiProcessingService(ShardReadingService):
+    """Runs in place of torchdata's ``MultiProcessingReadingService``, with its arguments and its defaults.
+
+    Each rank reads all of the data, unless a ``DistributedReadingService`` comes first.
+    """
+
+    multiprocessing_context: str | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, distributed=False)
+        # torchdata uses the start method of the program.
+        self.multiprocessing_context = self.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
 
 
-def _end(pool: WorkerPool | None, ranks: Ranks | None) -> None:
+def _end(items: LoopItems | None, ranks: Ranks | None) -> None:
     try:
         if ranks is not None:
             # An uncaught exception ends the interpreter, which stores it until then.
             ranks.leave(sys.exc_info()[1] or getattr(sys, "last_value", None))
     finally:
-        if pool is not None:
-            pool.close()
+        if items is not None:
+            items.close()

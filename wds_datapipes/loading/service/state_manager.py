@@ -4,30 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, text_of
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, ends_together, state_of_rank
 from wds_datapipes.loading.data_parallel import DataParallelGroup, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import EpochSeeds, is_drawn
 from wds_datapipes.loading.splitting import RankIdentity
+from wds_datapipes.loading.workers.loop_items import LoopItems
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayed
 from wds_datapipes.seeds import SeedGenerator
-
-
-class ItemSource(Protocol):
-    """A source of the items of the loop."""
-
-    is_over: bool
-    turn: int
-
-    def states(self) -> list[WorkerState]:
-        """Return the position from which each worker resumes after the items that the loop has received."""
 
 
 class StateManager:
@@ -144,22 +135,21 @@ class StateManager:
             loaded = [replace(checkpoint, is_over=is_over) for checkpoint in loaded]
         self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self.group.is_split, self._workers))
 
-    def refuse(self, pipe: Any, later_stages: Sequence[Any], dispatching: Any = None) -> None:
+    def refuse(self, pipe: Any, later_stages: Sequence[Any]) -> None:
         """Determine whether there is a state, and whether it resumes by replay.
 
         Args:
             pipe: the pipeline of the workers.
             later_stages: the stages after it, in the main process.
-            dispatching: the pipeline of the dispatching process, if there is one.
         """
         try:
             later_stages = [stage for stage in later_stages if not declared(stage).syncs_ranks]
-            reason = replay_reason(pipe, later_stages, dispatching)
+            reason = replay_reason(pipe, later_stages)
         except StateError as error:
             self.refusal = str(error)  # the error itself would keep its frames alive
             return
-        # Each worker replays its own items, unless stages of another process affect what the loop receives.
-        if later_stages or dispatching is not None:
+        # Each worker replays its own items, unless stages of the main process affect what the loop receives.
+        if later_stages:
             self.replay_reason = reason
         else:
             self.replay_reason_of_workers = reason
@@ -201,8 +191,10 @@ class StateManager:
             seed_generator.spawn(self._identity(ranks).rank, inplace=True)
         return resumed_from if resumed_from is not None and resumed_from.parts else None
 
-    def dumps(self, source: ItemSource | None, ranks: Ranks | None, replayed: ReplayedItems | None = None) -> bytes:
-        """Return the state of the loop, as JSON.
+    def state_dict(
+        self, source: LoopItems | None, ranks: Ranks | None, replayed: ReplayedItems | None
+    ) -> dict[str, str]:
+        """Return the state of the loop.
 
         Args:
             source: the source of its items; ``None`` if no epoch has begun.
@@ -215,7 +207,7 @@ class StateManager:
         if self.refusal:
             raise StateError(self.refusal)
         if source is None and self._loaded:
-            return text_of(self._loaded).encode()
+            return state_of(self._loaded)
         identity = self._identity(ranks)
         seeds, is_over = self.seeds, source is None or (source if replayed is None else replayed).is_over
         if is_over and self._seed is not None:  # the next epoch is the first of this seed
@@ -239,7 +231,7 @@ class StateManager:
             parts=parts,
             replay=replay,
         )
-        return text_of([checkpoint]).encode()
+        return state_of([checkpoint])
 
     def _identity(self, ranks: Ranks | None) -> RankIdentity:
         """Return the identity of this rank, even before the service has started."""

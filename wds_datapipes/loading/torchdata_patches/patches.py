@@ -93,7 +93,7 @@ def multiprocessing_service() -> None:
 
     def create(cls: Any, *_: Any, **__: Any) -> Any:
         if cls is MultiProcessingReadingService:
-            from wds_datapipes.loading.torchdata_patches.multiprocessing_service import MultiProcessingService
+            from wds_datapipes.loading.service.service import MultiProcessingService
 
             cls = MultiProcessingService
         return object.__new__(cls)
@@ -131,16 +131,15 @@ def split_orders() -> None:
 
 
 def prefetch_threads() -> None:
-    """``.prefetch()`` hangs if its source ends the thread, or if it is paused or shut down at the wrong moment.
+    """``.prefetch()`` hangs if its source ends the thread, or if it is shut down at the wrong moment.
 
     The patch delivers every exception to the reader, and stops waiting for a thread that has ended or that waits for a
     worker.
     """
     from torchdata.datapipes.iter import PinMemory, Prefetcher
 
-    from wds_datapipes.loading.torchdata_patches.prefetching import guard_thread, pause
+    from wds_datapipes.loading.torchdata_patches.stages import guard_thread
 
-    setattr(Prefetcher, "pause", pause)
     for prefetcher in (Prefetcher, PinMemory):
         setattr(prefetcher, "thread_worker", staticmethod(guard_thread(prefetcher.thread_worker)))
 
@@ -153,7 +152,7 @@ def endless_passes() -> None:
     """
     from torchdata.datapipes.iter import Cycler
 
-    from wds_datapipes.loading.torchdata_patches.cycling import EndingCycler
+    from wds_datapipes.loading.torchdata_patches.stages import EndingCycler
 
     setattr(Cycler, "__iter__", EndingCycler.__iter__)
 

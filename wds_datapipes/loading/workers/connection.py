@@ -6,19 +6,18 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import thread as executors
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
 
 from wds_datapipes.counters import Skipped
 from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import WorkerReport
-from wds_datapipes.loading.transport.errors import SendableError
-from wds_datapipes.loading.transport.protocol import Command, Kind
+from wds_datapipes.loading.transport.protocol import Command, Header, Kind
 from wds_datapipes.loading.transport.receiver import Message, Receiver
 from wds_datapipes.loading.workers.shutdown import describe_exit, is_running
 
@@ -28,6 +27,12 @@ PULSE_S = 1.0
 
 #: The position at the beginning of an epoch.
 BEGINNING = WorkerState(None)
+
+
+T = TypeVar("T")
+
+#: Returned to a reader whose items are no longer needed.
+ABANDONED = Message(Header(Kind.END), b"")
 
 
 class WorkerConnection:
@@ -44,8 +49,9 @@ class WorkerConnection:
         epoch: the current epoch.
         waited_s: the time spent waiting for it, in seconds.
         skipped: the items it has skipped.
-        dispatcher: the connection to the dispatching process that feeds this one, if there is one.
         position: which items of this epoch the loop has received, and the state after them.
+        split_lists: the lists that the process has split, once its epoch is over: for each, the digest of a
+            `ShardOrder`, or ``None``.
     """
 
     def __init__(self, name: str, receiver: Receiver, timeout_s: float | None = None) -> None:
@@ -53,24 +59,21 @@ class WorkerConnection:
         self.epoch = 0
         self.waited_s = 0.0
         self.skipped = Skipped()
-        self.dispatcher: WorkerConnection | None = None
         self.position = LoopPosition()
+        self.split_lists: list[Any] = []
         self._receiver = receiver
         self._timeout_s = timeout_s
+        self._unhandled: deque[Message] = deque()
         self._backlog: deque[Message] = deque()
-        #: The lists that the process has split, once its epoch is over: for each, the digest of a `ShardOrder`, or
-        #: ``None``.
-        self.split_lists: list[Any] = []
         self._lock = threading.Lock()
-        self._sent = self._answered = 0
-        self._refusal: SendableError | None = None
         self._closed = False
         self._reader = threading.current_thread()
         self._pid = 0
         self._watched: list[tuple[WorkerConnection, BaseProcess]] = []
+        self._checks_processes = False
 
     def watch(self, connection: WorkerConnection, process: BaseProcess) -> None:
-        """Raise an error from now on if a process has ended: the sender, which comes first, or one that it depends on.
+        """Raise an error from now on if a process has ended: the sender, which comes first, or another one.
 
         Args:
             connection: the connection to the process, which has the name of its last shard.
@@ -82,14 +85,17 @@ class WorkerConnection:
     def begin(self, epoch: int, payload: object, base: WorkerState = BEGINNING) -> None:
         """Begin an epoch in the process; messages on their way belong to the previous one.
 
+        If the process has not received any command for a long time, this waits for room, and receives its messages
+        meanwhile, because a process that is blocked in a send does not receive either.
+
         Args:
             epoch: its number.
             payload: the data that the process needs to begin it.
             base: the position at which its pipeline begins.
 
         Raises:
-            WorkerDiedError: as in `items`, if this must wait for a process that has started none of several requested
-                epochs. The same applies to other errors of the process itself rather than of its items.
+            WorkerDiedError: as in `items`, if this must wait. The same applies to other errors of the process itself
+                rather than of its items.
         """
         with self._lock:
             self.epoch = epoch
@@ -97,13 +103,17 @@ class WorkerConnection:
             self.position.begin(base)
             self.split_lists = []
             self._receiver.begin(epoch)
+            while self._backlog:
+                self._receiver.drop(self._backlog.popleft())
             message = self._receiver.pack_command(Command.RESET, payload)
-        self._send(message)
 
-    def expect(self, epoch: int) -> None:
-        """Expect the items of an epoch that another process has begun."""
-        self.epoch = epoch
-        self._receiver.begin(epoch)
+        def send() -> bool:
+            has_room = self._receiver.send_command(message)
+            if not has_room:
+                self._receive()
+            return has_room
+
+        self._await(send, select.POLLIN | select.POLLOUT)
 
     def items(self) -> Iterator[Any]:
         """Return an iterator over the items of the current epoch. It ends early when another epoch begins.
@@ -117,50 +127,17 @@ class WorkerConnection:
         return self._items(self.epoch)
 
     def _items(self, epoch: int) -> Iterator[Any]:
-        while (message := self._next(epoch)) is not None:
-            if message.header.kind == Kind.END:
-                self.split_lists = self._receiver.body(message) if message.header.size else []
-                return
+        def take() -> Message | None:
+            if epoch != self.epoch or is_abandoned():
+                return ABANDONED
+            return self._backlog.popleft() if self._backlog else self._receive()
+
+        while (message := self._await(take)).header.kind != Kind.END:
+            if message.header.kind == Kind.ERROR:
+                self._receiver.body(message).reraise()
             yield from self._receiver.items(message)
-
-    def send_command(self, command: Command, payload: object) -> None:
-        """Send a command. The process responds when it is done; `wait_for_response` waits for the response."""
-        with self._lock:
-            message = self._receiver.pack_command(command, payload)
-            self._sent += 1
-        self._send(message)
-
-    def wait_for_response(self) -> SendableError | None:
-        """Wait until the process has run the last command; items that it sends before that are kept.
-
-        Another thread may continue to receive items: not every paused stage of the main process waits for its own
-        thread.
-
-        Returns:
-            The exception that the command raised in the process, after the last item of its epoch. Earlier exceptions
-            replace the next item.
-
-        Raises:
-            WorkerDiedError: as in `items`. It also raises other errors of the process itself, but not those of its
-                items.
-        """
-        begin = time.monotonic()
-        has_event = False
-        while True:
-            with self._lock:
-                self._check()
-                while (
-                    self._answered < self._sent and (message := self._receive(checks_processes=has_event)) is not None
-                ):
-                    if _is_startup_error(message):
-                        self._receiver.body(message).reraise()
-                    if not self._handle_control(message):
-                        self._backlog.append(message)
-                if self._answered >= self._sent:
-                    refusal, self._refusal = self._refusal, None
-                    return refusal
-                self._receiver.credit()
-            has_event = self._wait(begin)
+        if message.header.size:
+            self.split_lists = self._receiver.body(message)
 
     def await_state(self) -> None:
         """Wait until the process has reported the position at which its epoch begins, or has begun without one.
@@ -169,26 +146,7 @@ class WorkerConnection:
             WorkerDiedError: as in `items`. It also raises other errors of the process itself, but not those of its
                 items.
         """
-        begin = time.monotonic()
-        has_event = False
-        while True:
-            with self._lock:
-                self._check()
-                message = (
-                    None if self.position.has_snapshots else self._next_item(self.epoch, checks_processes=has_event)
-                )
-                if message is not None:
-                    self._backlog.appendleft(message)
-                if self.position.has_snapshots or message is not None:
-                    return
-                self._receiver.credit()
-            has_event = self._wait(begin)
-
-    def drain(self) -> None:
-        """Handle the messages of a process that sends its items to other processes."""
-        with self._lock, suppress(WorkerDiedError):  # waiting for its items raises that
-            while not self._closed and (message := self._next_item(self.epoch, checks_processes=False)) is not None:
-                self._receiver.drop(message)
+        self._await(lambda: self.position.has_snapshots or bool(self._backlog) or self._keep_next())
 
     def report(self) -> WorkerReport:
         """Return statistics of the process so far."""
@@ -215,91 +173,51 @@ class WorkerConnection:
         self._closed = True
         self._receiver.cut()
 
-    def _send(self, message: bytes) -> None:
-        """Send a command, and wait for room if the process has not received any for a long time.
-
-        Messages are received meanwhile, because a process that is blocked in a send does not receive either.
-        """
+    def _await(self, find: Callable[[], T | None], events: int = select.POLLIN) -> T:
+        """Return the first true result of a function, which is called whenever something has happened."""
         begin = time.monotonic()
         has_event = False
         while True:
             with self._lock:
-                if self._receiver.send_command(message):
-                    return
-                self._check()
-                while (received := self._receive(checks_processes=has_event)) is not None:
-                    if _is_startup_error(received):
-                        self._receiver.body(received).reraise()
-                    elif self._handle_control(received):
-                        continue
-                    elif received.header.epoch < self.epoch:
-                        self._receiver.drop(received)
-                    else:
-                        self._backlog.append(received)
-            has_event = self._wait(begin, select.POLLIN | select.POLLOUT)
-
-    def _next(self, epoch: int) -> Message | None:
-        """Return the next message of an epoch, or ``None`` if another epoch has begun."""
-        begin = time.monotonic()
-        has_event = False
-        while True:
-            with self._lock:
-                self._check()
-                if epoch != self.epoch or is_abandoned():
-                    return None
-                message = self._next_item(epoch, checks_processes=has_event)
-                if message is not None:
-                    if message.header.epoch != epoch:
-                        return None
-                    if message.header.kind == Kind.ERROR:
-                        self._receiver.body(message).reraise()
-                    return message
+                if self._closed:
+                    raise RuntimeError(self._closed_message())
+                if self._has_program_ended():
+                    raise RuntimeError(f"The program ended while waiting for {self.name}.")
+                self._checks_processes = has_event
+                if found := find():
+                    return found
                 self._receiver.credit()
-            has_event = self._wait(begin)
+            has_event = self._wait(begin, events)
 
-    def _next_item(self, epoch: int, checks_processes: bool) -> Message | None:
-        """Return the next message of an epoch or a later one, if there is one; handle all others."""
-        while (message := self._backlog.popleft() if self._backlog else self._receive(checks_processes)) is not None:
-            if _is_startup_error(message):
+    def _keep_next(self) -> bool:
+        """Keep the next message of the epoch for the reader of its items; return whether there was one."""
+        message = self._receive()
+        if message is not None:
+            self._backlog.append(message)
+        return message is not None
+
+    def _receive(self) -> Message | None:
+        """Return the next message of the epoch, if there is one; handle those that the reader of its items ignores."""
+        while (message := self._unhandled.popleft() if self._unhandled else self._receive_any()) is not None:
+            kind, epoch, number = message.header[:3]
+            if kind == Kind.ERROR and not epoch:  # at the start of the process
                 self._receiver.body(message).reraise()
-            elif self._handle_control(message):
-                continue
-            elif message.header.epoch < epoch:
+            elif kind == Kind.COUNTERS:
+                self.skipped = self._receiver.body(message)
+            elif epoch < self.epoch:
                 self._receiver.drop(message)
-            elif message.header.kind == Kind.STATE and message.header.epoch == epoch:
-                self.position.add(self._receiver.data(message), message.header.number)
+            elif kind == Kind.STATE:
+                self.position.add(self._receiver.data(message), number)
             else:
-                if message.header.epoch > epoch:
-                    self._backlog.appendleft(message)
-                elif message.records:
-                    self.position.add(message.records, message.header.number)
-                    return message._replace(records=b"")
+                if message.records:
+                    self.position.add(message.records, number)
                 return message
         return None
 
-    def _handle_control(self, message: Message) -> bool:
-        """Handle a message that is not ordered with the items; return whether it is one."""
-        if message.header.kind == Kind.COUNTERS:
-            self.skipped = self._receiver.body(message)
-        elif message.header.kind == Kind.DONE:
-            self._answered += 1
-            if message.header.size:
-                self._refusal = self._receiver.body(message)
-        else:
-            return False
-        return True
-
-    def _check(self) -> None:
-        """Raise if there is nothing left to wait for."""
-        if self._closed:
-            raise RuntimeError(self._closed_message())
-        if self._has_program_ended():
-            raise RuntimeError(f"The program ended while waiting for {self.name}.")
-
-    def _receive(self, checks_processes: bool) -> Message | None:
+    def _receive_any(self) -> Message | None:
         try:
             message = self._receiver.receive()
-            if message is None and checks_processes and (ended := self._find_ended()) is not None:
+            if message is None and self._checks_processes and (ended := self._find_ended()) is not None:
                 # Everything that it sent before it ended has arrived by now.
                 message = self._receiver.receive()
                 if message is None:
@@ -360,8 +278,8 @@ class WorkerConnection:
             try:
                 with suppress(OSError, EOFError):
                     message = self._receiver.receive()
-                    if message is not None and not self._handle_control(message):
-                        self._backlog.append(message)
+                    if message is not None:
+                        self._unhandled.append(message)
             finally:
                 self._lock.release()
 
@@ -375,22 +293,10 @@ class WorkerConnection:
         )
 
     def _context(self) -> str:
-        opened = f" The shard that it opened last is {self.shard}." if self.shard else " It has opened no shard yet."
-        if self.dispatcher is None:
-            return opened
-        self.dispatcher._read_status()
-        shard = (
-            f"which opened {self.dispatcher.shard} last" if self.dispatcher.shard else "which has opened no shard yet"
-        )
-        name = self.dispatcher._name_and_pid()
-        return f"{opened if self.shard else ''} It receives its items from {name[0].lower()}{name[1:]}, {shard}."
+        return f" The shard that it opened last is {self.shard}." if self.shard else " It has opened no shard yet."
 
     def _name_and_pid(self) -> str:
         return f"{self.name} (pid {self._pid})" if self._pid else self.name
-
-
-def _is_startup_error(message: Message) -> bool:
-    return message.header.kind == Kind.ERROR and not message.header.epoch
 
 
 def _exit_message(connection: WorkerConnection, process: BaseProcess) -> str:

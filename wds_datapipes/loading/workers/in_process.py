@@ -2,64 +2,65 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
 from wds_datapipes.counters import Counters
-from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.loading.checkpoint.format import WorkerState
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.epoch import EpochRun, EpochStart
 from wds_datapipes.loading.progress import LoopPosition, SnapshotWriter
-from wds_datapipes.loading.report import WorkerReport, log_skipped
-from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.loading.report import WorkerReport
+from wds_datapipes.loading.torchdata_api import WorkerInfo
+from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 
 
-class LocalItems(Stage[Any]):
-    """The whole pipeline, in the main process.
+class LocalItems(LoopItems):
+    """The whole pipeline, in the main process, which is the only worker.
 
     Args:
         source: the pipeline.
+        worker_reset_fn: the user's, called at the beginning of each epoch.
+        replay_reason: why the pipeline resumes by replay; "" if it does not.
     """
 
     is_loaders = True
-    #: The main process is the only worker.
-    turn = 0
 
-    def __init__(self, source: IterDataPipe[Any]) -> None:
+    def __init__(
+        self, source: Pipe, worker_reset_fn: Callable[[Any, Any, Any], Any] | None, replay_reason: str
+    ) -> None:
+        super().__init__([LoopPosition()])
         self.source = source
         self.counters = Counters()
+        self._worker_reset_fn, self._replay_reason = worker_reset_fn, replay_reason
         self._items = 0
         self._making_s = 0.0
-        self._epoch = 0
-        self._logged: Mapping[str, int] = {}
         self._run: EpochRun | None = None
         self._has_begun = False  # whether this epoch has yielded an item
-        #: One entry for each item that was taken but not delivered yet, if a later stage prefetches.
-        self.ahead: deque[None] | None = None
-        self._position = LoopPosition()
-        self.is_over = False
 
-    def begin(self, start: EpochStart, seeded: Any) -> None:
-        """Begin an epoch.
-
-        Args:
-            start: how it begins.
-            seeded: the whole pipeline of this process.
-        """
-        self._epoch += 1
-        self._run = EpochRun(self.source, start, counters=self.counters, seeded=seeded)
+    def begin(
+        self, seed_generator: Any, resumed: Checkpoint | None, iter_reset_fn: Callable[[Pipe], Pipe] | None, pipe: Pipe
+    ) -> None:
+        """Begin an epoch."""
+        super().begin(seed_generator, resumed, iter_reset_fn, pipe)
+        start = EpochStart(
+            copy.deepcopy(
+                seed_generator
+            ),  # all seeds are drawn here, and the next epoch does not depend on their number
+            None if resumed is None else resumed.parts[0],
+            self._replay_reason,
+            iter_reset_fn=iter_reset_fn,
+            worker_reset_fn=self._worker_reset_fn,
+            info=WorkerInfo(1, 0),
+        )
+        self._run = EpochRun(self.source, start, counters=self.counters, seeded=pipe)
         self.source = self._run.pipe
         base = self._run.base
-        self._position.begin(WorkerState(None) if isinstance(base, str) else base)  # raised when a state is requested
+        self._positions[0].begin(WorkerState(None) if isinstance(base, str) else base)  # a state would raise it
         self._has_begun = False
-        self.is_over = False
-        if self.ahead is not None:
-            self.ahead.clear()
 
     def __iter__(self) -> Iterator[Any]:
         begin = perf_counter()
@@ -72,20 +73,15 @@ class LocalItems(Stage[Any]):
             self._making_s += perf_counter() - begin
             self._items += 1
             self._has_begun = True
-            if self.ahead is not None and snapshots is not None:
-                self._position.add(snapshots.pack([snapshots.snapshot()]), 1)
-                self.ahead.append(None)
+            if snapshots is not None:
+                self._positions[0].add(snapshots.pack([snapshots.snapshot()]), 1)
+                self.taken(0)
             yield item
             begin = perf_counter()
-        self.is_over = self.ahead is None
-        self._logged = log_skipped(self._epoch, self.counters.skipped(), self._logged)
-
-    def deliver(self, mark: None) -> None:  # noqa: ARG002 - there is one worker
-        """Count the next item as delivered to the loop."""
-        self._position.deliver()
+        self.end()
 
     def states(self) -> list[WorkerState]:
-        """Return the positions from which to resume after the items that the loop has received.
+        """Return the position from which to resume after the items that the loop has received.
 
         Raises:
             StateError: the pipeline has no state.
@@ -94,12 +90,12 @@ class LocalItems(Stage[Any]):
             (self.ahead is None and self._has_begun) or (self.is_over and self._run.spans_epochs)
         ):
             return [WorkerState(save_state(self._run.items))]
-        return [self._position.state()]
+        return super().states()
 
-    def report(self) -> WorkerReport:
+    def reports(self) -> list[WorkerReport]:
         """Return statistics of the items so far."""
         fetched_bytes, fetching_s = self.counters.fetched()
-        return WorkerReport(
+        report = WorkerReport(
             name="The main process",
             pid=os.getpid(),
             items=self._items,
@@ -112,32 +108,4 @@ class LocalItems(Stage[Any]):
             fetched_bytes=fetched_bytes,
             fetching_s=fetching_s,
         )
-
-
-class DeliveredCount(Stage[Any]):
-    """Reports delivered items to their source, one by one, after stages that prefetch."""
-
-    is_loaders = True
-
-    def __init__(self, source: IterDataPipe[Any], supplier: Any) -> None:
-        self.source = source
-        self._supplier = supplier
-        supplier.ahead = deque()
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.source:
-            if self._supplier.ahead:
-                self._supplier.deliver(self._supplier.ahead.popleft())
-            yield item
-        self._supplier.is_over = True
-
-    def is_replicable(self) -> bool:
-        """Return False: it runs only in the main process."""
-        return False
-
-
-def users_part(pipe: Any) -> Any:
-    """Return a pipeline without the stages that count its items, which are the last ones."""
-    while declared(pipe).is_loaders:
-        pipe = pipe.source
-    return pipe
+        return [report]

@@ -5,42 +5,24 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
 import torch
 
-from wds_datapipes.datapipes import traverse_dps
-from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.epoch import EpochRun, EpochStart, call_with_pipeline
 from wds_datapipes.loading.progress import SnapshotWriter
-from wds_datapipes.loading.splitting import ONLY_RANK, RankIdentity, split_by_worker
-from wds_datapipes.loading.torchdata_api import (
-    DispatchedSource,
-    extract_wrapper,
-    find_dps,
-    find_non_dispatching_branches,
-    list_dps,
-    replace_dp,
-)
+from wds_datapipes.loading.splitting import RankIdentity, split_by_worker
+from wds_datapipes.loading.torchdata_api import extract_wrapper
 from wds_datapipes.loading.transport.errors import SENDABLE, SendableError
-from wds_datapipes.loading.transport.protocol import Command, Kind
-from wds_datapipes.loading.transport.receiver import Receiver
-from wds_datapipes.loading.transport.sender import ItemRequest, ReceiverGone, Sender
+from wds_datapipes.loading.transport.protocol import Kind
+from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.transport.serialization import serialize
 from wds_datapipes.loading.transport.shared_memory import new_memory
-from wds_datapipes.loading.workers.connection import WorkerConnection
-from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.state.shard_order import listings_before
-
-#: The maximum number of messages of the dispatching process that a worker has not used yet. They are so small that
-#: sending them never blocks.
-DISPATCH_WINDOW = 4
 
 
 @dataclass(frozen=True)
@@ -64,12 +46,12 @@ class WorkerJob:
     info: Any
     window: int
     together: int
-    init_fn: Callable[[Any, Any], Any] | None = None
-    reset_fn: Callable[[Any, Any, Any], Any] | None = None
-    resumed: WorkerState | None = None
-    records_state: bool = False
-    replay_reason: str = ""
-    identity: RankIdentity = ONLY_RANK
+    init_fn: Callable[[Any, Any], Any] | None
+    reset_fn: Callable[[Any, Any, Any], Any] | None
+    resumed: WorkerState | None
+    records_state: bool
+    replay_reason: str
+    identity: RankIdentity
 
     def packed(self) -> WorkerJob:
         """Return the job in the form that is passed to another process."""
@@ -86,113 +68,78 @@ class WorkerJob:
         return replace(self, pipe=extract_wrapper(pipe), init_fn=init_fn, reset_fn=reset_fn, resumed=resumed)
 
 
-def run_worker(job: WorkerJob, channel: socket.socket, source: socket.socket | None, inherited: Sequence[Any]) -> None:
-    """Run a worker until the main process has exited.
+def run_worker(job: WorkerJob, channel: socket.socket, inherited: Sequence[Any]) -> None:
+    """Run a worker until the main process has exited, to which it sends its exceptions.
+
+    Exceptions such as ``SystemExit`` end the process as usual: the main process receives the exit code.
 
     Args:
         job: the job of the worker.
         channel: the connection to the main process.
-        source: the connection to the dispatching process, if there is one.
         inherited: objects that a fork has inherited open, and that only other processes need.
     """
-    with report_errors_of_worker(f"worker process {job.info.worker_id}", channel, job, inherited) as sender:
-        job = job.unpacked()
-        dispatched = None if source is None else DispatchedItems(source)
-        pipe = split_by_worker(job.pipe, job.info, job.identity) if dispatched is None else split(job, dispatched)
-        if job.init_fn is not None:
-            pipe = call_with_pipeline("worker_init_fn", job.init_fn(pipe, job.info))
-        Worker(pipe, job, sender, dispatched).run()
-
-
-def split(job: WorkerJob, dispatched: DispatchedItems) -> Any:
-    """Assign a worker its share of the data that it reads and of the items from the dispatching process."""
-    graph = traverse_dps(job.pipe)
-    for branch in find_non_dispatching_branches(graph):
-        split_by_worker(branch, job.info, job.identity)
-    (dummy,) = find_dps(graph, DispatchedSource)
-    ((pipe, _),) = replace_dp(graph, dummy, dispatched).values()
-    return pipe
-
-
-class DispatchedItems(Stage[Any]):
-    """The items that the dispatching process sends to this worker."""
-
-    #: Only the loader can restart it; stages that restart their source check this.
-    is_remote = True
-
-    def __init__(self, source: socket.socket) -> None:
-        self.connection = WorkerConnection("The dispatching process", Receiver(source, window=DISPATCH_WINDOW))
-        self.is_lost = False
-
-    def __iter__(self) -> Iterator[Any]:
+    for each in inherited:
+        each.close()
+    torch.set_num_threads(1)
+    try:
+        sender = Sender(channel, window=job.window, together=job.together)
         try:
-            yield from self.connection.items()
-        except WorkerDiedError:
-            self.is_lost = True
+            Worker(job, sender).run()
+        except ReceiverGone:
             raise
+        except SENDABLE:  # not lost: the main process raises it again
+            sender.send(Kind.COUNTERS, serialize(sender.counters.skipped()))
+            sender.send(Kind.ERROR, pack_error(job.info.worker_id, sender))
+            while True:  # exiting would be reported as another error
+                sender.wait()
+        except BaseException:
+            sender.flush()  # items made before it are not lost
+            raise
+    except ReceiverGone:
+        pass
 
 
 class Worker:
     """Runs a pipeline, an epoch at a time, and sends its items to the main process.
 
     Args:
-        pipe: the pipeline.
         job: the job of the worker.
         sender: sends the items, and receives requests.
-        dispatched: the part of the pipeline that another process runs, if there is one.
     """
 
-    #: Whether all randomness is the same in every worker.
-    shared = False
-
-    def __init__(self, pipe: Any, job: WorkerJob, sender: Sender, dispatched: DispatchedItems | None = None) -> None:
-        self.pipe = pipe
+    def __init__(self, job: WorkerJob, sender: Sender) -> None:
+        job = job.unpacked()
+        self.pipe = split_by_worker(job.pipe, job.info, job.identity)
+        if job.init_fn is not None:
+            self.pipe = call_with_pipeline("worker_init_fn", job.init_fn(self.pipe, job.info))
         self.job = job
         self.sender = sender
-        self.dispatched = dispatched
         self.iterator: Iterator[Any] | None = None
-        self.is_paused = False
         self.reported = 0
         self.resumed = job.resumed
         self.epoch: EpochRun | None = None
         self.snapshots: SnapshotWriter | None = None
-        self.who = f"worker process {job.info.worker_id}"
 
     def run(self) -> None:
         """Handle requests and make items until the main process has exited."""
         while True:
-            self.step()
-
-    def step(self) -> None:
-        """Perform the next action: handle a request, wait, or make items."""
-        try:
-            if self.sender.requests:
-                self.run_request(self.sender.requests.popleft())
-            elif self.iterator is None or self.is_paused:
-                self.sender.wait()
-            else:
-                self.make_items(self.iterator)
-            return
-        except ReceiverGone:
-            raise
-        except SENDABLE:  # not lost: the main process raises it when it reaches this point
-            error = pack_error(self.who, self.sender)
-        # The resources held by the exception's frames, such as open files, are released by now.
-        if self.dispatched is not None and self.dispatched.is_lost:
-            self.sender.flush()
-            while True:  # the main process knows more about the end of the dispatching process
-                self.sender.wait()
-        self.fail(error)
-
-    def fail(self, error: bytes) -> None:
-        """Send an exception, after the preceding items. Another epoch may follow.
-
-        Args:
-            error: the return value of `pack_error`.
-        """
-        self.iterator = None
-        self.send_skipped()
-        self.sender.send(Kind.ERROR, error)
+            try:
+                if self.sender.requests:
+                    request = self.sender.requests.popleft()
+                    self.begin(request.epoch, *request.payload)
+                elif self.iterator is None:
+                    self.sender.wait()
+                else:
+                    self.make_items(self.iterator)
+                continue
+            except ReceiverGone:
+                raise
+            except SENDABLE:  # not lost: the main process raises it when it reaches this point
+                error = pack_error(self.job.info.worker_id, self.sender)
+            # The resources held by the exception's frames, such as open files, are released by now.
+            self.iterator = None
+            self.send_skipped()
+            self.sender.send(Kind.ERROR, error)
 
     def make_items(self, iterator: Iterator[Any]) -> None:
         """Make items until a request arrives."""
@@ -224,40 +171,10 @@ class Worker:
         listings = [] if epoch is None or epoch.spans_epochs or epoch.is_resumed else listings_before(self.pipe)
         return [listing.whole for listing in listings if listing.is_split]
 
-    def run_request(self, request: ItemRequest) -> None:
-        """Handle a request of the main process."""
-        if request.command == Command.RESET:
-            self.begin(request.epoch, *request.payload)
-            return
-        refusal = b""  # an exception after the last item, which is part of the answer
-        try:
-            # A pipeline is paused from its end, and resumed from its beginning.
-            if request.command == Command.PAUSE:
-                self.is_paused = True
-                self.call_stages("pause", list_dps(traverse_dps(self.pipe)))
-                self.pipe = self.pipe if request.payload is None else request.payload(self.pipe)
-            elif request.command == Command.RESUME:
-                self.pipe = self.pipe if request.payload is None else request.payload(self.pipe)
-                self.call_stages("resume", reversed(list_dps(traverse_dps(self.pipe))))
-                self.is_paused = False
-            else:
-                limit_fn, count = request.payload
-                self.pipe = limit_fn(self.pipe, count)
-            self.send_skipped()
-        except SENDABLE:
-            if self.iterator is not None:
-                raise  # it follows the answer, and replaces the next item
-            refusal = pack_error(self.who, self.sender)
-        finally:
-            self.sender.send(Kind.DONE, refusal)
-
     def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None) -> None:
         """Begin an epoch."""
         self.iterator = None  # closes the files of the previous epoch
-        self.is_paused = False
         self.sender.begin(epoch)
-        if self.dispatched is not None:
-            self.dispatched.connection.expect(epoch)
         state, self.resumed = self.resumed, None
         job = self.job
         start = EpochStart(
@@ -265,24 +182,19 @@ class Worker:
             state,
             job.replay_reason,
             owns_generators=True,
-            is_shared=self.shared,
             iter_reset_fn=iter_reset_fn,
             worker_reset_fn=job.reset_fn,
             info=job.info,
         )
         self.epoch = epoch_run = EpochRun(self.pipe, start, counters=self.sender.counters)
         self.pipe = epoch_run.pipe
-        self.name_producer()
+        self.sender.producer = f"The pipeline, whose last stage here is {type(self.pipe).__name__},"
         self.snapshots = SnapshotWriter(epoch_run.items) if job.records_state else None
         self.sender.pack_records = None if self.snapshots is None else self.snapshots.pack
         if epoch_run.spans_epochs and not epoch_run.is_resumed:
             base = epoch_run.base
             self.sender.send_record(base if isinstance(base, str) else base.stages)
         self.iterator = iter(epoch_run.items)
-
-    def name_producer(self) -> None:
-        """Name the stage for errors about items that cannot be sent."""
-        self.sender.producer = f"The pipeline, whose last stage here is {type(self.pipe).__name__},"
 
     def send_skipped(self) -> None:
         """Send the counts of skipped items, if they have changed."""
@@ -291,50 +203,11 @@ class Worker:
             self.reported = counters.entries
             self.sender.send(Kind.COUNTERS, serialize(counters.skipped()))
 
-    @staticmethod
-    def call_stages(name: str, stages: Any) -> None:
-        """Call a method of every stage that has it."""
-        for stage in stages:
-            if callable(method := getattr(stage, name, None)):
-                method()
 
-
-@contextmanager
-def report_errors_of_worker(
-    who: str, channel: socket.socket, job: WorkerJob, inherited: Sequence[Any]
-) -> Iterator[Sender]:
-    """Prepare the process, and send the exception that ends the block to the main process.
-
-    Exceptions such as ``SystemExit`` end the process as usual: the main process receives the exit code.
-    """
-    for each in inherited:
-        each.close()
-    torch.set_num_threads(1)
-    try:
-        sender = Sender(channel, window=job.window, together=job.together)
-    except ReceiverGone:
-        sys.exit()
-    try:
-        try:
-            yield sender
-        except ReceiverGone:
-            raise
-        except SENDABLE:  # not lost: the main process raises it again
-            sender.send(Kind.COUNTERS, serialize(sender.counters.skipped()))
-            sender.send(Kind.ERROR, pack_error(who, sender))
-            while True:  # exiting would be reported as another error
-                sender.wait()
-        except BaseException:
-            sender.flush()  # items made before it are not lost
-            raise
-    except ReceiverGone:
-        pass
-
-
-def pack_error(who: str, sender: Sender) -> bytes:
+def pack_error(worker: int, sender: Sender) -> bytes:
     """Return the current exception, with the shard that this process opened last, for `Sender.send`."""
     shard = f", whose last shard was {sender.counters.shard}" if sender.counters.shard else ""
-    return serialize(SendableError(where=f"in {who}{shard}"))
+    return serialize(SendableError(where=f"in worker process {worker}{shard}"))
 
 
 class Payload:

@@ -117,9 +117,8 @@ def _part(graph: PipelineGraph) -> CachedPart:
     for stage in graph.stages:
         if declared(stage).is_remote:
             raise CacheError(
-                "cache_samples cannot cache items that another process dispatches (sharding_round_robin_dispatch), "
-                "since a worker gets other items each time. Put the cache before the dispatch, or use "
-                ".sharding_filter()"
+                "cache_samples cannot cache the items of other processes, which are others in each epoch. Put the "
+                "cache before the stage that stays in the main process"
             )
         if splits(stage):
             groups = groups_of(stage)

@@ -33,28 +33,24 @@ def save_state(pipe: Any) -> State:
     return state
 
 
-def replay_reason(pipe: Any, later_stages: Sequence[Any] = (), dispatching: Any = None) -> str:
+def replay_reason(pipe: Any, later_stages: Sequence[Any] = ()) -> str:
     """Return why a pipeline has no position and must resume by replay; "" if it has one.
 
     Args:
         pipe: the pipeline.
         later_stages: stages after it, which have no state.
-        dispatching: the part of the pipeline that a dispatching process runs, if there is one.
 
     Raises:
         StateError: it has no position, and its seeds do not determine an epoch.
     """
     try:
-        if dispatching is not None:
-            raise StateError("sharding_round_robin_dispatch has no position in the shards")
         PipelineGraph(pipe).stateful  # noqa: B018 - it raises
         if not later_stages:
             return ""
         reason = f"{name_of(later_stages[0])} runs in the main process, where no stage has a state"
     except StateError as error:
         reason = str(error)
-    pipes = [pipe, *later_stages, *([] if dispatching is None else [dispatching])]
-    if obstacle := next(filter(None, (PipelineGraph(each).replay_obstacle for each in pipes)), ""):
+    if obstacle := next(filter(None, (PipelineGraph(each).replay_obstacle for each in (pipe, *later_stages))), ""):
         raise StateError(f"{reason}. The pipeline cannot be replayed: {obstacle}")
     return reason
 

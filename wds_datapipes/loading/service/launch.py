@@ -1,24 +1,23 @@
-"""Launching the workers, and splitting a pipeline into their part and that of the main process."""
+"""Splitting a pipeline into the part of the workers and that of the main process, and starting the workers."""
 
 from __future__ import annotations
 
 import multiprocessing
 from typing import Any
 
-from wds_datapipes.datapipes import IterDataPipe, traverse_dps
+from wds_datapipes.datapipes import traverse_dps
 from wds_datapipes.loading.epoch import call_with_pipeline
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import RankIdentity, split_by_worker
 from wds_datapipes.loading.torchdata_api import (
-    DispatchedSource,
     WorkerInfo,
     attach_wrapper,
-    find_lca_round_robin_sharding_dp,
     find_replicable_branches,
     list_dps,
     replace_dp,
 )
 from wds_datapipes.loading.workers.in_process import LocalItems
+from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
 from wds_datapipes.loading.workers.pool import PooledItems, WorkerPool
 from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.foreign_stages import declared
@@ -27,12 +26,10 @@ from wds_datapipes.pipes.state.pipeline_state import spans_epochs
 #: The maximum number of small items in a message.
 MAX_TOGETHER = 256
 
-Pipe = IterDataPipe[Any]
-
 
 def run_in_process(
     service: Any, datapipe: Pipe, manager: StateManager, identity: RankIdentity
-) -> tuple[Pipe, LocalItems]:
+) -> tuple[Pipe, LoopItems]:
     """Run everything in the main process; return the pipeline, and the stage that makes the items.
 
     Args:
@@ -48,16 +45,16 @@ def run_in_process(
     waiting: Any = datapipe if declared(datapipe).syncs_ranks else None
     part = datapipe if waiting is None else waiting.datapipe
     manager.refuse(part, [])
-    items = LocalItems(part)
+    items = LocalItems(part, service.worker_reset_fn, manager.replay_reason_of_workers)
     if waiting is None:
         return items, items
     waiting.datapipe = items
     return datapipe, items
 
 
-def start_pool(
+def start_workers(
     service: Any, datapipe: Pipe, manager: StateManager, identity: RankIdentity
-) -> tuple[Pipe, WorkerPool, PooledItems]:
+) -> tuple[Pipe, LoopItems]:
     """Start the processes, each with its part of the pipeline.
 
     Args:
@@ -67,16 +64,19 @@ def start_pool(
         identity: the identity of this rank.
 
     Returns:
-        tuple: the part of the main process, the pool, and the stage that receives their items.
+        tuple: the part of the main process, and the stage that receives the items of the workers.
 
     Raises:
         ValueError: the pipeline has no part that each worker can run.
     """
     graph = traverse_dps(datapipe)
-    dispatching = find_lca_round_robin_sharding_dp(graph)
-    if dispatching is not None:
-        graph = replace_dp(graph, dispatching, DispatchedSource())
-        ((datapipe, _),) = graph.values()
+    stages = list_dps(graph)
+    if any(declared(stage).is_dispatched for stage in stages):
+        raise ValueError(
+            "The workers of a ShardReadingService cannot share a process for the stages before "
+            ".sharding_round_robin_dispatch(). Put .sharding_filter() there, so that each worker takes its share of "
+            "those items; or set WDS_DATAPIPES_PATCHES=0, and use torchdata's MultiProcessingReadingService"
+        )
     branches = find_replicable_branches(graph)
     if len(branches) != 1:
         raise ValueError(
@@ -87,35 +87,29 @@ def start_pool(
     window = 1 + service.worker_prefetch_cnt + -(-service.main_prefetch_cnt // service.num_workers)
     together = MAX_TOGETHER if service.worker_prefetch_cnt else 1
     own = {id(stage) for stage in list_dps(traverse_dps(branches[0]))}
-    manager.refuse(branches[0], [stage for stage in list_dps(graph) if id(stage) not in own], dispatching)
+    manager.refuse(branches[0], [stage for stage in stages if id(stage) not in own])
     share = attach_wrapper(branches[0])
-    infos = [WorkerInfo(service.num_workers, number) for number in range(service.num_workers)]
-    records_state = not (manager.refusal or manager.replay_reason)
-    functions = service.worker_init_fn, service.worker_reset_fn
     jobs = [
         WorkerJob(
             share,
-            info,
+            WorkerInfo(service.num_workers, number),
             window,
             together,
-            *functions,
-            part,
-            records_state,
-            manager.replay_reason_of_workers,
-            identity,
+            service.worker_init_fn,
+            service.worker_reset_fn,
+            resumed=part,
+            records_state=not (manager.refusal or manager.replay_reason),
+            replay_reason=manager.replay_reason_of_workers,
+            identity=identity,
         )
-        for info, part in zip(infos, manager.parts, strict=True)
+        for number, part in enumerate(manager.parts)
     ]
-    first = None
-    if dispatching is not None:
-        first = WorkerJob(attach_wrapper(dispatching), infos[0], window, together, reset_fn=service.worker_reset_fn)
-    pool = WorkerPool(jobs, first, start_method(service), service.timeout_s)
-    pool.spans_epochs = spans_epochs(branches[0])
-    items = PooledItems(pool)
+    pool = WorkerPool(jobs, start_method(service), service.timeout_s)
+    items = PooledItems(pool, spans_epochs(branches[0]))
     if branches[0] is datapipe:
-        return items, pool, items
+        return items, items
     replace_dp(graph, branches[0], items)
-    return datapipe, pool, items
+    return datapipe, items
 
 
 def start_method(service: Any) -> str:

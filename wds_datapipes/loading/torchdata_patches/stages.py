@@ -1,15 +1,17 @@
-"""A ``.cycle()`` that ends where there is nothing to repeat."""
+"""Replacements for methods of torchdata's stages: an end of ``.cycle()``, and guards of the threads that prefetch."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torchdata.datapipes.iter import Cycler
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.errors import EmptySourceError, WorkerDiedError
+from wds_datapipes.loading.workers.connection import set_reader
 from wds_datapipes.pipes.declarations import instance_of
 from wds_datapipes.pipes.inspection import count_yielded, name_of, sources_of
 from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, rotation_period, splitters
@@ -68,3 +70,39 @@ def has_no_share(pipe: Any) -> bool:
                 )
         return True
     return False
+
+
+def guard_thread(fill: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``thread_worker`` of one of torchdata's prefetchers so that its thread never ends silently."""
+
+    @functools.wraps(fill)
+    def thread_worker(prefetch_data: Any, *args: Any) -> None:
+        set_reader(prefetch_data)
+        prefetch_data.source_datapipe = _deliver(prefetch_data.source_datapipe, prefetch_data.prefetch_buffer.append)
+        try:
+            fill(prefetch_data, *args)
+        finally:
+            set_reader(None)
+
+    return thread_worker
+
+
+def _deliver(source: Iterable[Any], deliver: Callable[[Exception], None]) -> Iterator[Any]:
+    """Yield from ``source``; deliver its exception, and end.
+
+    torchdata's thread reports that it has stopped before it delivers the error, so that a reader in between mistakes
+    the error for the end of the epoch. It catches neither the exceptions of ``iter`` nor ``SystemExit``.
+    """
+    try:
+        yield from source
+    except GeneratorExit:
+        raise
+    except Exception as error:  # noqa: BLE001 - the reader of the buffer raises it
+        deliver(error)
+    except BaseException as error:  # noqa: BLE001 - a reader would treat it as an item if it is not an Exception
+        died = WorkerDiedError(
+            f"The pipeline raised {error!r} in a prefetch thread, where it ends only that thread. "
+            "Code that a pipeline runs must not call exit()."
+        )
+        died.__cause__ = error
+        deliver(died)

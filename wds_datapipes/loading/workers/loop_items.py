@@ -1,0 +1,122 @@
+"""The items that the loop of a `ShardReadingService` receives, and the state of each worker after them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
+from wds_datapipes.loading.progress import LoopPosition
+from wds_datapipes.loading.report import LoadingReport, WorkerReport, log_skipped
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.stage import Stage
+
+Pipe = IterDataPipe[Any]
+
+
+class LoopItems(Stage[Any]):
+    """The items of this rank, as the source of the main process's pipeline.
+
+    Args:
+        positions: which items of each worker the loop has received.
+
+    Attributes:
+        epoch: the number of epochs that have begun.
+        turn: the worker that yields the next item.
+        is_over: whether the epoch has ended.
+        ahead: the workers whose items were taken but not delivered yet, if a stage of the main process prefetches.
+    """
+
+    def __init__(self, positions: Sequence[LoopPosition]) -> None:
+        self.epoch = 0
+        self.turn = 0
+        self.is_over = False
+        self.ahead: deque[int] | None = None
+        self._positions = positions
+        self._logged: Mapping[str, int] = {}
+
+    @abstractmethod
+    def begin(
+        self, seed_generator: Any, resumed: Checkpoint | None, iter_reset_fn: Callable[[Pipe], Pipe] | None, pipe: Pipe
+    ) -> None:
+        """Begin an epoch.
+
+        Args:
+            seed_generator: the seed generator of this rank.
+            resumed: the checkpoint from which it resumes.
+            iter_reset_fn: the reset function of a preceding reading service.
+            pipe: the pipeline of the main process.
+        """
+        self.epoch += 1
+        self.turn = 0 if resumed is None else resumed.turn
+        self.is_over = False
+        if self.ahead is not None:
+            self.ahead.clear()
+
+    def taken(self, worker: int) -> None:
+        """Count the next item of a worker as taken by the pipeline of the main process."""
+        if self.ahead is None:
+            self.deliver(worker)
+        else:
+            self.ahead.append(worker)
+
+    def deliver(self, worker: int) -> None:
+        """Count the next item of a worker as delivered to the loop."""
+        self._positions[worker].deliver()
+        self.turn = worker + 1
+
+    def end(self) -> None:
+        """Record that there are no more items in this epoch."""
+        self.is_over = self.ahead is None
+        self._logged = log_skipped(self.epoch, self.report().skipped, self._logged)
+
+    def states(self) -> list[WorkerState]:
+        """Return the position from which each worker resumes after the items that the loop has received.
+
+        Raises:
+            StateError: the pipeline of a worker has no state.
+        """
+        return [position.state() for position in self._positions]
+
+    def report(self) -> LoadingReport:
+        """Return statistics of the workers so far."""
+        return LoadingReport(self.epoch, self.reports())
+
+    @abstractmethod
+    def reports(self) -> list[WorkerReport]:
+        """Return statistics of each worker so far."""
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+class DeliveredCount(Stage[Any]):
+    """Reports delivered items to their source, one by one, after stages that prefetch."""
+
+    is_loaders = True
+
+    def __init__(self, source: Pipe, items: LoopItems) -> None:
+        self.source = source
+        self._items = items
+        items.ahead = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            if self._items.ahead:
+                self._items.deliver(self._items.ahead.popleft())
+            yield item
+        self._items.is_over = True
+
+    def is_replicable(self) -> bool:
+        """Return False: it runs only in the main process."""
+        return False
+
+
+def users_part(pipe: Any) -> Any:
+    """Return a pipeline without the stages that count its items, which are the last ones."""
+    while declared(pipe).is_loaders:
+        pipe = pipe.source
+    return pipe
