@@ -101,7 +101,7 @@ def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
             "print(fingerprint(keep, {'words': frozenset(('one', 'two', 'three'))}))\n"
         )
     prints = set()
-    for seed in "123":
+    for seed in "12":
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         prints.add(subprocess.run([sys.executable, script], env=environment, capture_output=True, check=True).stdout)
     (only,) = prints
