@@ -22,7 +22,7 @@ from harness import Finding, Target
 from wds_datapipes.errors import DuplicateKeyError, ShardError
 from wds_datapipes.index import IndexOptions
 from wds_datapipes.index.build import build_index
-from wds_datapipes.io.compression.decompress import decompress_stream
+from wds_datapipes.io.compression.decompress import compression_name, decompress_stream
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards
 from wds_datapipes.tar.reader import read_members
@@ -226,7 +226,7 @@ def same_as_tarfile(content: bytes, found: list[MemberTuple]) -> None:
 
 def _is_compressed(content: bytes) -> bool:
     with contextlib.suppress(ShardError), decompress_stream(io.BytesIO(content), url="x") as stream:
-        return hasattr(getattr(stream, "raw", None), "name_of_compression")
+        return compression_name(stream) is not None
     return False
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import io
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 import psutil
 import pytest
@@ -76,12 +75,12 @@ def test_a_command_gets_no_standard_input() -> None:
         ("echo oh no >&2; exit 1", r"exited with status 1 after 0 bytes. Its standard error ends with: oh no\Z"),
         (
             "no-such-command",
-            r"exited with status 127 \(command not found\).*standard error ends with: .*no-such-command",
+            r"exited with status 127 after 0 bytes.*standard error ends with: .*no-such-command",
         ),
-        ("/dev/null", r"exited with status 126 \(command not executable\)"),
-        ("yes | head -n 1", r"exited with status 141 \(SIGPIPE: a later command of the pipeline stopped reading"),
-        ("echo hi; kill -KILL $$", r"exited with status 137 \(SIGKILL\) after 3 bytes"),
-        ("sh -c 'kill -TERM $$' | cat", r"exited with status 143 \(SIGTERM\)"),
+        ("/dev/null", r"exited with status 126 after 0"),
+        ("yes | head -n 1", r"exited with status 141 \(signal 13\)"),
+        ("echo hi; kill -KILL $$", r"exited with status 137 \(signal 9\) after 3 bytes"),
+        ("sh -c 'kill -TERM $$' | cat", r"exited with status 143 \(signal 15\)"),
         ("exit 255", r"exited with status 255 \(signal 127\)"),
         ("echo hi; exec >&-; sleep 0.2; exit 7", r"exited with status 7 after 3 bytes"),
         ("echo hi; exec >&- 2>&-; sleep 0.2; exit 7", r"exited with status 7 after 3 bytes"),
@@ -90,14 +89,6 @@ def test_a_command_gets_no_standard_input() -> None:
 def test_a_command_that_fails_is_an_error_at_its_end(shell: str, message: str) -> None:
     with pytest.raises(ShardReadError, match=message):
         read(f"pipe:{shell}")
-
-
-def test_the_error_comes_with_every_read_of_the_end() -> None:
-    with open_url("pipe:printf abc; exit 1") as stream:
-        assert stream.read(3) == b"abc"
-        for _ in range(2):
-            with pytest.raises(ShardReadError):
-                stream.read(1)
 
 
 def test_the_standard_error_of_a_command_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
@@ -138,17 +129,6 @@ def test_an_abandoned_command_is_ended_with_all_its_children(shell: str) -> None
     stream.close()
     stream.close()
     assert stream.closed
-    assert gone(processes)
-
-
-def test_a_dropped_stream_ends_its_command() -> None:
-    others = psutil.Process().children(recursive=True)
-    stream = io.BufferedReader(cast(io.RawIOBase, open_url("pipe:yes")))
-    assert stream.read(1) == b"y"
-    processes = [process for process in psutil.Process().children(recursive=True) if process not in others]
-    assert processes
-    del stream
-    gc.collect()
     assert gone(processes)
 
 
@@ -198,19 +178,6 @@ def begin(shell: str) -> BinaryIO:
     return stream
 
 
-@pytest.mark.parametrize(
-    "shell",
-    [
-        "echo; sleep 1000 | cat",
-        "yes",
-        "trap '' TERM HUP; echo; exec >&- 2>&-; sleep 1000 & sleep 1000",
-        "bash -c 'echo; sleep 1000 & sleep 1000'",
-    ],
-)
-def test_a_command_ends_when_its_process_is_killed(shell: str) -> None:
-    assert gone(commands_of_killed(lambda: begin(shell)))
-
-
 def test_a_command_ends_when_its_process_is_killed_despite_a_live_fork(tmp_path: Path) -> None:
     def begin_and_fork() -> BinaryIO:
         stream = begin("echo; sleep 1000 | cat")
@@ -242,26 +209,8 @@ def test_a_command_that_cannot_be_started(shell: str) -> None:
         open_url(f"pipe:{shell}")
 
 
-@pytest.fixture
-def other_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory that is the only entry of PATH."""
+def test_a_host_without_bash_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     shell_process.shell.cache_clear()
-    yield tmp_path
-    shell_process.shell.cache_clear()
-
-
-def test_another_shell_with_pipefail_is_used(other_shell: Path) -> None:
-    (other_shell / "sh").symlink_to("/bin/bash")
-    assert read("pipe:echo $0") == f"{other_shell}/sh\n".encode()
-    with pytest.raises(ShardReadError):
-        read("pipe:false | echo")
-
-
-@pytest.mark.parametrize("shell", [None, "#!/bin/bash\nexit 2\n"])
-def test_a_shell_without_pipefail_is_refused(other_shell: Path, shell: Any) -> None:
-    if shell:
-        (other_shell / "sh").write_text(shell)
-        (other_shell / "sh").chmod(0o755)
-    with pytest.raises(ShardOpenError, match=r"needs a shell with the option pipefail.*Install bash"):
+    with pytest.raises(ShardOpenError, match="A command needs bash"):
         open_url("pipe:echo")

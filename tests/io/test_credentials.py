@@ -229,34 +229,6 @@ def test_no_log_record_contains_a_secret(
         assert not [form for form in forms_of(secret) if form in line], line
 
 
-def test_an_error_of_a_worker_contains_no_secret() -> None:
-    from torchdata.dataloader2 import DataLoader2
-
-    from wds_datapipes import ShardReadingService
-
-    secret = "Zq7x/y&z7qZ"
-    url = f"leaky://{PLACES['user'](secret)}?sig={quote(secret)}"
-    pipe = ShardList([url]).sharding_filter().load_wds_shards(storage_options=OPTIONS["object"](secret), retries=0)
-    with DataLoader2(pipe.group_samples(), reading_service=ShardReadingService(num_workers=1)) as loader:
-        with pytest.raises(WdsError, match=r"leaky://\*\*\*@host/d/a\.tar\?sig=\*\*\* cannot be opened") as caught:
-            list(loader)
-        report = loader.reading_service.report()
-        assert len(report.workers) == 1
-        words = [words_of(caught.value), str(report), repr(report)]
-    for line in words:
-        assert not [form for form in forms_of(secret) if form in line], line
-
-
-def test_secrets_of_the_environment_are_not_revealed(s3_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "access")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "Zq7/environment7qZ")
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "Zq7session7qZ")
-    options = {"endpoint_url": s3_store.options()["endpoint_url"], "skip_instance_cache": True}
-    with pytest.raises(WdsError, match="permission denied") as caught:
-        open_url("s3://bucket/a.tar", storage_options=options)
-    assert "Zq7" not in words_of(caught.value)
-
-
 def test_options_of_commands_can_be_given_secretly(tmp_path: Path, program: Any) -> None:
     options = tmp_path / "options.json"
     options.write_text(json.dumps({"token": "Zq7x7qZ"}))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import random
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -152,15 +150,6 @@ def test_headers_of_a_wrong_part_are_noticed(proxy: FaultProxy, shard: bytes, na
         assert found.has_same_layout(good) if isinstance(found, ShardIndex) else "/answers/a.tar" in str(found)
 
 
-def test_a_part_that_ends_early_is_continued(proxy: FaultProxy, shard: bytes) -> None:
-    size = len(shard)
-    for cut in (1, 511, 3000):
-        at = 700
-        headers: dict[str, str | None] = {"Content-Range": f"bytes {at}-{at + cut - 1}/{size}"}
-        proxy.faults[:] = [Fault(at=at, how="reset"), Fault(headers=headers, body=shard[at : at + cut])]
-        assert keys(address(proxy)) == WANT
-
-
 @pytest.mark.parametrize("status", [201, 202, 204, 205, 207, 226, 299, 300, 304])
 def test_a_status_without_the_file_is_not_an_empty_file(proxy: FaultProxy, status: int) -> None:
     proxy.faults[:] = [Fault(status=status)] * 9
@@ -251,27 +240,6 @@ def test_an_endless_answer_is_abandoned(proxy: FaultProxy, name: str, tmp_path: 
 
 
 # Without extras
-
-
-WITHOUT = """
-import sys
-for name in ("aiohttp", "requests", "urllib3", "s3fs"):
-    sys.modules[name] = None
-from wds_datapipes import ShardList
-from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.index.build import build_index
-site = sys.argv[1]
-print([sample["__key__"] for sample in ShardList(site + "a.tar").load_wds_shards().group_samples()])
-print(len(build_index(site + "a.tar")))
-print([len(list(ShardList(site + "a.tar").cache_wds_shards(sys.argv[2]).load_wds_shards())) for _ in range(2)])
-"""
-
-
-def test_http_needs_no_package(proxy: FaultProxy, tmp_path: Path) -> None:
-    site = address(proxy).removesuffix("a.tar")
-    command = [sys.executable, "-c", WITHOUT, site, str(tmp_path / "copies")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == [str(WANT), "6", "[6, 6]"], done.stderr
 
 
 def test_the_error_of_an_unreachable_server_states_the_attempts(unused_port: int) -> None:

@@ -97,13 +97,6 @@ def test_retries_are_limited(site: FaultProxy, pauses: list[float]) -> None:
             keys(site, **options)
 
 
-def test_a_policy_counts_a_shard_that_failed_permanently(site: FaultProxy) -> None:
-    site.faults[:] = [Fault(at=40_000, how="close"), *[Fault(status=410)] * 2]
-    found = keys(site, on_error="skip")
-    assert 0 < len(found) < len(WANT)
-    assert found == WANT[: len(found)]
-
-
 @pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.parametrize("begin", [[], [Fault(at=40_000, how="close")]])
 def test_refused_credentials_end_the_run_under_any_policy(site: FaultProxy, status: int, begin: list[Fault]) -> None:

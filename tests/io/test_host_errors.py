@@ -82,29 +82,6 @@ def test_too_many_open_files_end_the_reading_of_stores(
     assert pauses == []
 
 
-def fill_the_disk(_: bytes) -> None:
-    with open("/dev/full", "wb", buffering=0) as file:
-        file.write(b"x")
-
-
-def take_all_memory(_: bytes) -> None:
-    bytearray(1 << 62)
-
-
-def open_all_files(_: bytes) -> None:
-    with no_more_files(), open("/dev/null"):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("decode", "text"),
-    [(fill_the_disk, "No space left"), (take_all_memory, "MemoryError"), (open_all_files, "Too many open files")],
-)
-def test_an_exhausted_host_ends_decoding(decode: Callable[[bytes], None], text: str, on_error: OnError) -> None:
-    samples = [{"__key__": str(n), "x": b"1"} for n in range(3)]
-    ended_by(IterableWrapper(samples).wds_decode(x=decode, on_error=on_error), DecodeError, text)
-
-
 def test_an_unwritable_quarantine_list_ends_skipping() -> None:
     budget = ErrorBudget(quarantine="/dev/full", warn=False)
     samples = [{"__key__": str(n), "cls": b"x"} for n in range(3)]

@@ -67,8 +67,8 @@ def asked(server: Nginx) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
-@pytest.mark.parametrize("cut", [1, 4, 7])
-def test_the_rest_of_a_pass_is_read_by_ranges_if_supported(server: Nginx, location: str, cut: int) -> None:
+def test_the_rest_of_a_pass_is_read_by_ranges_if_supported(server: Nginx, location: str) -> None:
+    cut = 4
     url = f"http://127.0.0.1:{server.http}/{location}a.tar"
     assert read(url) == WANT
     whole = [sample["__key__"] for sample in pipeline(url)]

@@ -7,8 +7,6 @@ import gc
 import http.server
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -234,11 +232,3 @@ def test_only_some_connections_are_kept_and_only_for_some_time(site: Site, monke
     now[0] += 1
     assert pool.take("key") is None
     connections[4].close()
-
-
-def test_idle_connections_are_closed_at_exit(site: Site) -> None:
-    program = "import sys; from wds_datapipes.io.openers import open_url; open_url(sys.argv[1]).read(1 << 20)"
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", program, site.url()], capture_output=True, text=True, check=True
-    )
-    assert "ResourceWarning" not in done.stderr

@@ -11,9 +11,6 @@ from typing import Any, BinaryIO
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
-from fsspec.registry import known_implementations  # type: ignore[import-untyped]  # the same
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 from web_server import QuietHandler, web_server
 
@@ -29,9 +26,8 @@ from wds_datapipes.index import (
 from wds_datapipes.io import urls as schemes_module
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.remote_file import FileFacts
-from wds_datapipes.io.urls import NETWORK_SCHEMES, check_url
+from wds_datapipes.io.urls import check_url
 from wds_datapipes.shard_cache import store
-from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.testing import build_shard
 
 FOLDER = "memory://test-safe-urls"
@@ -164,26 +160,6 @@ def test_refused_urls_in_lists_of_shards(url: str, tmp_path: Path, touched: Call
     assert not touched()
 
 
-@given(
-    scheme=st.sampled_from(sorted({*known_implementations, *map(str.upper, known_implementations), "pipe", "-", "x"})),
-    rest=st.text(max_size=20),
-)
-def test_only_schemes_of_networks_pass(scheme: str, rest: str) -> None:
-    url = f"{scheme}://{rest}"
-    if scheme.lower() in NETWORK_SCHEMES and "::" not in url:
-        check_url(url, allow_local_files=False)
-    else:
-        with pytest.raises(UnsafeInputError):
-            check_url(url, allow_local_files=False)
-
-
-def test_schemes_of_networks_do_not_read_this_host() -> None:
-    """fsspec's own classes for them: none of them wraps another file system, or reads the host's files."""
-    for scheme in NETWORK_SCHEMES & known_implementations.keys():
-        name = known_implementations[scheme]["class"]
-        assert not re.search(r"\.implementations\.(?!http|sftp|ftp)", name), name
-
-
 # Variables, rules, globs
 
 
@@ -248,13 +224,6 @@ def test_urls_of_a_listing_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(UnsafeInputError, match="'/etc/hostname' was refused"):
         ShardList("https://host/*.tar", allow_local_files=False)
-
-
-def test_accepted_urls_are_read(server: str, tmp_path: Path) -> None:
-    pipe = ShardList(f"{server}/{{a,a}}.tar", allow_local_files=False)
-    assert [sample["txt"] for sample in pipe.load_wds_shards(allow_local_files=False).group_samples()] == [b"1", b"1"]
-    copied = pipe.cache_wds_shards(tmp_path / "copies").load_wds_shards(allow_local_files=False)
-    assert len(list(copied)) == 2
 
 
 def test_the_next_shard_is_not_fetched_before_it_is_checked(
@@ -381,18 +350,3 @@ def test_commands_in_a_specification_from_a_network(
     assert len(DatasetSpec(spec_of(str(tmp_path / "spec.json"), **facts))) >= 1
     assert len(DatasetSpec({"prefix": facts.get("prefix", ""), "datasets": [{"shards": facts["shards"]}]})) >= 1
     assert not touched()
-
-
-def test_a_specification_is_read_from_a_network(server: str) -> None:
-    PAGES["/train.yaml?version=2"] = "datasets:\n- shards: 'https://host/{a,b}.tar'\n"
-    urls = ["https://host/a.tar", "https://host/b.tar"]
-    assert list(DatasetSpec(f"{server}/train.yaml?version=2", allow_local_files=False)) == urls
-    assert list(DatasetSpec(f"{server}/train.yaml?version=2")) == urls
-    for place in ("/etc/hostname.yaml", "file:///etc/x.yaml", "pipe:echo x.yaml", "memory://x.yaml"):
-        with pytest.raises(UnsafeInputError):
-            DatasetSpec(place, allow_local_files=False)
-
-
-def test_patterns_are_expanded_alike_with_and_without_local_files() -> None:
-    pattern = "https://host/{00..12}-{a,b}.tar"
-    assert expand_urls(pattern, variables={}, allow_local_files=False) == expand_urls(pattern, variables={})

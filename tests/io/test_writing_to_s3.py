@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
@@ -24,7 +23,7 @@ import pytest
 from web_server import QuietHandler, serving
 
 from wds_datapipes import ConvertedShard, ShardList, ShardWriter, TarWriter, convert_shards
-from wds_datapipes.errors import ConversionError, ShardOpenError, ShardWriteError
+from wds_datapipes.errors import ShardOpenError, ShardWriteError
 from wds_datapipes.index import check_index, read_index
 from wds_datapipes.io import sinks
 from wds_datapipes.io.sinks import size_of
@@ -306,28 +305,6 @@ def test_shards_are_converted_to_the_store(bucket: Any, gate: Gate, options: dic
     assert options["secret"] not in "".join(traceback.format_exception(caught.value))
 
 
-def test_refused_requests_are_retried_and_reported(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
-    expected = wanted()
-    refused: list[str] = []
-
-    def refuse(kind: str, moment: str, times: int) -> bool:
-        if kind == "complete" and moment == "before":
-            refused.append(kind)
-            return len(refused) <= times
-        return False
-
-    gate.act = partial(refuse, times=2)
-    with pytest.raises(ConversionError, match=r"(?s)1 of 2 .*\na\.tar: ShardWriteError: .* permission denied"):
-        convert(options, retries=1)
-    assert shards(bucket) == {"b.tar": expected["b.tar"]}
-    refused.clear()
-    gate.act = partial(refuse, times=1)
-    assert new(convert(options, retries=1)) == ["a.tar"]
-    assert shards(bucket) == expected
-    assert gate.done.count("abort") == 3
-    assert uploads(bucket) == []
-
-
 def at(number: int, moment: str, action: Callable[[], object]) -> Act:
     """Do something when a certain change is requested, before the store executes it."""
     count = {"before": 0, "after": 0}
@@ -364,24 +341,6 @@ def run_interrupted(
 
     gate.act = at(number, moment, strike)
     return forked(function, begun) or 0
-
-
-def test_a_conversion_killed_at_any_request_resumes(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
-    expected = wanted()
-    ends = []
-    for number, moment in [(1, "before"), *((number, "after") for number in range(1, 20))]:
-        with suppress(FileNotFoundError):
-            bucket.rm("bucket/w", recursive=True)
-        Path("s.journal").unlink(missing_ok=True)
-        ends.append(run_interrupted(gate, number, moment, signal.SIGKILL, partial(convert, options, num_workers=1)))
-        there = shards(bucket)
-        assert there == {name: expected[name] for name in there}  # each of them is complete
-        gate.act = lambda kind, moment: None
-        assert len(convert(options, num_workers=0)) == 2
-        assert shards(bucket) == expected
-        if ends[-1] == 0:
-            break
-    assert ends == [-signal.SIGKILL] * 7 + [0]  # create, three parts and complete, one put, and one before them
 
 
 def test_a_converting_process_aborts_its_upload_when_its_parent_is_killed(
@@ -433,22 +392,3 @@ def interrupted(options: dict[str, Any]) -> None:
         write_many(options)
     except KeyboardInterrupt:
         os._exit(7)
-
-
-def test_ctrl_c_at_any_request_leaves_only_whole_shards(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
-    write_many(options)
-    expected = shards(bucket)
-    assert expected.keys() == {"0.tar", "1.tar"}
-    for number in range(1, 20):
-        bucket.rm("bucket/w", recursive=True)
-        os.unlink("w.journal")
-        ended = run_interrupted(gate, number, "before", signal.SIGINT, partial(interrupted, options))
-        assert ended == (7 if number <= 5 else 0)
-        there = shards(bucket)
-        assert there == {name: expected[name] for name in there}
-        assert uploads(bucket) == []
-        gate.act = lambda kind, moment: None
-        write_many(options)
-        assert shards(bucket) == expected
-        if ended == 0:
-            break

@@ -26,7 +26,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
         ("cache_wds_shards", ("kept",), {"max_bytes": "1g"}, "max_bytes must be an integer, not '1g'"),
         ("cache_wds_shards", ("kept",), {"prefetch": -1}, "prefetch must be at least 0, not -1"),
         ("cache_wds_shards", ("kept",), {"prefetch": None}, "prefetch must be an integer, not None"),
-        ("cache_wds_shards", ("kept",), {"check": "all"}, 'check must be "size" or "digest", not \'all\''),
         ("group_samples", (), {"key_rule": "last_dot"}, "key_rule must be first_dot, last_dot or another .* not"),
         ("group_samples", (), {"fields": "jpg"}, "fields must be a collection of names, .* not the string 'jpg'"),
         ("group_samples", (), {"on_duplicate": "warn"}, 'on_duplicate must be "raise", "first" or "last", not'),

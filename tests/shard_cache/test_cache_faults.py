@@ -43,8 +43,8 @@ def address(proxy: FaultProxy, name: str = "a.tar") -> str:
     return f"http://127.0.0.1:{proxy.port}/kept/{name}"
 
 
-def keys(url: str, copies: str = "copies", manifest: Any = None, check: Any = "size", **options: Any) -> list[str]:
-    pipe = ShardList(url).cache_wds_shards(copies, manifest=manifest, check=check).load_wds_shards(**options)
+def keys(url: str, copies: str = "copies", manifest: Any = None, **options: Any) -> list[str]:
+    pipe = ShardList(url).cache_wds_shards(copies, manifest=manifest).load_wds_shards(**options)
     return [sample["__key__"] for sample in pipe.group_samples()]
 
 
@@ -194,16 +194,20 @@ while running:
         ended += 1
 assert reserve_space(CacheFolder("copies").path, None, 0, MOST)  # removes what killed processes left
 assert used_bytes(CacheFolder("copies").path) <= MOST
-copies = CacheFolder("copies", check="digest")
-faults = {copies.find_damage(copies.entry(name), remove=False) for name in names}
-print(ended, killed, faults, sorted({path.suffix for path in copies.path.iterdir()} & {".part", ".lock"}))
+copies = CacheFolder("copies")
+entries = [copies.entry(name) for name in names]
+faults = {entry.facts().sha256 == want[name] == hashlib.sha256(entry.path.read_bytes()).hexdigest()
+          for name, entry in zip(names, entries) if entry.path.exists()}
+# A killed process may leave half of the facts, which stay for an hour.
+left = {path.suffix for path in copies.path.iterdir() if "." not in path.stem}
+print(ended, killed, faults, sorted(left & {".part", ".lock"}))
 """
 
 
 def test_many_processes_share_a_cache_while_others_are_killed() -> None:
     done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"\d\d 30 \{None\} \[('\.lock')?\]\n", done.stdout), done.stdout
+    assert re.fullmatch(r"\d\d 30 \{True\} \[('\.lock')?\]\n", done.stdout), done.stdout
 
 
 # Disks

@@ -67,15 +67,6 @@ def test_a_writer_keeps_them(folder: Path) -> None:
     assert listed(folder) == names(0, 1, 2)
 
 
-def test_replaced_shards_and_those_elsewhere_do_not_warn() -> None:
-    write(3)
-    write(3)
-    write(3, start_shard=100)
-    assert write(2, start_shard=3).shards[-1].url == "out-004.tar"
-    with ShardWriter(PATTERN, start_shard=1):  # which writes nothing
-        pass
-
-
 def test_a_failed_writer_removes_nothing(folder: Path) -> None:
     write(3)
     writer = ShardWriter(PATTERN, maxcount=1, old_shards="remove")

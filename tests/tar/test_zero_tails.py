@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -115,18 +114,6 @@ def test_concatenated_archives_may_be_padded_between(members: bytes) -> None:
         keys()
     with pytest.raises(CorruptShardError, match="has data at byte"):
         keys(limits=NO_LIMIT)
-
-
-@pytest.mark.parametrize("blocks", [1, 20, 128])
-def test_archives_of_tar_are_read_with_the_limit_of_its_records(folder: Path, blocks: int) -> None:
-    Path("a.bin").write_bytes(b"a")
-    subprocess.run(["tar", "-b", str(blocks), "-cf", "a.tar", "a.bin"], check=True)
-    assert keys(limits=ReadLimits(tail_bytes=blocks * 512)) == ["a"]
-    if blocks > 20:
-        with pytest.raises(TruncatedShardError):
-            keys()
-    else:
-        assert keys() == ["a"]
 
 
 def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -> None:

@@ -181,39 +181,25 @@ if hasattr(os, "register_at_fork"):
 
 @functools.cache
 def shell() -> tuple[str, ...]:
-    """Return the command line of a shell with ``pipefail``.
+    """Return the words that run a command line by the shell of this host, with ``pipefail``.
 
     Raises:
-        ShardOpenError: this host has none.
+        ShardOpenError: there is no bash.
     """
     if bash := shutil.which("bash"):
         return (bash, "-o", "pipefail", "-c")
-    if sh := shutil.which("sh"):
-        words = (sh, "-o", "pipefail", "-c")
-        # Not every sh supports descriptor numbers above 9 either.
-        probe = subprocess.run([*words, "exec 12</dev/null"], stderr=subprocess.DEVNULL, check=False)  # noqa: S603
-        if probe.returncode == 0:
-            return words
-    raise ShardOpenError(
-        "A command needs a shell with the option pipefail, and this host has neither bash nor such an sh. Install bash"
-    )
+    raise ShardOpenError("A command needs bash, which this host does not have. Install it")
 
 
 def describe_exit(status: int) -> str:
-    """Describe a command's exit status.
+    """Describe a command's exit status; 128 and more is that of a command killed by a signal.
 
-    >>> describe_exit(1), describe_exit(127), describe_exit(-9)
-    ('exited with status 1', 'exited with status 127 (command not found)', 'was killed by SIGKILL')
+    >>> describe_exit(1), describe_exit(137), describe_exit(-9)
+    ('exited with status 1', 'exited with status 137 (signal 9)', 'was killed by signal 9')
     """
     if status < 0:
-        return f"was killed by {signal_name(-status)}"
-    if status == 128 + signal.SIGPIPE:
-        hint = "SIGPIPE: a later command of the pipeline stopped reading before an earlier one finished"
-    elif status > 128:
-        hint = signal_name(status - 128)
-    else:
-        hint = {126: "command not executable", 127: "command not found"}.get(status, "")
-    return f"exited with status {status}" + (f" ({hint})" if hint else "")
+        return f"was killed by signal {-status}"
+    return f"exited with status {status}" + (f" (signal {status - 128})" if status > 128 else "")
 
 
 def describe_failure(command: str, what: str, stderr: bytes) -> str:
@@ -227,14 +213,6 @@ def describe_failure(command: str, what: str, stderr: bytes) -> str:
     said = redactor_of_command(command)(stderr.decode(errors="replace").strip())
     end = f"Its standard error ends with: {said}" if said else "It wrote nothing to standard error."
     return f"The command {redact_command(command)!r} {what}. {end}"
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal, such as ``SIGKILL`` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 #: Size of the pipe from the command, in bytes: the maximum for unprivileged processes on Linux.

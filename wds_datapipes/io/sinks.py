@@ -15,15 +15,13 @@ from typing import Any, BinaryIO, Protocol, cast
 from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]  # it carries no types
 
 from wds_datapipes.errors import ShardOpenError, ShardWriteError
-from wds_datapipes.io.atomic_file import AtomicFile
+from wds_datapipes.io.file_lock import AtomicFile
 from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.http import is_web
 from wds_datapipes.io.shell_process import STDERR_TAIL_BYTES, ShellProcess, describe_exit, describe_failure
 from wds_datapipes.redaction import redact_command
 from wds_datapipes.redaction.storage_options import raise_alone
-
-__all__ = ["Sink", "StreamSink", "open_target", "remove_file", "size_of", "standard_output"]
 
 
 class Sink(Protocol):
@@ -72,7 +70,9 @@ def open_target(
     if scheme == "pipe":
         return CommandSink(url)
     if scheme == "-":
-        return standard_output(url)
+        if (stream := getattr(sys.stdout, "buffer", None)) is None:
+            raise ShardWriteError(f"The shard {url!r} is standard output, which does not accept bytes in this process")
+        return StreamSink(stream, url)
     path = local_path(url)
     if path is not None:
         return LocalSink(url, path)
@@ -164,14 +164,6 @@ class StreamSink:
                 self._stream.close()
 
 
-def standard_output(url: str) -> StreamSink:
-    """Return the sink of the URL ``-``."""
-    stream = getattr(sys.stdout, "buffer", None)
-    if stream is None:
-        raise ShardWriteError(f"The shard {url!r} is standard output, which does not accept bytes in this process")
-    return StreamSink(stream, url)
-
-
 #: The number of chunks that the system writes at once (IOV_MAX, at least 16 by POSIX, and 1024 on Linux and macOS).
 MAX_CHUNKS = 1024
 
@@ -186,8 +178,9 @@ class LocalSink:
         self.url = url
         self._written = 0
         self._file: AtomicFile | None = None
+        target = Path(path)
         try:
-            target = Path(path).resolve()  # a symbolic link stays, and its target is replaced
+            target = target.resolve()  # a symbolic link stays, and its target is replaced
             if target.is_dir():
                 raise IsADirectoryError(0, "it is a folder")
             if target.exists() and not target.is_file():
@@ -195,15 +188,10 @@ class LocalSink:
             else:
                 self._file = AtomicFile(str(target), buffer_bytes=0)
                 self._stream = cast(io.RawIOBase, self._file.stream)
-        except FileNotFoundError as error:
-            missing = [str(folder) for folder in (Path(path).parent, target.parent) if not folder.is_dir()]
-            reason = (
-                f"there is no folder {missing[0]!r}. Create it first"
-                if missing  # otherwise of a file system without ordinary files, such as /proc
-                else f"the system cannot create files in the folder {str(Path(path).parent)!r}. Choose another one"
-            )
-            raise ShardWriteError(f"The shard {url!r} cannot be written: {reason}") from error
         except (OSError, ValueError) as error:
+            missing = [str(folder) for folder in (Path(path).parent, target.parent) if not folder.is_dir()]
+            if isinstance(error, FileNotFoundError) and missing:
+                error.strerror = f"there is no folder {missing[0]!r}. Create it first"
             raise self._failure(error) from error
 
     def write(self, *chunks: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from wds_datapipes.errors import CacheError
-from wds_datapipes.io.atomic_file import AtomicFile
+from wds_datapipes.io.file_lock import AtomicFile
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.user_warnings import warn_user
 

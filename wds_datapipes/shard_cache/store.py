@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 from wds_datapipes.errors import (
     CacheError,
@@ -33,10 +33,6 @@ from wds_datapipes.user_warnings import warn_user
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-Check = Literal["size", "digest"]
-"""How a copy is verified each time that it is opened: by its size and modification time, which is free, or by its
-digest, which reads all of it."""
-
 
 class CacheFolder:
     """A folder with complete copies of shards, shared by any number of processes on any number of hosts.
@@ -47,7 +43,6 @@ class CacheFolder:
     Args:
         folder: the folder, which is created if needed.
         max_bytes: the maximum total size of all copies; None for no limit but the disk.
-        check: see `Check`.
         verbose: log each download as a warning, which is shown even if logging is not configured.
 
     Raises:
@@ -58,14 +53,12 @@ class CacheFolder:
         self,
         folder: str | os.PathLike[str],
         max_bytes: int | None = None,
-        check: Check = "size",
         *,
         verbose: bool = False,
     ) -> None:
         self.path = Path(folder)
         self.verbose = verbose
         self.max_bytes = max_bytes
-        self.check = check
         self._warned = False
 
     def warn_cache_full(self, name: str) -> None:
@@ -112,19 +105,6 @@ class CacheFolder:
                 f"The cache {self.path} cannot be used: {error.strerror or error}. Its file system must support locks, "
                 f"and the folder must be writable"
             ) from error
-
-    def find_damage(self, entry: Entry, *, remove: bool) -> str | None:
-        """Return what is wrong with a copy, or None; with ``remove``, remove a bad copy."""
-        with lock_file(entry.lock):
-            try:
-                copy = io.FileIO(entry.path, "r")
-            except FileNotFoundError:
-                return None
-            with copy:
-                damage = describe_damage(copy, entry.facts(), self.check)
-            if damage is not None and remove:
-                entry.remove()
-            return damage
 
     def entry(self, url: str) -> Entry:
         """Return the entry of a shard."""
@@ -175,7 +155,7 @@ class CacheFolder:
                     copy.close()
                     continue
                 facts = entry.facts()
-                damage = describe_damage(copy, facts, self.check)
+                damage = _describe_damage(copy, facts)
                 if damage is None and facts is not None:
                     damage = _describe_difference(facts, request)
                 if damage is None:
@@ -192,14 +172,14 @@ class CacheFolder:
             return None
 
 
-def describe_damage(copy: io.FileIO, facts: CopyFacts | None, check: Check) -> str | None:
-    """Return what is wrong with a copy, or None."""
+def _describe_damage(copy: io.FileIO, facts: CopyFacts | None) -> str | None:
+    """Return what is wrong with a copy, or None; one that was touched must have its digest."""
     if facts is None:
         return "nothing is recorded about it"
     status = os.fstat(copy.fileno())
     if status.st_size != facts.bytes:
         return f"it has {status.st_size} bytes, not {facts.bytes}"
-    if check == "size" and status.st_mtime_ns == facts.mtime_ns:
+    if status.st_mtime_ns == facts.mtime_ns:
         return None
     found = digest_of(copy)
     return None if found == facts.sha256 else f"its SHA-256 is {found}, not {facts.sha256}"

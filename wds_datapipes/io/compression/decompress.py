@@ -70,7 +70,7 @@ def decompress_stream(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAUL
 def compression_name(stream: BinaryIO) -> str | None:
     """Return the name of the compression of a stream from `decompress_stream`, such as ``"gzip"``, or None."""
     raw = getattr(stream, "raw", None)
-    return raw.name_of_compression if isinstance(raw, Decompressor) else None
+    return raw.kind if isinstance(raw, Decompressor) else None
 
 
 def buffer_stream(stream: object) -> io.BufferedReader:
@@ -107,6 +107,8 @@ class Decompressor(io.RawIOBase):
 
     def __init__(self, source: io.BufferedReader, compression: Compression, url: str, limits: ReadLimits) -> None:
         self._source = source
+        #: The name of the compression, such as ``gzip``.
+        self.kind = compression.name
         self._compression = compression
         self._url = url
         self._limits = limits
@@ -121,11 +123,6 @@ class Decompressor(io.RawIOBase):
         self._max_without_output = max(limits.most("gap_bytes"), LARGEST_BLOCK)
         #: The number of decompressed bytes at which the expansion is checked next.
         self._next_check = limits.most_expanded(0)
-
-    @property
-    def name_of_compression(self) -> str:
-        """The name of the compression, such as ``gzip``."""
-        return self._compression.name
 
     def readable(self) -> bool:  # noqa: D102
         return True
@@ -145,7 +142,7 @@ class Decompressor(io.RawIOBase):
         self._next_check = self._limits.most_expanded(self._consumed)
         if self._produced > self._next_check:
             ratio = self._produced / self._consumed
-            found = f"The {self._compression.name} data of {self._location()} expand {ratio:.0f} times"
+            found = f"The {self.kind} data of {self._location()} expand {ratio:.0f} times"
             raise limit_error(self._limits, "expansion", found)
 
     def _decompress(self, limit: int) -> bytes:
@@ -155,28 +152,21 @@ class Decompressor(io.RawIOBase):
                 return b""
             data = b""
             if self._unit.needs_input:
-                data = self._take()
+                data, self._input = self._input or self._read(), b""
                 if not data:
                     raise TruncatedShardError(
-                        f"The {self._compression.name} data of {self._location()} end too early. The file is truncated "
+                        f"The {self.kind} data of {self._location()} end too early. The file is truncated "
                         "or still being written: fetch or write it again"
                     )
             try:
-                out = self._unit.decompress(data, limit)
+                out: bytes = self._unit.decompress(data, limit)
             except DAMAGED as error:
                 raise CorruptShardError(
-                    f"The {self._compression.name} data of {self._location()} are damaged: {error}. Fetch or write the "
-                    "file again"
+                    f"The {self.kind} data of {self._location()} are damaged: {error}. Fetch or write the file again"
                 ) from error
             if out:
                 self._consumed_at_output = self._consumed
                 return out
-
-    def _take(self) -> bytes:
-        """Return the next compressed bytes; ``b""`` at the end."""
-        data = self._input or self._read()
-        self._input = b""
-        return data
 
     def _read(self) -> bytes:
         """Read compressed bytes from the source."""
@@ -184,7 +174,7 @@ class Decompressor(io.RawIOBase):
         self._consumed += len(data)
         count = self._consumed - self._consumed_at_output
         if count > self._max_without_output:
-            found = f"The {self._compression.name} data of {self._location()} have {count} bytes without any content"
+            found = f"The {self.kind} data of {self._location()} have {count} bytes without any content"
             raise limit_error(self._limits, "gap_bytes", found)
         return data
 
@@ -200,12 +190,12 @@ class Decompressor(io.RawIOBase):
         if not rest:
             if zeros > self._limits.most("tail_bytes"):
                 raise trailing_zeros_error(
-                    self._limits, redact(self._url), f"its {self._compression.name} data of {self._produced} bytes"
+                    self._limits, redact(self._url), f"its {self.kind} data of {self._produced} bytes"
                 )
             return False
         if not self._compression.magic.match(rest):
             raise CorruptShardError(
-                f"The {self._compression.name} data of {self._location()} are followed by other data, which start with "
+                f"The {self.kind} data of {self._location()} are followed by other data, which start with "
                 f"{rest[:HEAD_BYTES]!r}. Fetch or write the file again"
             )
         self._unit = self._compression.unit()

@@ -7,7 +7,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from wds_datapipes.extras import require
 from wds_datapipes.io.openers import redact, split_scheme
@@ -25,35 +25,6 @@ XZ_MEMORY_BYTES = 2 << 30
 HEAD_BYTES = 10
 #: The errors of decompressors for damaged data.
 DAMAGED = (OSError, ValueError, zlib.error, lzma.LZMAError)
-
-
-class DecompressorUnit(Protocol):
-    """Decompressor of one independent unit: a gzip member, a bz2 or xz stream, a zstd frame."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the unit was read to its end and its checksums are correct."""
-
-    @property
-    def needs_input(self) -> bool:
-        """Whether more input is needed to produce output."""
-
-    @property
-    def unused_data(self) -> bytes:
-        """The input after the end of the unit."""
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Decompress ``data`` and return at most ``max_length`` bytes, if the library supports that limit."""
-
-
-class Compressor(Protocol):
-    """A compressor object, as in the standard library."""
-
-    def compress(self, data: bytes, /) -> bytes:
-        """Compress bytes, and return those that are ready."""
-
-    def flush(self) -> bytes:
-        """Finish compression, and return the remaining bytes."""
 
 
 class _GzipDecompressorUnit:
@@ -101,7 +72,7 @@ class _ZstdDecompressorUnit:
             raise ValueError(str(error)) from error
 
 
-def gzip_compressor() -> Compressor:
+def gzip_compressor() -> Any:
     """Return a compressor whose header contains neither time nor name."""
     return zlib.compressobj(6, zlib.DEFLATED, 31)  # as above
 
@@ -122,9 +93,11 @@ class Compression(NamedTuple):
     short: tuple[str, ...]
     #: Matches the first bytes.
     magic: re.Pattern[bytes]
-    #: Creates the decompressor of a unit.
-    unit: Callable[[], DecompressorUnit]
-    compressor: Callable[[], Compressor]
+    #: Creates the decompressor of one unit: a gzip member, a bz2 or xz stream, a zstd frame. It works like those of the
+    #: standard library.
+    unit: Callable[[], Any]
+    #: Creates a compressor, as in the standard library.
+    compressor: Callable[[], Any]
     input_bytes: int = INPUT_BYTES
 
 

@@ -32,51 +32,29 @@ MAX_IDLE_S = 15.0
 MAX_READER_EXIT_S = 1.0
 
 
-class Deadline:
-    """A deadline that several reads of a socket share.
+class TimedReader(io.RawIOBase):
+    """Reads a socket within a deadline that several reads share.
 
     http.client limits each read of the socket separately, so a server that sends a byte now and then, or one header
     after another, would block its client forever.
 
     Args:
-        seconds: the limit.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.restart()
-
-    def restart(self) -> None:
-        """Restart the timer."""
-        self._end = time.monotonic() + self._seconds
-
-    def left(self) -> float:
-        """Return the remaining seconds.
-
-        Raises:
-            TimeoutError: no time is left.
-        """
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise self.error()
-        return left
-
-    def error(self) -> TimeoutError:
-        """Return the error to raise when no time is left."""
-        return TimeoutError(f"the server has not sent its headers, or the next bytes, within {self._seconds:g} s")
-
-
-class TimedReader(io.RawIOBase):
-    """Reads a socket within a deadline.
+        sock: the socket.
+        seconds: the limit, for all headers of a response, and for each part of its body.
 
     Attributes:
         is_paused: whether to read nothing for now.
     """
 
-    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
-        self._sock, self._deadline = sock, deadline
+    def __init__(self, sock: socket.socket, seconds: float) -> None:
+        self._sock, self._seconds = sock, seconds
         self._hold = sock.makefile("rb", buffering=0)  # it keeps the socket open until it is closed
         self.is_paused = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Restart the timer."""
+        self._end = time.monotonic() + self._seconds
 
     def readable(self) -> bool:
         """Return True."""
@@ -86,11 +64,15 @@ class TimedReader(io.RawIOBase):
         """Read up to ``len(buffer)`` bytes; 0 at the end."""
         if self.is_paused:
             return None
-        self._sock.settimeout(self._deadline.left())
         try:
+            if (left := self._end - time.monotonic()) <= 0:
+                raise TimeoutError
+            self._sock.settimeout(left)
             return self._sock.recv_into(buffer)
         except TimeoutError:
-            raise self._deadline.error() from None
+            raise TimeoutError(
+                f"the server has not sent its headers, or the next bytes, within {self._seconds:g} s"
+            ) from None
 
     def close(self) -> None:
         """Close the socket."""
@@ -107,8 +89,8 @@ class TimedResponse(HTTPResponse):
         reader: reads it with a buffer.
     """
 
-    def __init__(self, sock: socket.socket, *, deadline: Deadline, **options: Any) -> None:
-        self.source = TimedReader(sock, deadline)
+    def __init__(self, sock: socket.socket, *, timeout_s: float, **options: Any) -> None:
+        self.source = TimedReader(sock, timeout_s)
         self.reader: io.BufferedReader = io.BufferedReader(self.source)
         super().__init__(self, **options)  # type: ignore[arg-type]  # it only calls makefile
 
@@ -130,7 +112,6 @@ class Response(io.RawIOBase):
     Args:
         connection: the connection, with a request sent.
         key: the key of the connection in the pool.
-        deadline: for all headers, and restarted for each part of the body.
 
     Attributes:
         status: the HTTP status.
@@ -141,7 +122,7 @@ class Response(io.RawIOBase):
         http.client.HTTPException: the response is not HTTP.
     """
 
-    def __init__(self, connection: HTTPConnection, key: Hashable, deadline: Deadline) -> None:
+    def __init__(self, connection: HTTPConnection, key: Hashable) -> None:
         self._connection: HTTPConnection | None = None  # if there is no response, `close` has nothing to do
         self._sock: socket.socket = connection.sock  # http.client forgets it if the response is the last one
         self._response = cast(TimedResponse, connection.getresponse())
@@ -151,7 +132,7 @@ class Response(io.RawIOBase):
         #: The part of it that came with the headers.
         self._first = memoryview(b"") if self._left is None else self._response.read_buffered()
         self._connection = connection
-        self._key, self._deadline, self._process = key, deadline, os.getpid()
+        self._key, self._process = key, os.getpid()
         self._reading, self._closing = threading.Lock(), threading.Lock()
 
     @property
@@ -175,7 +156,7 @@ class Response(io.RawIOBase):
                 return 0
             if self._connection is None:
                 raise ValueError("the response is closed")
-            self._deadline.restart()
+            self._response.source.restart()
             if self._left is None:
                 data = self._response.read1(len(view))
                 view[: len(data)] = data
@@ -387,19 +368,18 @@ def _send_once(
             target = f"http://{url.netloc.rpartition('@')[2]}{target}"
             sent |= proxy_headers
     key = (url.scheme, url.hostname, _port(url), proxy, context if url.scheme == "https" else None)
-    limit_s, deadline = min(timeout_s, CONNECT_S), Deadline(timeout_s)
+    limit_s = min(timeout_s, CONNECT_S)
 
     def request(connection: HTTPConnection) -> Response:
-        connection.response_class = partial(TimedResponse, deadline=deadline)  # type: ignore[assignment]  # called so
+        connection.response_class = partial(TimedResponse, timeout_s=timeout_s)  # type: ignore[assignment]  # called so
         try:
             if connection.sock is None:
                 _connect(connection)
             connection.sock.settimeout(limit_s)
-            deadline.restart()
             connection.request(method, target, headers=sent)
             # A server that waits for each acknowledgement would otherwise wait for 40 ms.
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-            return Response(connection, key, deadline)
+            return Response(connection, key)
         except BaseException:
             connection.close()
             raise

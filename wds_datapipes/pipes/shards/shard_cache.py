@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
+from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
@@ -49,8 +49,6 @@ class ShardCacher(EngineStage[str]):
         prefetch: the number of shards to download in advance; 0 after `DirectoryShards`, where requesting the next
             shard marks the last one as read.
         manifest: the manifest of the dataset, its path or URL. Downloads must match its sizes and digests.
-        check: how a copy is verified whenever it is opened: ``"size"``, by size and modification time, costs nothing;
-            ``"digest"`` reads the whole copy.
 
     Raises:
         CacheError: the folder cannot be written, or the disk is full and no copy can be evicted.
@@ -75,18 +73,15 @@ class ShardCacher(EngineStage[str]):
         max_bytes: int | None = None,
         prefetch: int = 1,
         manifest: Manifest | str | os.PathLike[str] | None = None,
-        check: Literal["size", "digest"] = "size",
     ) -> None:
         if not isinstance(cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir must be the path of a folder, not {cache_dir!r}")
         max_bytes = check_optional_integer("max_bytes", max_bytes, 1)
         prefetch = check_integer("prefetch", prefetch, 0)
-        check_choice("check", check, Literal["size", "digest"])
         self.source = source
         self.cache_dir = os.fspath(cache_dir)
         self.max_bytes = max_bytes
         self.prefetch = prefetch
-        self.check = check
         self._known = _known_shards(manifest)
 
     def __iter__(self) -> Iterator[str]:
@@ -94,7 +89,7 @@ class ShardCacher(EngineStage[str]):
         from wds_datapipes.shard_cache.store import CacheFolder
 
         verbose = os.environ.get(VERBOSE, "0") not in ("", "0")
-        folder = CacheFolder(self.cache_dir, self.max_bytes, self.check, verbose=verbose)
+        folder = CacheFolder(self.cache_dir, self.max_bytes, verbose=verbose)
         # Requesting the next shard from DirectoryShards marks the last one as read, which may delete it.
         prefetch = 0 if any(declared(stage).claims_shards for stage in upstream(self.source)) else self.prefetch
         yield from cache_wds_shards(self.source, folder, prefetch=prefetch, known=self._known)
