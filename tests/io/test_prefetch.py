@@ -134,13 +134,12 @@ def outcome(urls: list[str], read_ahead: int, **options: Any) -> list[str]:
     names=st.lists(st.sampled_from("abcdexyABCDE"), max_size=8),
     read_ahead=st.sampled_from([1, 150_000, 400_000, 1 << 20, 32 << 20]),
     on_error=st.sampled_from(["raise", "skip"]),
-    open_shards=st.integers(1, 4),
 )
 def test_reading_ahead_changes_no_item(
-    shards: dict[str, str], names: list[str], read_ahead: int, on_error: str, open_shards: int
+    shards: dict[str, str], names: list[str], read_ahead: int, on_error: str
 ) -> None:
-    urls, options = [shards[name] for name in names], {"on_error": on_error, "open_shards": open_shards}
-    assert outcome(urls, read_ahead, **options) == outcome(urls, 0, **options)
+    urls = [shards[name] for name in names]
+    assert outcome(urls, read_ahead, on_error=on_error) == outcome(urls, 0, on_error=on_error)
 
 
 @settings(max_examples=30, deadline=None)
@@ -186,6 +185,28 @@ def test_no_more_is_buffered_than_requested(shards: dict[str, str], monkeypatch:
     assert taken == sum(Watched.read.values())
     # Besides the buffered blocks, each of two shards has two blocks in flight, and the reader has one.
     assert limit / 2 <= most <= limit + 5 * block
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    names=st.lists(st.sampled_from("abcdexyABCDE"), max_size=8),
+    read_ahead=st.sampled_from([1, 400_000, 32 << 20]),
+    open_shards=st.integers(2, 5),
+)
+def test_reading_several_shards_ahead_changes_no_sample(
+    shards: dict[str, str], names: list[str], read_ahead: int, open_shards: int
+) -> None:
+    urls = [shards[name] for name in names]
+    options: dict[str, Any] = {"open_shards": open_shards, "on_error": "skip"}
+    ahead, plain = (
+        [
+            sample["__key__"]
+            for sample in IterableWrapper(urls).load_wds_shards(read_ahead=size, **options).group_samples()
+        ]
+        for size in (read_ahead, 0)
+    )
+    assert ahead == plain
+    assert not threads()
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 200])

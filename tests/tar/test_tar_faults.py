@@ -154,7 +154,7 @@ def test_a_truncation_never_yields_a_sample_that_lacks_a_field(tmp_path: Path, k
     shard = tmp_path / "x.tar"
     everything = samples_of(archive)
     firsts = [entry for entry in entries(archive) if entry.name.endswith(".cls")]
-    for size in range(0, len(archive), 5):
+    for size in range(0, len(archive), 67):
         shard.write_bytes(archive[:size])
         # A sample is known to be complete once the first file of the next one was read.
         known = sum(entry.offset_data + entry.size <= size for entry in firsts[1:])
@@ -169,16 +169,15 @@ def test_a_truncation_never_yields_a_sample_that_lacks_a_field(tmp_path: Path, k
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
-@pytest.mark.parametrize("end_marker", ["required", "optional"])
-def test_a_changed_byte_in_a_header_is_an_error_or_changes_nothing(kind: str, end_marker: EndMarker) -> None:
+def test_a_changed_byte_in_a_header_is_an_error_or_changes_nothing(kind: str) -> None:
     archive = ARCHIVES[kind]
     expected = read(archive)
     for start in headers(archive):
-        for at in range(start, start + 512):
-            for mask in (0x01, 0x20, 0x80):
+        for at in range(start, start + 512, 3):
+            for mask in (0x01, 0x80):
                 damaged = bytearray(archive)
                 damaged[at] ^= mask
-                members, error = read(bytes(damaged), end_marker=end_marker)
+                members, error = read(bytes(damaged))
                 if error is None:
                     assert start + 148 <= at < start + 156, f"byte {at}: only the checksum's own blanks can change"
                     assert (members, None) == expected
