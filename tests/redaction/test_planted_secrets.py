@@ -186,7 +186,7 @@ def convert(url: str, folder: Path) -> Iterator[object]:
     yield lambda: create_shards([of_url], "made/%d.tar", num_workers=0)
     yield lambda: create_shards([of_url], "made/%d.tar", num_workers=0, on_error="warn")
     yield lambda: verify_shards([url], decode=True, num_workers=0)
-    yield lambda: dataset_stats([url], label="txt", num_workers=0)
+    yield lambda: dataset_stats([url], num_workers=0)
     command = SampleCommand(url.partition(":")[2])
     yield command
     yield lambda: command({"__key__": "a"})
