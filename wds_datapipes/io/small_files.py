@@ -95,7 +95,9 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
         return bytes(content)
     except ShardError as error:
         raise MissingSidecarError(str(error)) from None
-    except OSError as error:
+    except WdsError:
+        raise
+    except (OSError, ValueError) as error:  # a ValueError if no file can have this name
         raise_alone(_sidecar_error(url, storage_options, "read", error))
 
 
