@@ -8,7 +8,6 @@ from typing import Any
 
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.sharding import find_rank_and_worker, has_no_shards, refuse_remote, rotation_period
 from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds
@@ -88,19 +87,6 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
     def can_reshard(self) -> bool:  # type: ignore[override]  # it depends on an argument
         """Whether the rest of an epoch can be assigned to another number of workers."""
         return self.stop == "all"
-
-    def check_resharding(self) -> None:
-        """Make sure that the mixture of all workers ends when all sources are exhausted.
-
-        Raises:
-            StateError: it does not.
-        """
-        if not self.can_reshard:
-            raise StateError(
-                f'The rest of mix_samples(stop="{self.stop}") depends on what each worker has mixed, so the state is '
-                f"invalid with a different number of ranks or workers. Resume with as many ranks and workers as "
-                f'before, or mix with stop="all"'
-            )
 
     def reshard_states(
         self, states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
