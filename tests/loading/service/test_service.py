@@ -436,10 +436,9 @@ class Gain(InMain):
 
 
 @pytest.mark.parametrize("last", [Gain, lambda pipe: Gain(pipe).prefetch(2)], ids=["replayed", "prefetched"])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_the_last_stage_of_the_main_process_is_the_users(method: str, last: Callable[[Pipe], Pipe]) -> None:
+def test_the_last_stage_of_the_main_process_is_the_users(last: Callable[[Pipe], Pipe]) -> None:
     pipe = last(numbers(20).shuffle().sharding_filter())
-    with DataLoader2(pipe, reading_service=ShardReadingService(2, method)) as loader:
+    with load(pipe, 2) as loader:
         torch.manual_seed(1)
         iterator = iter(loader)
         assert type(loader.datapipe) is type(pipe) is type(loader.reading_service._end_datapipe)

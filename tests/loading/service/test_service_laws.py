@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -225,7 +224,7 @@ def plans(counts: st.SearchStrategy[int]) -> st.SearchStrategy[Plan]:
     return WORKERS.flatmap(plan)
 
 
-@settings(deadline=None, max_examples=12 * TIMES)
+@settings(deadline=None, max_examples=6 * TIMES)
 @given(plans(COUNTS), PREFETCHES)
 @example(Plan(3, [[(0, 1), (0, 2), (0, 3)], [(0, 1), (700, 2), (1, 3)], [(11, 1), (0, 2), (40, 3)]]), (10, 10))
 def test_the_loop_takes_from_each_live_worker_in_turn(plan: Plan, prefetches: Prefetches) -> None:
@@ -239,7 +238,7 @@ def test_the_loop_takes_from_each_live_worker_in_turn(plan: Plan, prefetches: Pr
     assert [list(map(seen, items)) for items in kept] == wanted
 
 
-@settings(deadline=None, max_examples=12 * TIMES)
+@settings(deadline=None, max_examples=6 * TIMES)
 @given(plans(COUNTS), PREFETCHES, st.data())
 def test_interrupting_anywhere_affects_no_other_epoch(plan: Plan, prefetches: Prefetches, data: st.DataObject) -> None:
     kept = []
@@ -252,7 +251,7 @@ def test_interrupting_anywhere_affects_no_other_epoch(plan: Plan, prefetches: Pr
     assert all(list(map(seen, items)) == wanted for items, wanted in kept)
 
 
-@settings(deadline=None, max_examples=10 * TIMES)
+@settings(deadline=None, max_examples=5 * TIMES)
 @given(plans(COUNTS), PREFETCHES, st.randoms(use_true_random=False))
 def test_items_can_be_changed_in_place(plan: Plan, prefetches: Prefetches, rng: random.Random) -> None:
     with load(Planned(plan.epochs), plan.workers, prefetches) as loader:
@@ -267,7 +266,7 @@ def test_items_can_be_changed_in_place(plan: Plan, prefetches: Prefetches, rng: 
             assert all(seen(item) == wanted for item, wanted in untouched)
 
 
-@settings(deadline=None, max_examples=6 * TIMES)
+@settings(deadline=None, max_examples=4 * TIMES)
 @given(plans(FEW_COUNTS), st.tuples(PREFETCHES, PREFETCHES), st.integers(0, 10**6))
 def test_neither_prefetching_nor_delays_have_an_effect(
     plan: Plan, prefetches: tuple[Prefetches, Prefetches], delays: int
@@ -319,12 +318,11 @@ SENDABLE = [
 ]
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_other_ways_of_starting_workers(method: str) -> None:
+def test_workers_that_are_not_forked() -> None:
     numbers = range(len(SENDABLE))
     wanted = round_robin([[seen(SENDABLE[number]) for number in numbers[line::2] if number < 50] for line in range(2)])
     pipe = IterableWrapper(numbers).sharding_filter().filter(partial(operator.gt, 50))
-    with load(pipe.map(partial(operator.getitem, SENDABLE)), 2, (10, 10), method) as loader:
+    with load(pipe.map(partial(operator.getitem, SENDABLE)), 2, (10, 10), "forkserver") as loader:
         kept = list(loader)
         assert list(map(seen, kept)) == wanted
         for taken in (1, 7, 30):
