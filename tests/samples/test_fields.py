@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import MissingFieldError
-from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.samples.fields import map_dict, map_tuple
 from wds_datapipes.samples.select import parse_specs, rename, to_tuple
 from wds_datapipes.types import Sample
 
 SAMPLE: Sample = {"__key__": "k", "__url__": "s.tar", "jpg": 1, "cls": 2, "seg.png": None}
-
-
-@pytest.mark.parametrize(
-    ("specs", "expected"),
-    [
-        (["jpg"], [("jpg",)]),
-        (["jpg;png", "cls"], [("jpg", "png"), ("cls",)]),
-        (["jpg;png cls"], [("jpg", "png"), ("cls",)]),
-        (["  jpg ;png  ", "cls"], [("jpg",), ("png",), ("cls",)]),
-        (["jpg;;png;"], [("jpg", "png")]),
-    ],
-)
-def test_specs(specs: list[str], expected: list[tuple[str, ...]]) -> None:
-    assert parse_specs(specs) == expected
 
 
 @pytest.mark.parametrize("specs", [[], [""], ["  "], [";"], ["jpg", ";;"]])
@@ -44,11 +29,10 @@ def test_specs_that_name_nothing(specs: list[str]) -> None:
     ("specs", "expected"),
     [
         (["jpg", "cls"], (1, 2)),
-        (["cls jpg cls"], (2, 1, 2)),
-        (["png;jpg"], (1,)),
         (["jpg;cls", "cls;jpg"], (1, 2)),
         (["__key__ __url__ jpg"], ("k", "s.tar", 1)),
         (["seg.png;jpg"], (None,)),  # it is there, and None
+        (["  jpg;;gif;  cls"], (1, 2)),
     ],
 )
 def test_to_tuple(specs: list[str], expected: tuple[Any, ...]) -> None:
@@ -66,13 +50,10 @@ def test_a_field_missing_from_a_tuple() -> None:
 @pytest.mark.parametrize(
     ("new", "keep", "expected"),
     [
-        ({"image": "jpg"}, True, {"cls": 2, "seg.png": None, "image": 1}),
         ({"image": "png;jpg"}, True, {"cls": 2, "seg.png": None, "image": 1}),
         ({"image": "jpg;cls"}, True, {"seg.png": None, "image": 1}),
-        ({"image": "jpg", "label": "cls"}, False, {"image": 1, "label": 2}),
         ({"jpg": "cls", "cls": "jpg"}, True, {"seg.png": None, "jpg": 2, "cls": 1}),
         ({"a": "jpg", "b": "jpg"}, False, {"a": 1, "b": 1}),
-        ({"cls": "jpg"}, True, {"seg.png": None, "cls": 1}),
         ({"key": "__key__"}, False, {"key": "k"}),
     ],
 )
@@ -86,48 +67,13 @@ def test_map_dict() -> None:
     assert list(mapped) == list(SAMPLE), "the fields stay in their order"
 
 
-@pytest.mark.parametrize(
-    ("functions", "expected"),
-    [((str,), ("1", 2)), ((None, str), (1, "2")), ((str, str), ("1", "2")), ((), (1, 2))],
-)
-@pytest.mark.parametrize("kind", [tuple, list])
-def test_map_tuple(
-    kind: type[tuple[int, ...]], functions: tuple[Callable[[Any], Any] | None, ...], expected: tuple[Any, ...]
-) -> None:
-    assert list(map_tuple([kind((1, 2))], functions)) == [expected]
-
-
-def test_more_functions_than_elements() -> None:
+def test_map_tuple() -> None:
+    assert list(map_tuple([(1, 2), [3, 4]], [None, str])) == [(1, "2"), (3, "4")]
+    assert list(map_tuple([(1, 2)], [str])) == [("1", 2)]
     with pytest.raises(ValueError, match=r"map_tuple has 3 functions, but got 2 elements \(tuple\)"):
         list(map_tuple([(1, 2)], [str, str, str], on_error="skip"))
-
-
-def test_a_sample_is_not_a_tuple() -> None:
     with pytest.raises(TypeError, match="map_tuple needs tuples, but got a sample: put it after to_tuple"):
         list(map_tuple([SAMPLE], [str], on_error="skip"))  # type: ignore[list-item]  # the mistake that is tested
-
-
-#: Each stage with an input that it cannot process between two that it can.
-BAD = {"__key__": "bad", "__url__": "s.tar"}
-STAGES: dict[str, Callable[[OnError], Any]] = {
-    "to_tuple": lambda on_error: to_tuple([SAMPLE, BAD, SAMPLE], ["jpg"], on_error=on_error),
-    "rename": lambda on_error: rename([SAMPLE, BAD, SAMPLE], {"image": "jpg"}, on_error=on_error),
-    "map_dict": lambda on_error: map_dict([SAMPLE, BAD, SAMPLE], {"jpg": str}, on_error=on_error),
-    "map_tuple": lambda on_error: map_tuple([(1,), (None,), (1,)], [lambda value: value + 1], on_error=on_error),
-}
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_errors_of_each_stage(stage: str) -> None:
-    kind = TypeError if stage == "map_tuple" else MissingFieldError
-    run = STAGES[stage]
-    with pytest.raises(kind):
-        list(run("raise"))
-    assert len(list(run("skip"))) == 2
-    assert len(list(run(lambda error: isinstance(error, kind)))) == 2
-    assert len(list(run(lambda error: False))) == 1
-    with pytest.warns(UserWarning, match=f"{stage} skipped an item: {kind.__name__}"):
-        assert len(list(run("warn"))) == 2
 
 
 def fail(value: object) -> None:
@@ -155,6 +101,7 @@ FIELDS = st.sampled_from(["a", "b", "c", "d"])
 SAMPLES = st.lists(st.dictionaries(FIELDS, st.integers(0, 9)), max_size=6)
 
 
+@settings(max_examples=40)
 @given(samples=SAMPLES, new=st.dictionaries(st.sampled_from(["x", "y", "a"]), FIELDS, min_size=1))
 def test_no_stage_changes_its_input_samples(samples: list[Sample], new: dict[str, str]) -> None:
     before = copy.deepcopy(samples)

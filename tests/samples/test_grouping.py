@@ -44,45 +44,7 @@ def fields(sample: Sample) -> list[str]:
     return [field for field in sample if field not in ("__key__", "__url__")]
 
 
-# Names
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["a.jpg", "a.cls", "b.jpg"], {"a": ["jpg", "cls"], "b": ["jpg"]}),
-        (["d/a.jpg", "e/a.jpg"], {"d/a": ["jpg"], "e/a": ["jpg"]}),
-        (["a.jpg", "a/b.jpg", "a.b/c.jpg"], {"a": ["jpg"], "a/b": ["jpg"], "a.b/c": ["jpg"]}),
-        (["a.seg.png", "a.png", "ab.png"], {"a": ["seg.png", "png"], "ab": ["png"]}),
-        (["A.JPG", "A.Seg.PNG", "a.jpg"], {"A": ["jpg", "seg.png"], "a": ["jpg"]}),
-        (["a.jpg", "README", "a.cls"], {"a": ["jpg", "cls"]}),
-        (["a.jpg", ".hidden", "._a.jpg", "d/._a.jpg", "d/.x", "a.cls"], {"a": ["jpg", "cls"]}),
-        (["__index__", "__meta__/classes.json", "__index__/a.jpg", "a.jpg"], {"a": ["jpg"]}),
-        (["__a__.txt", "__a__.cls", "__a__.x__", "d/__m__.txt"], {"__a__": ["txt", "cls"], "d/__m__": ["txt"]}),
-        (["a.", "a.jpg"], {"a": ["", "jpg"]}),
-        (["a.__key__", "a.jpg", "b.__URL__", "b.jpg"], {"a": ["jpg"], "b": ["jpg"]}),
-        (["a.__key__", "b.jpg", "c.__url__"], {"b": ["jpg"]}),
-        (["README"], {}),
-        ([], {}),
-    ],
-)
-def test_names_that_form_a_sample(names: list[str], expected: dict[str, list[str]]) -> None:
-    samples = group(*names)
-    assert {sample["__key__"]: fields(sample) for sample in samples} == expected
-    assert all(sample["__url__"] == "s.tar" for sample in samples)
-
-
-def test_a_sample_contains_its_files_and_its_origin() -> None:
-    assert group("a.JPG", "a.cls") == [{"__key__": "a", "__url__": "s.tar", "jpg": b"a.JPG@0", "cls": b"a.cls@1"}]
-    (sample,) = group_samples(split_by_shard([Member(Shard("file:s.tar", "s.tar", is_complete=True), "a.jpg", b"", 0)]))
-    assert sample == {"__key__": "a", "__url__": "file:s.tar", "__local_path__": "s.tar", "jpg": b""}
-    assert type(sample["__url__"]) is str
-
-
-def test_only_some_fields() -> None:
-    samples = group("a.jpg", "a.cls", "b.cls", "c.jpg", "c.txt", fields=["jpg", "txt"])
-    assert [(sample["__key__"], fields(sample)) for sample in samples] == [("a", ["jpg"]), ("c", ["jpg", "txt"])]
-    assert group("a.jpg", "a.JSON", fields=["JPG", "json"]) == group("a.jpg", "a.JSON")
+# Fields
 
 
 def test_a_pass_without_any_wanted_field_warns_with_the_names_there_are() -> None:
@@ -95,17 +57,9 @@ def test_a_pass_without_any_wanted_field_warns_with_the_names_there_are() -> Non
     assert group("a.jpg", fields=[]) == []  # as asked
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        (last_dot, [("scan-1.2mm", ["jpg", "txt"])]),
-        (lambda name: (name[0], name), [("s", ["scan-1.2mm.jpg", "scan-1.2mm.txt"])]),
-        (lambda name: None, []),
-    ],
-)
-def test_other_key_rules(rule: Callable[[str], tuple[str, str] | None], expected: list[tuple[str, list[str]]]) -> None:
-    samples = group("scan-1.2mm.jpg", "scan-1.2mm.txt", key_rule=rule)
-    assert [(sample["__key__"], fields(sample)) for sample in samples] == expected
+def test_other_key_rules() -> None:
+    assert [sample["__key__"] for sample in group("1.2mm.jpg", "1.2mm.txt", key_rule=last_dot)] == ["1.2mm"]
+    assert group("a.jpg", key_rule=lambda name: None) == []
 
 
 # Duplicates, and repeated keys
@@ -115,12 +69,6 @@ def test_the_error_of_a_duplicate_names_its_position() -> None:
     message = r"s\.tar holds the field 'jpg' of the sample 'a' twice, at bytes 1024 and 3072 \(member 'a\.JPG'\)"
     with pytest.raises(DuplicateKeyError, match=message):
         group("a.cls", "a.jpg", "a.txt", "a.JPG")
-
-
-@pytest.mark.parametrize(("choice", "kept"), [("first", b"a.jpg@0"), ("last", b"a.JPG@2")])
-def test_one_of_two_can_be_chosen(choice: str, kept: bytes) -> None:
-    (sample,) = group("a.jpg", "a.cls", "a.JPG", on_duplicate=choice)
-    assert sample == {"__key__": "a", "__url__": "s.tar", "jpg": kept, "cls": b"a.cls@1"}
 
 
 def test_a_duplicate_drops_only_its_sample() -> None:
@@ -150,26 +98,13 @@ def test_a_repeated_key_can_be_an_error() -> None:
     assert [(sample["__key__"], fields(sample)) for sample in kept] == [("a", ["jpg"]), ("b", ["jpg"]), ("c", ["jpg"])]
 
 
-def remember_keys(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    defaults = SampleGrouping.__init__.__kwdefaults__
-    assert defaults is not None
-    monkeypatch.setitem(defaults, "remembered_keys", count)
-
-
-def test_the_memory_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_keys(monkeypatch, 2)
-    assert len(group("a.jpg", "b.jpg", "c.jpg", "c.txt", "d.jpg", "c.cls")) == 5
-    with pytest.raises(DuplicateKeyError):
-        group("a.jpg", "b.jpg", "c.jpg", "a.txt", on_repeated_key="raise")
-
-
 # Comparison with a simple implementation
 
 NAMES = st.builds(
     lambda folder, key, field: f"{folder}{key}{field}",
     st.sampled_from(["", "", "", "d/", "a.x/", "__m__/", ".h/"]),
     st.sampled_from(["a", "b", "A", "__a__", "._a", ""]),
-    st.sampled_from([".x", ".y", ".X", ".x.y", ".x__", ".__key__", ".", ""]),
+    st.sampled_from([".x", ".y", ".X", ".x.y", ".x__", ".__key__", ".__URL__", ".", ""]),
 )
 SHARDS = st.lists(st.tuples(st.sampled_from("12"), st.lists(NAMES, max_size=8), st.booleans()), max_size=5)
 
@@ -205,7 +140,7 @@ def simply_grouped(
     wanted=st.none() | st.sets(st.sampled_from(["x", "y", "X"])),
 )
 @example(shards=[("1", ["__a__.x", "__a__.x__"], True)], on_duplicate="first", lowercase=True, wanted=None)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_grouping_agrees_with_a_simple_implementation(
     shards: list[ShardSpec], on_duplicate: Any, lowercase: bool, wanted: set[str] | None
 ) -> None:
@@ -234,27 +169,13 @@ def test_an_incomplete_sample_does_not_precede_the_error_of_another_process(tmp_
         next(samples)
 
 
-def test_the_last_sample_of_a_good_shard_comes_before_the_error_of_the_next() -> None:
-    def failing() -> Iterator[Member]:
-        yield from members([("1.tar", ["a.jpg", "b.jpg"], True)])
-        raise TruncatedShardError("2.tar is empty")
-
-    samples = group_samples(split_by_shard(failing()))
-    assert [next(samples)["__key__"], next(samples)["__key__"]] == ["a", "b"]
-    with pytest.raises(TruncatedShardError, match=r"2\.tar is empty"):
-        next(samples)
-
-
 @pytest.fixture
 def shards(tmp_path: Path) -> list[str]:
-    """Three shards with the same keys at their borders, of which the second is truncated in its second sample."""
-    made = [
+    """Three shards with the same keys at their borders."""
+    return [
         build_shard(tmp_path / f"{number}.tar", [{"__key__": key, "jpg": f"{number}", "cls": "1"} for key in "ab"])
         for number in range(3)
     ]
-    with open(made[1], "r+b") as file:
-        file.truncate(3 * 1024 + 100)
-    return made
 
 
 def known(samples: Iterable[Sample]) -> list[tuple[str, bytes]]:
@@ -268,24 +189,17 @@ def known(samples: Iterable[Sample]) -> list[tuple[str, bytes]]:
 GOOD = [("a", b"0"), ("b", b"0"), ("a", b"1"), ("a", b"2"), ("b", b"2")]
 
 
-def test_a_broken_shard_between_good_ones(shards: list[str]) -> None:
-    assert known(group_samples(read_shards(shards, ReadOptions(on_error="skip")))) == GOOD
-    with pytest.warns(UserWarning, match=r"skipped an item: TruncatedShardError: .*1\.tar ends inside a header"):
-        assert known(group_samples(read_shards(shards, ReadOptions(on_error="warn")))) == GOOD
-    assert known(group_samples(read_shards(shards, ReadOptions(on_error=lambda error: False)))) == GOOD
-    samples = group_samples(read_shards(shards))
-    assert known(itertools.islice(samples, 3)) == GOOD[:3]
-    with pytest.raises(TruncatedShardError, match=r"1\.tar ends inside a header, at byte 3172"):
-        next(samples)
-
-
 @pytest.mark.parametrize("size", range(0, 5120, 640))
 def test_a_truncated_shard_never_merges_with_the_next(shards: list[str], size: int) -> None:
     with open(shards[1], "wb") as file, open(shards[0], "rb") as whole:
         file.write(whole.read(size))
-    samples = known(group_samples(read_shards(shards, ReadOptions(on_error="skip"))))
     # Its first sample is known to be complete once the first file of its second one was read.
-    assert samples == GOOD[:2] + [("a", b"0")] * (size > 2560) + GOOD[3:]
+    before = GOOD[:2] + [("a", b"0")] * (size > 2560)
+    assert known(group_samples(read_shards(shards, ReadOptions(on_error="skip")))) == before + GOOD[3:]
+    samples = group_samples(read_shards(shards))
+    assert known(itertools.islice(samples, len(before))) == before
+    with pytest.raises(TruncatedShardError, match=r"1\.tar "):
+        next(samples)
 
 
 # Members in another order
@@ -327,8 +241,6 @@ def test_a_shard_may_be_abandoned_in_the_middle(tmp_path: Path) -> None:
 def test_items_that_are_not_members() -> None:
     with pytest.raises(TypeError, match=r"group_samples needs members .* but got dict: \{'__key__': 'a'\}"):
         list(group_samples(split_by_shard([{"__key__": "a"}])))  # type: ignore[list-item]  # the mistake that is tested
-    with pytest.raises(TypeError, match="but got int: 3"):
-        list(group_samples(split_by_shard([3])))  # type: ignore[list-item]  # the same
 
 
 # Memory
@@ -350,7 +262,9 @@ def consume(samples: Iterable[Sample]) -> None:
 
 
 def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_keys(monkeypatch, 100)
+    defaults = SampleGrouping.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "remembered_keys", 100)
 
     def run(count: int) -> None:
         url = Shard("s.tar")
@@ -361,7 +275,7 @@ def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) 
         )
 
     run(100)
-    assert peak(lambda: run(20_000)) - peak(lambda: run(200)) < 20_000
+    assert peak(lambda: run(5000)) - peak(lambda: run(200)) < 20_000
 
 
 def test_large_files_are_released(tmp_path: Path) -> None:

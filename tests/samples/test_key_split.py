@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from random import Random
-from typing import NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.samples.keys import KeySplit
@@ -40,28 +36,6 @@ def test_the_rule_never_changes() -> None:
     splits = KeySplit({"train": 0.8, "val": 0.2}, seed=1)
     # Python's own hashes differ in each run.
     assert [number for number in range(40) if splits.assign(f"é{number}") == "val"] == PINNED
-
-
-class Keys(NamedTuple):
-    keys: list[str]
-
-
-@given(st.lists(st.text(max_size=4), unique=True), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_parts_are_disjoint_and_complete_for_any_division_into_shards(
-    keys: list[str], shards: int, random: Random
-) -> None:
-    splits = KeySplit({"train": 6, "val": 3, "test": 1})
-    expected = {key: splits.assign(key) for key in keys}
-    random.shuffle(keys)
-    found = [
-        (key, name)
-        for name in splits.names
-        for shard in range(shards)
-        for key, is_in in zip(keys[shard::shards], splits.select(name)(Keys(keys[shard::shards])), strict=True)
-        if is_in
-    ]
-    assert len(found) == len(keys)
-    assert dict(found) == expected
 
 
 def test_indexed_samples_are_split_as_streamed_ones(tmp_path: Path) -> None:

@@ -16,26 +16,11 @@ NAMES = st.text("ab.A_/ \né", max_size=12)
 @pytest.mark.parametrize(
     ("name", "first", "last"),
     [
-        ("a.jpg", ("a", "jpg"), ("a", "jpg")),
         ("dir.v1/a.b.jpg", ("dir.v1/a", "b.jpg"), ("dir.v1/a.b", "jpg")),
-        ("./a.jpg", ("./a", "jpg"), ("./a", "jpg")),
-        ("/abs/a.jpg", ("/abs/a", "jpg"), ("/abs/a", "jpg")),
-        ("../a.jpg", ("../a", "jpg"), ("../a", "jpg")),
-        ("a.", ("a", ""), ("a", "")),
-        ("a..jpg", ("a", ".jpg"), ("a.", "jpg")),
-        ("a b.c d", ("a b", "c d"), ("a b", "c d")),
-        ("a\nb.c", ("a\nb", "c"), ("a\nb", "c")),
         ("A.JPG", ("A", "JPG"), ("A", "JPG")),
-        ("a", None, None),
-        ("", None, None),
-        (".hidden", None, None),
-        (".a.b", None, None),
-        ("dir/.hidden.jpg", None, None),
+        ("a..jpg", ("a", ".jpg"), ("a.", "jpg")),
         ("dir/._a.jpg", None, None),
         ("a.b/c", None, None),
-        ("a.b/", None, None),
-        ("..", None, None),
-        ("dir/..", None, None),
     ],
 )
 def test_the_tables_of_both_rules(name: str, first: tuple[str, str] | None, last: tuple[str, str] | None) -> None:
@@ -45,9 +30,11 @@ def test_the_tables_of_both_rules(name: str, first: tuple[str, str] | None, last
 
 @given(NAMES)
 @example("dir/.hidden.jpg")
-def test_the_first_dot_agrees_with_a_regular_expression(name: str) -> None:
-    match = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]*)", name, re.DOTALL)
-    assert first_dot(name) == (match.groups() if match else None)
+@example("..")
+def test_the_rules_agree_with_regular_expressions(name: str) -> None:
+    for rule, key, field in (first_dot, "[^./]*", "[^/]*"), (last_dot, "[^/]*", "[^./]*"):
+        match = re.fullmatch(rf"((?:.*/)?[^./]{key})\.({field})", name, re.DOTALL)
+        assert rule(name) == (match.groups() if match else None)
 
 
 @given(st.text("_a./", max_size=10))

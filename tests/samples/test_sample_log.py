@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import MissingSidecarError
-from wds_datapipes.samples.sample_log import describe, log_samples
+from wds_datapipes.samples.sample_log import log_samples
 from wds_datapipes.shards.position import ItemCounter
 from wds_datapipes.testing import build_shard
 
@@ -46,30 +44,8 @@ class Hostile:
 
 
 @pytest.mark.parametrize(
-    ("value", "view"),
-    [
-        (None, "NoneType: None"),
-        (0.5, "float: 0.5"),
-        ("é" * 5, "str of 5: 'ééééé'"),
-        ("x" * 10**6, "str of 1,000,000: 'xxxxxxxxxxxxxxxx..."),
-        (b"\xff" * 10**6, r"bytes of 1,000,000: b'\xff\xff\xff\xf..."),
-        (np.zeros((100, 200, 3), np.uint8), "ndarray uint8 (100, 200, 3)"),
-        (torch.zeros(3, device="meta"), "Tensor torch.float32 (3,)"),
-        ([1, "a"] * 10**6, "list of 2,000,000: [1, 'a', 1, 'a', ..."),
-        ({"a": {"b": 1}}, "dict of 1: {'a': {'b': 1}}"),
-    ],
-)
-def test_views(value: object, view: str) -> None:
-    assert describe(value, width=20) == view
-
-
-def test_an_undisplayable_value_is_no_error() -> None:
-    assert describe(Hostile()) == "Hostile, which cannot be shown: RuntimeError"
-
-
-@pytest.mark.parametrize(
     ("first", "every", "shown"),
-    [(3, None, [0, 1, 2]), (0, None, []), (0, 4, [3, 7]), (2, 5, [0, 1, 4, 9]), (1, 1, list(range(10)))],
+    [(0, None, []), (0, 4, [3, 7]), (2, 5, [0, 1, 4, 9])],
 )
 def test_which_samples_are_shown(
     first: int, every: int | None, shown: list[int], capsys: pytest.CaptureFixture[str]
@@ -83,10 +59,14 @@ def test_which_samples_are_shown(
 
 def test_a_record_of_a_sample(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     sample = {"__key__": "k", "__url__": "https://user:secret@host/x.tar?token=hunter2", "jpg": b"abc"}
-    list(logged([sample, (1, "a"), 3], "stderr"))
+    items = [sample, ("é" * 10**6, np.zeros((10, 20, 3), np.uint8), torch.zeros(3, device="meta"), Hostile()), 3]
+    list(logged(items, "stderr"))
     text = capsys.readouterr().err
     assert "    jpg: bytes of 3: b'abc'\n" in text
-    assert "    [1]: str of 1: 'a'\n" in text
+    assert f"    [0]: str of 1,000,000: '{'é' * 36}...\n" in text
+    assert "    [1]: ndarray uint8 (10, 20, 3)\n" in text
+    assert "    [2]: Tensor torch.float32 (3,)\n" in text
+    assert "    [3]: Hostile, which cannot be shown: RuntimeError\n" in text
     assert "    int: 3\n" in text
     assert "secret" not in text
     assert "hunter2" not in text
@@ -100,7 +80,7 @@ def test_a_record_of_a_sample(capsys: pytest.CaptureFixture[str], caplog: pytest
     assert record.getMessage() + "\n" == text[: len(record.getMessage()) + 1]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(st.text(st.characters(codec="utf-8"), max_size=5), max_size=5))
 def test_keys_can_be_recovered_from_their_lines(keys: list[str], tmp_path: Path) -> None:
     path = tmp_path / "keys"
@@ -118,21 +98,6 @@ def test_keys_can_be_recovered_from_their_lines(keys: list[str], tmp_path: Path)
         assert text == key
 
 
-def test_the_file_is_open_only_while_samples_pass(tmp_path: Path) -> None:
-    def opened() -> bool:
-        return str(tmp_path / "keys") in {file.path for file in psutil.Process().open_files()}
-
-    samples = logged([1, 2, 3], first=0, key_log=str(tmp_path / "keys"))
-    assert not (tmp_path / "keys").exists()
-    next(samples)
-    assert opened()
-    samples.close()  # type: ignore[attr-defined]  # it is a generator
-    assert not opened()
-    list(logged([1], first=0, key_log=str(tmp_path / "keys")))
-    assert not opened()
-    assert (tmp_path / "keys").read_text() == "0\t2\t1\t\t\n" * 2, "it is appended to"
-
-
 @pytest.mark.parametrize("place", ["none/keys", "file/keys", "."])
 def test_an_unwritable_file_is_named(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -148,19 +113,15 @@ def test_a_key_that_is_not_utf_8_is_written_escaped(tmp_path: Path) -> None:
     assert (tmp_path / "keys").read_bytes() == b"0\t2\t1\ta\\ud800\t\n1\t2\t1\ta\\udcff\t\n"
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("DataLoader", 3), ("DataLoader2", 0), ("DataLoader2", 3)])
-def test_several_processes_write_whole_lines_to_one_file(tmp_path: Path, workers: int, kind: str) -> None:
+@pytest.mark.parametrize("workers", [0, 3])
+def test_several_processes_write_whole_lines_to_one_file(tmp_path: Path, workers: int) -> None:
     for shard in range(3):
         samples = [{"__key__": f"{shard}-{n}" + "x" * (n % 90), "cls": "1"} for n in range(200)]
         build_shard(tmp_path / f"{shard}.tar", samples)
     pipe = ShardList(f"{tmp_path}/{{0..2}}.tar").sharding_filter().load_wds_shards().group_samples()
     pipe = pipe.log_samples(first=0, key_log=tmp_path / "keys")
-    if kind == "DataLoader":
-        keys = [sample["__key__"] for sample in DataLoader(pipe, batch_size=None, num_workers=workers)]
-    else:
-        loader = DataLoader2(pipe, reading_service=ShardReadingService(workers))
+    with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
         keys = [sample["__key__"] for sample in loader]
-        loader.shutdown()
     rows = [line.split("\t") for line in (tmp_path / "keys").read_text().splitlines()]
     assert sorted(key for _, _, _, key, _ in rows) == sorted(keys)
     for worker in range(max(workers, 1)):

@@ -6,12 +6,10 @@ import itertools
 from collections.abc import Iterator
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.samples.sampling import non_empty, parse_slice, rsample, slice_samples
+from wds_datapipes.samples.sampling import parse_slice, rsample, slice_samples
 from wds_datapipes.shards.position import ItemCounter
 
 NUMBERS = st.none() | st.integers(0, 12)
@@ -70,13 +68,3 @@ def test_a_random_part_is_a_part_and_the_seed_decides_which(count: int, p: float
     assert drawn == list(rsample(range(count), p, rng=Random(seed), counter=ItemCounter()))
     chances = Random(seed)
     assert drawn == [number for number in range(count) if chances.random() < p]
-
-
-@given(count=st.integers(1, 5))
-def test_a_nonempty_stream_passes(count: int) -> None:
-    assert list(non_empty(range(count), upstream="a", counter=ItemCounter())) == list(range(count))
-
-
-def test_an_empty_stream() -> None:
-    with pytest.raises(EmptySourceError, match=r"non_empty received no items from a\. The shards may be empty"):
-        list(non_empty([], upstream="a", counter=ItemCounter()))

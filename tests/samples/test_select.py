@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
-import webdataset
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.counters import Counters
@@ -23,11 +22,6 @@ META = {"__key__": "k", "__url__": "s.tar", "__local_path__": "/s.tar"}
 SAMPLE: Sample = {**META, "jpg": 1, "cls": 2, "seg.png": None, "Left.JPG": 4}
 
 
-def renamed(sample: Sample, *pairs: tuple[str, str], **options: Any) -> Sample:
-    (new,) = rename_keys([sample], pairs, {}, **options)
-    return new
-
-
 @pytest.mark.parametrize(
     ("pairs", "options", "expected"),
     [
@@ -37,7 +31,6 @@ def renamed(sample: Sample, *pairs: tuple[str, str], **options: Any) -> Sample:
         ([("image", "jpg")], {"keep_unselected": True}, {"image": 1, "cls": 2, "seg.png": None, "Left.JPG": 4}),
         ([("rest", "*.jpg"), ("image", "jpg")], {}, {"image": 1, "rest": 4}),  # the last rule that matches
         ([("gone", "gif"), ("label", "cls")], {"must_match": False}, {"label": 2}),
-        ([("gone", "gif")], {"must_match": False}, {}),
         ([("image", "*.jpg")], {"duplicate_is_error": False}, {"image": 1}),
         (
             [("cls", "jpg")],
@@ -49,36 +42,18 @@ def renamed(sample: Sample, *pairs: tuple[str, str], **options: Any) -> Sample:
         ([("id", "__key__")], {}, {"id": "k"}),
     ],
 )
-def test_rename_keys(pairs: list[tuple[str, str]], options: dict[str, bool], expected: Sample) -> None:
-    new = renamed(SAMPLE, *pairs, **options)
+def test_rename_keys(pairs: list[tuple[str, str]], options: dict[str, Any], expected: Sample) -> None:
+    (new,) = rename_keys([SAMPLE], pairs, {}, **options)
     assert new == {**META, **expected}
     assert list(new)[:3] == list(META)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "error", "message"),
-    [
-        (
-            [("image", "gif")],
-            MissingFieldError,
-            r"a field that matches 'gif' to rename to 'image', but the sample 'k' of s",
-        ),
-        ([("image", "jpg"), ("rest", "jp?")], MissingFieldError, "a field that matches 'jpg' to rename to 'image'"),
-        (
-            [("image", "*.jpg")],
-            DuplicateKeyError,
-            "rename both 'jpg' and 'Left.JPG' of the sample 'k' of s.tar to 'image'",
-        ),
-        (
-            [("x", "jpg"), ("x", "cls")],
-            DuplicateKeyError,
-            "rename both 'jpg' and 'cls' of the sample 'k' of s.tar to 'x'",
-        ),
-    ],
-)
-def test_invalid_rules(pairs: list[tuple[str, str]], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        renamed(SAMPLE, *pairs)
+def test_invalid_rules() -> None:
+    missing = r"a field that matches 'gif' to rename to 'image', but the sample 'k' of s"
+    with pytest.raises(MissingFieldError, match=missing):
+        list(rename_keys([SAMPLE], [("image", "gif")], {}))
+    with pytest.raises(DuplicateKeyError, match=r"rename both 'jpg' and 'Left.JPG' of the sample 'k' of s.tar to 'im"):
+        list(rename_keys([SAMPLE], [("image", "*.jpg")], {}))
 
 
 @pytest.mark.parametrize(
@@ -86,11 +61,9 @@ def test_invalid_rules(pairs: list[tuple[str, str]], error: type[Exception], mes
     [
         (["jpg;gif", "cls"], (1, 2)),
         ([["gif", "jpg"], "cls"], (1, 2)),
-        (["*.png"], (None,)),
         (["left.jpg", "__key__", "__url__"], (4, "k", "s.tar")),
         ([".cls"], (2,)),
         (["[ab]ls;[cd]ls"], (2,)),
-        (["cls", "cls"], (2, 2)),
     ],
 )
 def test_extract_keys(patterns: list[Any], expected: tuple[Any, ...]) -> None:
@@ -115,14 +88,9 @@ def test_a_pattern_for_one_field_that_matches_two(pattern: Any, missing: Missing
 @pytest.mark.parametrize(
     ("patterns", "missing", "expected"),
     [
-        (["cls"], "raise", {"cls": 2}),
         (["cls", "jpg"], "raise", {"jpg": 1, "cls": 2}),
         (["*.jpg;gif"], "raise", {"jpg": 1, "Left.JPG": 4}),
-        (["*"], "raise", {"jpg": 1, "cls": 2, "seg.png": None, "Left.JPG": 4}),
         (["__key__"], "raise", {}),
-        (["cls", "gif"], "keep", {"cls": 2}),
-        (["gif"], "keep", {}),
-        (["cls"], "skip", {"cls": 2}),
     ],
 )
 def test_select_fields(patterns: list[str], missing: Lacking, expected: Sample) -> None:
@@ -152,16 +120,10 @@ STAGES: dict[str, Callable[[list[Any], OnError], Any]] = {
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_errors_of_each_stage(stage: str) -> None:
-    def count(on_error: OnError) -> int:
-        return len(list(STAGES[stage]([SAMPLE, BAD, SAMPLE, BAD], on_error)))
-
-    with pytest.raises(MissingFieldError):
-        count("raise")
-    assert count("skip") == 2
-    assert count(lambda error: isinstance(error, MissingFieldError)) == 2
-    assert count(lambda error: False) == 1
+    items = [SAMPLE, BAD, SAMPLE, BAD]
+    assert len(list(STAGES[stage](items, lambda error: not isinstance(error, MissingFieldError)))) == 1
     with pytest.warns(UserWarning, match=f"{stage} skipped") as caught:
-        assert count("warn") == 2
+        assert len(list(STAGES[stage](items, "warn"))) == 2
     assert str(caught[-1].message) == f"{stage} skipped 2 items: 2 x MissingFieldError"
     with pytest.raises(TypeError, match=f"{stage} needs samples, which are dicts of fields, but got a tuple"):
         list(STAGES[stage]([(1, 2)], "skip"))
@@ -177,6 +139,7 @@ def matches(pattern: str, field: str) -> bool:
     return found and (field[:2] == "__") == (pattern[:2] == "__")
 
 
+@settings(max_examples=40)
 @given(samples=SAMPLES, patterns=st.lists(PATTERNS, min_size=1, max_size=3), missing=st.sampled_from(["keep", "skip"]))
 def test_matching_fields_are_selected(samples: list[Sample], patterns: list[str], missing: Lacking) -> None:
     before = copy.deepcopy(samples)
@@ -187,28 +150,3 @@ def test_matching_fields_are_selected(samples: list[Sample], patterns: list[str]
     ]
     assert list(select_fields(samples, patterns, missing=missing)) == expected
     assert samples == before
-
-
-#: webdataset's own matches no dot before a field here, and drops the metadata.
-LIKE_WEBDATASET = st.sampled_from(["a", "b", "a*", "?.?", "c*", "zz", "b.*"])
-
-
-@given(
-    sample=st.dictionaries(st.sampled_from(["a", "b", "c", "a.b", "b.a", "c.a"]), st.integers(0, 9)),
-    patterns=st.lists(LIKE_WEBDATASET, min_size=1, max_size=3, unique=True),
-    names=st.lists(st.sampled_from(["x", "y", "b"]), min_size=3, max_size=3),
-    options=st.fixed_dictionaries({"must_match": st.booleans(), "duplicate_is_error": st.booleans()}),
-)
-def test_renaming_agrees_with_webdataset(
-    sample: Sample, patterns: list[str], names: list[str], options: dict[str, Any]
-) -> None:
-    pairs = list(zip(names, patterns, strict=False))
-    try:
-        theirs = list(webdataset.rename_keys(*pairs, **options)(iter([sample])))
-    except ValueError:
-        theirs = None
-    try:
-        ours = list(rename_keys([sample], pairs, {}, **options))
-    except (MissingFieldError, DuplicateKeyError):
-        ours = None
-    assert ours == theirs

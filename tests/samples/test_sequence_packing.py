@@ -121,15 +121,10 @@ def test_rows_of_tensors_are_tensors_that_own_their_memory() -> None:
     tokens = torch.arange(6, dtype=torch.int32)
     (row,) = IterableWrapper([{"__key__": "a", "tokens": tokens}], deepcopy=False).pack_samples(8, "tokens", pad=9)
     assert row["tokens"].tolist() == [0, 1, 2, 3, 4, 5, 9, 9]
-    assert [row[name].dtype for name in ("tokens", "position_ids", "segment_ids")] == [
-        torch.int32,
-        torch.int64,
-        torch.int64,
-    ]
+    assert {row[name].dtype for name in ("position_ids", "segment_ids")} == {torch.int64}
+    assert row["tokens"].dtype == torch.int32
     tokens.zero_()
     assert row["tokens"][5] == 5
-    (row,) = IterableWrapper([{"__key__": "a", "tokens": tokens}]).pack_samples(8, "tokens", layout="cu_seqlens")
-    assert (row["cu_seqlens"].dtype, row["cu_seqlens"].tolist()) == (torch.int32, [0, 6])
 
 
 def test_lists_become_arrays_and_empty_samples_keep_their_place() -> None:
@@ -145,15 +140,11 @@ def test_lists_become_arrays_and_empty_samples_keep_their_place() -> None:
     [
         ({"labels": [1]}, r"packs the field 'tokens', but the sample 'x' .* has \['labels'\]"),
         ({"tokens": [1, 2], "labels": [1]}, r"the same length, but those of the sample 'x' .* tokens: 2, labels: 1"),
-        ({"tokens": [[1]], "labels": [1]}, r"one dimension, but the field 'tokens' of the sample 'x' .* is a list"),
-        ({"tokens": [[1], [2, 3]], "labels": [1]}, r"one dimension, but the field 'tokens' .* is a list"),
+        ({"tokens": [[1], [2, 3]], "labels": [1]}, r"one dimension, .* 'tokens' of the sample 'x' .* is a list"),
         ({"tokens": b"abc", "labels": [1]}, r"one dimension, but the field 'tokens' of the sample 'x' .* is a bytes"),
         ({"tokens": ["a"], "labels": [1]}, r"arrays of numbers .* the field 'tokens'"),
         ({"tokens": torch.zeros(2, 3), "labels": [1]}, r"is a Tensor of shape \(2, 3\) and torch.float32"),
-        (
-            {"tokens": [1.5], "labels": [1]},
-            r"the sample 'x' .* has ndarray of float64, .* before have ndarray of int64",
-        ),
+        ({"tokens": [1.5], "labels": [1]}, r"'x' .* has ndarray of float64, .* before have ndarray of int64"),
         ({"tokens": [1] * 9, "labels": [1] * 9}, r"the sample 'x' .* has 9 tokens, .* at most max_length=8"),
     ],
 )

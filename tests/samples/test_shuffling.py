@@ -83,16 +83,6 @@ def test_the_order_of_a_seed_never_changes() -> None:
     assert shuffled(range(12), 5, initial=2, seed=17) == [1, 3, 5, 2, 6, 8, 9, 0, 11, 7, 4, 10]
 
 
-def test_seeds_and_passes_differ() -> None:
-    rng = Random(0)
-    passes = [
-        list(shuffle_samples(range(100), rng=rng, buffer_size=50, state=ShuffleState(50), max_bytes=None))
-        for _ in range(2)
-    ]
-    assert passes[0] != passes[1] != shuffled(range(100), 50, seed=1)
-    assert passes[0] == shuffled(range(100), 50, seed=0)
-
-
 def test_yielded_items_are_not_kept_alive() -> None:
     class Item:
         pass
@@ -115,12 +105,10 @@ def test_yielded_items_are_not_kept_alive() -> None:
     ("make", "least", "most"),
     [
         (lambda: bytes(1000), 1000, 1000),
-        (lambda: bytearray(1000), 1000, 1000),
         (lambda: memoryview(bytes(1000)), 1000, 1000),
         (lambda: np.zeros((10, 10), np.float32), 400, 400),
         (lambda: torch.zeros(10, 10), 400, 400),
         (lambda: Image.new("RGB", (20, 10)), 600, 600),
-        (lambda: Image.new("L", (20, 10)), 200, 200),
         (lambda: {"__key__": "a", "jpg": bytes(1000), "txt": "é" * 100}, 1100, 1600),
         (lambda: [bytes(10), (bytes(20), {"x": bytes(30)})], 60, 60),
         (lambda: 3, 1, sys.getsizeof(3)),
