@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -75,6 +76,13 @@ def test_torchdatas_service_runs_on_the_workers_of_this_package(monkeypatch: pyt
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "forkserver")  # the program chose it
     assert MultiProcessingReadingService(1).multiprocessing_context == "forkserver"
     assert type(ShardReadingService(1)) is ShardReadingService
+
+
+def test_torchdatas_service_runs_a_dispatching_stage_on_its_own_processes() -> None:
+    pipe = IterableWrapper(range(20)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2)) as loader:
+        assert type(loader.reading_service) is MultiProcessingReadingService
+        assert [list(loader), list(loader)] == [list(range(20))] * 2
 
 
 def test_a_users_subclass_is_left_alone() -> None:

@@ -103,7 +103,7 @@ class LoopPosition:
         base: the state at which the pipeline starts.
 
     Attributes:
-        delivered: the number of items that the loop has received.
+        delivered: the number of items that the loop has received; the loader counts them.
     """
 
     def __init__(self, base: WorkerState | None = None) -> None:
@@ -144,10 +144,6 @@ class LoopPosition:
                 messages.popleft()
             known = frozenset[int]().union(*(message.histories for message in messages))
             self._parts = {number: self._parts[number] for number in known}
-
-    def deliver(self) -> None:
-        """Record that the loop has received the next item."""
-        self.delivered += 1
 
     def state(self) -> WorkerState:
         """Return the state of the pipeline after the last item that the loop has received.

@@ -75,7 +75,7 @@ def start_workers(
         raise ValueError(
             "The workers of a ShardReadingService cannot share a process for the stages before "
             ".sharding_round_robin_dispatch(). Put .sharding_filter() there, so that each worker takes its share of "
-            "those items; or set WDS_DATAPIPES_PATCHES=0, and use torchdata's MultiProcessingReadingService"
+            "those items; or use torchdata's MultiProcessingReadingService, which starts that process"
         )
     branches = find_replicable_branches(graph)
     if len(branches) != 1:

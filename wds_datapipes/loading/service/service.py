@@ -336,6 +336,14 @@ class MultiProcessingService(ShardReadingService):
         super().__init__(*args, **kwargs, distributed=False)
         # torchdata uses the start method of the program.
         self.multiprocessing_context = self.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
+        self._given = args, kwargs
+
+    def become_torchdatas(self) -> None:
+        """Become torchdata's own service, whose processes run what this package does not: a dispatching stage."""
+        args, kwargs = self._given
+        self.__dict__.clear()
+        self.__class__ = MultiProcessingReadingService
+        MultiProcessingReadingService.__init__(self, *args, **kwargs)
 
 
 def _end(items: LoopItems | None, ranks: Ranks | None) -> None:

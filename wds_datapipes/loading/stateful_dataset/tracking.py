@@ -98,7 +98,7 @@ class TrackedEpoch:
         positions.add(recorded.snapshot, 0 if recorded.is_empty else 1)
         if not recorded.is_empty:
             self.turn = recorded.worker + 1
-            positions.deliver()
+            positions.delivered += 1
 
     def end(self, row: WorkerRow) -> None:
         """Record that the epoch is over."""

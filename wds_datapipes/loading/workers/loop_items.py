@@ -65,7 +65,7 @@ class LoopItems(Stage[Any]):
 
     def deliver(self, worker: int) -> None:
         """Count the next item of a worker as delivered to the loop."""
-        self._positions[worker].deliver()
+        self._positions[worker].delivered += 1
         self.turn = worker + 1
 
     def end(self) -> None:

@@ -137,21 +137,17 @@ class PooledItems(LoopItems):
         while round_of_workers:
             number, items = round_of_workers[0]
             try:
-                # No variable here refers to the item, whose memory may be needed.
-                yield self._counted(number, next(items), epoch)
+                item = [next(items)]
             except StopIteration:
                 round_of_workers.popleft()
-            else:
-                round_of_workers.rotate(-1)
+                continue
+            if epoch == self.epoch:  # no other has begun meanwhile
+                self.taken(number)
+            yield item.pop()  # no variable here refers to it, as its memory may be needed
+            round_of_workers.rotate(-1)
         if epoch == self.epoch:
             self._compare_lists()
             self.end()
-
-    def _counted(self, number: int, item: Any, epoch: int) -> Any:
-        """Count an item that was taken from a worker, unless another epoch has begun meanwhile."""
-        if epoch == self.epoch:
-            self.taken(number)
-        return item
 
     def _compare_lists(self) -> None:
         """Check that all workers have split the same lists.
