@@ -97,7 +97,7 @@ def test_a_worker_that_waits_to_send_is_read() -> None:
                     outlet.send(Kind.COUNTERS, b"\x80\x04N.")  # None
                 outlet.wait()
                 while outlet.requests:
-                    epochs.append(outlet.requests.popleft().epoch)
+                    epochs.append(outlet.requests.popleft()[0])
         except ReceiverGone:
             outlet.close()
 

@@ -33,7 +33,6 @@ from wds_datapipes.loading.transport.protocol import (
     COMMAND_BYTES,
     HEADER,
     INLINE,
-    Command,
     Kind,
     new_channel,
 )
@@ -161,19 +160,15 @@ def raw(value: Any) -> Any:
 
 
 def send(channel: socket.socket, window: int, together: int) -> None:
-    """Send the items whose sizes a RESET requests, as a worker does."""
+    """Send the items whose sizes are requested, as a worker does."""
     sender = Sender(channel, window=window, together=together)
     sizes: Iterator[tuple[int, int]] | None = None
     with suppress(ReceiverGone):
         while True:
             if sender.requests:
-                order = sender.requests.popleft()
-                if order.command == Command.RESET:
-                    sender.begin(order.epoch)
-                    sizes = iter(enumerate(order.payload))
-                else:
-                    sizes = None if order.command == Command.PAUSE else sizes
-                    sender.send(Kind.DONE)
+                epoch, payload = sender.requests.popleft()
+                sender.begin(epoch)
+                sizes = iter(enumerate(payload))
             elif sizes is None or sender.is_full:
                 sender.wait()
             elif (following := next(sizes, None)) is None:
@@ -229,7 +224,7 @@ def current(inlet: Receiver) -> Message:
 
 def begin(inlet: Receiver, epoch: int, payload: object) -> None:
     inlet.begin(epoch)
-    inlet.send_command(inlet.pack_command(Command.RESET, payload))
+    inlet.send_command(inlet.pack_request(payload))
 
 
 # order, and each once
@@ -308,7 +303,7 @@ class Traffic(RuleBasedStateMachine):
     def listen(self) -> None:
         self.line.outlet.receive_requests()
         while self.line.outlet.requests:
-            self.line.outlet.begin(self.line.outlet.requests.popleft().epoch)
+            self.line.outlet.begin(self.line.outlet.requests.popleft()[0])
             self.begun += 1
             self.sizes, self.told_end = [], False
 
@@ -362,13 +357,11 @@ def test_a_sender_that_gets_no_credit_stops(window: int, together: int, size: in
     with in_a_process(send, window, together, window=window) as (inlet, _):
         begin(inlet, 1, [size] * 3000)
         found = [following(inlet) for _ in range(window)]
-        inlet.send_command(
-            inlet.pack_command(Command.LIMIT)
-        )  # it must read requests in between, and reports that it has
+        begin(inlet, 2, [])  # it must read requests in between, and ends this epoch at once
         while found[-1].header.kind == Kind.ITEMS:
             found.append(following(inlet))
         assert window <= len(found) - 1 <= window + (together > 1)
-        assert found[-1].header.kind == Kind.DONE
+        assert (found[-1].header.kind, found[-1].header.epoch) == (Kind.END, 2)
         if together == 1:
             assert sum(each.header.number for each in found[:-1]) == window
 
@@ -467,15 +460,13 @@ def test_commands_are_small() -> None:
         size = 0
         while len(b"".join(Serializer().pack(bytes(size))[0])) < COMMAND_BYTES - HEADER.size:
             size = size + 1 if size > COMMAND_BYTES - 100 else COMMAND_BYTES - 99
-        joined.inlet.send_command(joined.inlet.pack_command(Command.RESET, bytes(size)))
+        joined.inlet.send_command(joined.inlet.pack_request(bytes(size)))
         joined.outlet.receive_requests()
-        assert joined.outlet.requests.popleft().payload == bytes(size)
-        with pytest.raises(
-            ValueError, match=r"a RESET of 65\d\d\d bytes exceeds the maximum of 65\d\d\d bytes per command"
-        ):
-            joined.inlet.send_command(joined.inlet.pack_command(Command.RESET, bytes(size + 1)))
+        assert joined.outlet.requests.popleft()[1] == bytes(size)
+        with pytest.raises(ValueError, match=r"needs 65\d\d\d bytes, and a command has at most 65\d\d\d"):
+            joined.inlet.send_command(joined.inlet.pack_request(bytes(size + 1)))
         with pytest.raises((pickle.PicklingError, AttributeError)):
-            joined.inlet.send_command(joined.inlet.pack_command(Command.RESET, lambda: 0))
+            joined.inlet.send_command(joined.inlet.pack_request(lambda: 0))
         joined.outlet.receive_requests()
         assert not joined.outlet.requests
 
@@ -539,9 +530,8 @@ def test_a_reader_that_keeps_hundreds_of_items_gets_separate_copies() -> None:
         begin(inlet, 3, [2 * APART] * 50)
         while (message := current(inlet)).header.kind != Kind.END:
             taken(inlet, message)
-        inlet.send_command(inlet.pack_command(Command.LIMIT))
-        while current(inlet).header.kind != Kind.DONE:
-            pass
+        begin(inlet, 4, [])
+        assert current(inlet).header.kind == Kind.END
         assert memory_maps() - before <= 2 * window + 10  # the others were dropped
 
 
@@ -586,7 +576,7 @@ def test_items_of_a_killed_process_arrive_even_if_it_never_read() -> None:
         time.sleep(LIMIT_S)
 
     with in_a_process(run) as (inlet, pid):
-        inlet.send_command(inlet.pack_command(Command.PAUSE))  # it never reads these
+        inlet.send_command(inlet.pack_request([]))  # it never reads these
         check(taken(inlet, following(inlet))[0], 0, 0, 2 * APART)
         inlet.credit()
         os.read(all_sent, 1)
@@ -627,7 +617,7 @@ def test_closing_wakes_both_ends() -> None:
             read_and_kill(inlet, pid, -1, [2 * APART] * 100, [None])
         assert os.waitpid(pid, 0)[1] == 0
         inlet.cut()  # again, without a peer
-        inlet.send_command(inlet.pack_command(Command.PAUSE))
+        inlet.send_command(inlet.pack_request([]))
         inlet.credit()
 
 

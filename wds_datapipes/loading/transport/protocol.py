@@ -35,12 +35,10 @@ class Kind(enum.IntEnum):
     END = 3
     #: The end of the items because of an exception, which is pickled here.
     ERROR = 4
-    #: The completion of the last command.
-    DONE = 5
     #: The items that the process has skipped so far.
-    COUNTERS = 6
+    COUNTERS = 5
     #: Long records of the pipeline position after each of the next items; or, without items, after those before.
-    STATE = 7
+    STATE = 6
 
 
 class Command(enum.IntEnum):
@@ -50,9 +48,6 @@ class Command(enum.IntEnum):
     TAKEN = 1
     #: Begin an epoch.
     RESET = 2
-    PAUSE = 3
-    RESUME = 4
-    LIMIT = 5
 
 
 class Header(NamedTuple):

@@ -95,8 +95,8 @@ class Receiver:
         begin = HEADER.size + header.records
         return Message(header, data[begin:], data[HEADER.size : begin])
 
-    def pack_command(self, command: Command, payload: object = None) -> bytes:
-        """Return the message for a command, to pass to `send_command`.
+    def pack_request(self, payload: object) -> bytes:
+        """Return the command to begin the current epoch, to pass to `send_command`.
 
         Raises:
             ValueError: it is too large.
@@ -105,8 +105,8 @@ class Receiver:
         body = serialize(payload)
         limit = COMMAND_BYTES - HEADER.size
         if len(body) > limit:
-            raise ValueError(f"a {command.name} of {len(body)} bytes exceeds the maximum of {limit} bytes per command")
-        return HEADER.pack(*Header(command, self.epoch)) + body
+            raise ValueError(f"the beginning of an epoch needs {len(body)} bytes, and a command has at most {limit}")
+        return HEADER.pack(*Header(Command.RESET, self.epoch)) + body
 
     def send_command(self, message: bytes) -> bool:
         """Send a command without waiting, and return whether there was room for it.

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.loading.transport.bundle import Bundle
@@ -32,14 +32,6 @@ class ReceiverGone(Exception):
     """The other end has closed."""
 
 
-class ItemRequest(NamedTuple):
-    """A command that the sender does not handle itself."""
-
-    command: Command
-    epoch: int
-    payload: Any
-
-
 class Sender:
     """Sends items, and receives requests.
 
@@ -55,7 +47,7 @@ class Sender:
         page: the status page of this process, which the other side reads.
         counters: the counters of the pipeline that makes the items.
         epoch: the epoch that is being sent.
-        requests: the requests that were received but not handled yet.
+        requests: the epochs to begin, with what their beginning needs, that were requested but have not begun.
         producer: the name of the stage that makes the items, in messages.
         pack_records: returns the records of some items as bytes; None if items have none.
     """
@@ -74,7 +66,7 @@ class Sender:
         self._ticker = threading.Thread(target=self._tick, name="flush", daemon=True)
         self._items = self._bytes = 0
         self._making_s = self._waiting_s = self._began = 0.0
-        self.requests: deque[ItemRequest] = deque()
+        self.requests: deque[tuple[int, Any]] = deque()
         self.producer = "The pipeline"
         self.pack_records: Callable[[Sequence[Any]], bytes] | None = None
         self.page = StatusPage()
@@ -225,7 +217,7 @@ class Sender:
             raise ReceiverGone
         header, body = Header(*HEADER.unpack_from(message)), memoryview(message)[HEADER.size :]
         if header.kind != Command.TAKEN:
-            self.requests.append(ItemRequest(Command(header.kind), header.epoch, unpack(body)))
+            self.requests.append((header.epoch, unpack(body)))
             return True
         with self._lock:
             if header.epoch == self.epoch:

@@ -17,7 +17,7 @@ from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import WorkerReport
-from wds_datapipes.loading.transport.protocol import Command, Header, Kind
+from wds_datapipes.loading.transport.protocol import Header, Kind
 from wds_datapipes.loading.transport.receiver import Message, Receiver
 from wds_datapipes.loading.workers.shutdown import describe_exit, is_running
 
@@ -105,7 +105,7 @@ class WorkerConnection:
             self._receiver.begin(epoch)
             while self._backlog:
                 self._receiver.drop(self._backlog.popleft())
-            message = self._receiver.pack_command(Command.RESET, payload)
+            message = self._receiver.pack_request(payload)
 
         def send() -> bool:
             has_room = self._receiver.send_command(message)

@@ -125,8 +125,8 @@ class Worker:
         while True:
             try:
                 if self.sender.requests:
-                    request = self.sender.requests.popleft()
-                    self.begin(request.epoch, *request.payload)
+                    epoch, payload = self.sender.requests.popleft()
+                    self.begin(epoch, *payload)
                 elif self.iterator is None:
                     self.sender.wait()
                 else:
