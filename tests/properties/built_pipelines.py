@@ -1,26 +1,21 @@
-"""The pipelines that the steps of the model stand for, with stages of this package, of torch and of a user."""
+"""The pipelines that the steps of the model stand for, with stages of this package and of a user."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
 import webdataset
 from pipeline_model import Steps, key_of, number_of, others_of, shards_of
-from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 
-from wds_datapipes import DirectoryShards, ErrorBudget, IndexedSamples, ShardList, Stage, collate_samples
+from wds_datapipes import DirectoryShards, ErrorBudget, IndexedSamples, ShardList, Stage
 from wds_datapipes.index import EpochOptions, Manifest, build_indexes, read_manifest, write_manifest
 from wds_datapipes.testing import build_shard
 from wds_datapipes.writing import RecordWriter
-
-# Silenced by the import above.
-import torchdata.datapipes.iter  # isort: skip  # noqa: F401 - registers .cycle()
 
 Pipe = Any
 
@@ -37,85 +32,6 @@ class Tagging(Stage[Any]):
     def __iter__(self) -> Iterator[Any]:
         for each in self.source:
             yield tagged(each)
-
-
-class Twice(IterDataPipe[Any]):
-    """A user's stage that iterates its source twice."""
-
-    def __init__(self, source: Pipe) -> None:
-        super().__init__()
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        for _ in range(2):
-            yield from self.source
-
-
-class OwnShuffler(IterDataPipe[Any]):
-    """A user's stage that shuffles, written like torch's."""
-
-    def __init__(self, source: Pipe) -> None:
-        super().__init__()
-        self.source = source
-        self.seed: int | None = None
-        self.random = Random()
-
-    def set_seed(self, seed: int) -> None:
-        self.seed = seed
-
-    def reset(self) -> None:
-        self.random.seed(int(torch.randint(1 << 30, ())) if self.seed is None else self.seed)
-        self.seed = None
-
-    def __iter__(self) -> Iterator[Any]:
-        items = list(self.source)
-        self.random.shuffle(items)
-        yield from items
-
-
-class Hoarding(IterDataPipe[Any]):
-    """A user's stage that delays items, and declares nothing."""
-
-    def __init__(self, source: Pipe, count: int) -> None:
-        super().__init__()
-        self.source = source
-        self.count = count
-
-    def __iter__(self) -> Iterator[Any]:
-        held = []
-        for each in self.source:
-            held.append(each)
-            if len(held) > self.count:
-                yield held.pop(0)
-        yield from held
-
-
-class Lagging(Stage[Any]):
-    """A user's stage that delays items, with a state."""
-
-    def __init__(self, source: Pipe, count: int) -> None:
-        super().__init__()
-        self.source = source
-        self.count = count
-        self.held: list[Any] = []
-        self.is_resumed = False
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.is_resumed:
-            self.held = []
-        self.is_resumed = False
-        for each in self.source:
-            self.held.append(each)
-            if len(self.held) > self.count:
-                yield self.held.pop(0)
-        while self.held:
-            yield self.held.pop(0)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"held": list(self.held)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.held, self.is_resumed = list(state.get("held", ())), True
 
 
 def tagged(each: dict[str, Any]) -> dict[str, Any]:
@@ -136,14 +52,6 @@ def with_draw(each: dict[str, Any], rng: Random) -> dict[str, Any]:
 
 def copied(samples: Iterable[Any]) -> Iterator[Any]:
     return ({**each, "copy": copy} for each in samples for copy in range(2))
-
-
-def doubled(each: Any) -> list[Any]:
-    return [each, each]
-
-
-def as_it_is(url: str) -> str:
-    return url
 
 
 def policy(name: str) -> Any:
@@ -180,10 +88,7 @@ SOURCES: dict[str, Any] = {"list": listing, "indexed": indexed, "directory": dir
 #: Functions that build the stage of a step.
 STAGES: dict[str, Any] = {
     "shuffle": lambda pipe: pipe.shuffle(),
-    "name": lambda pipe: pipe,
     "split": lambda pipe: pipe.sharding_filter(),
-    "url_map": lambda pipe: pipe.map(as_it_is),
-    "cycle": lambda pipe, times: pipe.cycle(times),
     "resample": lambda pipe, count, seed: pipe.resample_wds_shards(count, seed=seed),
     "load": lambda pipe, open_shards=1, on_error="raise": pipe.load_wds_shards(
         open_shards=open_shards, on_error=policy(on_error)
@@ -191,17 +96,9 @@ STAGES: dict[str, Any] = {
     "load_records": lambda pipe, open_shards=1: pipe.load_wds_records(open_shards=open_shards),
     "mix": lambda pipe, weights, stop, *others: pipe.mix_samples(*map(build, others), weights=weights, stop=stop),
     "shuffle_samples": lambda pipe, size, initial: pipe.shuffle_samples(size, initial=initial),
-    "torch_shuffle": lambda pipe, size: pipe.shuffle(buffer_size=size),
     "tag": lambda pipe: pipe.map_samples(tagged),
     "tagging": Tagging,
-    "hoarding": Hoarding,
-    "lagging": Lagging,
-    "twice": Twice,
     "compose": lambda pipe: pipe.compose(copied),
-    "collated": lambda pipe, size: pipe.batch(size).collate(collate_samples).unbatch_samples(),
-    "own_shuffle": OwnShuffler,
-    "flatmap": lambda pipe: pipe.flatmap(doubled),
-    "concat": lambda pipe, other: pipe.concat(build(other)),
     "rsample": lambda pipe, probability: pipe.rsample(probability),
     "select": lambda pipe: pipe.select_fields("cls"),
     "keep": lambda pipe, modulus: pipe.filter(partial(is_kept, modulus)),
@@ -212,7 +109,6 @@ STAGES: dict[str, Any] = {
     "batch": lambda pipe, size, drop_last: pipe.batch(size, drop_last=drop_last),
     "buckets": lambda pipe, size: pipe.bucket_samples(parity_of, boundaries=[0], batch_size=size),
     "unbatch": lambda pipe: pipe.unbatch_samples(collated=False),
-    "torch_unbatch": lambda pipe: pipe.unbatch(),
     "slice": lambda pipe, *positions: pipe.slice_samples(*positions),
     "with_epoch": lambda pipe, count: pipe.with_epoch(count),
 }

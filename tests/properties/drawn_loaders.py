@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import pickle
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,14 +13,12 @@ import torch
 from built_pipelines import build
 from drawn_pipelines import Options, Topology
 from pipeline_model import Steps
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils.data import DataLoader
 
 from wds_datapipes import ShardReadingService, StatefulShards
 
 # Silenced by the import above.
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # isort: skip
+from torchdata.dataloader2 import DataLoader2  # isort: skip
 from torchdata.stateful_dataloader import StatefulDataLoader  # isort: skip
 
 #: The time limit of a run, in seconds.
@@ -64,39 +58,13 @@ class Loader(NamedTuple):
 
 
 def packed(state: Any, form: str) -> bytes:
-    """Return a state as the bytes of a file, or the name of its folder."""
-    if form.endswith("json"):
-        return json.dumps(state).encode()
-    if form.endswith("dcp"):
-        folder = f"{os.getcwd()}/checkpoint-{os.getpid()}-{time.monotonic_ns()}"
-        save({"data": state}, checkpoint_id=folder, no_dist=True)
-        return folder.encode()
-    if form == "torch":
-        file = io.BytesIO()
-        torch.save({"model": torch.zeros(2), "data": state}, file)
-        return file.getvalue()
-    return pickle.dumps(state)
+    """Return a state as the bytes of a file."""
+    return json.dumps(state).encode() if form.endswith("json") else pickle.dumps(state)
 
 
-def unpacked(file: bytes, form: str, fresh: Any = None) -> Any:
-    """Return a state that was packed.
-
-    Args:
-        file: the result of `packed`.
-        form: its format.
-        fresh: the state of a loader that has not begun, which a distributed checkpoint fills.
-    """
-    if form.endswith("json"):
-        return json.loads(file)
-    if form.endswith("dcp"):
-        state = {"data": fresh or {"wds_datapipes": ""}}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the only process
-            load(state, checkpoint_id=file.decode(), no_dist=True)
-        return state["data"]
-    if form == "torch":
-        return torch.load(io.BytesIO(file), weights_only=True)["data"]
-    return pickle.loads(file)
+def unpacked(file: bytes, form: str) -> Any:
+    """Return a state that was packed."""
+    return json.loads(file) if form.endswith("json") else pickle.loads(file)
 
 
 @contextmanager
@@ -127,16 +95,6 @@ def unchanged(item: Any) -> Any:
     return item
 
 
-def open_stock(run: Run, file: bytes | None) -> Iterator[Loader]:
-    service = MultiProcessingReadingService(run.topology.workers, multiprocessing_context="fork")
-    loader: Any = DataLoader2(build(run.steps), reading_service=service)
-    loader.seed(run.seed)
-    try:
-        yield Loader(lambda: iter(loader), dict)
-    finally:
-        loader.shutdown()
-
-
 def open_ours(run: Run, file: bytes | None) -> Iterator[Loader]:
     ahead = run.options.prefetch
     service = ShardReadingService(
@@ -149,7 +107,7 @@ def open_ours(run: Run, file: bytes | None) -> Iterator[Loader]:
     with DataLoader2(build(run.steps), reading_service=service) as loader:
         loader.seed(run.seed)
         if file is not None:
-            loader.load_state_dict(unpacked(file, run.loaded, loader.state_dict()))
+            loader.load_state_dict(unpacked(file, run.loaded))
         own = run.format.startswith("service")
         yield Loader(lambda: iter(loader), loader.reading_service.state_dict if own else loader.state_dict)
 
@@ -174,7 +132,7 @@ def open_data_set(run: Run, file: bytes | None) -> Iterator[Loader]:
     # The loop over a stream is tracked in both, because the workers do not know where its epochs end.
     asks_itself = run.loader == "StatefulDataLoader" and all(step[0] != "with_epoch" for step in run.steps)
     if file is not None:
-        state = unpacked(file, run.loaded, data.state_dict())
+        state = unpacked(file, run.loaded)
         # Its own method accepts its own states, for the same number of workers.
         is_own = asks_itself and not run.is_resharded and bool({"_snapshot", "dataset_state"} & state.keys())
         (loader if is_own else data).load_state_dict(state)
@@ -187,7 +145,6 @@ def open_data_set(run: Run, file: bytes | None) -> Iterator[Loader]:
 OPENING: dict[str, Callable[[Run, Any], Iterator[Loader]]] = {
     "pipeline": open_pipeline,
     "DataLoader": open_torchs,
-    "stock": open_stock,
     "DataLoader2": open_ours,
     "StatefulShards": open_data_set,
     "StatefulDataLoader": open_data_set,

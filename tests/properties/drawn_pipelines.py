@@ -17,9 +17,9 @@ class Topology(NamedTuple):
 
 #: How the states of a loader are saved. Its reading service has its own states.
 FORMATS = {
-    "DataLoader2": ["pickle", "torch", "service", "service json", "service dcp"],
-    "StatefulShards": ["pickle", "torch", "json", "dcp"],
-    "StatefulDataLoader": ["pickle", "torch"],
+    "DataLoader2": ["pickle", "service", "service json"],
+    "StatefulShards": ["pickle", "json"],
+    "StatefulDataLoader": ["pickle"],
 }
 
 
@@ -60,7 +60,7 @@ def names_of(steps: Steps) -> list[str]:
 
 def holds(steps: Steps) -> bool:
     """Whether a stage buffers items without a state, so that a pipeline resumes by replay, if at all."""
-    return bool({"hoarding", "torch_shuffle", "twice", "compose", "collated", "unbatch"} & {*names_of(steps)})
+    return bool({"compose", "unbatch"} & {*names_of(steps)})
 
 
 #: Policies for damaged shards; those with two words and more are functions of webdataset.
@@ -69,28 +69,22 @@ HANDLERS = ["skip", "warn", "budget", "ignore_and_continue", "warn_and_continue"
 WORKERS = 3
 #: Steps that read shards.
 LOADERS = ("load", "load_records")
-#: Stages of other packages that may be refused when a state is requested.
-UNKNOWN = ("torch_unbatch", "cycle", "flatmap", "concat", "own_shuffle")
 
 
 def must_resume(steps: Steps) -> bool:
     """Whether the documentation says that a pipeline has a state."""
     names = [name for name, *_ in steps]
-    if holds(steps) or {*UNKNOWN} & {*names_of(steps)}:
+    if holds(steps):
         return False
     if "split" in names and any(name in LOADERS for name in names[: names.index("split")]):
         return False
-    for at, name in enumerate(names):
-        # The buffered samples would pass a stage with its own state twice.
-        if name == "lagging" and {"shuffle_samples", "buckets", "with_epoch", "mix"} & {*names[at:]}:
-            return False
     mixed = [other for step in steps for other in others_of(step)]
     return all(must_resume(other) and "with_epoch" not in names_of(other) for other in mixed)
 
 
 #: Steps of pipelines that other ranks and workers can resume.
 RESHARDED = {
-    "indexed", "list", "shuffle", "split", "url_map", "load", "load_records", "shuffle_samples", "tag", "tagging",
+    "indexed", "list", "shuffle", "split", "load", "load_records", "shuffle_samples", "tag", "tagging",
     "keep", "draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix",
 }  # fmt: skip
 
@@ -109,8 +103,8 @@ def draw_case(seed: int) -> Case:
     rng = Random(seed)
     steps = draw_steps(rng)
     loader = rng.choice(["DataLoader2"] * 4 + ["StatefulShards"] * 4 + ["StatefulDataLoader"] * 2)
-    loader = rng.choice([loader] * 7 + ["pipeline", "DataLoader", "stock"])
-    ranks = 2 if loader not in ("pipeline", "stock") and rng.random() < 0.15 else 1
+    loader = rng.choice([loader] * 7 + ["pipeline", "DataLoader"])
+    ranks = 2 if loader != "pipeline" and rng.random() < 0.15 else 1
     topology = Topology(ranks, 0 if loader == "pipeline" else rng.choice([0, 1, 2, 2, 2, 3]))
     batch = None
     if (
@@ -176,10 +170,6 @@ def draw_steps(rng: Random) -> Steps:
         if others and all(has_each_pass(each) for each in (steps, *others)):
             stop = "never" if is_endless else rng.choice(["all", "all", "first"])
             steps = (*steps, ("mix", weights, stop, *others))
-    elif rng.random() < 0.03:
-        other = draw_source(rng, "b")
-        if is_split(other) == is_split(steps) and not has_no_end(other):
-            steps = (*steps, ("concat", other))
     return steps + draw_later(rng, steps)
 
 
@@ -189,7 +179,7 @@ def is_split(steps: Steps) -> bool:
 
 def has_each_pass(steps: Steps) -> bool:
     """Whether all passes over a source yield something, so that a stage that restarts it makes progress."""
-    drops = any(step[0] in ("slice", "hoarding", "rsample") or step[::2] == ("batch", True) for step in steps)
+    drops = any(step[0] in ("slice", "rsample") or step[::2] == ("batch", True) for step in steps)
     # Workers take whole batches, and the same ones in each pass.
     few = any(sum(step[2]) < WORKERS * (step[3] or 2) for step in steps if step[0] == "indexed")
     is_uneven = "indexed" in names_of(steps) and "keep" in names_of(steps)
@@ -216,14 +206,9 @@ def draw_source(rng: Random, name: str) -> Steps:
     damaged = draw_damage(rng, sizes) if kind in ("pattern", "urls", "IterableWrapper", "FileLister") else ()
     if damaged:
         steps = (("list", kind, name, sizes, damaged),)
-    if rng.random() < 0.08:
-        steps += (("cycle", 2),)
-    if rng.random() < 0.6:
-        steps += ((rng.choice(["shuffle"] * 9 + ["own_shuffle"]),),)
+    steps += (("shuffle",),) if rng.random() < 0.6 else ()
     place = rng.choices(["urls", "samples", "nowhere"], [86, 9, 5])[0]
-    if place == "urls":
-        steps += (("split",),)
-        steps += (("url_map",),) if rng.random() < 0.1 else ()
+    steps += (("split",),) if place == "urls" else ()
     loader = draw_loader(rng, kind)
     if damaged:
         on_error = rng.choice(HANDLERS)
@@ -264,13 +249,8 @@ def draw_step(rng: Random, name: str) -> Steps:
     arguments: dict[str, tuple[Any, ...]] = {
         "keep": (rng.randint(2, 4),),
         "shuffle_samples": (size, rng.randint(1, size)),
-        "torch_shuffle": (size,),
-        "hoarding": (rng.randint(1, 5),),
-        "lagging": (rng.randint(1, 5),),
-        "cycle": (2,),
         "rsample": (rng.choice([0.3, 0.8]),),
         "slice": rng.choice([(rng.randint(1, 20),), (rng.randint(0, 3), rng.randint(3, 20), rng.randint(1, 3))]),
-        "collated": (rng.randint(1, 6),),
         "batch": (rng.randint(1, 6), rng.random() < 0.2),
         "buckets": (rng.randint(1, 4),),
     }
@@ -279,10 +259,8 @@ def draw_step(rng: Random, name: str) -> Steps:
 
 #: The stages after a source, in their order, each with its probability.
 LATER = [
-    ("tag", 0.2), ("keep", 0.2), ("slice", 0.08), ("shuffle_samples", 0.5), ("torch_shuffle", 0.05),
-    ("tagging", 0.2), ("hoarding", 0.06), ("draw", 0.15), ("decode", 0.5), ("shuffle_samples", 0.05),
-    ("rsample", 0.05), ("cycle", 0.03), ("twice", 0.02), ("flatmap", 0.03), ("compose", 0.05),
-    ("select", 0.1),
+    ("tag", 0.2), ("keep", 0.2), ("slice", 0.08), ("shuffle_samples", 0.5), ("tagging", 0.2), ("draw", 0.15),
+    ("decode", 0.5), ("shuffle_samples", 0.05), ("rsample", 0.05), ("compose", 0.05), ("select", 0.1),
 ]  # fmt: skip
 
 
@@ -296,18 +274,14 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
         kind = "key"  # a tuple does not say that it is padding
     if kind != "sample":
         later += ((kind,),)
-    if kind == "to_tuple" and rng.random() < 0.15:
-        later += draw_step(rng, "collated")
-    if kind == "key" and rng.random() < 0.2:
-        later += draw_step(rng, "lagging")
     if rng.random() < 0.4:
         later += draw_step(rng, rng.choice(["batch", "batch", "buckets"]))
         if rng.random() < 0.2:
-            later += ((rng.choice(["unbatch", "unbatch", "torch_unbatch"]),),)
+            later += (("unbatch",),)
     is_endless = has_no_end((*steps, *later))
     if is_endless:  # drop no items by position here, because they could be all that a process has
         later = tuple((*step[:2], False) if step[0] == "batch" else step for step in later)
-        dropping = ("slice", "hoarding", *(("keep",) if "indexed" in names_of(steps) else ()))
+        dropping = ("slice", *(("keep",) if "indexed" in names_of(steps) else ()))
         later = tuple(step for step in later if step[0] not in dropping)
     if is_endless or (rng.random() < 0.15 and has_each_pass((*steps, *later))):
         later += (("with_epoch", rng.randint(1, 40)),)

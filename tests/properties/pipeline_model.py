@@ -16,7 +16,7 @@ Step = tuple[Any, ...]
 Steps = tuple[Step, ...]
 
 #: Steps after which the order is random.
-SHUFFLING = ("directory", "shuffle", "own_shuffle", "shuffle_samples", "torch_shuffle")
+SHUFFLING = ("directory", "shuffle", "shuffle_samples")
 #: What is known of the order, from most to least: see `known`.
 DEGREES = ["order", "bag", "within", "drawn"]
 END = object()
@@ -83,12 +83,6 @@ def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
     elif name == "split":
         instances = place.ranks * place.workers
         yield from itertools.islice(one_pass(source, place, turn), (place.instance + turn) % instances, None, instances)
-    elif name in ("cycle", "twice"):
-        passes = itertools.count() if arguments == [None] else range(2)
-        items = ([*one_pass(source, place, turn)] for _ in passes)
-        yield from itertools.chain.from_iterable(itertools.takewhile(bool, items) if arguments == [None] else items)
-    elif name == "concat":
-        yield from itertools.chain(one_pass(source, place, turn), one_pass(arguments[0], place, turn))
     elif name == "mix":
         _, stop, *others = arguments
         read = endless if stop == "never" else one_pass
@@ -194,13 +188,10 @@ MAKING: dict[str, Any] = {
     "decode": lambda items: map(decoded, items),
     "to_tuple": lambda items: ((each["__key__"], each["cls"]) for each in items),
     "key": lambda items: map(key_of, items),
-    "name": lambda items: (f"{name}-{shard}.tar" for name, shard, _ in items),
     "batch": batched,
     "buckets": bucketed,
     "unbatch": itertools.chain.from_iterable,
-    "torch_unbatch": itertools.chain.from_iterable,
     "select": lambda items: ({key: each[key] for key in each if key in SELECTED} for each in items),
-    "flatmap": lambda items: (each for each in items for _ in range(2)),
     "compose": lambda items: ({**each, "copy": copy} for each in items for copy in range(2)),
     "slice": lambda items, *positions: itertools.islice(items, *positions),
 }
@@ -213,7 +204,7 @@ def splits(steps: Steps) -> bool:
 
 def others_of(step: Step) -> Sequence[Steps]:
     """Return the other pipelines that a step reads."""
-    return step[3:] if step[0] == "mix" else step[1:] if step[0] == "concat" else ()
+    return step[3:] if step[0] == "mix" else ()
 
 
 def known(steps: Steps) -> str:
@@ -235,8 +226,6 @@ def known(steps: Steps) -> str:
             found = max(found, "within", key=DEGREES.index)
         elif name == "indexed" and arguments[-1] != "sequential":
             found = max(found, "bag" if arguments[3] == "keep" else "within", key=DEGREES.index)
-        elif name == "concat":
-            found = max(found, known(arguments[0]), key=DEGREES.index)
         elif name == "slice" or (name == "batch" and arguments[1]):
             found = "within" if found == "bag" else found
         elif name == "mix":
@@ -264,8 +253,6 @@ def uncut(steps: Steps) -> Steps:
             left.append((name, *arguments[:1]))
         elif name == "batch":
             left.append((name, arguments[0], False))
-        elif name == "concat":
-            left.append((name, uncut(arguments[0])))
         elif name not in ("slice", "with_epoch", "resample", "rsample"):
             left.append((name, *arguments))
     return tuple(left)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import pickle
 import tarfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import TarWriter, first_dot, last_dot
-from wds_datapipes.errors import (
-    CorruptSidecarError,
-    DuplicateKeyError,
-)
+from wds_datapipes.errors import CorruptSidecarError, DuplicateKeyError
 from wds_datapipes.index import IndexOptions, ShardIndex, build_index, check_index
 from wds_datapipes.index.file_format import index_bytes, index_url, parse_index, read_index, write_index
 from wds_datapipes.index.shard_index import COLUMNS
@@ -97,28 +94,12 @@ def test_an_index_agrees_with_reading(
             inside = {member.offset_data + sample.offset: (member.name, member.size) for member in tar}
         for entry in sample.entries:
             name, size = inside[entry.offset]
-            assert (name.lower() if lowercase else name, size) == (
-                f"{sample.key}.{entry.field}".lower() if lowercase else f"{sample.key}.{entry.field}",
-                entry.size,
-            )
+            assert (name.lower(), size) == (f"{sample.key}.{entry.field}".lower(), entry.size)
     assert archive[index.end :].strip(b"\0") == b""
     check_index(index, shard, depth="bytes")
     assert parse_index(index_bytes(index), name="x") == index
     assert index_bytes(parse_index(index_bytes(index), name="x")) == index_bytes(index)
     assert pickle.loads(pickle.dumps(index)) == index
-
-
-@given(recipe=RECIPES)
-@settings(deadline=None, max_examples=50)
-def test_a_compressed_shard_has_the_same_index(shard: Path, recipe: Any) -> None:
-    archive = written(recipe)
-    shard.write_bytes(archive)
-    rules: dict[str, Any] = {"options": IndexOptions(on_duplicate="last"), "on_repeated_key": "ignore"}
-    plain = build_index(shard, **rules)
-    shard.write_bytes(gzip.compress(archive, 1))
-    packed = build_index(shard, **rules)
-    assert packed.has_same_layout(plain)
-    assert (plain.facts.compression, packed.facts.compression) == (None, "gzip")
 
 
 @given(
@@ -132,7 +113,7 @@ def test_a_compressed_shard_has_the_same_index(shard: Path, recipe: Any) -> None
     ),
     suffix=st.sampled_from(["", ".gz"]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_a_writer_knows_the_index_of_its_shard(shard: Path, samples: list[tuple[str, Fields]], suffix: str) -> None:
     place = f"{shard}{suffix}"
     with TarWriter(place, encoder=False, digest=True, index=True) as writer:
@@ -156,25 +137,13 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> ShardIndex:
     return build_index(shard, options=IndexOptions(digest=True))
 
 
-def test_a_change_of_any_byte_is_noticed(index: ShardIndex) -> None:
+def test_damage_of_any_byte_truncation_and_extra_bytes_are_noticed(index: ShardIndex) -> None:
     content = index_bytes(index)
-    for at in range(len(content)):
-        for mask in (0x01, 0xFF):
-            damaged = bytearray(content)
-            damaged[at] ^= mask
-            with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is (damaged|not a shard index): .*"):
-                parse_index(bytes(damaged), name="x.wdsidx")
-
-
-def test_truncation_and_extra_bytes_are_noticed(index: ShardIndex, tmp_path: Path) -> None:
-    content = index_bytes(index)
-    place = tmp_path / "x.wdsidx"
-    for size in [*range(40), *range(40, len(content), 7), len(content) - 1]:
-        place.write_bytes(content[:size])
+    flipped = [content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] for at in range(len(content))]
+    cut = [content[:size] for size in [*range(40), *range(40, len(content), 7), len(content) - 1]]
+    for damaged in (*flipped, *cut, content + b"\0"):
         with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is (damaged|not a shard index): .*"):
-            read_index(str(place))
-    with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is damaged"):
-        parse_index(content + b"\0", name="x.wdsidx")
+            parse_index(damaged, name="x.wdsidx")
 
 
 NUMBERS = st.one_of(
@@ -188,7 +157,7 @@ NUMBERS = st.one_of(
     number=NUMBERS,
     length=st.one_of(st.none(), st.integers(0, 8)),
 )
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 def test_inconsistent_numbers_are_refused(
     index: ShardIndex, name: str, at: int, number: int, length: int | None
 ) -> None:
@@ -208,50 +177,7 @@ def test_inconsistent_numbers_are_refused(
             assert sample.offset + 512 <= entry.offset <= entry.offset + entry.size <= sample.end
 
 
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), NUMBERS, st.floats(), st.text(max_size=5), st.sampled_from(["<i8", "|u1"])),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(list(COLUMNS)), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-@given(
-    keys=st.lists(st.sampled_from(["columns", "shard", "bytes", "crc32", "version", "format"]), max_size=2),
-    value=JSON,
-    column=st.sampled_from(list(COLUMNS)),
-    place=JSON,
-    fact=st.sampled_from(["bytes", "sha256", "lowercase", "key_rule"]),
-    claim=JSON,
-)
-@settings(deadline=None, max_examples=120)
-def test_a_false_header_with_valid_checksums_is_refused_or_harmless(
-    index: ShardIndex, keys: list[str], value: Any, column: str, place: Any, fact: str, claim: Any
-) -> None:
-    import json
-    from zlib import crc32
-
-    from wds_datapipes.index.file_format import HEAD, MAGIC
-
-    content = index_bytes(index)
-    _, length, _ = HEAD.unpack_from(content)
-    facts = json.loads(content[HEAD.size : HEAD.size + length])
-    facts["columns"][column] = place
-    facts["shard"][fact] = claim
-    facts.update(dict.fromkeys(keys, value))
-    text = json.dumps(facts).encode()
-    text += b" " * (-(HEAD.size + len(text)) % 64)
-    try:
-        made = parse_index(HEAD.pack(MAGIC, len(text), crc32(text)) + text + content[HEAD.size + length :], name="x")
-    except CorruptSidecarError:
-        return
-    assert len(list(made)) == len(made)
-
-
 def test_a_header_that_claims_much_takes_no_memory(index: ShardIndex) -> None:
-    import tracemalloc
-
     content = bytearray(index_bytes(index))
     tracemalloc.start()
     for size in (2**31, 2**32 - 1, len(content)):

@@ -40,7 +40,7 @@ from wds_datapipes import merge_states
 
 SECONDS = float(os.environ.get("RANDOM_PIPELINES_SECONDS", "0"))
 #: How many cases are tried if no time is given, so that a faster machine tries the same ones.
-CASES = 1 if "RANDOM_PIPELINES_SECONDS" in os.environ else 12
+CASES = 1 if "RANDOM_PIPELINES_SECONDS" in os.environ else 8
 EPOCHS = 4
 STATEFUL = ("DataLoader2", "StatefulShards", "StatefulDataLoader")
 

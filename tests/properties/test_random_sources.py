@@ -23,12 +23,12 @@ from wds_datapipes.testing import build_shard
 
 #: How many cases of each kind are drawn; `nox -s nightly` draws more.
 CASES = 60 if os.environ.get("WHOLE_SWEEPS") else 4
-LOADERS = ("DataLoader2", "StatefulShards", "DataLoader", "stock")
+LOADERS = ("DataLoader2", "StatefulShards", "DataLoader")
 
 
 def draw_run(rng: Random, steps: Steps, epochs: int = 1) -> Run:
     loader = rng.choice(LOADERS)
-    topology = Topology(1 if loader == "stock" else rng.choice([1, 1, 2]), rng.choice([0, 1, 2, 3]))
+    topology = Topology(rng.choice([1, 1, 2]), rng.choice([0, 1, 2, 3]))
     return Run(steps, loader, topology, None, rng.randrange(1000), Options(rng.choice([1, 10])), epochs)
 
 

