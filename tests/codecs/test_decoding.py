@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from plain_codecs import wds_decode
 
-from wds_datapipes.codecs import field_chain
-from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.codecs.extensions import ByExtension, handle_extension
-from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.errors import DecodeError
 
 
@@ -21,19 +18,13 @@ def decode(sample: dict[str, Any], *decoders: Any, **options: Any) -> dict[str, 
     return decoded
 
 
-def test_samples_are_new_and_in_order() -> None:
-    sample = {"__key__": "a", "__url__": "s.tar", "txt": b"t", "bin": b"x", "cls": b"1"}
+def test_samples_are_new_and_in_order_and_keys_with_two_underscores_are_never_touched() -> None:
+    sample = {"__key__": b"\xff", "__meta.json": b"{}", "__x.gz": 3, "_one.txt": b"t", "bin": b"x", "cls": b"1"}
     before = dict(sample)
     decoded = decode(sample)
-    assert decoded == {"__key__": "a", "__url__": "s.tar", "txt": "t", "bin": b"x", "cls": 1}
-    assert list(decoded) == list(sample)
+    assert decoded == {**before, "_one.txt": "t", "cls": 1}
+    assert list(decoded) == list(before)
     assert sample == before
-
-
-def test_keys_with_two_underscores_are_never_touched() -> None:
-    sample = {"__key__": b"\xff", "__meta.json": b"{}", "__x.gz": 3, "_one.txt": b"decoded"}
-    assert decode(sample, lambda field, data: "no") == {**sample, "_one.txt": "no"}
-    assert decode(sample)["_one.txt"] == "decoded"
 
 
 def test_the_order_is_gz_keyword_given_basic() -> None:
@@ -53,18 +44,6 @@ def test_the_order_is_gz_keyword_given_basic() -> None:
     assert decode(sample, asks("first", 1), txt=asks("keyword", 0)) == {"txt.gz": 0}
 
 
-@pytest.mark.parametrize("value", [0, "", False, [], b""])
-def test_any_value_but_none_is_a_value(value: Any) -> None:
-    assert decode({"cls": b"7"}, lambda field, data: value) == {"cls": value}
-
-
-def test_functions_get_the_name_unchanged_but_without_gz() -> None:
-    seen = []
-    sample = {"Left.TXT": b"", "a.b.bin": b"", "x.gz.GZ": gzip.compress(gzip.compress(b""))}
-    decode(sample, lambda field, data: seen.append(field))
-    assert seen == ["Left.TXT", "a.b.bin", "x"]
-
-
 def test_the_longer_keyword_comes_first() -> None:
     both = {"png": lambda data: "image", "seg.png": lambda data: "mask"}
     for keywords in (both, dict(reversed(both.items()))):
@@ -81,7 +60,6 @@ def test_the_longer_keyword_comes_first() -> None:
     [
         ("jpg", ["jpg", "JPG", "a.jpg", "a.Jpg"], ["jpeg", "xjpg", "jpg.a", ""]),
         ("seg.jpg", ["seg.jpg", "a.seg.JPG"], ["jpg", "aseg.jpg", "seg.a.jpg"]),
-        ("JPG Seg.png", ["jpg", "seg.png"], ["png"]),
         ([".jpg", "png"], ["jpg", "png"], ["gif"]),
     ],
 )
@@ -96,7 +74,7 @@ def test_handle_extension_matches_whole_trailing_parts(extensions: Any, taken: l
         assert decoder(field, b"four") is None
 
 
-@pytest.mark.parametrize("extensions", ["", " ", "jpg gz", "json.gz", [], ["."]])
+@pytest.mark.parametrize("extensions", ["", "json.gz", ["."]])
 def test_extensions_that_never_match_are_refused(extensions: Any) -> None:
     with pytest.raises(ValueError, match=r"extensions must be|decompressed first"):
         handle_extension(extensions, len)
@@ -150,38 +128,3 @@ def test_items_that_are_no_samples_are_refused() -> None:
 def test_invalid_arguments_are_refused_at_once(arguments: list[Any], options: dict[str, Any], text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         wds_decode([], *arguments, **options)
-
-
-def test_a_word_is_its_decoder() -> None:
-    chain = DecoderChain(["rgb8", ImageDecoder("l", min_size=3), "torch_audio", "torch_video"], {})
-    assert [repr(decoder) for decoder in chain.decoders] == [
-        "ImageDecoder('rgb8')",
-        "ImageDecoder('l', min_size=3)",
-        "AudioDecoder()",
-        "VideoDecoder()",
-    ]
-
-
-def test_decoders_are_chosen_once_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[str] = []
-    plan = DecoderChain.plan
-
-    def recording(chain: DecoderChain, field: str) -> Any:
-        chosen.append(field)
-        return plan(chain, field)
-
-    monkeypatch.setattr(DecoderChain, "plan", recording)
-    list(wds_decode([{"cls": b"1", "__key__": "a"}] * 5))
-    assert chosen == ["cls", "__key__"]
-    chosen.clear()
-    monkeypatch.setattr(field_chain, "MAX_PLANS", 2)
-    names = [f"{index}.cls" for index in range(10)]
-    assert list(wds_decode([{name: b"1"} for name in names])) == [{name: 1} for name in names]
-    assert chosen == names
-
-
-def test_a_chain_pickles() -> None:
-    chain = pickle.loads(pickle.dumps(DecoderChain(["rgb", handle_extension("x", len)], {"y": len}, only="x y")))
-    assert list(field_chain.convert_samples([{"x": b"1", "y": b"22", "cls": b"3"}], chain)) == [
-        {"x": 1, "y": 2, "cls": b"3"}
-    ]

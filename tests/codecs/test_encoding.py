@@ -122,9 +122,6 @@ def test_bytes_are_never_encoded_again(data: bytes, extension: str) -> None:
         assert encode(extension, value, **{extension: repr}) == data
     packed = gzip.compress(data)
     assert encode(f"{extension}.gz", packed) == packed
-
-
-def test_bytes_that_are_not_compressed_are_refused_in_a_gz_field() -> None:
     with pytest.raises(EncodeError, match=r"field 'txt.gz' of sample 'k'.*not compressed.*could not be read back"):
         encode("txt.gz", b"a cat")
 
@@ -132,7 +129,6 @@ def test_bytes_that_are_not_compressed_are_refused_in_a_gz_field() -> None:
 #: Field, a value that must be refused, and the text of the message.
 REFUSED: list[tuple[str, Any, str]] = [
     ("cls", None, r"holds None.*by the cls codec.*It takes an int"),
-    ("cls", 3.5, r"the float 3\.5"),
     ("cls", True, r"the bool True"),
     ("cls", torch.tensor([1, 2]), r"a torch\.Tensor of torch\.int64 and shape \(2,\)"),
     ("left.count", [1], r"field 'left\.count'.*a list.*by the count codec"),
@@ -140,18 +136,15 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("txt", "half \ud800", "UnicodeEncodeError"),
     ("json", {1, 2}, "a set.*not JSON serializable.*It takes None, bool, int, float"),
     ("json", float("nan"), "the float nan.*not JSON compliant"),
-    ("json", {"a": np.int64(1)}, "a dict.*int64"),
     ("mp", 2**70, "OverflowError"),
     ("mp", object(), "a object"),
     ("npy", [1, 2], "a list.*It takes an array of NumPy, or a tensor"),
     ("npy", np.array([None]), "numpy.ndarray of object.*would require pickle"),
     ("npy", np.ma.array([1, 2], mask=[False, True]), "MaskedArray is not a plain array"),
     ("npz", [np.ones(2)], "a list.*It takes a dict"),
-    ("npz", {1: np.ones(2)}, "1 is not a valid name of an array"),
     ("npz", {"a.npy": np.ones(2)}, "'a.npy' is not a valid name of an array"),
     ("ten", np.ones(2, np.bool_), "tenbin does not support the dtype bool, only f2"),
     ("jpg", np.ones((4, 4, 3)) * 2, r"float64 and shape \(4, 4, 3\).*between 0 and 1, but these are from 2 to 2"),
-    ("jpg", np.full((4, 4), np.nan), "between 0 and 1, but these are from nan to nan"),
     ("jpg", np.ones((4, 4, 4), np.uint8), "does not support the mode 'RGBA', only L RGB CMYK"),
     ("png", np.ones((4, 4), np.int64), "pixels must be uint8 or floats"),
     ("png", np.ones((4, 4, 2), np.uint8), r"shape \(H, W\) or \(H, W, C\)"),
@@ -162,7 +155,6 @@ REFUSED: list[tuple[str, Any, str]] = [
         r"a torch\.Tensor of torch\.float32.*tensor image has the shape \(H, W\) or \(C, H, W",
     ),
     ("png", "a.png", r"the str 'a\.png'.*by the png codec.*It takes an array"),
-    ("pbm", np.ones((4, 4), np.uint8), "does not support the mode 'L', only 1"),
     ("webp", Image.new("F", (4, 4)), r"PIL\.Image\.Image of mode F.*does not support the mode 'F'"),
     (
         "pts",
@@ -180,13 +172,6 @@ def test_a_value_that_cannot_be_written_faithfully_is_refused(field: str, value:
     assert str(caught.value).endswith("ytes are written unchanged")
 
 
-@pytest.mark.parametrize("field", ["pyd", "a.pickle", "pkl.gz"])
-def test_pickles_are_refused_unless_allowed(field: str) -> None:
-    with pytest.raises(UnsafeInputError, match=rf"field '{field}' of sample 'k'.*allow_pickle=True"):
-        encode(field, {"a": 1}, on_error="skip")
-    assert decode(field, encode(field, {"a": 1}, allow_pickle=True), allow_pickle=True) == {"a": 1}
-
-
 class Model:
     """An object that torch saves as a pickle that can run code."""
 
@@ -194,7 +179,9 @@ class Model:
         self.weights = torch.ones(2)
 
 
-def test_pth_contains_only_tensors_unless_allowed() -> None:
+def test_pickles_are_refused_unless_allowed() -> None:
+    with pytest.raises(UnsafeInputError, match=r"field 'pkl.gz' of sample 'k'.*allow_pickle=True"):
+        encode("pkl.gz", {"a": 1}, on_error="skip")
     with pytest.raises(UnsafeInputError, match=r"field 'pth' of sample 'k'.*holds more than tensors"):
         encode("pth", Model())
     assert decode("pth", encode("pth", Model(), allow_pickle=True), allow_pickle=True).weights.sum() == 2
@@ -207,7 +194,7 @@ def test_only_the_viewed_part_of_a_tensor_is_saved() -> None:
 
 
 def test_numbers_of_other_packages_are_classes() -> None:
-    for value in (np.int16(5), np.array(5), torch.tensor(5), torch.tensor([5])):
+    for value in (np.int16(5), torch.tensor([5])):
         assert encode("cls", value) == b"5"
 
 
@@ -215,10 +202,7 @@ def test_text_that_is_json_is_a_json_string_and_is_written_as_it_is_if_given_as_
     text = json.dumps({"a": 1})
     assert decode("json", encode("json", text)) == text
     assert decode("json", encode("json", text.encode())) == {"a": 1}
-
-
-def test_half_of_a_surrogate_pair_stays_in_json() -> None:
-    assert decode("json", encode("json", "\ud800ä")) == "\ud800ä"
+    assert decode("json", encode("json", "\ud800ä")) == "\ud800ä"  # half of a surrogate pair
 
 
 def test_keywords_come_first_and_the_longer_one_before() -> None:
@@ -232,12 +216,11 @@ def test_keywords_come_first_and_the_longer_one_before() -> None:
 
 PIXELS = hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3)))
 GRAY = hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9)))
-EXACT = ["png", "tif", "tiff", "webp", "ppm", "pnm"]
 
 
-@pytest.mark.parametrize("extension", EXACT)
+@pytest.mark.parametrize("extension", ["png", "tiff", "webp", "ppm"])
 def test_images_round_trip_from_every_form(extension: str) -> None:
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(PIXELS, GRAY)
     def law(pixels: np.ndarray, gray: np.ndarray) -> None:
         tensor = torch.from_numpy(pixels).permute(2, 0, 1)
@@ -258,26 +241,19 @@ def test_images_round_trip_from_every_form(extension: str) -> None:
     law()
 
 
-@pytest.mark.parametrize("extension", ["png", "webp", "tif"])
-def test_alpha_round_trips(extension: str) -> None:
+def test_images_of_other_modes_round_trip() -> None:
     pixels = np.random.default_rng(0).integers(1, 256, (5, 7, 4), np.uint8)
-    np.testing.assert_array_equal(decode(extension, encode(extension, pixels), "rgba8"), pixels)
-
-
-@pytest.mark.parametrize("extension", ["png", "tif", "pgm", "pnm"])
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_sixteen_bits_round_trip(extension: str, order: str) -> None:
-    gray = np.array([[0, 1, 257], [65535, 4096, 30000]], f"{order}u2")
-    found = decode(extension, encode(extension, gray), "l")
-    np.testing.assert_array_equal(np.rint(found * 65535).astype("u2"), gray)
-
-
-def test_a_bitmap_round_trips() -> None:
+    for extension in ("png", "webp", "tif"):
+        np.testing.assert_array_equal(decode(extension, encode(extension, pixels), "rgba8"), pixels)
+    for extension, order in (("png", "<"), ("tif", ">"), ("pgm", ">"), ("pnm", "<")):
+        gray = np.array([[0, 1, 257], [65535, 4096, 30000]], f"{order}u2")
+        found = decode(extension, encode(extension, gray), "l")
+        np.testing.assert_array_equal(np.rint(found * 65535).astype("u2"), gray)
     bits = np.array([[True, False, True], [False, False, True]])
     np.testing.assert_array_equal(decode("pbm", encode("pbm", bits), "l8"), bits * np.uint8(255))
 
 
-@pytest.mark.parametrize("extension", ["jpg", "jpeg", "img", "image"])
+@pytest.mark.parametrize("extension", ["jpg", "img"])
 def test_jpeg_is_written_as_webdataset_does(extension: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
     data = encode(extension, pixels)
@@ -285,27 +261,11 @@ def test_jpeg_is_written_as_webdataset_does(extension: str) -> None:
     assert Image.open(io.BytesIO(data)).format == "JPEG"
 
 
-def test_floats_are_rounded_where_webdataset_truncates_them() -> None:
-    levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    floats = levels.astype(np.float32) / np.float32(255)
-    np.testing.assert_array_equal(decode("png", encode("png", floats), "l8"), levels)
-    third = np.full((1, 1), 0.5, np.float32)  # 127.5
-    assert decode("png", encode("png", third), "l8")[0, 0] == 128
-    theirs = webdataset.writer.imageencoder(third, "png")
-    assert np.asarray(Image.open(io.BytesIO(theirs)))[0, 0] == 127
-
-
 def test_an_extension_takes_options() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-    for extension in ("jpg", "webp"):
-        full, some, little = (
-            len(encode(extension, pixels, **({extension: options} if options else {})))
-            for options in ({}, {"quality": 90}, {"quality": 20})
-        )
-        assert full > some > little
+    full, some, little = (len(encode("jpg", pixels, jpg=options)) for options in ({}, {"quality": 90}, {"quality": 20}))
+    assert full > some > little
     assert encode("webp", pixels, webp={"quality": 90})[12:16] == b"VP8 "
     assert encode("webp", pixels)[12:16] == b"VP8L"
     assert encode("webp", pixels, webp={"quality": 90, "lossless": True})[12:16] == b"VP8L"
-    small, large = (len(encode("left.png", pixels * 0, png={"compress_level": level})) for level in (9, 0))
-    assert small < large
     assert encode("seg.png", pixels, **{"seg.png": {"compress_level": 0}}) != encode("png", pixels)

@@ -1,17 +1,13 @@
-"""tenbin: it reads files of webdataset, and files that webdataset cannot read, and notices every truncation."""
+"""tenbin: every truncation is noticed, and errors say what is wrong."""
 
 from __future__ import annotations
 
 import struct
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis.extra import numpy as hnp
-from webdataset import tenbin
 
-from wds_datapipes.codecs.tenbin import DTYPES, MAGIC, decode_tenbin
+from wds_datapipes.codecs.tenbin import MAGIC, decode_tenbin
 
 
 def chunk(content: bytes) -> bytes:
@@ -23,17 +19,6 @@ def encode(array: np.ndarray, info: bytes = b"") -> bytes:
     dtype = array.dtype.newbyteorder("<")
     header = struct.pack(f"<8s8sq{array.ndim}q", dtype.str[1:].encode(), info, array.ndim, *array.shape)
     return chunk(header) + chunk(array.astype(dtype).tobytes())
-
-
-arrays = hnp.arrays(st.sampled_from(sorted(DTYPES)), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
-
-
-@given(st.lists(arrays.filter(lambda array: array.dtype != np.uint32), max_size=3))
-def test_it_reads_what_webdataset_writes(wanted: list[np.ndarray]) -> None:
-    found = decode_tenbin(bytes(tenbin.encode_buffer(wanted))) if wanted else decode_tenbin(b"")
-    for array, original in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(array, original)
-        assert array.dtype == original.dtype
 
 
 def test_every_truncation_is_noticed() -> None:
