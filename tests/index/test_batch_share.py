@@ -85,18 +85,6 @@ def test_whole_batches_remain_after_steps_of_all_ranks(data: st.DataObject) -> N
     assert sorted(found) == list(range(count // batch * batch if remainder == "drop" else -(-count // batch) * batch))
 
 
-@given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
-def test_the_rest_after_whole_batches_is_a_few_numbers(
-    count: int, multiple: int, ranks: int, workers: int, steps: int
-) -> None:
-    batch = multiple * ranks
-    some = shares(count, batch, "pad", ranks, workers, RestOfEpoch())
-    steps = min(steps, -(-count // batch))
-    done = [multiple * len(range(number // ranks, steps, workers)) for number in range(ranks * workers)]
-    rest = rest_of_epoch(list(zip(some, done, strict=True)))
-    assert rest == (RestOfEpoch(steps * batch, (), count) if steps else WHOLE_EPOCH)
-
-
 @pytest.mark.parametrize(
     "state",
     [

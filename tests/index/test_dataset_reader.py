@@ -1,165 +1,337 @@
-"""Reading samples of many shards by their indexes: the same samples as in a stream, and errors of changed shards."""
+"""Reading samples of local and remote shards by their indexes: requests, faults of servers, and closing."""
 
 from __future__ import annotations
 
+import gc
 import os
 import random
-import tarfile
+import re
+import threading
+import time
+from collections.abc import Iterator
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
+from faults import Fault, FaultProxy, fault_proxy
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from nginx_server import Nginx
 
-from wds_datapipes import ShardList
-from wds_datapipes.errors import ChangedShardError, MissingSidecarError, UnsupportedSidecarError
-from wds_datapipes.index import AccessOptions, IndexOptions, build_indexes
-from wds_datapipes.index.reading.dataset_reader import DatasetReader
+from wds_datapipes import IndexedSamples
+from wds_datapipes.errors import ChangedShardError, ShardError, UnsupportedSidecarError
+from wds_datapipes.index import AccessOptions, IndexOptions, Manifest, build_indexes, read_index
+from wds_datapipes.index.reading import dataset_reader
+from wds_datapipes.index.reading.dataset_reader import WINDOWS, DatasetReader
+from wds_datapipes.index.reading.indexed_shards import IndexedShards
+from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.testing import build_shard
 
-SIZES = (7, 1, 30, 12)
+SIZES = (30, 1, 20)
+SAMPLES: list[list[dict[str, Any]]] = [
+    [
+        {
+            "__key__": f"{shard}-{number:02}",
+            "jpg": random.Random(number).randbytes(number % 4 * 50_000),
+            "json": f"[{shard}, {number}]".encode(),
+        }
+        for number in range(size)
+    ]
+    for shard, size in enumerate(SIZES)
+]
 
 
-def write(folder: Path) -> list[str]:
-    """Write shards with fields of 0 to 200,000 bytes, some samples without a field, and build their indexes."""
-    rng = random.Random(0)
-    urls = []
-    for shard, size in enumerate(SIZES):
-        samples: list[dict[str, bytes | str]] = [
-            {
-                "__key__": f"s{shard}/{number:03}",
-                "txt": f"{shard} {number}",
-                "jpg": rng.randbytes(rng.choice([0, 1, 511, 512, 513, 200_000])),
-                **({"cls": f"{number}"} if number % 3 else {}),
-            }
-            for number in range(size)
-        ]
-        urls.append(build_shard(folder / f"{shard}.tar", samples))
-    build_indexes(urls)
-    return urls
-
-
-def read(reader: DatasetReader, shards: list[int], numbers: list[int]) -> list[Any]:
-    """Read samples, or raise the first error."""
-    found: list[Any] = list(reader.stream([(np.array(shards, np.int64), np.array(numbers, np.int64))]))
-    for item in found:
-        if isinstance(item, Exception):
-            raise item
-    return found
+def fields_of(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if name[:2] != "__" or name == "__key__"}
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[list[dict[str, Any]]]]:
-    urls = write(tmp_path_factory.mktemp("dataset"))
-    return urls, [list(ShardList(url).load_wds_shards().group_samples()) for url in urls]
+def shards(nginx: Nginx, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """Write shards, and return their folder on the server and that of their indexes."""
+    if not nginx.is_running:
+        nginx.start()
+    folder, indexes = nginx.files / "by-address", tmp_path_factory.mktemp("indexes")
+    folder.mkdir()
+    for number, samples in enumerate(SAMPLES):
+        build_shard(folder / f"{number}.tar", samples)
+    build_indexes([str(folder / f"{number}.tar") for number in range(3)], index_dir=indexes)
+    return "by-address", indexes
 
 
+@pytest.fixture
+def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
+    with fault_proxy(("127.0.0.1", nginx.http)) as made:
+        yield made
+
+
+def urls_of(port: int, folder: str = "by-address") -> list[str]:
+    return [f"http://127.0.0.1:{port}/{folder}/{number}.tar" for number in range(3)]
+
+
+def local_urls(nginx: Nginx) -> list[str]:
+    return [f"{nginx.files}/by-address/{number}.tar" for number in range(3)]
+
+
+def dataset(port: int, shards: tuple[str, Path], access: Any = None, **options: Any) -> IndexedSamples:
+    """Return the samples of the shards on a server, whose indexes were built before."""
+    folder, indexes = shards
+    manifest = Manifest(build_indexes(urls_of(port, folder), index_dir=indexes))
+    opened = AccessOptions(index_dir=indexes, **(access or {}))
+    return IndexedSamples(manifest, access=opened, **{"order": "sequential", **options}).set_seed(5)
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_reader, "WINDOW_BYTES", 1 << 20)
+
+
+def large_shard(folder: Path, value: int) -> Path:
+    """Write a shard that is only partly read ahead in small windows."""
+    folder.mkdir(exist_ok=True)
+    return Path(
+        build_shard(
+            folder / f"{value}.tar", [{"__key__": f"{n:03}", "bin": bytes([value]) * 50_000} for n in range(100)]
+        )
+    )
+
+
+def large_dataset(port: int, folder: str, indexes: Path, cache_dir: Path | None = None) -> IndexedSamples:
+    manifest = Manifest(build_indexes([f"http://127.0.0.1:{port}/{folder}/1.tar"], index_dir=indexes))
+    access = AccessOptions(index_dir=indexes, cache_dir=cache_dir)
+    return IndexedSamples(manifest, access=access, order="sequential")
+
+
+EVERY = [(shard, number) for shard in range(3) for number in range(SIZES[shard])]
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+@settings(max_examples=25)
 @given(
-    wanted=st.lists(st.sampled_from([(shard, number) for shard in range(4) for number in range(SIZES[shard])])),
-    open_shards=st.integers(1, 5),
-    fields=st.sampled_from([None, ["cls"], ["jpg", "TXT"], ["no"]]),
+    wanted=st.lists(st.sampled_from(EVERY), max_size=60),
+    open_shards=st.integers(1, 3),
+    fields=st.sampled_from([None, ["json"], ["JPG"], ["no"]]),
 )
-def test_samples_are_those_of_a_stream(
-    dataset: tuple[list[str], list[list[dict[str, Any]]]],
+def test_samples_are_those_that_were_written(
+    nginx: Nginx,
+    shards: tuple[str, Path],
+    is_remote: bool,
     wanted: list[tuple[int, int]],
     open_shards: int,
     fields: list[str] | None,
 ) -> None:
-    urls, streamed = dataset
-    names = None if fields is None else {field.lower() for field in fields}
-    with DatasetReader(urls, SIZES, fields=fields, access=AccessOptions(open_shards=open_shards)) as reader:
-        found = read(reader, [shard for shard, _ in wanted], [number for _, number in wanted])
+    urls = urls_of(nginx.http) if is_remote else local_urls(nginx)
+    access = AccessOptions(index_dir=shards[1], open_shards=open_shards)
+    with DatasetReader(urls, SIZES, access, fields=fields) as reader:
+        chunk: Any = np.array(wanted, int).reshape(-1, 2).T
+        found: list[Any] = list(reader.stream([chunk]))
+    names = None if fields is None else {"__key__", *(field.lower() for field in fields)}
     expected = [
-        {
-            name: value
-            for name, value in streamed[shard][number].items()
-            if names is None or name in names or name[:2] == "__"
-        }
+        {name: value for name, value in SAMPLES[shard][number].items() if names is None or name in names}
         for shard, number in wanted
     ]
-    assert found == expected
-    assert [list(sample) for sample in found] == [list(sample) for sample in expected]
+    assert [list(fields_of(sample).items()) for sample in found] == [list(sample.items()) for sample in expected]
+    assert [sample["__url__"] for sample in found] == [urls[shard] for shard, _ in wanted]
 
 
-def test_few_files_are_open_at_a_time_and_none_at_the_end(dataset: Any, nothing_left: None) -> None:
-    urls, _ = dataset
-    with DatasetReader(urls, SIZES, access=AccessOptions(open_shards=2)) as reader:
-        for shard in (0, 1, 2, 3, 0, 2):
-            read(reader, [shard], [0])
-            shards = [file.path for file in psutil.Process().open_files() if file.path.endswith(".tar")]
-            assert len(shards) <= 2
-            assert urls[shard] in shards
-
-
-def replace_with(path: str, content: bytes) -> None:
-    Path(path).write_bytes(content)
-
-
-def test_a_changed_shard_is_an_error(tmp_path: Path) -> None:
-    urls = write(tmp_path)
-    whole = Path(urls[2]).read_bytes()
-    with DatasetReader(urls, SIZES) as reader:
-        read(reader, [2], [3])
-        replace_with(urls[2], whole[:-10240])
-        read(reader, [2], [3])  # the shard was opened before
-    for content, message in (
-        (whole[:-10240], rf"2\.tar has changed since it was indexed: it has {len(whole) - 10240} bytes instead of"),
-        (whole[512:] + bytes(512), r"2\.tar has changed since it was indexed: "),
-        (
-            bytes(len(whole)),
-            r"2\.tar has changed since it was indexed: at byte 10240 is no member instead of 's2/003\.txt'",
-        ),
-    ):
-        replace_with(urls[2], content)
-        with DatasetReader(urls, SIZES) as reader, pytest.raises(ChangedShardError, match=message):
-            read(reader, [2], [3])
-
-
-def test_an_index_that_does_not_match_is_an_error(tmp_path: Path) -> None:
-    urls = write(tmp_path)
-    with (
-        DatasetReader(urls, [6, 1, 30, 12]) as reader,
-        pytest.raises(ChangedShardError, match=r"0\.tar\.wdsidx has 7 samples, and the dataset was opened with 6"),
-    ):
-        read(reader, [0], [0])
-    os.remove(f"{urls[0]}.wdsidx")
-    with (
-        DatasetReader(urls, SIZES, AccessOptions(indexes="require")) as reader,
-        pytest.raises(MissingSidecarError, match=r"0\.tar\.wdsidx cannot be read"),
-    ):
-        read(reader, [0], [0])
+def test_few_files_are_open_at_a_time_and_none_at_the_end(
+    nginx: Nginx, shards: tuple[str, Path], nothing_left: None
+) -> None:
+    urls = local_urls(nginx)
+    with DatasetReader(urls, SIZES, AccessOptions(index_dir=shards[1], open_shards=2)) as reader:
+        for shard in (0, 1, 2, 0, 2):
+            assert len(list(reader.stream([(np.array([shard]), np.array([0]))]))) == 1
+            found = [file.path for file in psutil.Process().open_files() if file.path.endswith(".tar")]
+            assert len(found) <= 2
+            assert urls[shard] in found
 
 
 def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "a.tar.gz", [{"__key__": "a", "cls": "1"}])
-    (result,) = build_indexes([url])
-    with (
-        DatasetReader([url], [result.samples]) as reader,
-        pytest.raises(UnsupportedSidecarError, match="compressed with gzip, so its samples can only be read in order"),
-    ):
-        read(reader, [0], [0])
-
-
-def test_long_names_and_pax_headers_are_read(tmp_path: Path) -> None:
-    urls = []
-    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
-        url = str(tmp_path / f"{form}.tar")
-        with tarfile.open(url, "w", format=form) as archive:
-            for number in range(3):
-                (tmp_path / "data").write_text(f"{number}")
-                archive.add(tmp_path / "data", f"{'ä' * 90}{number}.cls")
-        urls.append(url)
-    sizes = [result.samples for result in build_indexes(urls)]
-    with DatasetReader(urls, sizes) as reader:
-        assert [sample["cls"] for sample in read(reader, [0, 1, 1], [2, 0, 2])] == [b"2", b"0", b"2"]
+    with pytest.raises(UnsupportedSidecarError, match="compressed with gzip, so its samples can only be read in order"):
+        list(IndexedSamples(Manifest(build_indexes([url]))))
 
 
 def test_fields_of_an_index_that_keeps_capital_letters_are_matched_exactly(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "a.tar", [{"__key__": "a", "TXT": "one", "txt": "two"}])
-    build_indexes([url], options=IndexOptions(lowercase=False))
-    with DatasetReader([url], [1], fields=["TXT"]) as reader:
-        (sample,) = read(reader, [0], [0])
-    assert {name: value for name, value in sample.items() if name[:2] != "__"} == {"TXT": b"one"}
+    manifest = Manifest(build_indexes([url], options=IndexOptions(lowercase=False)))
+    (sample,) = IndexedSamples(manifest, fields=["TXT"])
+    assert fields_of(sample) == {"__key__": "a", "TXT": b"one"}
+
+
+def test_neighbouring_samples_are_requested_at_once_and_several_requests_wait_for_the_server(
+    proxy: FaultProxy, shards: tuple[str, Path]
+) -> None:
+    samples = dataset(proxy.port, shards)
+    proxy.asked.clear()
+    proxy.awaited = 3  # the first of each shard
+    proxy.met.clear()
+    found = [fields_of(sample) for sample in samples]
+    assert found == [sample for shard in SAMPLES for sample in shard]
+    size = sum(len(sample["jpg"]) for shard in SAMPLES for sample in shard)
+    # Each shard is opened with two small requests, and ends with a shorter one.
+    assert len(proxy.asked) <= size // (512 << 10) + 3 * 3
+    assert proxy.met.is_set()
+
+
+@pytest.mark.parametrize("order", ["sequential", "global"])
+def test_only_the_wanted_fields_are_requested(proxy: FaultProxy, shards: tuple[str, Path], order: str) -> None:
+    samples = dataset(proxy.port, shards, fields=["json"], order=order)
+    proxy.asked.clear()
+    assert sorted(sample["json"] for sample in samples) == sorted(
+        sample["json"] for shard in SAMPLES for sample in shard
+    )
+    ranges = [re.fullmatch(r"bytes=(\d+)-(\d+)", asked or "") for _, asked in proxy.asked]
+    assert all(ranges)
+    assert sum(int(each[2]) - int(each[1]) + 1 for each in ranges if each) < 50_000  # of 3.7 MB
+
+
+def test_reading_goes_on_after_connections_break(
+    proxy: FaultProxy, shards: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda *_: None)
+    samples = dataset(proxy.port, shards)
+    proxy.faults[:] = [None, None, *[Fault(at=100_000, how="reset"), Fault(status=503)] * 3]
+    assert [fields_of(sample) for sample in samples] == [sample for shard in SAMPLES for sample in shard]
+    assert not proxy.faults
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_a_shard_that_is_replaced_in_an_epoch_raises_and_no_sample_is_mixed(nginx: Nginx, tmp_path: Path) -> None:
+    folder = nginx.files / tmp_path.name
+    first = large_shard(folder, 1)
+    samples = iter(large_dataset(nginx.http, tmp_path.name, tmp_path))
+    found = [next(samples)]
+    second = large_shard(folder, 2)
+    os.utime(second, (1e9, 1e9))  # nginx derives the ETag from the size and the second of the last change
+    second.replace(first)
+    with pytest.raises(ChangedShardError, match="was replaced while it was read"):
+        found.extend(samples)
+    assert 0 < len(found) < 100
+    assert all(sample["bin"] == bytes([1]) * 50_000 for sample in found)
+
+
+def member(shards: tuple[str, Path], shard: int, number: int) -> range:
+    """The bytes of the last field of a sample."""
+    entry = read_index(f"{shards[1]}/{shard}.tar.wdsidx")[number].entries[-1]
+    return range(entry.offset, entry.offset + entry.size)
+
+
+def test_an_error_comes_at_its_sample_although_others_were_requested_with_it(
+    proxy: FaultProxy, shards: tuple[str, Path]
+) -> None:
+    place = member(shards, 0, 20)
+    passed = iter(dataset(proxy.port, shards))
+    proxy.unreadable = {"/by-address/0.tar": place}
+    assert [fields_of(next(passed)) for _ in range(20)] == SAMPLES[0][:20]
+    with pytest.raises(ShardError, match=r"/by-address/0\.tar cannot be opened at byte \d+: HTTP status 410") as failed:
+        next(passed)
+    if hasattr(failed.value, "__notes__"):
+        assert any("of the sample '0-20', at byte" in text for text in failed.value.__notes__)
+
+
+def test_other_shards_are_requested_once_if_samples_cannot_be_read(proxy: FaultProxy, shards: tuple[str, Path]) -> None:
+    def asked_for(shard: int) -> int:
+        return sum(path == f"/by-address/{shard}.tar" for path, _ in proxy.asked)
+
+    for order in ("sequential", "window"):
+        options: dict[str, Any] = {"order": order, "remainder": "keep", "on_error": "skip"}
+        samples = dataset(proxy.port, shards, **options)
+        proxy.asked.clear()
+        proxy.unreadable = {}
+        whole = [fields_of(sample) for sample in samples]
+        count = asked_for(2)
+        samples = dataset(proxy.port, shards, **options)
+        proxy.asked.clear()
+        proxy.unreadable = {"/by-address/0.tar": range(member(shards, 0, 2).start, member(shards, 0, 25).stop)}
+        found = [fields_of(sample) for sample in samples]
+        lost = {f"0-{number:02}" for number in range(2, 26)}
+        assert found == [sample for sample in whole if sample["__key__"] not in lost]
+        assert asked_for(2) == count
+
+
+def test_samples_are_read_from_copies_of_their_shards(
+    proxy: FaultProxy, shards: tuple[str, Path], tmp_path: Path
+) -> None:
+    for order in ("sequential", "window", "global"):
+        samples = dataset(proxy.port, shards, {"cache_dir": tmp_path}, order=order)
+        found = list(samples)
+        assert {Path(sample["__local_path__"]).parent for sample in found} == {tmp_path}
+        by_key = sorted(map(fields_of, found), key=lambda sample: str(sample["__key__"]))
+        assert by_key == [sample for shard in SAMPLES for sample in shard]
+    whole = [path for path, asked in proxy.asked if asked is None]
+    assert sorted(whole) == [f"/by-address/{number}.tar" for number in range(3)]
+
+
+def test_samples_of_shards_that_do_not_fit_into_the_cache_are_requested(
+    nginx: Nginx, shards: tuple[str, Path], tmp_path: Path
+) -> None:
+    samples = dataset(nginx.http, shards, {"cache_dir": tmp_path, "cache_bytes": 100_000})
+    with pytest.warns(UserWarning, match="has no space for"):
+        found = list(samples)
+    assert {sample["__key__"][0] for sample in found if "__local_path__" not in sample} == {"0", "2"}
+    assert [fields_of(sample) for sample in found] == [sample for shard in SAMPLES for sample in shard]
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("fault", [Fault(at=1000, how="stall"), Fault(status=503, headers={"Retry-After": "30"})])
+def test_closing_aborts_requests_and_leaves_no_thread(
+    nginx: Nginx, proxy: FaultProxy, tmp_path: Path, fault: Fault
+) -> None:
+    before = set(threading.enumerate())
+    large_shard(nginx.files / tmp_path.name, 1)
+    samples = iter(large_dataset(proxy.port, tmp_path.name, tmp_path))
+    proxy.faults[:], proxy.faults_from = [fault] * 100, 4_050_000
+    found = [*islice(samples, 20)]  # the first window
+    found.append(next(samples))  # the last ones are requested
+    while len(proxy.faults) == 100:
+        time.sleep(0.01)
+    del samples
+    wait_for_read_ahead(before)
+
+
+def read_ahead_threads(before: set[threading.Thread]) -> list[threading.Thread]:
+    started = [thread for thread in threading.enumerate() if thread not in before]
+    return [thread for thread in started if thread.name.startswith("wds-read-ahead")]
+
+
+def wait_for_read_ahead(before: set[threading.Thread]) -> None:
+    """Wait until all threads that read ahead have ended, but those of other tests."""
+    while read_ahead_threads(before):
+        gc.collect()
+        time.sleep(0.01)
+
+
+def test_threads_of_a_map_style_dataset_end_with_it(nginx: Nginx, shards: tuple[str, Path]) -> None:
+    before = set(threading.enumerate())
+    samples = dataset(nginx.http, shards).map_style()
+    assert [fields_of(samples[number]) for number in range(SIZES[0])] == SAMPLES[0]
+    assert read_ahead_threads(before)
+    del samples
+    wait_for_read_ahead(before)
+
+
+def test_a_join_does_not_read_ahead_past_samples_without_a_counterpart(
+    nginx: Nginx, shards: tuple[str, Path], tmp_path: Path
+) -> None:
+    url = build_shard(tmp_path / "0.tar", [{"__key__": key, "txt": "x"} for key in ("0-07", "alone")])
+    build_indexes([url])
+    sizes = list(zip(urls_of(nginx.http), SIZES, strict=True))
+    remote = IndexedShards({"": sizes}, access=AccessOptions(index_dir=shards[1]))
+    samples = IndexedShards({"": [(url, 2)]}, join=[remote], missing="keep")
+    wanted = [0, 0, *[1] * 9, 0, 1]
+    asked = 0
+
+    def chunks() -> Iterator[tuple[Any, Any]]:
+        nonlocal asked
+        for number in chain(wanted, repeat(1)):
+            asked += 1
+            assert asked < 100, "it reads ahead without a limit"
+            yield np.array([0]), np.array([number])
+
+    with samples.open() as readers:
+        items: list[Any] = list(islice(samples.stream(readers, chunks()), len(wanted)))
+    assert [item.get("json") for item in items] == [None if number else b"[0, 7]" for number in wanted]
+    assert asked <= len(wanted) + WINDOWS + 2

