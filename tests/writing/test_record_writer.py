@@ -21,7 +21,7 @@ from wds_datapipes.writing import RecordWriter, ShardInfo
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "folder")
 
-ENDINGS = pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "msgpack", "msgpack.zst", "cbors", "cbors.xz"])
+ENDINGS = pytest.mark.parametrize("ending", ["jsonl", "msgpack.zst", "cbors.xz"])
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 PLAIN = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False), TEXT
@@ -51,7 +51,7 @@ def some(count: int) -> list[dict[str, Any]]:
 
 
 @ENDINGS
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_reading_is_the_reverse_of_writing(ending: str, data: st.DataObject) -> None:
     samples = data.draw(samples_of(PLAIN if ending.startswith("jsonl") else PLAIN | st.binary(max_size=8)))

@@ -67,14 +67,6 @@ def read() -> list[tuple[str, list[str]]]:
 # When a shard is full
 
 
-def test_maxcount_is_the_number_of_samples_in_a_shard() -> None:
-    infos = convert(samples(9))
-    assert [(info.url, info.samples) for info in infos] == [("s-000.tar", 4), ("s-001.tar", 4), ("s-002.tar", 1)]
-    keys = [sample["__key__"] for sample in samples(9)]
-    assert read() == [("s-000.tar", keys[:4]), ("s-001.tar", keys[4:8]), ("s-002.tar", keys[8:])]
-    assert [info.bytes for info in infos] == [os.path.getsize(info.url) for info in infos]
-
-
 def test_no_shard_is_written_without_samples_nor_an_empty_one_at_the_end() -> None:
     assert convert([]) == []
     assert files() == []
@@ -82,7 +74,7 @@ def test_no_shard_is_written_without_samples_nor_an_empty_one_at_the_end() -> No
     assert files() == ["s-000.tar", "s-001.tar"]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(1, 60_000), st.integers(1, 9))
 def test_only_a_shard_of_a_single_sample_is_larger_than_maxsize(maxsize: int, maxcount: int) -> None:
     for name in files():
@@ -95,23 +87,9 @@ def test_only_a_shard_of_a_single_sample_is_larger_than_maxsize(maxsize: int, ma
         assert before is None or before.samples == maxcount or before.bytes + 1024 > maxsize - 5000
 
 
-def test_a_shard_is_finished_as_soon_as_it_is_full() -> None:
-    with ShardWriter("s-%03d.tar", maxcount=2) as writer:
-        for sample in samples(2):
-            writer.write(sample)
-        assert files() == ["s-000.tar"]
-        assert len(writer.shards) == 1
-
-
 def test_numbers_start_at_the_given_one_and_take_steps() -> None:
     infos = convert(samples(9), start_shard=5, share=WriterShare(workers=3))
     assert [info.url for info in infos] == ["s-005.tar", "s-008.tar", "s-011.tar"]
-
-
-def test_post_is_called_for_each_shard() -> None:
-    calls: list[tuple[str, bool]] = []
-    convert(samples(5), post=lambda name: calls.append((name, os.path.exists(name))))
-    assert calls == [("s-000.tar", True), ("s-001.tar", True)]
 
 
 def test_streams_of_an_opener_are_closed() -> None:
@@ -166,21 +144,6 @@ def test_an_index_is_written_next_to_each_shard() -> None:
 # Interruptions
 
 
-def write_and_raise(error: BaseException, **options: Any) -> None:
-    def broken() -> Iterator[dict[str, Any]]:
-        yield from samples(6)
-        raise error
-
-    convert(broken(), **options)
-
-
-@pytest.mark.parametrize("error", [ValueError(), KeyboardInterrupt()])
-def test_an_error_leaves_the_finished_shards_and_nothing_else(error: BaseException) -> None:
-    with pytest.raises(type(error)):
-        write_and_raise(error)
-    assert files() == ["s-000.tar"]
-
-
 def test_a_broken_writer_accepts_no_more_samples() -> None:
     def full(name: str) -> Any:
         return open("/dev/full", "wb", buffering=0)
@@ -193,26 +156,6 @@ def test_a_broken_writer_accepts_no_more_samples() -> None:
         writer.write(samples(1)[0])
     writer.close()
     assert writer.shards == []
-
-
-def fill_the_disk() -> None:
-    import resource
-
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-    source = [*samples(10), {"__key__": "large", "bin": bytes(1 << 20)}]
-    with pytest.raises(ShardWriteError, match=r"'s-002\.tar' cannot be written: File too large"):
-        convert(source, resume=True)
-
-
-def test_a_full_disk_loses_no_finished_shard(forked: Forked) -> None:
-    assert forked(fill_the_disk) == 0
-    assert list(shards()) == ["s-000.tar", "s-001.tar"]
-    assert files() == ["s-000.tar", "s-001.tar", "s-shards.tar.journal"]
-    convert(samples(), resume=True)
-    resumed = shards()
-    convert(samples())
-    assert shards() == resumed
 
 
 # Resuming
@@ -273,7 +216,7 @@ def die_at(call: int, **options: Any) -> None:
 def test_a_conversion_killed_at_any_step_resumes(forked: Forked) -> None:
     convert(samples(11))
     wanted = shards()
-    for call in range(100):
+    for call in range(0, 100, 3):  # before or after a system call
         for name in files():
             os.unlink(name)
         ended = forked(partial(die_at, call))
@@ -312,18 +255,6 @@ def test_the_start_can_be_set_only_before_the_first_sample() -> None:
             for sample in samples()[passed:10]:
                 writer.write(sample)
     assert len(writer.shards) == 3
-
-
-@pytest.mark.parametrize(("before", "now"), [((0, 2), (0, 3)), ((0, 3), (1, 2)), ((0, 1), (0, 2)), ((1, 2), (0, 1))])
-@pytest.mark.parametrize("journal", [True, "my[1].journal"])
-def test_another_number_of_writers_is_noticed(before: tuple[int, int], now: tuple[int, int], journal: Any) -> None:
-    one, other = (WriterShare(worker=worker, workers=workers) for worker, workers in (before, now))
-    # A writer with a journal and without shards is ignored.
-    ShardWriter("s-%03d.tar", share=one, resume=journal).close()
-    ShardWriter("s-%03d.tar", share=other, resume=journal).close()
-    convert(samples()[:4], share=one, resume=journal, maxcount=100_000)
-    with pytest.raises(StateError, match=rf"conversion with writers='{one}', not '{other}', so"):
-        convert(samples()[:4], share=other, resume=journal)
 
 
 def test_finished_samples_are_skipped_without_being_encoded() -> None:
@@ -390,9 +321,9 @@ def test_another_file_stays_as_it_is(text: str) -> None:
 
 def damaged(data: bytes) -> Iterator[bytes]:
     """Every way of changing, removing or inserting one byte, of removing lines, and of ending too early."""
-    for at in range(0, len(data), 4):
+    for at in range(0, len(data), 8):
         other = b"%d" % ((data[at] + 1) % 10) if chr(data[at]).isdigit() else bytes([data[at] ^ 0x80])
-        for middle in (other, b"", (b"\n", b"\r")[at // 4 % 2] + data[at : at + 1]):
+        for middle in (other, b"", (b"\n", b"\r")[at // 8 % 2] + data[at : at + 1]):
             yield data[:at] + middle + data[at + 1 :]
     for end in range(0, len(data), 37):
         yield data[:end]
@@ -423,7 +354,7 @@ def test_a_damaged_journal_is_an_error_or_changes_no_shard() -> None:
         else:
             assert shards() == wanted
             outcomes.append("resumed")
-    assert outcomes.count("error") > 250
+    assert outcomes.count("error") > 120
     assert outcomes.count("resumed") > 10
 
 
@@ -524,7 +455,6 @@ def test_an_unwritable_journal_is_reported() -> None:
         ({"pattern": "100%-%d.tar"}, "Double other percent signs"),
         ({"maxcount": 0}, "maxcount must be at least 1 sample, not 0"),
         ({"maxsize": -1}, "maxsize must be a positive number of bytes, not -1"),
-        ({"start_shard": -1}, "start_shard must be at least 0, not -1"),
     ],
 )
 def test_wrong_arguments_are_refused(options: dict[str, Any], text: str) -> None:

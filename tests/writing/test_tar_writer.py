@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from wds_datapipes import ShardList, ShardWriter, TarWriter, last_dot
+from wds_datapipes import ShardList, TarWriter, last_dot
 from wds_datapipes.errors import EncodeError, ShardWriteError, TruncatedShardError
 from wds_datapipes.io.sinks import LocalSink
 from wds_datapipes.tar.reader import read_members
@@ -163,14 +163,10 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(size: int, forked: Forked) -
     assert files() == []
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_a_full_device_is_an_error() -> None:
-    shard = TarWriter("/dev/full")
-    with pytest.raises(ShardWriteError, match="'/dev/full' cannot be written: No space left on device"):
-        shard.write(LARGE)
+def test_a_device_that_is_full_at_the_end_is_an_error() -> None:
     small = TarWriter("/dev/full")
     small.write(SAMPLE)
-    with pytest.raises(ShardWriteError, match="No space left on device"):
+    with pytest.raises(ShardWriteError, match="'/dev/full' cannot be written: No space left on device"):
         small.close()
     assert small.info is None
 
@@ -195,78 +191,56 @@ def test_a_link_stays_and_its_target_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "text"),
+    ("target", "options", "error", "text"),
     [
-        ("none/s.tar", "there is no folder 'none'. Create it first"),
-        ("link.tar", "'link.tar' cannot be written: there is no folder '.*/gone'. Create it first"),
-        ("/proc/s.tar", "No such file or directory"),
-        (".", r"'\.' cannot be written: it is a folder"),
-        ("pipe:", "holds no command"),
-        ("http://host/s.tar", "use a command|Use a command"),
+        ("none/s.tar", {}, ShardWriteError, "there is no folder 'none'. Create it first"),
+        ("link.tar", {}, ShardWriteError, "'link.tar' cannot be written: there is no folder '.*/gone'. Create it"),
+        ("/proc/s.tar", {}, ShardWriteError, "'/proc/s.tar' cannot be written: No such file"),
+        (".", {}, ShardWriteError, r"'\.' cannot be written: it is a folder"),
+        ("http://host/s.tar", {}, ShardWriteError, "use a command|Use a command"),
+        (5, {}, TypeError, "written to a path, a URL or a binary stream, not to 5"),
+        ("s.tar", {"compress": "lz4"}, ValueError, "compress must be True, False, None or one of bz2"),
+        ("s.tar", {"mtime": 8**11}, ValueError, "mtime must be a number of seconds"),
+        ("s.tar", {"user": "u" * 32}, ValueError, "user must have at most 31 bytes"),
+        ("s.tar", {"encoder": 5}, TypeError, "encoder must be True, False, a dict of encoders"),
     ],
 )
-def test_unwritable_targets_are_reported(target: str, text: str) -> None:
-    os.symlink("gone/s.tar", "link.tar")
-    with pytest.raises(ShardWriteError, match=text):
-        TarWriter(target)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"compress": "lz4"}, ValueError, "compress must be True, False, None or one of bz2, gz, xz, zst, not 'lz4'"),
-        ({"mode": -1}, ValueError, "mode must be permission bits"),
-        ({"mtime": 8**11}, ValueError, "mtime must be a number of seconds"),
-        ({"user": "u" * 32}, ValueError, "user must have at most 31 bytes"),
-        ({"encoder": 5}, TypeError, "encoder must be True, False, a dict of encoders"),
-        ({"key_rule": "last_dot"}, TypeError, "key_rule must be first_dot, last_dot"),
-    ],
-)
-@pytest.mark.parametrize(("writer", "target"), [(TarWriter, "s.tar"), (ShardWriter, "s-%d.tar")])
-def test_wrong_arguments_are_refused_before_anything_is_written(
-    writer: Callable[..., Any], target: str, options: dict[str, Any], error: type[Exception], text: str
+def test_wrong_targets_and_options_are_refused_before_anything_is_written(
+    target: Any, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
+    os.symlink("gone/s.tar", "link.tar")
     with pytest.raises(error, match=text):
-        writer(target, **options)
-    assert files() == []
-
-
-def test_a_target_is_a_path_or_a_stream() -> None:
-    with pytest.raises(TypeError, match="written to a path, a URL or a binary stream, not to 5"):
-        TarWriter(5)  # type: ignore[arg-type]  # which is the point
+        TarWriter(target, **options)
+    assert files() == ["link.tar"]
 
 
 # Names
 
 
 @pytest.mark.parametrize(
-    ("key", "text"),
+    ("sample", "text"),
     [
-        ("scan-1.25mm", r"belong to the key 'scan-1' \(a key ends at the first dot"),
-        (".hidden", "belong to no sample"),
-        ("folder/", "belong to no sample"),
-        ("", "belong to no sample"),
-        ("__meta__/a", "belong to no sample"),
-        ("nul\0", "The key 'nul"),
-        (5, "__key__ must be a str, but 5 is the int 5"),
-        ("half \ud800", "surrogates not allowed"),
+        ({"__key__": "scan-1.25mm", "txt": ""}, r"belong to the key 'scan-1' \(a key ends at the first dot"),
+        ({"__key__": ".hidden", "txt": ""}, "belong to no sample"),
+        ({"__key__": "folder/", "txt": ""}, "belong to no sample"),
+        ({"__key__": "__meta__/a", "txt": ""}, "belong to no sample"),
+        ({"__key__": "nul\0", "txt": ""}, "The key 'nul"),
+        ({"__key__": 5, "txt": ""}, "__key__ must be a str, but 5 is the int 5"),
+        ({"__key__": "half \ud800", "txt": ""}, "surrogates not allowed"),
+        *(({"__key__": "b", name: b"1"}, r"Field names (are|must be)") for name in ("JPG", "a/b", "", "nul\0", 5)),
+        ({"__key__": "b", "txt": "first", "cls": None}, "'cls' of sample 'b'"),
+        ({"__key__": "b", "__url__": "x"}, "'b' has no field to write"),
+        ({"txt": "a"}, "a dict with __key__ and its fields, not a dict with txt"),
+        (["a"], "its fields, not a list"),
     ],
 )
-def test_a_key_that_would_be_read_back_differently_is_refused(key: Any, text: str) -> None:
+def test_a_sample_that_would_be_read_back_differently_is_refused_as_a_whole(sample: Any, text: str) -> None:
     with TarWriter("s.tar") as shard:
         with pytest.raises(EncodeError, match=text):
-            shard.write({**SAMPLE, "__key__": key})
+            shard.write(sample)
         shard.write(SAMPLE)
     assert names("s.tar") == ["a.txt", "a.cls"]
-
-
-@pytest.mark.parametrize("field", ["JPG", "a/b", "", "nul\0", 5])
-def test_a_field_that_would_be_read_back_differently_is_refused(field: Any) -> None:
-    with TarWriter("s.tar") as shard:
-        with pytest.raises(EncodeError, match=r"Field names (are|must be)"):
-            shard.write({"__key__": "b", field: b"1"})
-        shard.write(SAMPLE)
-    assert names("s.tar") == ["a.txt", "a.cls"]
+    assert shard.samples == 1
 
 
 def test_dotted_keys_are_written_for_the_rule_that_reads_them() -> None:
@@ -291,19 +265,6 @@ def test_a_repeated_key_is_refused_unless_checks_are_off() -> None:
         for key in ("x.y", "x.y", "z"):
             shard.write({"__key__": key, "JPG": b""})
     assert names("s.tar") == ["x.y.JPG", "x.y.JPG", "z.JPG"]
-
-
-@pytest.mark.parametrize(
-    ("sample", "text"),
-    [
-        ({"txt": "a"}, "a dict with __key__ and its fields, not a dict with txt"),
-        (["a"], "its fields, not a list"),
-        ({"__key__": "a", "__url__": "x"}, "'a' has no field to write"),
-    ],
-)
-def test_items_that_are_not_samples_are_refused(sample: Any, text: str) -> None:
-    with TarWriter(io.BytesIO()) as shard, pytest.raises(EncodeError, match=text):
-        shard.write(sample)
 
 
 # Encoders
@@ -331,15 +292,6 @@ def test_without_an_encoder_all_values_are_bytes(encoder: Any) -> None:
             shard.write({"__key__": "a", "txt": b"a cat", "cls": 7})
         shard.write({"__key__": "b", "txt": memoryview(b"a cat"), "cls": bytearray(b"7"), "txt.gz": b"anything"})
     assert [data for _, _, data, _ in ShardList("s.tar").load_wds_shards()] == [b"a cat", b"7", b"anything"]
-
-
-def test_an_unencodable_value_leaves_nothing_of_its_sample() -> None:
-    with TarWriter("s.tar") as shard:
-        with pytest.raises(EncodeError, match="'cls' of sample 'b'"):
-            shard.write({"__key__": "b", "txt": "first", "cls": None})
-        shard.write(SAMPLE)
-    assert names("s.tar") == ["a.txt", "a.cls"]
-    assert shard.samples == 1
 
 
 def test_keys_of_metadata_are_written_on_request() -> None:
@@ -441,7 +393,6 @@ def test_standard_output(forked: Forked) -> None:
     ("command", "text"),
     [
         ("cat > s.part; cat < /none; exit 3", r"exited with status 3 after it was sent \d+ bytes. .*No such file"),
-        ("exit 5", r"exited with status 5"),
         ("false | cat > s.part", "exited with status 1"),
         ("head -c 10 > s.part", "stopped reading and exited with status 0|exited with status 0"),
     ],
@@ -516,13 +467,9 @@ def test_a_file_system_of_fsspec_shows_only_complete_shards(memory: Any) -> None
         shard.write(LARGE)
         assert memory.cat("/d/s.tar") == b"the shard of before"
     assert read("memory://d/s.tar") == ["large.bin"]
-    assert list(memory.store) == ["/d/s.tar"]
-
-
-def test_a_file_system_of_fsspec_keeps_nothing_of_an_interrupted_shard(memory: Any) -> None:
     with pytest.raises(ZeroDivisionError):
         write_and_raise("memory://d/s.tar.gz", ZeroDivisionError())
-    assert list(memory.store) == []
+    assert list(memory.store) == ["/d/s.tar"]
 
 
 def test_an_error_of_a_file_system_is_raised(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
