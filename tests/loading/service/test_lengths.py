@@ -14,7 +14,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
-    MultiProcessingReadingService,
     SequentialReadingService,
 )
 
@@ -43,7 +42,7 @@ every_pipeline = pytest.mark.parametrize("new", PIPELINES.values(), ids=PIPELINE
 
 
 @every_pipeline
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_yields_as_many_items_as_its_length(new: Any, workers: int) -> None:
     with DataLoader2(new(), reading_service=ShardReadingService(workers)) as loader:
         length = len(loader)
@@ -69,11 +68,10 @@ def one_rank() -> Iterator[None]:
 @pytest.mark.parametrize(
     "service",
     [
-        MultiProcessingReadingService(2),
         ShardReadingService(2, distributed=True),
         SequentialReadingService(DistributedReadingService(), ShardReadingService(2)),
     ],
-    ids=["MultiProcessing", "distributed", "sequential"],
+    ids=["distributed", "sequential"],
 )
 def test_a_length_under_any_service(service: Any) -> None:
     with DataLoader2(numbers(23).sharding_filter().batch(4), reading_service=service) as loader:

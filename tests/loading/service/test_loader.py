@@ -20,7 +20,7 @@ from torchdata.dataloader2 import (
 )
 from torchdata.dataloader2.random import SeedGenerator
 
-from wds_datapipes import ShardList, ShardReadingService, merge_states
+from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.epoch import EpochSeeds
 from wds_datapipes.testing import build_shard
@@ -47,13 +47,11 @@ def sequential(workers: int) -> SequentialReadingService:
 
 SERVICES: dict[str, Callable[[], Any]] = {
     "no workers": ShardReadingService,
-    "2 workers": partial(ShardReadingService, 2),
     "distributed": partial(ShardReadingService, 1, distributed=True),
-    "sequential, no workers": partial(sequential, 0),
-    "sequential, 2 workers": partial(sequential, 2),
+    "sequential": partial(sequential, 2),
 }
 every_service = pytest.mark.parametrize("new_service", SERVICES.values(), ids=SERVICES.keys())
-with_states = pytest.mark.parametrize("new_service", [*SERVICES.values()][:3], ids=[*SERVICES.keys()][:3])
+with_states = pytest.mark.parametrize("new_service", [*SERVICES.values()][:2], ids=[*SERVICES.keys()][:2])
 
 
 def loader_of(service: Any, seed: int = 3, pipe: IterDataPipe[Any] | None = None) -> Any:
@@ -209,16 +207,5 @@ def test_a_state_is_refused_by_a_loader_with_another_pipeline(new_service: Any, 
     with (
         DataLoader2(None, reading_service=new_service()) as loader,
         pytest.raises(StateError, match=r"contains no pipeline.* DataLoader2\(pipe, reading_service="),
-    ):
-        loader.load_state_dict(state)
-
-
-def test_merged_states_are_compared_too() -> None:
-    with loader_of(ShardReadingService()) as loader:
-        next(iter(loader))
-        state = merge_states([loader.state_dict()])
-    with (
-        loader_of(ShardReadingService(), pipe=pipeline(buffer_size=5)) as loader,
-        pytest.raises(StateError, match="different pipeline"),
     ):
         loader.load_state_dict(state)

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from typing import Any
 
 import pytest
@@ -20,14 +21,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not supported by pickle:Use
 
 def with_lambda(factor: int) -> IterDataPipe[int]:
     pipe: IterDataPipe[int] = IterableWrapper(range(6)).sharding_filter().map(lambda number: number * factor)
-    return pipe
-
-
-def with_local_function(factor: int) -> IterDataPipe[int]:
-    def multiply(number: int) -> int:
-        return number * factor
-
-    pipe: IterDataPipe[int] = IterableWrapper(range(6)).sharding_filter().map(multiply)
     return pipe
 
 
@@ -50,7 +43,7 @@ SERVICES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("make", [with_lambda, with_local_function, with_local_class])
+@pytest.mark.parametrize("make", [with_lambda, with_local_class])
 def test_local_functions_run_without_workers_and_in_forked_ones(
     make: Callable[[int], IterDataPipe[int]], service: str
 ) -> None:
@@ -106,7 +99,13 @@ def test_a_lambda_that_has_changed_since_is_another_pipeline() -> None:
         loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.fixture
+def tracker() -> None:
+    """Start multiprocessing's process that tracks resources, which spawned workers share, and which stays."""
+    resource_tracker.ensure_running()
+
+
+@pytest.mark.usefixtures("tracker", "nothing_left")
 @pytest.mark.parametrize(
     ("make", "options", "culprit"),
     [
@@ -117,13 +116,13 @@ def test_a_lambda_that_has_changed_since_is_another_pipeline() -> None:
     ids=["lambda", "class", "worker_init_fn"],
 )
 def test_workers_that_are_not_forked_refuse_local_functions(
-    make: Callable[[int], IterDataPipe[Any]], options: dict[str, Any], culprit: str, method: str
+    make: Callable[[int], IterDataPipe[Any]], options: dict[str, Any], culprit: str
 ) -> None:
     with (
-        DataLoader2(make(3), reading_service=ShardReadingService(1, method, **options)) as loader,
+        DataLoader2(make(3), reading_service=ShardReadingService(1, "spawn", **options)) as loader,
         pytest.raises(
             pickle.PicklingError,
-            match=rf"started with '{method}' .*{culprit}.* at the top level of a module, .*partial .*the package dill, "
+            match=rf"started with 'spawn' .*{culprit}.* at the top level of a module, .*partial .*the package dill, "
             r'.*multiprocessing_context="fork"',
         ),
     ):

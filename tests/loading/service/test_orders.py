@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -92,35 +88,3 @@ def test_random_draws_after_the_split_differ_by_rank_worker_and_epoch(workers: i
     assert len(orders) == 4 * workers
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
     assert len(set(orders)) > 2 * workers  # of 24 orders; without different draws, at most 4 or `workers`
-
-
-#: Prints the items of an epoch after the first two, and of the next one, and saves or loads the state.
-PROGRAM = """
-import itertools, json, sys
-from wds_datapipes import ShardList, ShardReadingService
-from torchdata.dataloader2 import DataLoader2
-pipe = ShardList("{0..4}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
-pipe = pipe.rsample(0.9).shuffle_samples(6).to_tuple("__key__").batch(3)
-with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
-    loader.seed(2026)
-    if sys.argv[1] == "save":
-        items = iter(loader)
-        list(itertools.islice(items, 2))
-        json.dump(loader.state_dict(), open("state.json", "w"))
-    else:
-        loader.load_state_dict(json.load(open("state.json")))
-        items = iter(loader)
-    print(json.dumps([list(items), list(loader)]))
-"""
-
-
-def test_a_state_resumes_in_a_process_with_another_hash_seed(shards: Path) -> None:
-    found = []
-    for seed, action in enumerate(("save", "load")):
-        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, action]
-        environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
-        done = subprocess.run(command, cwd=shards, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stdout))
-    assert found[0] == found[1]
-    assert found[0][0]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import signal
-import subprocess
-import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -24,12 +23,6 @@ from wds_datapipes.loading.service.pinning import MemoryPinner, pin_memory_of
 
 #: The time limit before anything counts as a hang, in seconds.
 LIMIT_S = 300
-
-NO_CUDA = "ignore:pin_memory=True has no effect"
-
-needs_cuda = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA here, and page-locked memory is to be had with it only"
-)
 
 
 def threads() -> list[threading.Thread]:
@@ -77,13 +70,6 @@ class Failing(IterDataPipe[int]):
         raise self.error
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 1000])
-def test_items_come_in_order_and_once(count: int) -> None:
-    pipe = MemoryPinner(IterableWrapper(range(count)), str)
-    for _ in range(2):
-        assert list(pipe) == [str(number) for number in range(count)]
-
-
 def test_the_function_runs_in_one_thread_besides_the_loop() -> None:
     names = set(MemoryPinner(IterableWrapper(range(100)), lambda _: threading.get_ident()))
     assert len(names) == 1
@@ -119,8 +105,7 @@ def test_ctrl_c_at_the_start_of_the_thread_leaves_none(monkeypatch: pytest.Monke
         thread.join(LIMIT_S)
 
 
-@pytest.mark.parametrize("count", [0, 1, 5])
-@pytest.mark.parametrize("error", [LookupError("broken"), KeyboardInterrupt("broken"), SystemExit("broken")])
+@pytest.mark.parametrize(("count", "error"), [(0, LookupError("broken")), (5, KeyboardInterrupt("broken"))])
 def test_an_error_of_the_source_is_raised_at_its_position(count: int, error: BaseException) -> None:
     iterator = iter(MemoryPinner(Failing(count, error), same))
     assert [next(iterator) for _ in range(count)] == list(range(count))
@@ -130,7 +115,7 @@ def test_an_error_of_the_source_is_raised_at_its_position(count: int, error: Bas
     assert next(iterator, None) is None
 
 
-@pytest.mark.parametrize("place", [0, 1, 4])
+@pytest.mark.parametrize("place", [0, 4])
 def test_an_error_of_the_function_is_raised_at_its_position(place: int) -> None:
     def fail(number: int) -> int:
         return number if number != place else 1 // 0
@@ -139,25 +124,6 @@ def test_an_error_of_the_function_is_raised_at_its_position(place: int) -> None:
     assert [next(iterator) for _ in range(place)] == list(range(place))
     with pytest.raises(ZeroDivisionError):
         next(iterator)
-
-
-def test_stop_iteration_from_the_function_is_an_error_and_not_the_end() -> None:
-    def stop(number: int) -> int:
-        raise StopIteration
-
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        list(MemoryPinner(IterableWrapper(range(3)), stop))
-
-
-@pytest.mark.parametrize("taken", [0, 1, 3])
-def test_interrupting_ends_the_thread_and_restarts(taken: int) -> None:
-    pipe = MemoryPinner(IterableWrapper(range(100)), same)
-    iterator = iter(pipe)
-    assert [next(iterator) for _ in range(taken)] == list(range(taken))
-    assert len(threads()) == (taken > 0)
-    del iterator
-    assert threads() == []
-    assert list(pipe) == list(range(100))
 
 
 def test_a_second_iterator_replaces_the_first() -> None:
@@ -221,18 +187,21 @@ def tensors(number: int) -> dict[str, Any]:
     return {"number": number, "tensor": torch.full((3, 100, 100), number), "array": np.full(9, number)}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what comes without CUDA cannot be seen with it")
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_without_cuda_it_warns_once_and_still_reads(workers: int) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_cuda_it_warns_once_and_still_reads_and_with_it_tensors_are_pinned(workers: int) -> None:
     service = ShardReadingService(workers, pin_memory=True)
-    with DataLoader2(IterableWrapper(range(30)).sharding_filter().map(tensors), reading_service=service) as loader:
-        with pytest.warns(UserWarning, match="pin_memory=True has no effect, since CUDA is not available") as caught:
-            first = list(loader)
-        second = list(loader)  # without a warning, which would be an error
-    assert len(caught) == 1
-    for epoch in (first, second):
+    pipe = IterableWrapper(range(30)).sharding_filter().map(tensors)
+    with DataLoader2(pipe, reading_service=service) as loader, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        epochs = [list(loader) for _ in range(2)]
+    has_cuda = torch.cuda.is_available()
+    messages = [] if has_cuda else ["pin_memory=True has no effect, since CUDA is not available"]
+    assert [str(each.message)[: len(message)] for each, message in zip(caught, messages, strict=True)] == messages
+    for epoch in epochs:
         assert [item["number"] for item in epoch] == list(range(30))
         assert all((item["tensor"] == item["number"]).all() for item in epoch)
+        assert all((item["array"] == item["number"]).all() for item in epoch)
+        assert all(item["tensor"].is_pinned() == has_cuda for item in epoch)
     assert threads() == []
 
 
@@ -281,19 +250,6 @@ def test_items_keep_their_types_and_the_thread_its_device(monkeypatch: pytest.Mo
     assert devices == {(3, "pin-memory")}
 
 
-@needs_cuda
-@pytest.mark.parametrize("workers", [0, 2])
-def test_with_cuda_tensors_are_pinned(workers: int) -> None:
-    service = ShardReadingService(workers, pin_memory=True)
-    with DataLoader2(IterableWrapper(range(30)).sharding_filter().map(tensors), reading_service=service) as loader:
-        for _ in range(2):
-            items = list(loader)
-            assert [item["number"] for item in items] == list(range(30))
-            assert all(item["tensor"].is_pinned() for item in items)
-            assert all((item["tensor"].cuda() == item["number"]).all() for item in items)
-            assert all((item["array"] == item["number"]).all() for item in items)
-
-
 @pytest.fixture
 def pinning_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the thread run without CUDA, too: it copies tensors into ordinary memory then."""
@@ -307,7 +263,7 @@ def pinning_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("pinning_anyway", "nothing_left")
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_the_thread_reads_from_workers(workers: int) -> None:
     service = ShardReadingService(workers, pin_memory=True)
     with DataLoader2(IterableWrapper(range(300)).sharding_filter().map(tensors), reading_service=service) as loader:
@@ -320,56 +276,3 @@ def test_the_thread_reads_from_workers(workers: int) -> None:
         loader._pause()
         loader._resume()
         assert begun + [item["number"] for item in iterator] == list(range(300))
-
-
-@pytest.mark.usefixtures("pinning_anyway", "nothing_left")
-@pytest.mark.parametrize("end", ["shutdown", "del", "another iterator"])
-def test_a_worker_that_never_responds_does_not_delay_the_end(end: str) -> None:
-    loader: Any = DataLoader2(
-        IterableWrapper(range(9)).map(stuck_after_one), reading_service=ShardReadingService(1, pin_memory=True)
-    )
-    iterator: Any = iter(loader)
-    assert next(iterator)["number"] == 0
-    if end == "another iterator":
-        iter(loader)
-    if end != "del":
-        loader.shutdown()
-    del iterator, loader
-    gc.collect()
-    assert threads() == []
-
-
-def stuck_after_one(number: int) -> dict[str, Any]:
-    if number:
-        time.sleep(1000)
-    return tensors(number)
-
-
-def test_a_worker_that_never_responds_does_not_delay_the_exit() -> None:
-    program = """if 1:
-        import os, signal, time, warnings
-        warnings.simplefilter("ignore")
-        from torchdata.dataloader2 import DataLoader2
-        from torchdata.datapipes.iter import IterableWrapper
-        from wds_datapipes import ShardReadingService
-        from wds_datapipes.loading.service import service
-        from wds_datapipes.loading.service.pinning import MemoryPinner
-
-        def stuck_after_one(number):
-            if number:
-                time.sleep(1000)
-            return number
-
-        service.pin_memory_of = lambda source: MemoryPinner(source, lambda item: item)
-        loader = DataLoader2(
-            IterableWrapper(range(9)).map(stuck_after_one), reading_service=ShardReadingService(1, pin_memory=True)
-        )
-        iterator = iter(loader)
-        print(next(iterator), flush=True)
-        os.kill(os.getpid(), signal.SIGINT)
-    """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.stdout == "0\n"
-    assert done.returncode == -signal.SIGINT
-    assert "Exception ignored" not in done.stderr
-    assert "Fatal" not in done.stderr

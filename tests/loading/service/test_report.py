@@ -18,7 +18,7 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService
-from wds_datapipes.counters import LATEST, Skipped, SkippedItem
+from wds_datapipes.counters import Skipped, SkippedItem
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.io import urls
 from wds_datapipes.loading.report import LoadingReport, WorkerReport, count_skipped
@@ -29,9 +29,7 @@ from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-WORKERS = [0, 1, 2]
-
-NAP_S = 1.0
+WORKERS = [0, 2]
 
 LAST = SkippedItem("wds_decode", "DecodeError", "a.tar", "1", "cls", "the last one")
 
@@ -45,66 +43,42 @@ def report(loader: DataLoader2[Any]) -> LoadingReport:
     return found
 
 
-def wide(number: int) -> Any:
-    return np.full(100_000, number, np.uint8)
-
-
-def slow(number: int) -> int:
-    time.sleep(NAP_S)
-    return number
-
-
 # the numbers
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_items_and_epochs_are_counted(workers: int) -> None:
-    with load(IterableWrapper(range(101)).sharding_filter(), workers) as loader:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_items_bytes_and_epochs_of_each_process_are_counted(workers: int) -> None:
+    with load(IterableWrapper(range(101)).sharding_filter().map(wide), workers) as loader:
         assert (report(loader).epoch, report(loader).items) == (0, 0)
         for epoch in (1, 2, 3):
             assert len(list(loader)) == 101
             assert (report(loader).epoch, report(loader).items) == (epoch, 101 * epoch)
-        each = [worker.items for worker in report(loader).workers]
-        assert each == {0: [303], 1: [303], 2: [153, 150]}[workers]
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_each_process_is_named_with_its_number(workers: int) -> None:
-    with load(IterableWrapper(range(10)).sharding_filter(), workers) as loader:
-        list(loader)
-        found = [(worker.name, worker.pid) for worker in report(loader).workers]
-        if workers:
-            children = {child.pid for child in psutil.Process().children()}
-            assert [name for name, _ in found] == [f"Worker {number}" for number in range(workers)]
-            assert {pid for _, pid in found} <= children
-            assert len({pid for _, pid in found}) == workers
-        else:
-            assert found == [("The main process", os.getpid())]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_sent_bytes_are_counted(workers: int) -> None:
-    with load(IterableWrapper(range(50)).sharding_filter().map(wide), workers) as loader:
-        list(loader)
-        size = sum(worker.bytes for worker in report(loader).workers)
-        assert 50 * 100_000 < size < 50 * 101_000
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_time_is_attributed_to_the_process_that_spent_it(workers: int) -> None:
-    with load(IterableWrapper(range(2)).sharding_filter().map(slow), workers) as loader:
-        list(loader)
         found = report(loader).workers
-        assert sum(worker.making_s for worker in found) >= 2 * NAP_S
-        assert sum(worker.waited_s for worker in found) > NAP_S / 10  # the loop starts to wait when the workers start
+        assert [worker.items for worker in found] == ([153, 150] if workers else [303])
+        if workers:
+            assert [worker.name for worker in found] == ["Worker 0", "Worker 1"]
+            assert {worker.pid for worker in found} <= {child.pid for child in psutil.Process().children()}
+            assert found[0].pid != found[1].pid
+            assert 303 * 100_000 < sum(worker.bytes for worker in found) < 303 * 101_000
+        else:
+            assert [(worker.name, worker.pid) for worker in found] == [("The main process", os.getpid())]
 
 
-def test_a_report_is_available_at_any_time() -> None:
-    with load(IterableWrapper(range(1000)).sharding_filter(), 2) as loader:
-        seen = [report(loader).items for _ in loader]
-        assert seen == sorted(seen)
-        assert seen[-1] == 1000
-        assert all(count >= taken for taken, count in enumerate(seen, 1))
+def wide(number: int) -> Any:
+    return np.full(100_000, number, np.uint8)
+
+
+def test_time_is_attributed_to_the_worker_that_spent_it() -> None:
+    with load(IterableWrapper(range(2)).sharding_filter().map(slow), 1) as loader:
+        list(loader)
+        (found,) = report(loader).workers
+        assert found.making_s >= 0.2
+        assert found.waited_s > 0.01  # the loop starts to wait when the worker starts
+
+
+def slow(number: int) -> int:
+    time.sleep(0.1)
+    return number
 
 
 def test_a_report_is_available_after_the_end() -> None:
@@ -125,8 +99,8 @@ def test_a_report_before_the_beginning() -> None:
     assert "0 items" in str(ShardReadingService(2).report())
 
 
-class Fatal(IterDataPipe[Any]):
-    """Yields its items, and is killed before one of them."""
+class Stuck(IterDataPipe[Any]):
+    """Yields its items, and is busy before one of them."""
 
     def __init__(self, source: IterDataPipe[Any], last: int) -> None:
         self.source, self.last = source, last
@@ -134,8 +108,7 @@ class Fatal(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         for number, item in enumerate(self.source):
             if number == self.last:
-                time.sleep(NAP_S)  # all finished items are sent by then
-                psutil.Process().kill()
+                time.sleep(1000)  # all finished items are sent while it is busy
             yield item
 
 
@@ -143,9 +116,12 @@ def test_a_report_is_available_after_a_worker_was_killed(tmp_path: Path) -> None
     names = [
         build_shard(tmp_path / f"{name}.tar", [{"__key__": str(n), "txt": "x"} for n in range(5)]) for name in "ab"
     ]
-    loader = load(Fatal(ShardList(names).load_wds_shards().group_samples(), 7), 1)
+    loader = load(Stuck(ShardList(names).load_wds_shards().group_samples(), 7), 1)
+    items = iter(loader)
+    assert len([next(items) for _ in range(7)]) == 7
+    psutil.Process(report(loader).workers[0].pid).kill()
     with pytest.raises(WorkerDiedError):
-        list(loader)
+        next(items)
     (worker,) = report(loader).workers
     assert worker.shard == names[1]
     assert worker.items == 7
@@ -162,7 +138,7 @@ def test_the_last_shard_is_reported(workers: int, tmp_path: Path) -> None:
     with load(ShardList(names).sharding_filter().load_wds_shards().group_samples(), workers) as loader:
         assert len(list(loader)) == 5
         shards = [worker.shard for worker in report(loader).workers]
-        assert shards == {0: [names[4]], 1: [names[4]], 2: [names[4], names[3]]}[workers]
+        assert shards == {0: [names[4]], 2: [names[4], names[3]]}[workers]
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -184,12 +160,11 @@ def test_no_credentials_are_reported(workers: int, tmp_path: Path, monkeypatch: 
         assert "secret" not in repr(found)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_very_long_url_is_reported_truncated(workers: int, tmp_path: Path) -> None:
+def test_a_very_long_url_is_reported_truncated(tmp_path: Path) -> None:
     folder = tmp_path.joinpath(*["ü" * 100] * 10)
     folder.mkdir(parents=True)
     shard = build_shard(folder / "a.tar", [{"__key__": "0", "txt": "a"}])
-    with load(ShardList([shard]).load_wds_shards().group_samples(), workers) as loader:
+    with load(ShardList([shard]).load_wds_shards().group_samples(), 1) as loader:
         assert len(list(loader)) == 1
         assert shard.startswith(report(loader).workers[0].shard.rstrip("\ufffd"))
 
@@ -217,9 +192,8 @@ def resume_from(error: Exception) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped")  # this is what "warn" does in the main process
-@pytest.mark.parametrize("on_error", ["skip", "warn", resume_from])
-@pytest.mark.parametrize("workers", WORKERS)
-def test_skipped_items_are_counted(workers: int, on_error: Any, shards: list[str]) -> None:
+@pytest.mark.parametrize(("on_error", "workers"), [("skip", 2), ("warn", 0), (resume_from, 1)])
+def test_skipped_items_are_counted(on_error: Any, workers: int, shards: list[str]) -> None:
     pipe = ShardList(shards).sharding_filter().load_wds_shards(on_error=on_error).group_samples()
     with load(pipe.wds_decode(on_error=on_error), workers) as loader:
         for epoch in (1, 2):
@@ -233,16 +207,6 @@ def test_skipped_items_are_counted(workers: int, on_error: Any, shards: list[str
             each = [dict(worker.skipped.counts) for worker in report(loader).workers]
             assert each == [{"wds_decode: DecodeError": 4}, {"load_wds_shards: TruncatedShardError": 4}]
     assert report(loader).skipped.total == 8
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_an_epoch_of_only_errors_is_counted(workers: int, shards: list[str]) -> None:
-    pipe = ShardList(shards[1::2] * 30).sharding_filter().load_wds_shards(on_error="skip").group_samples()
-    with load(pipe, workers) as loader:
-        assert list(loader) == []
-        found = report(loader).skipped
-        assert found.counts == {"load_wds_shards: TruncatedShardError": 60}
-        assert len(found.latest) == LATEST * max(workers, 1)
 
 
 def test_items_skipped_before_an_error_are_counted(shards: list[str]) -> None:
@@ -277,20 +241,10 @@ def test_loaders_of_one_process_do_not_see_what_others_skip(workers: int, shards
     assert [count_skipped(pipe).total for pipe in pipes] == [0, 0]
 
 
-def test_a_budget_is_not_shared_with_another_loader(shards: list[str]) -> None:
-    budget = ErrorBudget(max_errors=1, warn=False)
-    loaders = [
-        load(ShardList([shards[0]]).load_wds_shards().group_samples().wds_decode(on_error=budget), 0) for _ in "ab"
-    ]
-    taken = list(zip(*loaders, strict=True))
-    assert len(taken) == 3
-    assert [report(loader).skipped.total for loader in loaders] == [1, 1]
-
-
 # one line per epoch
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_one_line_at_the_end_of_an_epoch_reports_what_was_skipped(
     workers: int, shards: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -305,11 +259,8 @@ def test_one_line_at_the_end_of_an_epoch_reports_what_was_skipped(
             assert caplog.records[0].name == "wds_datapipes"
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_an_epoch_without_errors_logs_nothing(
-    workers: int, shards: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    with load(ShardList(shards[2]).sharding_filter().load_wds_shards(on_error="skip"), workers) as loader:
+def test_an_epoch_without_errors_logs_nothing(shards: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    with load(ShardList(shards[2]).sharding_filter().load_wds_shards(on_error="skip"), 2) as loader:
         list(loader)
     assert caplog.messages == []
 
@@ -344,9 +295,7 @@ def test_the_line_states_the_facts() -> None:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        *[(0, "0 B"), (1, "1 B"), (999, "999 B"), (1000, "1 KB"), (1234, "1.23 KB"), (999_499, "999 KB")],
-        *[(999_500, "1 MB"), (999_999, "1 MB"), (12_345_678, "12.3 MB"), (5 * 10**9, "5 GB")],
-        *[(999_999_999_999, "1 TB"), (5 * 10**13, "50 TB"), (1234 * 10**12, "1,234 TB")],
+        *[(0, "0 B"), (1234, "1.23 KB"), (999_499, "999 KB"), (999_500, "1 MB"), (1234 * 10**12, "1,234 TB")],
     ],
 )
 def test_sizes_are_short(size: int, text: str) -> None:
