@@ -252,11 +252,7 @@ FIXED: dict[str, tuple[Callable[[], Pipe], str]] = {
     ),
     "a mixture up to an end": (
         lambda: split("a").mix_samples(split("b"), stop="first"),
-        'rest of mix_samples.stop="first".* mix with stop="all"',
-    ),
-    "an endless mixture": (
-        lambda: split("a").mix_samples(split("b"), stop="never"),
-        'rest of mix_samples.stop="never".* mix with stop="all"',
+        "SampleMixer records or counts what each worker has read",
     ),
     "a stream": (STREAMS["batches"], "invalid with a different number of ranks or workers"),
     "replayed": (REPLAYED["torch's shuffle"], "Shuffler .*replaying its items, which requires as many"),

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardReadingService, StatefulShards
+from wds_datapipes import ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.format import WorkerState, checkpoints_in, state_of
 from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch
 from wds_datapipes.testing import build_shard
 
@@ -233,6 +233,17 @@ def test_states_that_cannot_be_loaded_are_named(state: Callable[[], Any], text: 
     if not any(part in text for part in ("one worker", "seed", "another", "pipeline")):
         with pytest.raises(StateError, match=text):
             ShardReadingService().load_state_dict(found)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"ranks": 1 << 62}, {"workers": "2"}, {"seed": [3]}, {"parts": [WorkerState([{"next": 3}, {}])]}]
+)
+def test_values_that_no_loader_has_saved_are_refused_despite_a_valid_checksum(changes: dict[str, Any]) -> None:
+    state, data = own_state(**changes), StatefulShards(pipeline())
+    with pytest.raises(StateError, match=r"state of a loader is corrupt|requires one state per rank"):  # noqa: PT012
+        merge_states([state])
+        data.load_state_dict(state)
+        next(iter(data))
 
 
 def test_a_state_of_another_seed_is_refused_by_the_dataset_but_not_the_service() -> None:

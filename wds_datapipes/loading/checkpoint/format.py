@@ -18,7 +18,7 @@ from zlib import crc32
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.state.description import PER_RANK, difference
-from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state
+from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, refusing_corrupt_states
 
 logger = logging.getLogger("wds_datapipes")
 
@@ -212,6 +212,11 @@ class Checkpoint:
             )
 
 
+def is_all(numbers: Sequence[int | None], count: int) -> bool:
+    """Whether sorted numbers are those from 0 to before ``count``, which a corrupt state may give as any number."""
+    return len(numbers) == count and [*numbers] == [*range(len(numbers))]
+
+
 def _without_sizes(stage: str | None) -> str:
     return OF_RANK.sub("", stage or "")
 
@@ -239,6 +244,7 @@ def _crc32(ranks: Any) -> int:
     return crc32(json.dumps(ranks).encode())
 
 
+@refusing_corrupt_states()
 def checkpoints_in(state: Any) -> list[Checkpoint]:
     """Return the checkpoints in a state, one for each of its ranks.
 
@@ -249,12 +255,7 @@ def checkpoints_in(state: Any) -> list[Checkpoint]:
     Raises:
         StateError: it contains none.
     """
-    try:
-        found = _find_checkpoints(state)
-    except StateError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise StateError(f"This state of a loader is corrupt: {type(error).__name__}: {error}") from None
+    found = _find_checkpoints(state)
     if not found:
         raise StateError("This is not the state of a loader: it contains no ranks")
     return found
@@ -335,7 +336,7 @@ def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
     found = snapshot["_worker_snapshots"]
     workers = [_of_dataset(found[f"worker_{number}"])[0] for number in range(len(found))]
     own = sorted(workers, key=lambda each: each.worker or 0)
-    if [each.worker for each in own] != [*range(own[0].workers)]:
+    if not is_all([each.worker for each in own], own[0].workers):
         raise StateError(
             f"This state of a StatefulDataLoader is incomplete: it belongs to {own[0].workers} workers, and contains "
             f"the states of these: {', '.join(str(each.worker) for each in own)}"

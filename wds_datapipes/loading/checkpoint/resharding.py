@@ -8,16 +8,22 @@ from itertools import chain
 from typing import Any
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import ADVICE, Checkpoint, WorkerState, checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.format import ADVICE, Checkpoint, WorkerState, checkpoints_in, is_all, state_of
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.state.pipeline_state import check_resharding, replay_reason, reshard_states
+from wds_datapipes.pipes.state.pipeline_state import (
+    check_resharding,
+    refusing_corrupt_states,
+    replay_reason,
+    reshard_states,
+)
 from wds_datapipes.pipes.state.replay import is_replayed
 
 #: The rank, the number of ranks, whether the service splits among them, and the number of workers.
 Identity = tuple[int, int, bool, int]
 
 
+@refusing_corrupt_states()
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Merge the states of all ranks of a run, saved between the same steps.
 
@@ -61,6 +67,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return state_of([*checkpoints.values()])
 
 
+@refusing_corrupt_states()
 def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Checkpoint:
     """Return the state from which a rank resumes: its own, if there are as many ranks and workers as before.
 
@@ -115,7 +122,7 @@ def _check_complete(saved: Sequence[Checkpoint]) -> None:
     """Check that there are the states of all ranks, from the same epoch."""
     first = saved[0]
     found = sorted(checkpoint.rank for checkpoint in saved)
-    if any(checkpoint.ranks != first.ranks for checkpoint in saved) or found != list(range(first.ranks)):
+    if any(checkpoint.ranks != first.ranks for checkpoint in saved) or not is_all(found, first.ranks):
         raise StateError(
             f"There are states of ranks {', '.join(map(str, found))}, from runs with this number of ranks: "
             f"{', '.join(sorted({str(checkpoint.ranks) for checkpoint in saved}))}. Resuming with a different number "
@@ -152,7 +159,7 @@ def check_ranks(
         StateError: it cannot.
     """
     first = loaded[0]
-    if sorted(checkpoint.rank for checkpoint in loaded) == [*range(first.ranks)]:
+    if is_all(sorted(checkpoint.rank for checkpoint in loaded), first.ranks):
         return
     if all(checkpoint.is_over and (checkpoint.epoch < 0 or checkpoint.next is None) for checkpoint in loaded):
         return  # none of them has started

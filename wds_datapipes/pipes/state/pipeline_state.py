@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from wds_datapipes.errors import StateError
+from wds_datapipes.errors import StateError, WdsError
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import name_of, upstream
@@ -21,6 +22,21 @@ State = list[dict[str, Any]]
 The first one belongs to ``.group_samples()``, or to the last stage that starts its sources itself and therefore
 includes their states (see `Stage.nested_sources`). A pipeline that resumes by replay has a single state.
 """
+
+
+@contextmanager
+def refusing_corrupt_states() -> Iterator[None]:
+    """Report any error of values that no loader has saved as a `StateError`; also a decorator.
+
+    Raises:
+        StateError: the state is corrupt.
+    """
+    try:
+        yield
+    except WdsError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise StateError(f"This state of a loader is corrupt: {type(error).__name__}: {error}") from error
 
 
 def save_state(pipe: Any) -> State:
@@ -55,6 +71,7 @@ def replay_reason(pipe: Any, later_stages: Sequence[Any] = ()) -> str:
     return reason
 
 
+@refusing_corrupt_states()
 def load_state(
     pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, again: Iterable[SamplePosition] = ()
 ) -> None:
@@ -66,7 +83,7 @@ def load_state(
         again: samples to read again first, because stages after the pipeline wait for them.
 
     Raises:
-        StateError: as in `save_state`; or the state belongs to other stages.
+        StateError: as in `save_state`; or the state belongs to other stages, or is corrupt.
     """
     # A stage that restarts its sources loads their states itself; those of a stream may be in the middle of a pass.
     nested = [source for stage in upstream(pipe) for source in declared(stage).nested_sources()]
