@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gzip
+import hashlib
 import logging
+import multiprocessing
+import os
+import random
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from faults import Fault, FaultProxy, fault_proxy
 from nginx_server import Nginx
 
 from wds_datapipes import ShardList
-from wds_datapipes.errors import TruncatedShardError
+from wds_datapipes.errors import CacheError, TruncatedShardError
+from wds_datapipes.shard_cache.entry import reserve_space, used_bytes
+from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.usefixtures("folder", "nothing_left")
@@ -57,7 +65,7 @@ def commands(data: bytes, cut: int) -> str:
 # Truncated downloads of unknown size
 
 
-@pytest.mark.parametrize("cut", [0, 100, 512, 3584, 10_000, 21_504])
+@pytest.mark.parametrize("cut", [0, 512, 10_000])
 @pytest.mark.parametrize("how", ["plain", "gzip"])
 def test_a_truncated_download_is_fetched_once_more(shard: bytes, how: str, cut: int) -> None:
     data = shard if how == "plain" else gzip.compress(shard)
@@ -131,145 +139,106 @@ def test_each_fetch_is_logged(
 
 # Many processes, some of which are killed
 
-MANY = """
-import hashlib, os, random, signal, sys
-from wds_datapipes.shard_cache.store import CacheFullError, DownloadRequest
-from wds_datapipes.shard_cache.store import CacheFolder
-from wds_datapipes.shard_cache.entry import reserve_space, used_bytes
-
-PROCESSES, KILLS, READS, MOST = 40, 30, 6, 1_500_000
-names = [f"{number}.bin" for number in range(12)]
-for number, name in enumerate(names):
-    with open(name, "wb") as file:
-        file.write(random.Random(number).randbytes(200_000 + 1000 * number))
-want = {name: hashlib.sha256(open(name, "rb").read()).hexdigest() for name in names}
-drawn = random.Random(7)
-heard, said = os.pipe()
+PROCESSES, KILLS, READS, MAX_BYTES = 24, 12, 6, 1_500_000
+NAMES = [f"{number}.bin" for number in range(12)]
 
 
-def child(seed):
-    chosen = random.Random(seed)
-    folder = CacheFolder("copies", MOST)
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_some(seed: int, digests: dict[str, str], said: int) -> None:
+    drawn = random.Random(seed)
+    folder = CacheFolder("copies", MAX_BYTES)
     for _ in range(READS):
-        name = chosen.choice(names)
-        try:
-            with folder.open(DownloadRequest(name, None, None, {})) as copy:
-                digest = hashlib.sha256(copy.read()).hexdigest()
-        except CacheFullError:
-            digest = want[name]
-        if digest != want[name]:
-            os._exit(3)
+        name = drawn.choice(NAMES)
+        with contextlib.suppress(CacheFullError), opened(folder, name) as copy:
+            assert digest_of(copy.read()) == digests[name]
         os.write(said, b".")
-    os._exit(0)
 
 
-def start(seed):
-    process = os.fork()
-    if not process:
-        try:
-            child(seed)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(4)
-    return process
-
-
-running = {start(seed) for seed in range(PROCESSES)}
-killed = ended = 0
-while running:
-    if killed < KILLS and os.read(heard, 1):
-        victim = drawn.choice(sorted(running))
-        os.kill(victim, signal.SIGKILL)
-        killed += 1
-    process, status = os.waitpid(-1, 0 if killed == KILLS else os.WNOHANG)
-    if not process:
-        continue
-    running.discard(process)
-    code = os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGKILL:
-        running.add(start(1000 + len(running) + killed))
-    elif code:
-        sys.exit(f"a process ended with {code}")
-    else:
-        ended += 1
-assert reserve_space(CacheFolder("copies").path, None, 0, MOST)  # removes what killed processes left
-assert used_bytes(CacheFolder("copies").path) <= MOST
-copies = CacheFolder("copies")
-entries = [copies.entry(name) for name in names]
-faults = {entry.facts().sha256 == want[name] == hashlib.sha256(entry.path.read_bytes()).hexdigest()
-          for name, entry in zip(names, entries) if entry.path.exists()}
-# A killed process may leave half of the facts, which stay for an hour.
-left = {path.suffix for path in copies.path.iterdir() if "." not in path.stem}
-print(ended, killed, faults, sorted(left & {".part", ".lock"}))
-"""
+def opened(folder: CacheFolder, url: str) -> BinaryIO:
+    copy = folder.open(DownloadRequest(url, None, None, {}))
+    assert copy is not None
+    return copy
 
 
 def test_many_processes_share_a_cache_while_others_are_killed() -> None:
-    done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"\d\d 30 \{True\} \[('\.lock')?\]\n", done.stdout), done.stdout
+    digests = {}
+    for number, name in enumerate(NAMES):
+        data = random.Random(number).randbytes(200_000 + 1000 * number)
+        Path(name).write_bytes(data)
+        digests[name] = digest_of(data)
+    heard, said = os.pipe()
+    forks = multiprocessing.get_context("fork")
+    processes = [forks.Process(target=read_some, args=(seed, digests, said)) for seed in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    os.close(said)
+    victims = random.Random(7).sample(processes, KILLS)
+    for victim in victims:
+        assert os.read(heard, 1), "no process has read a shard"
+        victim.kill()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0 or process in victims
+    os.close(heard)
+    copies = CacheFolder("copies")
+    assert reserve_space(copies.path, None, 0, MAX_BYTES)  # removes what killed processes left
+    assert used_bytes(copies.path) <= MAX_BYTES
+    entries = {name: entry for name in NAMES if (entry := copies.entry(name)).path.exists()}
+    assert entries
+    for name, entry in entries.items():
+        facts = entry.facts()
+        assert facts is not None
+        assert facts.sha256 == digests[name] == digest_of(entry.path.read_bytes())
+    # A killed process may leave half of the facts, which stay for an hour.
+    assert not [path for path in copies.path.iterdir() if "." not in path.stem and path.suffix == ".part"]
 
 
 # Disks
 
-DISK = """
-import ctypes, os, sys
-from wds_datapipes.shard_cache.store import DownloadRequest
-from wds_datapipes.shard_cache.store import CacheFolder
-from wds_datapipes.errors import CacheError
 
-libc = ctypes.CDLL(None, use_errno=True)
-place, shard = sys.argv[1:]
-if libc.unshare(0x20000) and libc.unshare(0x10020000):
-    sys.exit("may not mount")
-libc.mount(b"none", b"/", None, (1 << 18) | (1 << 14), None)
-if libc.mount(b"tmpfs", place.encode(), b"tmpfs", 0, b"size=1m"):
-    sys.exit("may not mount")
-content = open(shard, "rb").read()
+def use_a_small_disk(place: Path, shard: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x20000) and libc.unshare(0x10020000):
+        sys.exit(NO_MOUNTS)
+    libc.mount(b"none", b"/", None, (1 << 18) | (1 << 14), None)
+    if libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=1m"):
+        sys.exit(NO_MOUNTS)
+    folder, content = CacheFolder(place), Path(shard).read_bytes()
 
-def use(url):
-    with CacheFolder(place).open(DownloadRequest(url, None, None, {})) as copy:
-        return copy.read() == content
+    def use(url: str) -> None:
+        with opened(folder, url) as copy:
+            assert copy.read() == content
 
-def result(url):
-    try:
-        return use(url)
-    except CacheError as error:
-        return str(error).replace(place, "PLACE")
-
-print(use(shard))
-with open(f"{place}/filler", "wb", buffering=0) as filler:
-    try:
+    use(shard)
+    with contextlib.suppress(OSError), (place / "filler").open("wb", buffering=0) as filler:
         while filler.write(bytes(4096)):
             pass
-    except OSError:
-        pass
-print(result(shard))
-kept = CacheFolder(place).open(DownloadRequest(shard, None, None, {}))  # not evicted
-print(result(f"pipe:cat {shard} {shard}"))
-libc.mount(b"none", place.encode(), None, 32 | 1, None)
-try:
-    open(f"{place}/x", "w")
-except OSError as error:
-    print(error.strerror)
-print(result(shard))
-print(result(f"pipe:cat {shard}"))
-"""
+    use(shard)
+    kept = opened(folder, shard)  # not evicted
+    full = r"The copy \S+/\w+\.part cannot be written: No space left on device\. All copies not in use"
+    with pytest.raises(CacheError, match=full):
+        use(f"pipe:cat {shard} {shard}")
+    kept.close()
+    libc.mount(b"none", os.fsencode(place), None, 32 | 1, None)
+    with pytest.raises(OSError, match="Read-only file system"):
+        (place / "x").touch()
+    use(shard)
+    with pytest.raises(CacheError, match=r"The cache \S+ cannot be used: Read-only file system"):
+        use(f"pipe:cat {shard}")
 
 
-def test_a_full_or_read_only_disk_still_provides_its_copies(tmp_path: Path) -> None:
+NO_MOUNTS = 5
+
+
+def test_a_full_or_read_only_disk_still_provides_its_copies(
+    tmp_path: Path, forked: Callable[[Callable[[], object]], int | None]
+) -> None:
     (tmp_path / "copies").mkdir()
     shard = build_shard(tmp_path / "a.tar", SAMPLES)
-    done = subprocess.run(
-        [sys.executable, "-c", DISK, str(tmp_path / "copies"), shard], capture_output=True, text=True, check=False
-    )
-    if done.stderr == "may not mount\n":
+    code = forked(partial(use_a_small_disk, tmp_path / "copies", shard))
+    if code == NO_MOUNTS:
         pytest.skip("the kernel lets nobody but root mount a file system, and so no disk can be made full")
-    assert done.returncode == 0, done.stderr
-    whole, still, full, only_read, again, missing = done.stdout.splitlines()
-    assert (whole, still, again) == ("True",) * 3
-    assert re.match(
-        r"The copy PLACE/\w+\.part cannot be written: No space left on device\. All copies not in use", full
-    )
-    assert only_read == "Read-only file system"
-    assert re.match("The cache PLACE cannot be used: Read-only file system", missing)
+    assert code == 0
