@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import webdataset
 from torch.utils.data import DataLoader
-from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
@@ -168,52 +167,6 @@ def test_a_repeated_field(handler: Handler) -> None:
 
 
 # Samples
-
-#: The third one has a class that is no number, and lacks a field.
-SAMPLES = [
-    {"__key__": f"{n}", "__url__": "a.tar", "cls": b"1", "txt": b"text"}
-    if n != 2
-    else {"__key__": "2", "__url__": "a.tar", "cls": b"one"}
-    for n in range(5)
-]
-
-
-def parse_class(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "cls": int(sample["cls"])}
-
-
-#: Stage of webdataset with a handler, and the same stage here.
-STAGES: dict[str, tuple[Callable[[Handler], Any], Callable[[Any, Handler], Any]]] = {
-    "decode": (lambda h: webdataset.decode(handler=h), lambda pipe, h: pipe.wds_decode(on_error=h)),
-    "map": (
-        lambda h: webdataset.map(parse_class, handler=h),
-        lambda pipe, h: pipe.map_samples(parse_class, on_error=h),
-    ),
-    "map_dict": (lambda h: webdataset.map_dict(cls=int, handler=h), lambda pipe, h: pipe.map_dict(cls=int, on_error=h)),
-    "map_tuple": (
-        lambda h: webdataset.map_tuple(int, handler=h),
-        lambda pipe, h: pipe.map_tuple(int, on_error=h),
-    ),
-    "to_tuple": (
-        lambda h: webdataset.to_tuple("__key__", "txt", handler=h),
-        lambda pipe, h: pipe.to_tuple("__key__", "txt", on_error=h),
-    ),
-    "rename": (lambda h: webdataset.rename(text="txt", handler=h), lambda pipe, h: pipe.rename(text="txt", on_error=h)),
-}
-
-
-@each_handler
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_sample_that_fails(handler: Handler, stage: str) -> None:
-    their_stage, our_stage = STAGES[stage]
-    items: list[Any] = [(each["cls"],) for each in SAMPLES] if stage == "map_tuple" else SAMPLES
-    expected = outcome(
-        lambda: list(their_stage(handler)([dict(each) if stage != "map_tuple" else each for each in items]))
-    )
-    pipe = our_stage(IterableWrapper(items), handler)
-    assert outcome(lambda: list(pipe)) == expected
-    assert len(expected) == (2 if handler in STOPPING else 4) or expected == "error"
-    assert count_skipped(pipe).total == (handler is not webdataset.reraise_exception)
 
 
 # Warnings

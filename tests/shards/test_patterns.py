@@ -10,7 +10,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
-from wds_datapipes.errors import MissingDependencyError, SpecError, UnknownSchemeError
+from wds_datapipes.errors import SpecError
 from wds_datapipes.io import urls as schemes
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.openers import open_url, register_opener
@@ -33,9 +33,8 @@ def expand(urls: Any, **variables: str) -> list[str]:
         ((url for url in ("a", "a")), ["a", "a"]),
         ("a.tar::b{0..1}.tar::pipe:cat c.tar", ["a.tar", "b0.tar", "b1.tar", "pipe:cat c.tar"]),
         ("http://[::1]:80/a.tar::http://[fe80::1]/b.tar", ["http://[::1]:80/a.tar", "http://[fe80::1]/b.tar"]),
-        ("-", ["-"]),
-        ("a b#%41.tar", ["a b#%41.tar"]),
-        (r"back\slash.tar", [r"back\slash.tar"]),
+        (r"back\slash b#%41.tar", [r"back\slash b#%41.tar"]),
+        ("http://h/a.tar?x=*&y=[1]", ["http://h/a.tar?x=*&y=[1]"]),  # no glob
     ],
 )
 def test_lists(urls: Any, expected: list[str]) -> None:
@@ -45,20 +44,12 @@ def test_lists(urls: Any, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("urls", "message"),
     [
-        ("", r"The shard pattern '' is empty"),
         (["a", ""], r"The shard pattern '' is empty"),
         ([], r"There are no shards in \[\]. Name at least one"),
         ("a::", r"The shard pattern 'a::' has an empty part"),
-        ("::a", r"has an empty part"),
-        ("a::::b", r"has an empty part"),
         ("{a,}", r"One of the shards of the pattern '\{a,\}' has an empty name"),
         (["a", 3], r"A shard pattern must be a string or a path, but 3 at position 1 is int"),
-        ([None], r"None at position 0 is NoneType"),
-        ([b"a"], r"b'a' at position 0 is bytes"),
-        ([["a"]], r"\['a'\] at position 0 is list"),
         (b"a.tar", r"a string, a path or a list of these, not as bytes"),
-        (None, r"not as NoneType"),
-        (3, r"not as int"),
         ({"a": 1}, r"not as dict"),
         ({"a", "b"}, r"cannot be given as a set: its order differs between processes. Use sorted"),
     ],
@@ -100,10 +91,7 @@ def test_a_missing_variable_is_named() -> None:
     ("pattern", "expected"),
     [
         ("a{08..11}", ["a08", "a09", "a10", "a11"]),
-        ("{0..6..2}", ["0", "2", "4", "6"]),
         ("{3..1}", ["3", "2", "1"]),
-        ("{a..c}", ["a", "b", "c"]),
-        ("{a,b}{0..1}", ["a0", "a1", "b0", "b1"]),
         ("{a,b{0..1},}x", ["ax", "b0x", "b1x", "x"]),
         ("{a}", ["{a}"]),
         (r"a\{b{0,1}", ["a{b0", "a{b1"]),
@@ -125,18 +113,8 @@ def test_braces_that_do_not_pair(pattern: str) -> None:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in (
-        "b.tar",
-        "a.tar",
-        "c.tgz",
-        "note.txt",
-        ".hidden.tar",
-        "._a.tar",
-        "x[1].tar",
-        "x1.tar",
-        "sub/d.tar",
-        "e y#.tar.gz",
-    ):
+    shards = ("b.tar", "a.tar", "c.tgz", "x[1].tar", "x1.tar", "sub/d.tar", "e y#.tar.gz")
+    for name in (*shards, "note.txt", ".hidden.tar", "._a.tar"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "dir.tar").mkdir()
@@ -148,18 +126,14 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("?.tar", ["a.tar", "b.tar"]),
         ("[bc].t*", ["b.tar", "c.tgz"]),
         ("x*.tar", ["x1.tar", "x[1].tar"]),
         ("x[1].tar", ["x[1].tar"]),
-        ("{b,a}.t?r", ["b.tar", "a.tar"]),
-        ("**/d.tar", ["sub/d.tar"]),
-        ("c*::sub/*", ["c.tgz", "sub/d.tar"]),
+        ("{b,a}.t?r::**/d.tar", ["b.tar", "a.tar", "sub/d.tar"]),
         ("./", ["./a.tar", "./b.tar", "./c.tgz", "./e y#.tar.gz", "./x1.tar", "./x[1].tar"]),
         ("{sub/,a.tar}", ["sub/d.tar", "a.tar"]),
         (Path("sub"), ["sub/d.tar"]),
         ("file:e%20*", ["file:e%20y%23.tar.gz"]),
-        ("file:sub/", ["file:sub/d.tar"]),
     ],
 )
 def test_local_globs_and_directories(files: Path, pattern: str | Path, expected: list[str]) -> None:
@@ -170,23 +144,18 @@ def test_local_globs_and_directories(files: Path, pattern: str | Path, expected:
 
 def test_all_kinds_of_shards_are_found_in_a_directory(tmp_path: Path) -> None:
     expected = sorted(f"{tmp_path}/x{suffix}" for suffix in SHARD_SUFFIXES)
-    for path in expected:
-        Path(path).touch()
-    for name in ("x.tar.idx", "x.tar.part", "tar", "x.zip"):
-        (tmp_path / name).touch()
+    for path in (*expected, "x.tar.idx", "x.tar.part", "tar", "x.zip"):
+        (tmp_path / path).touch()
     assert expand(f"{tmp_path}/") == expected
 
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("no*.tar", r"No file matches 'no\*.tar' \(from /"),
-        ("/no/such/*", r"No file matches '/no/such/\*'\Z"),
+        (["a.tar", "no*.tar"], r"No file matches 'no\*.tar' \(from /"),
         ("s*", r"No file matches 's\*'"),
-        (["a.tar", "no?"], r"No file matches 'no\?'"),
         ("empty/", r"The directory 'empty/' \(from .* has no file that ends in .tar, .*, .txz or .tzst"),
         ("missing/", r"The directory 'missing/' .*cannot be listed: No such file or directory"),
-        ("a.tar/", r"The directory 'a.tar/' .*cannot be listed: Not a directory"),
     ],
 )
 def test_a_local_pattern_without_a_match(files: Path, pattern: Any, message: str) -> None:
@@ -214,7 +183,6 @@ def memory() -> Iterator[Any]:
         ("memory://d/*.tar", ["memory://d/.x.tar", "memory://d/a.tar", "memory://d/b.tar", "memory://d/e?.tar"]),
         ("memory://d/", ["memory://d/a.tar", "memory://d/b.tar", "memory://d/e?.tar"]),
         ("memory://d/**/f.tar", ["memory://d/sub/f.tar"]),
-        ("memory://d/{b,a}*", ["memory://d/b.tar", "memory://d/a.tar"]),
         ("memory://d/e?.tar", ["memory://d/e?.tar"]),
         ("memory://d/no.tar", ["memory://d/no.tar"]),
     ],
@@ -241,27 +209,13 @@ def test_a_host_missing_from_the_found_names_stays_in_the_url(memory: Any) -> No
     [
         ("memory://d/no*", r"No file matches memory://d/no\*"),
         ("memory://d/sub/g/", r"memory://d/sub/g/ cannot be listed: there is no such file"),
-        (
-            "https://me:hunter2@127.0.0.1:1/*.tar?sig=hunter2",
-            r"https://\*\*\*@127.0.0.1:1/\*.tar\?sig=\*\*\* cannot be listed",
-        ),
+        ("https://me:hunter2@127.0.0.1:1/*.tar?sig=hunter2", r"https://\*{3}@127.*1/\*.tar\?sig=\*{3} cannot be lis"),
     ],
 )
 def test_a_remote_pattern_without_a_match(memory: Any, pattern: str, message: str) -> None:
     options = {"retries": 0} if pattern.startswith("https") else None  # or it retries for most of a minute
     with pytest.raises(SpecError, match=message):
         expand_urls(pattern, variables={}, storage_options=options)
-
-
-def test_a_star_in_a_query_is_not_a_glob() -> None:
-    assert expand("http://h/a.tar?x=*&y=[1]") == ["http://h/a.tar?x=*&y=[1]"]
-
-
-def test_errors_of_the_set_up_keep_their_type() -> None:
-    with pytest.raises(UnknownSchemeError, match="'nope'"):
-        expand("nope://x/*")
-    with pytest.raises(MissingDependencyError, match="gcsfs"):
-        expand("gs://bucket/")
 
 
 def test_commands_and_registered_schemes_are_not_globbed(monkeypatch: pytest.MonkeyPatch) -> None:

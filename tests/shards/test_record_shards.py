@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import json
-import lzma
-import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -79,14 +76,13 @@ def test_samples_have_the_metadata_of_tar_samples_and_their_fields_in_order(endi
 
 
 @FORMATS
-@pytest.mark.parametrize(
-    ("suffix", "compress"),
-    [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress), (".zst", zstandard.compress)],
-)
-def test_compressed_shards_are_read(ending: str, suffix: str, compress: Callable[[bytes], bytes]) -> None:
-    Path(f"a.{ending}{suffix}").write_bytes(compress(Path(write(f"b.{ending}", SAMPLES)).read_bytes()))
-    assert read(f"a.{ending}{suffix}") == SAMPLES
-    assert read(f"pipe:cat a.{ending}{suffix}", format=ending.removesuffix("s")) == SAMPLES
+def test_compressed_shards_are_read_and_an_empty_one_is_an_error(ending: str) -> None:
+    Path(f"a.{ending}.zst").write_bytes(zstandard.compress(Path(write(f"b.{ending}", SAMPLES)).read_bytes()))
+    assert read(f"a.{ending}.zst") == SAMPLES
+    assert read(f"pipe:cat a.{ending}.zst", format=ending.removesuffix("s")) == SAMPLES
+    Path(f"a.{ending}").write_bytes(b"")
+    with pytest.raises(TruncatedShardError, match=f"a.{ending} is empty"):
+        read(f"a.{ending}")
 
 
 @FORMATS
@@ -97,12 +93,6 @@ def test_records_larger_than_the_buffer_and_at_its_edges_are_whole(
     for size in (1, 2, 7, 31, 64):
         monkeypatch.setattr(records, "FILL_BYTES", size)
         assert read(f"a.{ending}") == SAMPLES
-
-
-def test_shards_of_several_formats_may_be_listed_together() -> None:
-    urls = [write(f"{number}.{ending}", SAMPLES[number::3]) for number, ending in enumerate(ENCODERS)]
-    assert sorted(read(*urls), key=lambda sample: str(sample["__key__"])) == SAMPLES
-    assert [sample["n"] for sample in read(*urls, open_shards=3)] == list(range(9))
 
 
 def test_the_format_can_be_named_and_must_be_known() -> None:
@@ -138,37 +128,24 @@ def test_records_that_are_lists_get_names(ending: str) -> None:
         read(f"a.{ending}", fields=["x"])
 
 
-def test_empty_lines_and_the_last_line_break_do_not_matter() -> None:
-    Path("a.jsonl").write_bytes(b'\n{"__key__": "a"}\r\n  \n{"__key__": "b"}')
-    assert read("a.jsonl") == [{"__key__": "a"}, {"__key__": "b"}]
-
-
 # Faults -------------------------------------------------------------------------------------------------------------
 
 
 @FORMATS
 def test_a_shard_cut_anywhere_inside_a_record_is_an_error(ending: str) -> None:
-    data = Path(write("whole", SAMPLES, ending)).read_bytes()
-    starts = offsets(ending, SAMPLES)
+    samples = SAMPLES[:4]
+    data = Path(write("whole", samples, ending)).read_bytes()
+    starts = offsets(ending, samples)
     for cut in range(1, len(data)):
         Path(f"a.{ending}").write_bytes(data[:cut])
         whole = sum(end <= cut for end in starts[1:])
         is_between = cut in starts or (ending == "jsonl" and cut + 1 in starts)  # the last line break may be missing
         if is_between:
-            assert read(f"a.{ending}") == SAMPLES[: max(whole, starts.index(cut if cut in starts else cut + 1))]
+            assert read(f"a.{ending}") == samples[: max(whole, starts.index(cut if cut in starts else cut + 1))]
             continue
-        with pytest.raises(
-            TruncatedShardError, match=re.escape(f"record {whole} (byte {starts[whole]}) is incomplete")
-        ):
+        with pytest.raises(TruncatedShardError, match=rf"record {whole} \(byte {starts[whole]}\) is incomplete"):
             read(f"a.{ending}")
-        assert read(f"a.{ending}", on_error="skip") == SAMPLES[:whole]
-
-
-@FORMATS
-def test_an_empty_shard_is_an_error(ending: str) -> None:
-    Path(f"a.{ending}").write_bytes(b"")
-    with pytest.raises(TruncatedShardError, match=f"a.{ending} is empty"):
-        read(f"a.{ending}")
+        assert read(f"a.{ending}", on_error="skip") == samples[:whole]
 
 
 @FORMATS
@@ -181,26 +158,29 @@ def test_a_truncated_compressed_shard_is_an_error_even_between_records(ending: s
 
 
 @pytest.mark.parametrize("ending", ["msgpack", "cbors"])
-@pytest.mark.parametrize("garbage", [bytes(1000), b"<html>", b'{"a": 1}\n', b"\xff\xc1\xff"])
-def test_bytes_of_another_format_end_the_shard(ending: str, garbage: bytes) -> None:
+def test_bytes_of_another_format_end_the_shard(ending: str) -> None:
     data = Path(write(f"a.{ending}", SAMPLES[:3])).read_bytes()
-    Path(f"a.{ending}").write_bytes(data + garbage)
-    # The first byte may be a length that is larger than the rest.
-    with pytest.raises(
-        (CorruptShardError, TruncatedShardError), match=rf"record 3 \(byte {len(data)}\).* (not hold|incomplete)"
-    ):
-        read(f"a.{ending}")
-    assert read(f"a.{ending}", on_error="skip") == SAMPLES[:3]
+    for garbage in (bytes(1000), b"<html>", b"\xff\xc1\xff"):
+        Path(f"a.{ending}").write_bytes(data + garbage)
+        # The first byte may be a length that is larger than the rest.
+        message = rf"record 3 \(byte {len(data)}\).* (not hold|incomplete)"
+        with pytest.raises((CorruptShardError, TruncatedShardError), match=message):
+            read(f"a.{ending}")
+        assert read(f"a.{ending}", on_error="skip") == SAMPLES[:3]
 
 
-def test_a_bad_line_is_skipped_alone() -> None:
-    bad = [b"[1]", b"7", b"null", b"{]", b'{"a": "\xff"}', b'{"__key__": []}']
-    lines = [
-        line + b"\n"
-        for sample, wrong in zip(SAMPLES, bad, strict=False)
-        for line in (json.dumps(sample).encode(), wrong)
-    ]
-    Path("a.jsonl").write_bytes(b"".join(lines))
+def test_a_bad_value_is_skipped_alone_if_its_end_is_known() -> None:
+    bad = msgpack.packb({"text": "x"})[:-1] + b"\xff"
+    Path("a.msgpack").write_bytes(msgpack.packb(SAMPLES[0]) + bad + msgpack.packb({3: 4}) + msgpack.packb(SAMPLES[1]))
+    assert read("a.msgpack", on_error="skip") == SAMPLES[:2]
+    with pytest.raises(DecodeError, match=r"record 1 \(byte \d+\) cannot be decoded: .*utf-8"):
+        read("a.msgpack")
+
+
+def test_a_bad_line_is_skipped_alone_and_empty_ones_do_not_matter() -> None:
+    bad = [b"[1]\r\n \n", b"7\n", b"null\n", b"{]\n", b'{"a": "\xff"}\n', b'{"__key__": []}']
+    good = [json.dumps(sample).encode() + b"\n" for sample in SAMPLES[:6]]
+    Path("a.jsonl").write_bytes(b"".join(map(b"".join, zip(good, bad, strict=True))))
     assert read("a.jsonl", on_error="skip") == SAMPLES[:6]
     with pytest.raises(DecodeError, match=r"a.jsonl: record 1 \(byte \d+\) is a list of 1 values"):
         read("a.jsonl")
@@ -211,14 +191,6 @@ def test_a_bad_line_is_skipped_alone() -> None:
         read("a.jsonl", on_error="warn")
     assert len(caught) == 2  # the first, and the count
     assert read("a.jsonl", on_error=lambda error: False) == SAMPLES[:1]
-
-
-def test_a_bad_value_is_skipped_alone_if_its_end_is_known() -> None:
-    bad = msgpack.packb({"text": "x"})[:-1] + b"\xff"
-    Path("a.msgpack").write_bytes(msgpack.packb(SAMPLES[0]) + bad + msgpack.packb({3: 4}) + msgpack.packb(SAMPLES[1]))
-    assert read("a.msgpack", on_error="skip") == SAMPLES[:2]
-    with pytest.raises(DecodeError, match=r"record 1 \(byte \d+\) cannot be decoded: .*utf-8"):
-        read("a.msgpack")
 
 
 @pytest.mark.parametrize(
@@ -282,18 +254,6 @@ def resumed(make: Callable[[], Any], count: int) -> list[Any]:
 
 
 @FORMATS
-@pytest.mark.parametrize("open_shards", [1, 2])
-def test_reading_resumes_at_the_byte_of_the_next_record(ending: str, open_shards: int) -> None:
-    urls = [write(f"{number}.{ending}", SAMPLES[number::2]) for number in range(2)]
-
-    def make() -> Any:
-        return ShardList(urls).load_wds_records(open_shards=open_shards)
-
-    want = [sample["__key__"] for sample in make()]
-    assert [resumed(make, count) for count in range(1, 9)] == [want[count:] for count in range(1, 9)]
-
-
-@FORMATS
 def test_a_shard_with_bad_records_resumes_after_them(ending: str) -> None:
     records = [record for sample in SAMPLES[:4] for record in (sample, [1])]
     write(f"a.{ending}", records)
@@ -313,7 +273,7 @@ def test_a_state_does_not_fit_a_shard_that_has_changed(ending: str) -> None:
     state = save_state(pipe)
     items.close()
     others = [{**sample, "__key__": f"x{number:02d}"} for number, sample in enumerate(SAMPLES)]
-    for changed in (others, SAMPLES[:1], [{"__key__": "longer", "n": 0}, *SAMPLES]):
+    for changed in (others, SAMPLES[:1]):
         write(f"a.{ending}", changed)
         load_state(pipe, state)
         with pytest.raises(ChangedShardError, match="has changed since the state was saved"):

@@ -20,21 +20,13 @@ def test_rules_of_the_environment_apply_to_all_lists(monkeypatch: pytest.MonkeyP
     want = ["/mnt/a/0.tar", "https://b.host/0.tar", "0.tar"]
     assert list(ShardList(["s3://a/0.tar", "s3://b/0.tar", "0.tar"])) == want
     assert list(DatasetSpec({"datasets": [{"shards": "s3://{a,b}/0.tar"}]})) == want[:2]
-
-
-def test_given_rules_replace_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WDS_REWRITE", "s3://=/mnt/")
     assert list(ShardList("s3://a.tar", rewrite=[("s3://", "gs://")])) == ["gs://a.tar"]
     assert list(ShardList("s3://a.tar", rewrite=[])) == ["s3://a.tar"]
 
 
 def test_the_first_rule_that_changes_something_applies() -> None:
     rules = [("a", "a"), ("b", "x"), ("a", "b"), ("b", "c")]
-    assert [expand_urls(url, variables={}, rewrite=rules)[0] for url in ("a.tar", "b.tar", "ca.tar")] == [
-        "b.tar",
-        "x.tar",
-        "ca.tar",
-    ]
+    assert expand_urls(["a.tar", "b.tar", "ca.tar"], variables={}, rewrite=rules) == ["b.tar", "x.tar", "ca.tar"]
 
 
 def test_globs_are_expanded_after_rewriting(tmp_path: Path) -> None:
@@ -49,7 +41,6 @@ def test_globs_are_expanded_after_rewriting(tmp_path: Path) -> None:
     ("variables", "message"),
     [
         ({"WDS_REWRITE": "s3://"}, "The rule 's3://' in WDS_REWRITE has no '='"),
-        ({"GOPEN_REWRITE": "a=b;s3"}, "The rule 's3' in GOPEN_REWRITE has no '='"),
         ({"WDS_REWRITE": "(=b"}, r"The rule that rewrites '\(' to 'b' is not a valid regular expression"),
         ({"WDS_REWRITE": "a=\\2"}, r"The rule that rewrites 'a' to '\\\\2' is no"),
         ({"USE_AIS_FOR": "gs"}, "USE_AIS_FOR is set, but AIS_ENDPOINT is not"),

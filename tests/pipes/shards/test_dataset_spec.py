@@ -47,11 +47,7 @@ def test_an_epoch_has_the_requested_numbers_in_the_order_of_the_file() -> None:
     found = epoch(DatasetSpec(MIXTURE), 0)
     assert len(found) == len(DatasetSpec(MIXTURE)) == 4 + 5 + 6 + 3
     assert found[:4] == BOOKS
-    for part, prefix in (
-        (found[4:9], "s3://web/crawl-"),
-        (found[9:15], "s3://main/rare-"),
-        (found[15:], "s3://main/s"),
-    ):
+    for part, prefix in (found[4:9], "s3://web/crawl-"), (found[9:15], "s3://main/rare-"), (found[15:], "s3://main/s"):
         assert part == sorted(part)
         assert all(url.startswith(prefix) for url in part)
     assert len(set(found[4:9])) == 5
@@ -76,13 +72,9 @@ def test_a_dataset_without_draws_leaves_torchs_generator_alone() -> None:
 def test_home_variables_commands_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WDS_SET", "x-{0..1}")
-    for name in ("a.tar", "b.tar"):
-        (tmp_path / name).touch()
-    assert list(DatasetSpec({"buckets": "~", "datasets": [{"shards": "*.tar"}]})) == [
-        f"{tmp_path}/a.tar",
-        f"{tmp_path}/b.tar",
-    ]
-    assert list(DatasetSpec({"buckets": "s3://b", "datasets": [{"shards": "~/a.tar"}]})) == [f"{tmp_path}/a.tar"]
+    (tmp_path / "a.tar").touch()
+    for buckets, shards in ("~", "*.tar"), ("s3://b", "~/a.tar"):
+        assert list(DatasetSpec({"buckets": buckets, "datasets": [{"shards": shards}]})) == [f"{tmp_path}/a.tar"]
     command = {"prefix": "pipe:gsutil cat ", "buckets": ["gs://b"], "datasets": [{"shards": "${SET}.tar"}]}
     assert list(DatasetSpec(command)) == ["pipe:gsutil cat gs://b/x-0.tar", "pipe:gsutil cat gs://b/x-1.tar"]
 
@@ -105,16 +97,12 @@ def test_workers_share_one_draw_and_the_next_epoch_has_another(workers: int) -> 
         ({"shards": "a.tar", "chose": 1}, r"datasets\[1\] has the unknown keys 'chose'; known are buckets, name"),
         ({"shards": "a.tar", "choose": 1, "resample": 1}, r"datasets\[1\] \(web\) has choose and resample; only one"),
         ({"shards": "{1..3}.tar", "choose": 4}, r"\(web\): choose must be a number of shards from 1 to 3, not 4"),
-        ({"shards": "a.tar", "resample": 0}, "resample must be a number of shards from 1 to .*, not 0"),
         ({"shards": "a.tar", "resample": 1.0}, "resample must be a number of shards from 1 to .*, not 1.0"),
         ({"shards": "a.tar", "choose": True}, "choose must be a number .*, not True"),
-        ({"shards": "a.tar", "choose": "3"}, "choose must be a number .*, not '3'"),
-        ({}, r"datasets\[1\] \(web\): shards must be a string or a list of strings, not None"),
         ({"shards": []}, r"datasets\[1\] \(web\) has no shards"),
         ({"shards": [1]}, r"datasets\[1\] \(web\): shards must be a string or a list of strings, not \[1\]"),
         ({"shards": "a.tar", "buckets": ["a", "b"]}, "buckets must be a string, not"),
         ({"shards": "{a.tar"}, r"datasets\[1\] \(web\): The braces in the shard pattern"),
-        ({"shards": ""}, r"datasets\[1\] \(web\): The shard pattern '' is empty"),
     ],
 )
 def test_a_wrong_dataset_is_named_with_its_file(dataset: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -123,20 +111,19 @@ def test_a_wrong_dataset_is_named_with_its_file(dataset: dict[str, Any], message
     path.write_text(yaml.safe_dump({"datasets": [{"shards": "x.tar"}, named]}))
     with pytest.raises(SpecError, match=rf"spec\.yaml, .*{message}"):
         DatasetSpec(path)
+    with pytest.raises(SpecError, match=r"none\.yaml cannot be read: there is no such file"):
+        DatasetSpec("none.yaml")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("spec.yaml", "", "spec.yaml must be a mapping .* not None"),
-        ("spec.yaml", "- a.tar", r"must be a mapping .* not \['a.tar'\]"),
+        ("spec.yaml", "- a.tar", r"spec.yaml must be a mapping .* not \['a.tar'\]"),
         ("spec.yaml", "datasets: []", r"needs a list of at least one dataset .* not \[\]"),
         ("spec.yaml", "datasets: [a.tar]", r"datasets\[0\] must be a mapping .* not 'a.tar'"),
         ("spec.yaml", "bucket: x", "has the unknown keys 'bucket'; known are prefix"),
         ("spec.yaml", "prefix: 3\ndatasets: [{shards: a}]", "prefix must be a string, not 3"),
-        ("spec.yaml", "a: [", "is not YAML with plain values"),
         ("spec.yaml", "datasets: !!python/object/apply:os.getcwd []", "is not YAML with plain values"),
-        ("spec.json", "{", "spec.json is not YAML"),
         ("spec.json", "\udcff", "spec.json is not YAML"),
         ("spec.toml", "", r"ends in .yaml, .yml, .json, not '.*spec.toml'"),
     ],
@@ -146,10 +133,3 @@ def test_a_wrong_file_is_named(name: str, text: str, message: str, tmp_path: Pat
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(SpecError, match=message):
         DatasetSpec(path)
-
-
-def test_a_missing_file_is_reported() -> None:
-    with pytest.raises(SpecError, match=r"none\.yaml cannot be read: there is no such file"):
-        DatasetSpec("none.yaml")
-    with pytest.raises(SpecError, match=r"the given specification must be a mapping .*, not 3"):
-        DatasetSpec(3)  # type: ignore[arg-type]  # that is what is tested

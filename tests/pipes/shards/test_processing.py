@@ -151,13 +151,6 @@ def test_a_process_that_dies_is_an_error_if_the_executor_does_not_replace_it(pat
             list(items)
 
 
-def test_workers_of_a_loader_cannot_use_it(pattern: str, threads: Executor) -> None:
-    pipe = ShardList(pattern).sharding_filter().process_shards(batches, executor=threads)
-    service = ShardReadingService(num_workers=1)
-    with DataLoader2(pipe, reading_service=service) as workers, pytest.raises(RuntimeError, match="num_workers=0"):
-        list(workers)
-
-
 def test_wrong_arguments_are_errors(threads: Executor, pattern: str) -> None:
     wrong: Any = "tcp://scheduler:8786"
     with pytest.raises(TypeError, match=r"not 'tcp://scheduler:8786'; for Dask, pass client\.get_executor"):

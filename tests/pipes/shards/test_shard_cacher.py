@@ -19,7 +19,7 @@ from torchdata.dataloader2 import DataLoader2
 from wds_datapipes import DirectoryShards, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import CorruptShardError
 from wds_datapipes.index import IndexOptions, Manifest, build_indexes, write_manifest
-from wds_datapipes.testing import build_shard, check_resume
+from wds_datapipes.testing import build_shard
 
 SIZES = (4, 1, 6, 3, 5)
 KEYS = [f"{shard}-{n}" for shard, size in enumerate(SIZES) for n in range(size)]
@@ -83,10 +83,6 @@ def test_each_shard_is_requested_once_in_all_epochs(
         "folder.lock"
     ]
     assert sorted(plain) == KEYS
-
-
-def test_a_pipeline_with_copies_resumes_exactly(pattern: str, tmp_path: Path) -> None:
-    check_resume(partial(pipeline, pattern, tmp_path / "copies"), cuts=4)
 
 
 def test_shards_before_a_state_are_not_fetched(pattern: str, tmp_path: Path, asked: Counter[str]) -> None:

@@ -49,29 +49,23 @@ def written(infos: list[ShardInfo]) -> list[str]:
     return sorted(info.url for info in infos)
 
 
-def load(pipe: IterDataPipe[Any], kind: str, workers: int) -> list[ShardInfo]:
-    if kind == "DataLoader":
-        return list(DataLoader(pipe, batch_size=None, num_workers=workers))
+def load(pipe: IterDataPipe[Any], workers: int) -> list[ShardInfo]:
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
         return list(loader)
 
 
-@pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize(("kind", "workers"), [("DataLoader", 3), ("DataLoader2", 0), ("DataLoader2", 3)])
 def test_workers_alternate_shard_numbers(kind: str, workers: int) -> None:
-    infos = load(samples().write_wds_shards("out-%02d.tar", maxcount=5), kind, workers)
+    pipe = samples().write_wds_shards("out-%02d.tar", maxcount=5)
+    infos = load(pipe, workers) if kind == "DataLoader2" else [*DataLoader(pipe, batch_size=None, num_workers=workers)]
     assert all(type(info) is ShardInfo for info in infos)
     names = written(infos)
     assert len(set(names)) == len(names)
     assert sorted(keys()) == KEYS
     count = max(workers, 1)
     # 42 samples in all: each worker has the samples of full shards, and its own last shard, which is not full.
-    shares = [len(KEYS[7 * worker :: 7 * count]) for worker in range(count)]
-    expected = []
-    for worker, share in enumerate(shares):
-        total = share * 7
-        expected += [f"out-{worker + count * number:02d}.tar" for number in range(-(-total // 5))]
-    assert names == sorted(expected)
+    full = [worker + count * number for worker in range(count) for number in range(-(-len(KEYS) // count // 5))]
+    assert names == sorted(f"out-{number:02d}.tar" for number in full)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +120,10 @@ def test_values_are_encoded_and_unencodable_ones_skipped() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_conversion_resumes_in_each_worker(workers: int) -> None:
     pipe = samples().write_wds_shards("out-%02d.tar", maxcount=2, resume=True)
-    first = load(pipe, "DataLoader2", workers)
+    first = load(pipe, workers)
     names, before = written(first), {info.url: Path(info.url).stat().st_mtime_ns for info in first}
     os.unlink(names[-1])
-    again = load(pipe, "DataLoader2", workers)
+    again = load(pipe, workers)
     assert sorted(again) == sorted(first)
     rewritten = [name for name in names if Path(name).stat().st_mtime_ns != before[name]]
     assert rewritten == names[-1:]
@@ -141,24 +135,25 @@ def test_a_conversion_resumes_in_each_worker(workers: int) -> None:
 @pytest.mark.parametrize(("pattern", "journal"), [("out-%02d.tar", "j"), ("out-{worker}-%d.tar", "j-{worker}")])
 def test_each_worker_has_its_own_journal(pattern: str, journal: str) -> None:
     pipe = samples().write_wds_shards(pattern, maxcount=4, resume=journal)
-    first = load(pipe, "DataLoader2", 2)
+    first = load(pipe, 2)
     assert len([name for name in os.listdir() if name.startswith("j")]) == 2
-    assert load(pipe, "DataLoader2", 2) == first
+    assert load(pipe, 2) == first
 
 
-@pytest.mark.parametrize("pattern", ["out-%02d.tar", "out-{rank}-{worker}-%d.tar"])
-@pytest.mark.parametrize(("before", "now"), [(2, 3), (0, 2), (2, 0)])
+@pytest.mark.parametrize(
+    ("pattern", "before", "now"), [("out-%02d.tar", 0, 2), ("out-%02d.tar", 2, 3), ("out-{rank}-{worker}-%d.tar", 2, 0)]
+)
 def test_resuming_with_another_number_of_workers_is_an_error(pattern: str, before: int, now: int) -> None:
     pipe = samples().write_wds_shards(pattern, maxcount=2, resume=True)
-    first = load(pipe, "DataLoader2", before)
+    first = load(pipe, before)
     content = {info.url: Path(info.url).read_bytes() for info in first}
     with pytest.raises(StateError, match=r"(?s)journal .?'out-.* conversion with writers="):
-        load(pipe, "DataLoader2", now)
+        load(pipe, now)
     assert {
         name: Path(name).read_bytes() for name in os.listdir() if name.startswith("out") and "journal" not in name
     } == content
     # A process without workers is equivalent to a single worker.
-    assert sorted(load(pipe, "DataLoader2", before or 1)) == sorted(first)
+    assert sorted(load(pipe, before or 1)) == sorted(first)
 
 
 def test_resuming_with_another_number_of_ranks_is_an_error() -> None:
@@ -173,7 +168,7 @@ def test_resuming_with_another_number_of_ranks_is_an_error() -> None:
 
     first = written_by(2, 2)
     assert written_by(2, 2) == first
-    for ranks, workers in ((1, 2), (2, 1), (3, 2), (1, 1), (4, 1), (1, 4)):
+    for ranks, workers in ((1, 2), (2, 1), (1, 4)):
         text = rf"'2 workers on each of 2 ranks', not '{workers} workers on each of {ranks} ranks'"
         with pytest.raises(StateError, match=text):
             written_by(ranks, workers)
