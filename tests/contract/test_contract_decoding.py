@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -78,15 +77,12 @@ def test_06_an_image_spec_and_the_basic_decoders() -> None:
 
 
 def test_25_specs_give_arrays_or_images_and_no_decoding_bytes() -> None:
-    eight_bit, image, raw = (
-        next(iter(ours().wds_decode("rgb8"))),
-        next(iter(ours().wds_decode("pil"))),
-        next(iter(ours())),
-    )
-    assert (eight_bit["png"].dtype, type(image["png"])) == (np.uint8, PIL.Image.Image)
+    for spec, kind in (("rgb8", np.ndarray), ("pil", PIL.Image.Image)):
+        got = list(ours().wds_decode(spec))
+        assert isinstance(got[0]["png"], kind)
+        assert_same(got, list(theirs().decode(spec)))
+    raw = next(iter(ours()))
     assert {type(value) for name, value in raw.items() if not name.startswith("__")} == {bytes}
-    assert_same(eight_bit, next(iter(theirs().decode("rgb8"))))
-    assert_same(image, next(iter(theirs().decode("pil"))))
     assert_same(raw, next(iter(theirs())))
 
 
@@ -104,22 +100,10 @@ def test_28_floats_are_the_same_in_arrays_and_in_tensors() -> None:
     assert_same(list(tensors), list(theirs().decode("torchrgb")))
 
 
-SPECS = [
-    "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch",
-    "torchrgba", "pill", "pil", "pilrgb", "pilrgba",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_53_every_image_spec(spec: str) -> None:
-    got = next(iter(ours().wds_decode(spec)))["png"]
-    if spec.startswith("pil"):
-        assert got.size == (WIDTH, HEIGHT)
-    else:
-        assert str(got.dtype).removeprefix("torch.") == ("uint8" if spec.endswith("8") else "float32")
-        assert {HEIGHT, WIDTH} <= set(got.shape)
-        assert got.ndim == (2 if "l" in spec else 3)
-    assert_same(got, next(iter(theirs().decode(spec)))["png"])
+def test_53_every_image_spec() -> None:
+    for spec in webdataset.autodecode.imagespecs:
+        got = next(iter(ours().wds_decode(spec)))["png"]
+        assert_same(got, next(iter(theirs().decode(spec)))["png"])
 
 
 def test_27_a_gzipped_field_keeps_its_name() -> None:
@@ -172,12 +156,9 @@ def test_29_user_decoders() -> None:
     assert names == ["png", "cls", "wnid", "xml"]  # theirs gets ".png" and so on
 
 
-@pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8"])
-def test_33_arrays_of_every_shape_and_kind_as_tenbin(dtype: str) -> None:
-    wanted = [
-        np.arange(rows * columns).reshape(rows, columns).astype(dtype) for rows in range(4) for columns in (0, 1, 7)
-    ]
-    wanted += [np.ones((28, 28))] * 2
+def test_33_arrays_of_every_shape_and_kind_as_tenbin() -> None:
+    dtypes = ("u1", "i2", "i4", "i8", "f2", "f4", "f8")
+    wanted = [np.ones((2, *shape), dtype) * 7 for dtype in dtypes for shape in ((), (0,), (7,), (3, 28))]
     url = build_shard("arrays.tar", [{"__key__": "a", "ten": bytes(tenbin.encode_buffer(wanted))}])
     got = list(ours(url).wds_decode())
     assert_same(got[0]["ten"], wanted)
@@ -212,18 +193,10 @@ def test_54_functions_by_extension_leave_the_other_fields() -> None:
     assert_same(got, list(theirs().xdecode(png=read_image, cls=read_class, must_decode=False)))
 
 
-@pytest.fixture
-def pickled() -> str:
+def test_73_fields_that_can_run_code_are_refused_unless_the_stage_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = io.BytesIO()
     torch.save({"weights": torch.ones(2)}, buffer)
-    sample: dict[str, str | bytes]
-    sample = {"__key__": "a", "pkl": pickle.dumps({1, 2}), "pth": buffer.getvalue(), "json": json.dumps([1])}
-    return build_shard("pickled.tar", [sample])
-
-
-def test_73_fields_that_can_run_code_are_refused_unless_the_stage_allows_it(
-    pickled: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pickled = build_shard("pickled.tar", [{"__key__": "a", "pkl": pickle.dumps({1, 2}), "pth": buffer.getvalue()}])
     assert next(iter(theirs(pickled).decode()))["pkl"] == {1, 2}  # allowed unless a global flag forbids it
     with pytest.raises(UnsafeInputError, match=r"'pkl' of sample 'a' in shard 'pickled\.tar' was not decoded"):
         list(ours(pickled).wds_decode())
@@ -235,5 +208,4 @@ def test_73_fields_that_can_run_code_are_refused_unless_the_stage_allows_it(
     # There is no flag for the whole process: the pipeline itself states what it may do.
     monkeypatch.setenv("WDS_SECURE", "1")
     monkeypatch.setattr(webdataset.utils, "enforce_security", True)
-    assert next(iter(ours(f"file:{Path(pickled).absolute()}").wds_decode(allow_pickle=True)))["pkl"] == {1, 2}
-    assert next(iter(ours(f"pipe:cat {pickled}").wds_decode(only="json")))["json"] == [1]
+    assert next(iter(ours(f"pipe:cat {pickled}").wds_decode(allow_pickle=True)))["pkl"] == {1, 2}

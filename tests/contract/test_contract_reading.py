@@ -5,16 +5,15 @@ The numbers in the names are explained in `contract.md`.
 
 from __future__ import annotations
 
-import http.server
 import io
 import tarfile
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import webdataset
+from nginx_server import Nginx
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, first_dot
@@ -106,8 +105,6 @@ def test_04_renamed_files_are_fields_of_their_new_extension() -> None:
     got = ours("digits.tgz", rename_files=cls_to_txt)
     assert [fields(sample) for sample in got] == [{"png", "txt", "wnid", "xml"}] * COUNT
     assert got == theirs("digits.tgz", rename_files=cls_to_txt)
-    decoded = list(ShardList("digits.tgz").load_wds_shards(rename_files=cls_to_txt).group_samples().wds_decode())
-    assert [sample["txt"] for sample in decoded] == [f"{n % 10}" for n in range(COUNT)]
 
 
 def test_measured_l_files_are_selected_by_their_new_names() -> None:
@@ -173,7 +170,7 @@ def test_measured_i_links_and_folders_are_skipped() -> None:
     assert got == theirs(url)
 
 
-@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("kind", ["gz", "xz"])
 def test_measured_j_content_determines_the_compression_and_names_do_not(kind: str) -> None:
     samples: list[dict[str, str | bytes]] = [{"__key__": f"{n}", "cls": b"%d" % n} for n in range(3)]
     for name in ("plain.tar", "wrong.gz", "none"):
@@ -292,30 +289,12 @@ def test_67_samples_of_local_shards_contain_the_path() -> None:
     assert all("__local_path__" not in sample for sample in ours("pipe:cat digits.tgz"))
 
 
-class NotFound(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@pytest.fixture
-def web() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def test_71_a_missing_shard_is_an_os_error(web: str) -> None:
+def test_71_a_missing_shard_is_an_os_error(nginx: Nginx) -> None:
     for read in (theirs, ours):
         with pytest.raises(OSError, match=r"none\.tar"):
             read("none.tar")
     with pytest.raises(ShardOpenError) as caught:
-        ours(f"{web}/none.tar")
+        ours(f"http://127.0.0.1:{nginx.http}/none.tar")
     assert isinstance(caught.value, OSError)
 
 

@@ -264,17 +264,10 @@ def test_52_torch_collates_to_tensors_and_takes_other_functions() -> None:
         {"n": n, "x": float(n), "array": np.array([n]), "tensor": torch.tensor([n]), "name": str(n)} for n in range(2)
     ]
     batch = next(iter(IterableWrapper(samples).batch(2).collate()))
-    for name in ("n", "x", "array", "tensor"):
-        assert isinstance(batch[name], torch.Tensor)
-    assert (batch["n"].shape, batch["array"].shape, batch["tensor"].shape) == ((2,), (2, 1), (2, 1))
+    assert [batch[name].shape for name in ("n", "x", "array", "tensor")] == [(2,), (2,), (2, 1), (2, 1)]
     assert batch["name"] == ["0", "1"]
-    assert next(iter(IterableWrapper([(1, "a"), (2, "b")]).batch(2).collate()))[1] == ("a", "b")
-
     theirs = run(webdataset.batched(2), samples)[0]
     ours = next(iter(IterableWrapper(samples).batch(2).collate(collate_fn=default_collation_fn)))
-    assert list(map(type, (ours[name] for name in sorted(ours)))) == [
-        np.ndarray, np.ndarray, list, torch.Tensor, np.ndarray,
-    ]  # fmt: skip
     assert repr(sorted(ours.items())) == repr(sorted(theirs.items()))
 
 
@@ -283,9 +276,7 @@ def to_tensor(data: bytes) -> torch.Tensor:
 
 
 def test_30_tuples_are_mapped_batched_unbatched_and_pickled() -> None:
-    pipe: IterDataPipe[Any] = ours().to_tuple("png", "cls").map_tuple(to_tensor, int)
-    assert {sample[0].shape for sample in pipe} == {(3, 2, 2)}
-    batched: IterDataPipe[Any] = pipe.batch(7).collate()
+    batched: IterDataPipe[Any] = ours().to_tuple("png", "cls").map_tuple(to_tensor, int).batch(7).collate()
     batches = list(batched)
     assert [len(images) for images, _ in batches] == [7] * 6 + [5]
     want = list(theirs().to_tuple("png", "cls").map_tuple(to_tensor, int).batched(7))
