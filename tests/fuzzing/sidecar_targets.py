@@ -15,21 +15,13 @@ from zlib import crc32
 from harness import Finding, Target, change_json
 from shard_targets import scratch
 
-from wds_datapipes.errors import (
-    CacheError,
-    CorruptSidecarError,
-    MissingSidecarError,
-    ShardOpenError,
-    SidecarError,
-    SpecError,
-    StateError,
-)
+from wds_datapipes import errors
+from wds_datapipes.errors import CorruptSidecarError, SidecarError, StateError
 from wds_datapipes.index.build import build_index, check_index
 from wds_datapipes.index.file_format import HEAD, MAGIC, index_bytes, parse_index
 from wds_datapipes.index.interop import read_wids_index
 from wds_datapipes.index.manifest import Manifest, ManifestEntry, read_manifest, write_manifest
 from wds_datapipes.on_error.policy import read_quarantine
-from wds_datapipes.samples.caching import DamagedFile, SampleFileWriter, open_samples
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry
 from wds_datapipes.shards.mixture_spec import read_mixture
 from wds_datapipes.shards.patterns import expand_braces
@@ -98,20 +90,13 @@ def read_shard_lists(data: bytes) -> None:
     """Read a manifest, and an index of wids without checking the shards that it names."""
     with contextlib.suppress(CorruptSidecarError):
         manifest = read_manifest(place("manifest.json", data))
-        if read_back(manifest).fingerprint != manifest.fingerprint:
+        write_manifest(manifest, scratch() / "again.json")
+        if read_manifest(scratch() / "again.json").fingerprint != manifest.fingerprint:
             raise Finding("a manifest is another one once it is written and read")
 
 
-def read_back(manifest: Manifest) -> Manifest:
-    write_manifest(manifest, scratch() / "again.json")
-    return read_manifest(scratch() / "again.json")
-
-
 def manifest_seeds() -> list[bytes]:
-    entries = [
-        ManifestEntry(f"{scratch()}/{number}.tar", number, 512 * number, "ab" * 32 if number else None)
-        for number in (0, 3)
-    ]
+    entries = [ManifestEntry(f"{scratch()}/{number}.tar", number, 512, "ab" * 32) for number in (0, 3)]
     write_manifest(Manifest(entries), scratch() / "m.json")
     return [(scratch() / "m.json").read_bytes(), b"{}", b"[]"]
 
@@ -122,7 +107,7 @@ def read_wids(data: bytes) -> None:
     content = place("wids.json", data)
     if any(mark in data for mark in (b":", b"//")) and b"://" in data.replace(b"\\/", b"/"):
         return  # remote shards, whose stores would be contacted
-    with contextlib.suppress(SidecarError, ShardOpenError):
+    with contextlib.suppress(SidecarError, errors.ShardOpenError):
         read_wids_index(content)
 
 
@@ -137,7 +122,7 @@ def wids_seeds() -> list[bytes]:
 def read_spec(data: bytes) -> None:
     """Read the specification of a mixture, as YAML or as JSON."""
     suffix, content = (".json", data[1:]) if data[:1] == b"j" else (".yaml", data[1:])
-    with warnings.catch_warnings(), contextlib.suppress(SpecError):
+    with warnings.catch_warnings(), contextlib.suppress(errors.SpecError):
         warnings.simplefilter("ignore")
         mixture = read_mixture(place(f"spec{suffix}", content), expand_braces)
         drawn = mixture.draw(Random(0))
@@ -161,15 +146,22 @@ def spec_seeds() -> list[bytes]:
     return [b"j" + json.dumps(facts).encode(), b"y" + yaml, b"y" + laughs, b"y" + merged]
 
 
-SPEC_TOKENS = [b"datasets", b"shards", b"resample", b"choose", b"buckets", b"prefix", b"name", b"&a"]
-SPEC_TOKENS += [b"*a", b"<<: ", b"!!int ''", b"!!bool x", b"!!timestamp x", b"2001-99-99", b"!!float x", b"!!binary x"]
-SPEC_TOKENS += [b"!!set", b".inf", b"1e999", b"!!python/object:x", b"{0..9}", b"{0..999999999}", b"::", b"1_000", b"0b"]
-SPEC_TOKENS += [b"? ", b"- ", b"|\n ", b"[" * 5000]
+SPEC_TOKENS = [b"datasets", b"shards", b"resample", b"choose", b"buckets", b"name", b"&a", b"*a", b"<<: ", b"!!int ''"]
+SPEC_TOKENS += [
+    b"!!bool x",
+    b"2001-99-99",
+    b"!!binary x",
+    b".inf",
+    b"1e999",
+    b"!!python/object:x",
+    b"{0..999999999}",
+    b"- ",
+]
 
 
 def read_records(data: bytes) -> None:
     """Read a quarantine list, a journal, and the facts of a copy."""
-    with contextlib.suppress(CorruptSidecarError, MissingSidecarError):
+    with contextlib.suppress(CorruptSidecarError, errors.MissingSidecarError):
         for item in read_quarantine(place("passed-over.jsonl", data)):
             for value in item:
                 if not isinstance(value, str):
@@ -215,32 +207,7 @@ def change_lines(data: bytes, rng: Random) -> bytes:
     return b"\n".join(lines)
 
 
-def read_cache(data: bytes) -> None:
-    """Read a file of samples up to their pickles, which are not for untrusted data."""
-    path = place("samples", data)
-    try:
-        payloads = open_samples(path, ["a"])
-    except (DamagedFile, CacheError):
-        return
-    if payloads is not None:
-        with contextlib.closing(payloads), contextlib.suppress(CacheError):
-            for payload in payloads:
-                if len(payload) > len(data):
-                    raise Finding("a sample is larger than its file")
-
-
-def cache_seeds() -> list[bytes]:
-    path = scratch() / "kept"
-    writer = SampleFileWriter(str(path), ["a"])
-    for number in range(3):
-        writer.write(b"x" * number)
-    writer.finish()
-    return [path.read_bytes()]
-
-
 JSON_TOKENS = [b'"', b":", b",", b"null", b"true", b"-1", b"1e999", b"NaN", b"[]", b"{}", b"\\ud800", b"[" * 2000]
-NAMES = [b'"shards"', b'"url"', b'"samples"', b'"bytes"', b'"sha256"', b'"datasets"', b'"source_url"', b'"base"']
-NAMES += [b'"shardlist"']
 
 
 def index_seeds() -> list[bytes]:
@@ -249,9 +216,8 @@ def index_seeds() -> list[bytes]:
 
 TARGETS = [
     Target("index", read_index_bytes, index_seeds, 200, JSON_TOKENS),
-    Target("manifest", read_shard_lists, manifest_seeds, 100, JSON_TOKENS + NAMES, change_json),
-    Target("wids", read_wids, wids_seeds, 60, JSON_TOKENS + NAMES, change_json),
+    Target("manifest", read_shard_lists, manifest_seeds, 100, JSON_TOKENS, change_json),
+    Target("wids", read_wids, wids_seeds, 60, JSON_TOKENS, change_json),
     Target("spec", read_spec, spec_seeds, 150, SPEC_TOKENS),
     Target("records", read_records, record_seeds, 150, JSON_TOKENS, change_lines),
-    Target("cache", read_cache, cache_seeds, 60, [b"complete"]),
 ]

@@ -1,16 +1,15 @@
-"""Short texts: patterns of shards, URLs with credentials, and values of HTTP headers."""
+"""Short texts: patterns of shards, and values of HTTP headers."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import time
 from unittest.mock import patch
 
 from harness import Finding, Target
 
 from wds_datapipes.errors import SpecError
-from wds_datapipes.io.openers import redact, split_scheme
+from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.io.remote import http
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.retry import retry_after, status_of
@@ -19,7 +18,6 @@ from wds_datapipes.shards.patterns import compile_rules, expand_braces, rewrite_
 
 #: The values of the variables in patterns.
 VARIABLES = {"WDS_A": "x{0..3}", "WDS_B": "${A}${A}", "WDS_C": "${C}"}
-SECRET = "hunter2"
 
 
 def expand(data: bytes) -> None:
@@ -32,22 +30,6 @@ def expand(data: bytes) -> None:
     variables = {"GOPEN_REWRITE": text[:50], "USE_AIS_FOR": text[-3:], "AIS_ENDPOINT": "http://x"}
     with contextlib.suppress(SpecError):
         rewrite_url(text[:200], compile_rules(None, variables))
-
-
-def hide(data: bytes) -> None:
-    """Redact a text: credentials of a plain URL are hidden, and nothing takes quadratic time."""
-    text = data.decode("utf-8", "surrogateescape")
-    once = redact(text)
-    if len(text) < 1000 and redact(once) != once:  # a password has some limit, after which another may begin
-        raise Finding(f"{text!r} is {once!r}, and then {redact(once)!r}")
-    word = "".join(character for character in text if character.isalnum())[:20]
-    for url in (
-        f"s3://{word}:{SECRET}@host/{word}",
-        f"https://h/{word}?X-Amz-Signature={SECRET}&{word}=1",
-        f"https://{SECRET}@h/{word}",
-    ):
-        if SECRET in redact(url):
-            raise Finding(f"{url!r} shows its secret: {redact(url)!r}")
 
 
 class Refused(Exception):
@@ -92,43 +74,35 @@ def headers(data: bytes) -> None:
                 raise Finding(f"{answered} is {opened}")
 
 
-PATTERN_TOKENS = [b"{", b"}", b"..", b",", b"::", b"${A}", b"${B}", b"${C}", b"\\", b"{0..999999999}", b"{000..146..2}"]
-PATTERN_TOKENS += [b"[", b"]", b"*", b"pipe:x", b"s3://", b"=", b";"]
-URL_TOKENS = [b"https://", b"://", b"user:pass@", b"?token=", b"&sig=", b"Authorization: Bearer ", b"auth" * 50]
-URL_TOKENS += [b"a-" * 100, b"token" * 50, b"auth" * 5000, b"%40", b"@", b"/", b":", b";"]
+PATTERN_TOKENS = [
+    b"{",
+    b"}",
+    b"..",
+    b",",
+    b"::",
+    b"${B}",
+    b"${C}",
+    b"\\",
+    b"{0..999999999}",
+    b"[",
+    b"*",
+    b"pipe:x",
+    b"=",
+]
 HEADER_TOKENS = [b"bytes ", b"0-1/2", b"*/5", b"-", b"/", b"/*", b"nan", b"inf", b"1e999", b"-1", b"\xb2", b"9" * 5000]
 HEADER_TOKENS += [b"Fri, 31 Dec 9999 23:59:59 GMT", b"Mon, 01 Jan 0001 00:00:00 -2359", b"gzip"]
 
 
 def pattern_seeds() -> list[bytes]:
-    return [
-        b"s3://b/{train-{000..012},val-0}.tar",
-        b"a.tar::${A}.tar::http://[::1]/{a..c}.tar",
-        b"x\\{a\\}{0..9..3}",
-        b"gs://a=/m/;b=c",
-    ]
-
-
-def url_seeds() -> list[bytes]:
-    return [
-        b"https://me:pass@host/000.tar?part=1&X-Amz-Signature=0123abcd",
-        b"abfs://container@account.dfs.core.windows.net/000.tar cannot be opened: Authorization: Bearer abc",
-        b"pipe:curl -H 'X-Auth-Token: abc' https://h/a.tar?sig=1;key=2",
-    ]
+    plain = b"s3://b/{train-{000..012},val-0}.tar"
+    return [plain, b"a.tar::${A}.tar::http://[::1]/{a..c}.tar", b"x\\{a\\}{0..9..3}", b"gs://a=/m/;b=c"]
 
 
 def header_seeds() -> list[bytes]:
-    return [
-        b"bytes 512-1023/4096\n512",
-        b"120\nidentity",
-        b"Wed, 21 Oct 2015 07:28:00 GMT\n",
-        b"bytes 0-5/*\n6",
-        f"{time.asctime()}".encode(),
-    ]
+    return [b"bytes 512-1023/4096\n512", b"120\nidentity", b"Wed, 21 Oct 2015 07:28:00 GMT\n", b"bytes 0-5/*\n6"]
 
 
 TARGETS = [
     Target("patterns", expand, pattern_seeds, 200, PATTERN_TOKENS),
-    Target("redact", hide, url_seeds, 150, URL_TOKENS),
     Target("headers", headers, header_seeds, 200, HEADER_TOKENS),
 ]
