@@ -8,14 +8,12 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.counters import LATEST, Counters, Skipped, SkippedItem
 from wds_datapipes.errors import DecodeError, TruncatedShardError
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy
-from wds_datapipes.pipes.stage import share_counters
 from wds_datapipes.shards.loading import ReadOptions, load_wds_shards
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import Shard
@@ -81,14 +79,6 @@ def test_the_book_knows_the_current_shard(tmp_path: Path) -> None:
     }
 
 
-def test_the_book_contains_no_credentials() -> None:
-    counters = Counters()
-    address = "unknown://ada:secret@host/a.tar?token=secret"
-    with pytest.raises(Exception, match="unknown"):
-        list(load_wds_shards([address], ReadOptions(on_error=CountedErrors("raise", counters))))
-    assert counters.shard == "unknown://***@host/a.tar?token=***"
-
-
 def test_each_pipeline_counts_separately() -> None:
     def numbers(*texts: str) -> Any:
         samples = [{"__key__": text, "cls": text.encode()} for text in texts]
@@ -105,12 +95,3 @@ def test_each_pipeline_counts_separately() -> None:
     assert count_skipped(copied).total == 0
     assert len(list(pipes[0])) == 2
     assert (count_skipped(pipes[0]).total, count_skipped(copied).total) == (2, 0)
-
-
-def test_stages_that_share_counters_are_counted_once() -> None:
-    pipe = IterableWrapper([{"__key__": "a", "cls": b"x"}]).wds_decode(on_error="skip").to_tuple("cls")
-    counters = Counters()
-    share_counters(pipe, counters)
-    assert list(pipe) == []
-    assert count_skipped(pipe) == counters.skipped()
-    assert counters.entries == 1

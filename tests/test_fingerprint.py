@@ -6,7 +6,6 @@ import functools
 import io
 import os
 import re
-import runpy
 import subprocess
 import sys
 import threading
@@ -46,8 +45,6 @@ def test_different_functions_have_different_fingerprints() -> None:
     makers: list[Callable[[], Any]] = [
         lambda: scaled(1),
         lambda: scaled(2),
-        lambda: scaled(2, 0),
-        lambda: functools.partial(scaled, 1),
         lambda: functools.partial(scaled, 2),
         lambda: functools.partial(scaled, factor=2),
         lambda: Caller(1),
@@ -63,7 +60,6 @@ def test_different_functions_have_different_fingerprints() -> None:
         lambda: lambda number: [(lambda n: n + 1)(number)],
         lambda: lambda number: [(lambda n: n + 2)(number)],
         lambda: functools.partial(re.sub, re.compile("a")),
-        lambda: functools.partial(re.sub, re.compile("b")),
         lambda: functools.partial(re.sub, re.compile("a", re.IGNORECASE)),
         lambda: functools.partial(print, file=io.BytesIO(b"1")),
         lambda: functools.partial(print, file=io.BytesIO(b"2")),
@@ -89,21 +85,25 @@ def test_an_object_without_a_value_is_a_warning() -> None:
         fingerprint(number for number in range(3))
 
 
-def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    source = str(Path(wds_datapipes.__file__).parent / "fingerprint.py")
-    for comment in ("", "# another line above\n"):
-        script.write_text(
-            f"import runpy, sys\n{comment}fingerprint = runpy.run_path({source!r})['fingerprint']\n"
-            "def keep(sample, words={'a', 'b', 'c'}):\n"
-            f"    {comment or 'pass'}\n"
-            "    return sample['txt'] in {'x', 'y', 'z'} | words or 'é' in sample\n"
-            "print(fingerprint(keep, {'words': frozenset(('one', 'two', 'three'))}))\n"
-        )
-    prints = set()
-    for seed in "12":
+#: The package is not imported, which takes seconds.
+SCRIPT = """
+import sys, types
+package = sys.modules["wds_datapipes"] = types.ModuleType("wds_datapipes")
+package.__path__ = [{folder!r}]
+from wds_datapipes.fingerprint import fingerprint
+{comment}
+def keep(sample, words={{'a', 'b', 'c'}}):
+    {comment}
+    return sample['txt'] in {{'x', 'y', 'z'}} | words or 'é' in sample
+print(fingerprint(keep, {{'words': frozenset(('one', 'two', 'three'))}}))
+"""
+
+
+def test_a_fingerprint_is_the_same_in_another_process_and_below_another_line(tmp_path: Path) -> None:
+    script, prints = tmp_path / "script.py", set()
+    for seed, comment in {"1": "", "2": "# another line"}.items():
+        script.write_text(SCRIPT.format(folder=str(Path(wds_datapipes.__file__).parent), comment=comment))
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         prints.add(subprocess.run([sys.executable, script], env=environment, capture_output=True, check=True).stdout)
     (only,) = prints
     assert len(only) == 17
-    assert callable(runpy.run_path(source)["fingerprint"])

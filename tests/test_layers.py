@@ -10,42 +10,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[1] / "wds_datapipes"
+PAGE = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROWS = PAGE.partition("| package | contents |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
+LISTED = [name for row in ROWS for name in re.findall(r"`([a-z_]+)/?`", row.split("|")[1])]
 #: From low to high: a module imports from its own package and from those before it. ``__init__`` has the public names.
-ORDER = [
-    "redaction",
-    "errors",
-    "types",
-    "user_warnings",
-    "extras",
-    "seeds",
-    "counters",
-    "arguments",
-    "interrupts",
-    "io",
-    "on_error",
-    "fingerprint",
-    "tar",
-    "shards",
-    "parallel",
-    "shard_cache",
-    "samples",
-    "codecs",
-    "index",
-    "writing",
-    "prepare",
-    "datapipes",
-    "pipes",
-    "loading",
-    "benchmark",
-    "testing",
-    "integrations",
-    "__init__",
-    "cli",
-    "__main__",
-]
+ORDER = [*LISTED[:-1], "__init__", "cli", "__main__"]
 MODULES = {path.relative_to(PACKAGE.parent).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
@@ -104,40 +74,33 @@ def packages(names: Iterator[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_point_down(name: str) -> None:
-    above = {
-        found
-        for found in imported(parse(name))
-        if found.partition(".")[0] == "wds_datapipes" and level(found) > level(name)
-    }
-    assert not above, f"{name} stands below what it imports: {sorted(above)}"
+def test_imports_point_down() -> None:
+    for name in MODULES:
+        own = [found for found in imported(parse(name)) if found.partition(".")[0] == "wds_datapipes"]
+        above = [found for found in own if level(found) > level(name)]
+        assert not above, f"{name} stands below what it imports: {above}"
 
 
 def test_each_package_has_a_layer() -> None:
+    assert LISTED[-1] == "cli"
     assert {package_of(name) for name in MODULES} == set(ORDER)
 
 
-@pytest.mark.parametrize("name", LOWER)
-def test_torch_is_imported_only_in_functions_and_torchdata_nowhere(name: str) -> None:
-    assert "torchdata" not in packages(imported(parse(name)))
-    assert name not in TORCH_FREE or "torch" not in packages(imported_at_import(parse(name)))
+def test_torch_is_imported_only_in_functions_and_torchdata_nowhere() -> None:
+    for name in LOWER:
+        assert "torchdata" not in packages(imported(parse(name))), name
+        assert name not in TORCH_FREE or "torch" not in packages(imported_at_import(parse(name))), name
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_datapipes_of_torch_are_imported_by_the_modules_that_adapt_them(name: str) -> None:
+def test_datapipes_of_torch_are_imported_by_the_modules_that_adapt_them() -> None:
     for pattern, modules in ADAPTED.items():
-        used = [found for found in imported(parse(name)) if re.match(pattern, found)]
-        assert not used or name.startswith(tuple(modules)), f"import {used} from {modules[0]}"
+        users = [name for name in MODULES if any(re.match(pattern, found) for found in imported(parse(name)))]
+        others = [name for name in users if not name.startswith(tuple(modules))]
+        assert modules[0] in users
+        assert not others, f"{others} import what {modules[0]} adapts"
 
 
-def test_the_names_that_modules_adapt_are_imported() -> None:
-    for pattern, modules in ADAPTED.items():
-        assert any(re.match(pattern, found) for found in imported(parse(modules[0])))
-
-
-@pytest.mark.parametrize("name", LOWER)
-def test_lower_packages_do_not_print_sleep_or_read_the_environment(name: str) -> None:
+def test_lower_packages_do_not_print_sleep_or_read_the_environment() -> None:
     # ShardList and DatasetSpec expand variables; DirectoryShards waits for files, and refused requests wait.
     exceptions = {
         "wds_datapipes/pipes/shards/shard_list.py": {"os.environ"},
@@ -145,17 +108,10 @@ def test_lower_packages_do_not_print_sleep_or_read_the_environment(name: str) ->
         "wds_datapipes/shards/directory_queue.py": {"time.sleep"},
         "wds_datapipes/io/remote/retry.py": {"time.sleep"},
     }
-    allowed = exceptions.get(name, set())
-    found = {ast.unparse(node) for node in ast.walk(parse(name)) if isinstance(node, ast.Name | ast.Attribute)} & {
-        "print",
-        "sleep",
-        "time.sleep",
-        "os.environ",
-        "environ",
-        "os.getenv",
-        "getenv",
-    }
-    assert found == allowed
+    restricted = {"print", "sleep", "time.sleep", "os.environ", "environ", "os.getenv", "getenv"}
+    for name in LOWER:
+        named = {ast.unparse(node) for node in ast.walk(parse(name)) if isinstance(node, ast.Name | ast.Attribute)}
+        assert named & restricted == exceptions.get(name, set()), name
 
 
 def test_lower_packages_are_imported_without_torch() -> None:
@@ -172,10 +128,3 @@ print(sorted({{"torch", "torchdata"}} & set(sys.modules)))
 """
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (finished.stdout, finished.stderr) == ("[]\n", "")
-
-
-def test_contributing_lists_the_packages_in_their_order() -> None:
-    page = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rows = page.partition("| package | contents |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
-    listed = [name for row in rows for name in re.findall(r"`([a-z_]+)/?`", row.split("|")[1])]
-    assert listed == [name for name in ORDER if not name.startswith("__")]

@@ -117,18 +117,15 @@ def resolve(path: str, name: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "modules"),
-    [(name, path, each.modules) for each in TABLE for name, path in each.names.items() if path],
-)
-def test_a_private_name_exists(name: str, path: str, modules: tuple[str, ...]) -> None:
-    message = f"{path} has no {name} in this release: adapt {', '.join(modules)}"
-    try:
-        found = resolve(path, name)
-    except AttributeError:
-        pytest.fail(message)
-    is_end = name in path or path.endswith(":") or name == "_utils"
-    assert is_end or hasattr(found, name), message
+def test_each_private_name_exists() -> None:
+    for modules, name, path in [(each.modules, *item) for each in TABLE for item in each.names.items() if item[1]]:
+        message = f"{path} has no {name} in this release: adapt {', '.join(modules)}"
+        try:
+            found = resolve(path, name)
+        except AttributeError:
+            pytest.fail(message)
+        is_end = name in path or path.endswith(":") or name == "_utils"
+        assert is_end or hasattr(found, name), message
 
 
 def names_defined(tree: ast.Module) -> set[str]:
@@ -163,12 +160,12 @@ DEFINED = {name: names_defined(tree) for name, tree in TREES.items()}
 OWN = set().union(*DEFINED.values())
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_private_names_are_used_only_where_they_are_adapted(module: str) -> None:
-    allowed = {name for each in TABLE if module.startswith(each.modules) for name in each.names}
-    used = {name for name in names_used(TREES[module]) if PRIVATE.fullmatch(name)} - DOCUMENTED - DEFINED[module]
-    foreign = {name for name in used if name in TABLED or name not in OWN}
-    assert foreign <= allowed, "private names of other libraries belong into the module that adapts them"
+def test_private_names_are_used_only_where_they_are_adapted() -> None:
+    for module in MODULES:
+        allowed = {name for each in TABLE if module.startswith(each.modules) for name in each.names}
+        used = {name for name in names_used(TREES[module]) if PRIVATE.fullmatch(name)} - DOCUMENTED - DEFINED[module]
+        foreign = {name for name in used if name in TABLED or name not in OWN}
+        assert foreign <= allowed, f"{module}: private names of other libraries belong where they are adapted"
 
 
 def test_each_private_name_is_used() -> None:
