@@ -9,6 +9,7 @@ from typing import Any
 
 from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
 
@@ -81,9 +82,9 @@ class LoadingReport:
             name = self.workers[0].name
             makers = name[:1].lower() + name[1:]
         fetched, fetching_s = total("fetched_bytes"), total("fetching_s")
-        stores = f"; {_size(fetched)} came from stores, in {fetching_s:.1f} s" if fetched or fetching_s else ""
+        stores = f"; {human_bytes(fetched)} came from stores, in {fetching_s:.1f} s" if fetched or fetching_s else ""
         return (
-            f"{self.epoch} epoch{'s' * (self.epoch != 1)}: {self.items:,} items, {_size(total('bytes'))}, from "
+            f"{self.epoch} epoch{'s' * (self.epoch != 1)}: {self.items:,} items, {human_bytes(total('bytes'))}, from "
             f"{makers}; the loop waited {total('waited_s'):.1f} s for them, and they waited {total('waiting_s'):.1f} s "
             f"for the loop{stores}; skipped: {skipped or 0}"
         )
@@ -122,11 +123,3 @@ def log_skipped(epoch: int, skipped: Skipped, logged: Mapping[str, int]) -> Mapp
         counts = ", ".join(f"{count} x {what}" for what, count in sorted(new.items()))
         LOGGER.warning("epoch %d: skipped %d items: %s", epoch, sum(new.values()), counts)
     return skipped.counts
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 999.5:  # it would be rounded to 1e+03
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.0f} TB" if count >= 999.5 else f"{count:.3g} TB"

@@ -56,17 +56,10 @@ class ProgressMeter:
                 f"{f'shards  {self._samples:,} samples' if self._unit == 'shards' else self._unit}  "
                 f"{self._samples / seconds:,.0f} samples/s  {human_bytes(self._bytes / seconds)}/s"
             )
-            if self._done and self._total is not None:
-                rate += f"  {self._time_left(now)} left"
             self._bar.update(self._task, completed=self._done, rate=rate, refresh=True)
         if self._logger is not None and now - self._logged >= LOG_PERIOD_S and self._done:
             self._logged = now
-            left = self._time_left(now)
-            self._logger.info("%s: %d of %s %s, %s left", self._label, self._done, self._total, self._unit, left)
-
-    def _time_left(self, now: float) -> str:
-        """Estimate the time until all is done, from that of what is done."""
-        return human_time((now - self._started) * ((self._total or self._done) / self._done - 1))
+            self._logger.info("%s: %d of %s %s", self._label, self._done, self._total, self._unit)
 
     @property
     def _done(self) -> int:
@@ -81,8 +74,10 @@ class ProgressMeter:
         if self._bar is not None:
             self._bar.stop()
         if self._logger is not None:
-            taken = human_time(perf_counter() - self._started)
-            self._logger.info("%s: did %d of %s %s in %s", self._label, self._done, self._total, self._unit, taken)
+            seconds = perf_counter() - self._started
+            self._logger.info(
+                "%s: did %d of %s %s in %.0f s", self._label, self._done, self._total, self._unit, seconds
+            )
 
 
 def _new_bar() -> Any:
@@ -91,11 +86,12 @@ def _new_bar() -> Any:
         return None
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:
         return None
     console = Console(stderr=True, highlight=False)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")
+    texts = TextColumn("{task.description}"), TextColumn("{task.fields[rate]}")
+    columns = texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeRemainingColumn()
     return Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
 
 
@@ -113,15 +109,3 @@ def human_bytes(count: float) -> str:
     if at == 0:
         return f"{count:.0f} B"
     return f"{count:.{0 if count >= 99.95 else 1 if count >= 9.995 else 2}f} {units[at]}"
-
-
-def human_time(seconds: float) -> str:
-    """Format a duration.
-
-    >>> human_time(0.4), human_time(59.7), human_time(150), human_time(7500)
-    ('0 s', '1 min', '2 min', '2 h 5 min')
-    """
-    minutes = round(seconds / 60)
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

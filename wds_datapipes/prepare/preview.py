@@ -171,30 +171,9 @@ def _is_array(value: Any) -> bool:
 
 
 def _describe_array(value: Any) -> str:
-    """Describe an array or a tensor by its shape, dtype and range."""
+    """Describe an array or a tensor by its shape and dtype."""
     kind = "array" if isinstance(value, np.ndarray | np.generic) else type(value).__name__.lower()
-    dtype = str(value.dtype).removeprefix("torch.")
-    shown = f"{kind} ({', '.join(map(str, value.shape))}) {dtype}"
-    array = _to_numpy(value)
-    if array is None or array.dtype.kind not in "iuf" or not array.size:
-        return shown
-    finite = array if array.dtype.kind != "f" else array[np.isfinite(array)]
-    span = f", {_short(finite.min())} to {_short(finite.max())}" if finite.size else ""
-    return f"{shown}{span}{'' if finite.size == array.size else f', {array.size - finite.size:,} not finite'}"
-
-
-def _short(number: Any) -> str:
-    return f"{number:.4g}" if isinstance(number, float | np.floating) else str(number)
-
-
-def _to_numpy(value: Any) -> Any:
-    """Convert a value to a NumPy array, or return ``None`` if that is impossible."""
-    if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
-    try:
-        return np.asarray(value.detach().cpu().float() if str(value.dtype) == "torch.bfloat16" else value.detach())
-    except Exception:  # noqa: BLE001  sparse and quantized tensors cannot be converted
-        return None
+    return f"{kind} ({', '.join(map(str, value.shape))}) {str(value.dtype).removeprefix('torch.')}"
 
 
 #: Pictures up to this size are enlarged without smoothing.

@@ -89,8 +89,13 @@ def of_a_fault(name: str) -> str:
         error, text = OWN[fault or "LookupError"]
         return rf"{before}; {raised(error, worker, text)}__iter__ of Acting\(act=.*"
     if kind == "unsendable":
-        what = "a dict whose part 'meta' is a list whose part 1 is " if fault.startswith("nested") else ""
-        text = rf"whose last stage here is Acting, made {what}an object of type _thread\.lock, which cannot be sent"
+        is_nested = fault.startswith("nested")
+        what = (
+            r"a dict whose part 'meta' is an object of type builtins\.list"
+            if is_nested
+            else r"an object of type _thread\.lock"
+        )
+        text = rf"whose last stage here is Acting, made {what}, which cannot be sent"
         return rf"{before}; {raised('PicklingError: Caught PicklingError', worker, text)}"
     if fault in NUMBERS:
         return rf"\d+; {killed(f'Worker {worker}', fault)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 
 #: The minimum size of an array that is kept out of band, in bytes.
 APART = 16 * 1024
-
-#: The maximum depth at which `describe` searches for the unpicklable part.
-MAX_DEPTH = 10
 
 Array = NDArray[Any]
 
@@ -138,35 +135,19 @@ def serialize(value: object) -> bytes:
 
 
 def describe(item: object, pack: Callable[[Any], object]) -> str:
-    """Describe an item, and the part of it that ``pack`` rejects."""
-    path, seen = "", [item]
-    while len(seen) <= MAX_DEPTH:
-        for key, part in _parts(item):
-            if all(part is not each for each in seen) and not takes(pack, part):
-                path += f"a {type(item).__name__} whose part {key!r} is "
-                break
-        else:
-            break
-        item = part
-        seen.append(item)
-    if isinstance(item, FunctionType):
-        code = item.__code__
-        return f"{path}the function {item.__qualname__} (line {code.co_firstlineno} of {code.co_filename})"
-    if isinstance(item, type):
-        return f"{path}the class {item.__module__}.{item.__qualname__}"
-    return f"{path}an object of type {type(item).__module__}.{type(item).__qualname__}"
+    """Describe an item, and the first of its parts that ``pack`` rejects."""
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(item, dict | list | tuple):
+        parts = item.items() if isinstance(item, dict) else enumerate(item)
+    for key, part in parts:
+        if not takes(pack, part):
+            return f"a {type(item).__name__} whose part {key!r} is {_kind_of(part)}"
+    return _kind_of(item)
 
 
-def _parts(item: object) -> Iterable[tuple[Any, Any]]:
-    """Return the parts of an item, with their keys or names."""
-    if isinstance(item, list | tuple):
-        return enumerate(item)
-    if isinstance(item, partial):
-        return [("func", item.func), ("args", item.args), ("keywords", item.keywords)]
-    if isinstance(item, FunctionType | type):
-        return ()
-    parts: dict[Any, Any] = item if isinstance(item, dict) else getattr(item, "__dict__", {})
-    return parts.items()
+def _kind_of(value: object) -> str:
+    name = getattr(value, "__name__", None)
+    return f"an object of type {type(value).__module__}.{type(value).__qualname__}{f' ({name})' if name else ''}"
 
 
 def takes(pack: Callable[[Any], object], value: object) -> bool:
