@@ -292,16 +292,6 @@ def test_the_line_states_the_facts() -> None:
     assert found.skipped.latest == (LAST, LAST)
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        *[(0, "0 B"), (1234, "1.23 KB"), (999_499, "999 KB"), (999_500, "1 MB"), (1234 * 10**12, "1,234 TB")],
-    ],
-)
-def test_sizes_are_short(size: int, text: str) -> None:
-    assert f" items, {text}, from" in str(LoadingReport(1, [worker_report(bytes=size)]))
-
-
 # pipelines without workers
 
 

@@ -402,9 +402,7 @@ def test_an_unpackable_part_is_named() -> None:
         "a tuple whose part 1 is an object of type builtins.list": (1, [0, 1, {4: "x", 5: lock}]),
         "a Pair whose part 1 is an object of type _thread.lock": Pair(1, lock),
         "a list whose part 0 is an object of type builtins.function (local)": [local],
-        "an object of type builtins.generator (test_an_unpackable_part_is_named.<locals>.<genexpr>)": (
-            0 for _ in "abc"
-        ),
+        "an object of type builtins.generator (<genexpr>)": (0 for _ in "abc"),
     }
     for text, item in named.items():
         with pytest.raises((TypeError, pickle.PicklingError, AttributeError)):
