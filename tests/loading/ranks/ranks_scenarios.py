@@ -1,6 +1,6 @@
-"""Scenarios of several ranks. Run by torchrun, or alone with "lost": then the script itself starts ranks that get lost.
+"""Scenarios of several ranks. Run by torchrun with "restarted", or alone with "forked", which starts ranks itself.
 
-Each rank writes its results as JSON. The ranks of "lost" are forks of a process that has already imported torch,
+Each rank writes its results as JSON. The ranks of "forked" are forks of a process that has already imported torch,
 because the import takes seconds; the process has not used torch otherwise.
 """
 
@@ -110,81 +110,6 @@ def read(loader: DataLoader2[Any], epochs: int, seed: int | None = None) -> Seen
 # Under torchrun
 
 
-def together(folder: Path, rank: int, world: int) -> dict[str, Any]:
-    """Run the scenarios in which no rank is lost."""
-    flags = Flags(folder)
-    store = distributed_c10d._get_default_store()
-    shards = sorted(map(str, folder.glob("*.tar")))
-    seen: dict[str, Any] = {}
-    for workers in WORKERS:
-        # The seed of rank 0 decides; the others have none or a different one, which is ignored.
-        seeds = (7, None) if rank == 0 else (None, None)
-        seen[f"seeded {workers}"] = read(load(samples(shards), workers), 3, seeds[0])
-        seen[f"seeded again {workers}"] = read(load(samples(shards), workers), 3, 7 if rank == 0 else 100 + rank)
-        seen[f"unseeded {workers}"] = read(load(samples(shards), workers), 3)
-        seen[f"one shard {workers}"] = read(load(samples(shards[:1]), workers), 2)
-        service = SequentialReadingService(DistributedReadingService(), ShardReadingService(workers))
-        seen[f"sequential {workers}"] = read(DataLoader2(samples(shards), reading_service=service), 2, seeds[0])
-        gc.collect()  # torchdata's FullSync is in a cycle, and blocks forever if a starting thread collects it
-        seen[f"no waiting {workers}"] = no_waiting(flags, rank, world, workers)
-
-    dist.barrier()
-    before = store.num_keys()
-    dist.barrier()
-    with load(numbers(world)) as train, load(numbers(2 * world), 0) as validation:
-        seen["two services"] = [[list(train), list(validation)] for _ in range(3)]
-        dist.barrier()
-        early = store.num_keys()
-        dist.barrier()
-        for _ in range(10):
-            list(train), list(validation)
-        dist.barrier()
-        late = store.num_keys()
-        dist.barrier()
-    dist.barrier()
-    seen["keys"] = {"grown": late - early, "left": store.num_keys() - before}
-    dist.barrier()
-
-    with load(numbers(world * SHARE)) as loader:
-        first = list(loader)
-        if rank == 1:
-            time.sleep(1)
-        seen["late"] = [first, list(loader)]
-        if (child := os.fork()) == 0:
-            loader.shutdown()
-            os._exit(0)
-        os.waitpid(child, 0)
-        seen["after a fork"] = list(loader)
-    never = load(numbers(world))
-    del never
-    with load(numbers(world)):
-        pass
-
-    loader = load(numbers(world * SHARE))
-    iterator = iter(loader)
-    first = [next(iterator)]
-    dist.barrier()
-    dist.destroy_process_group()
-    seen["no group"] = [first + list(iterator), list(loader)]
-    loader.shutdown()
-    try:
-        list(load(numbers(world)))
-    except RuntimeError as error:
-        seen["no group any more"] = str(error)
-    return seen
-
-
-def no_waiting(flags: Flags, rank: int, world: int, workers: int) -> int:
-    """Let rank 1 take its first item after all the others have taken their last one."""
-    with load(numbers(world * 10_000), workers) as loader:
-        iterator = iter(loader)
-        if rank == 1:
-            flags.wait(*(f"{other} has read {workers}" for other in range(world) if other != 1))
-        count = sum(1 for _ in iterator)
-        flags.show(f"{rank} has read {workers}")
-    return count
-
-
 def restarted(folder: Path, rank: int, world: int) -> dict[str, Any]:
     """Fail at first, in the middle of an epoch, and succeed once torchrun has restarted all ranks."""
     loader = load(numbers(world * SHARE), 1)
@@ -262,15 +187,26 @@ def killed(rank: Rank, who: int, workers: int = 2) -> None:
     rank.read(rank.load(workers), pause=lambda: os.kill(os.getpid(), signal.SIGKILL) if rank.rank == who else None)
 
 
-def exits(rank: Rank, who: int) -> None:
-    rank.read(rank.load(), pause=lambda: sys.exit(3) if rank.rank == who else None)
+def killed_at_the_gate(rank: Rank) -> None:
+    """Rank 1 comes last to an epoch, and dies before it lets all ranks begin it."""
+    loader = rank.load()
+    rank.read(loader, 1)
+    if rank.rank == 1:
+        store = distributed_c10d._get_default_store().underlying_store
+        wait_until(lambda: any(store.add(key, 0) == 2 for key in store.list_keys() if key.endswith("/present")))
+        TCPStore.compare_set = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    rank.read(loader, 1)
 
 
-def fails(rank: Rank, who: int) -> None:
+def exits(rank: Rank) -> None:
+    rank.read(rank.load(), pause=lambda: sys.exit(3) if rank.rank == 1 else None)
+
+
+def fails(rank: Rank) -> None:
     def fail() -> None:
         raise LookupError("no such label")
 
-    rank.read(rank.load(), pause=fail if rank.rank == who else lambda: None)
+    rank.read(rank.load(), pause=fail if rank.rank == 1 else lambda: None)
 
 
 def refuse(number: int) -> int:
@@ -279,10 +215,10 @@ def refuse(number: int) -> int:
     return number
 
 
-def bad_sample(rank: Rank, workers: int) -> None:
+def bad_sample(rank: Rank) -> None:
     pipe = numbers(rank.world * SHARE)
     with rank.keeping_the_store():
-        rank.read(load(pipe.map(refuse) if rank.rank == 1 else pipe, workers, LOST_S))
+        rank.read(load(pipe.map(refuse) if rank.rank == 1 else pipe, timeout_s=LOST_S))
 
 
 def find_no_disk(pipe: Any, info: Any) -> Any:
@@ -302,14 +238,14 @@ def epochs_differ(rank: Rank) -> None:
         rank.wait_for_news()
 
 
-def never_starts(rank: Rank, who: int) -> None:
-    if rank.rank == who:
+def never_starts(rank: Rank) -> None:
+    if rank.rank == 0:
         rank.wait_for_news()
     else:
         rank.read(rank.load())
 
 
-def ends_first(rank: Rank, who: int, workers: int) -> None:
+def ends_first(rank: Rank, who: int) -> None:
     """One rank is done, and its process ends, before the others have read half of the only epoch."""
     rank.flags.show(f"{rank.rank} pid", str(os.getpid()))
 
@@ -318,7 +254,7 @@ def ends_first(rank: Rank, who: int, workers: int) -> None:
             process = Path("/proc", rank.flags.wait(f"{who} pid"))
             wait_until(lambda: not process.exists())
 
-    with rank.load(workers, NOT_LOST_S) as loader:
+    with rank.load(timeout_s=NOT_LOST_S) as loader:
         rank.read(loader, 1, pause)
 
 
@@ -392,27 +328,92 @@ def alone(rank: Rank) -> None:
     rank.results["keys"] = {"grown": grown, "left": store.num_keys() - before}
 
 
-LOST: dict[str, tuple[int, Callable[[Rank], None]]] = {
+def together(rank: Rank) -> None:
+    """No rank is lost."""
+    store, world, seen = distributed_c10d._get_default_store(), rank.world, rank.results
+    shards = sorted(map(str, rank.folder.parent.glob("*.tar")))
+    for workers in WORKERS:
+        # The seed of rank 0 decides.
+        seed = 7 if rank.rank == 0 else None
+        seen[f"seeded {workers}"] = read(load(samples(shards), workers), 3, seed)
+        seen[f"one shard {workers}"] = read(load(samples(shards[:1]), workers), 2)
+        service = SequentialReadingService(DistributedReadingService(), ShardReadingService(workers))
+        seen[f"sequential {workers}"] = read(DataLoader2(samples(shards), reading_service=service), 2, seed)
+        gc.collect()  # torchdata's FullSync is in a cycle, and blocks forever if a starting thread collects it
+        seen[f"no waiting {workers}"] = no_waiting(rank, workers)
+
+    dist.barrier()
+    before = store.num_keys()
+    dist.barrier()
+    with load(numbers(world)) as train, load(numbers(2 * world), 0) as validation:
+        seen["two services"] = [[list(train), list(validation)] for _ in range(3)]
+        dist.barrier()
+        early = store.num_keys()
+        dist.barrier()
+        for _ in range(10):
+            list(train), list(validation)
+        dist.barrier()
+        late = store.num_keys()
+        dist.barrier()
+    dist.barrier()
+    seen["keys"] = {"grown": late - early, "left": store.num_keys() - before}
+    dist.barrier()
+
+    with load(numbers(world * SHARE)) as loader:
+        seen["before a fork"] = list(loader)
+        if (child := os.fork()) == 0:
+            loader.shutdown()
+            os._exit(0)
+        os.waitpid(child, 0)
+        seen["after a fork"] = list(loader)
+    never = load(numbers(world))
+    del never
+    with load(numbers(world)):
+        pass
+
+    loader = load(numbers(world * SHARE))
+    iterator = iter(loader)
+    first = [next(iterator)]
+    dist.barrier()
+    dist.destroy_process_group()
+    seen["no group"], seen["still no group"] = first + list(iterator), list(loader)
+    loader.shutdown()
+    try:
+        list(load(numbers(world)))
+    except RuntimeError as error:
+        seen["no group any more"] = str(error)
+
+
+def no_waiting(rank: Rank, workers: int) -> int:
+    """Let rank 1 take its first item after all the others have taken their last one."""
+    with load(numbers(rank.world * 10_000), workers) as loader:
+        iterator = iter(loader)
+        if rank.rank == 1:
+            rank.flags.wait(*rank.others(f"has read {workers}"))
+        count = sum(1 for _ in iterator)
+        rank.flags.show(f"{rank.rank} has read {workers}")
+    return count
+
+
+SCENARIOS: dict[str, tuple[int, Callable[[Rank], None]]] = {
     "killed": (3, partial(killed, who=1)),
     "killed without workers": (2, partial(killed, who=1, workers=0)),
+    "killed at the gate": (3, killed_at_the_gate),
     "killed with the store": (3, partial(killed, who=0)),
-    "exits": (3, partial(exits, who=1)),
-    "exits with the store": (3, partial(exits, who=0)),
-    "fails": (3, partial(fails, who=1)),
-    "bad sample, 0 workers": (3, partial(bad_sample, workers=0)),
-    "bad sample, 2 workers": (3, partial(bad_sample, workers=2)),
+    "exits": (3, exits),
+    "fails": (3, fails),
+    "bad sample": (3, bad_sample),
     "cannot start": (3, cannot_start),
     "epochs differ": (3, epochs_differ),
-    "rank 0 never starts": (3, partial(never_starts, who=0)),
-    "rank 2 never starts": (3, partial(never_starts, who=2)),
-    "ends first": (2, partial(ends_first, who=1, workers=2)),
-    "ends first with the store": (2, partial(ends_first, who=0, workers=2)),
+    "never starts": (3, never_starts),
+    "ends first": (2, partial(ends_first, who=1)),
+    "ends first with the store": (2, partial(ends_first, who=0)),
     "without shutdown": (2, without_shutdown),
     "silent store": (3, silent_store),
     "interrupted": (3, interrupted),
     "file store": (2, file_store),
-    "alone, TCPStore": (1, alone),
     "alone, HashStore": (1, alone),
+    "together": (4, together),
 }
 
 #: How many of these run at a time.
@@ -426,7 +427,7 @@ STORES: dict[str, Callable[[Path, int], Any]] = {
 
 #: Ranks whose tests cover the whole exit of the interpreter; others only call exit functions, because torch makes the
 #: rest take a second of CPU time.
-ENDINGS = ("exits", "exits with the store", "fails", "killed with the store", "silent store", "without shutdown")
+ENDINGS = ("exits", "fails", "killed with the store", "silent store", "without shutdown")
 
 
 def end_with_parent() -> None:
@@ -437,7 +438,7 @@ def be(folder: Path, name: str, number: int, output: int) -> None:
     """Be a rank of a scenario in a separate process, until it ends as any process does."""
     end_with_parent()
     os.dup2(output, 2)
-    world, scenario = LOST[name]
+    world, scenario = SCENARIOS[name]
     rank = Rank(folder, number, world)
     if (make_store := STORES.get(name.rpartition(" ")[2])) is not None:
         store = make_store(folder, world)
@@ -460,7 +461,7 @@ def be(folder: Path, name: str, number: int, output: int) -> None:
         os._exit(0)
 
 
-def run_lost(folder: Path, names: list[str]) -> None:
+def run_forked(folder: Path, names: list[str]) -> None:
     """Run scenarios, each with its own ranks, some at a time."""
     names = names[::-1]
     running: dict[str, dict[int, int]] = {}
@@ -470,7 +471,7 @@ def run_lost(folder: Path, names: list[str]) -> None:
             name = names.pop()
             (folder / name).mkdir()
             codes[name], running[name] = {}, {}
-            for number in range(LOST[name][0]):
+            for number in range(SCENARIOS[name][0]):
                 with (folder / name / f"{number}.stderr").open("wb") as output:
                     if (pid := os.fork()) == 0:
                         # The exception that ends a rank propagates from here as in any script, so nothing may catch it.
@@ -493,20 +494,19 @@ def run_lost(folder: Path, names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["together", "restarted", "lost"])
+    parser.add_argument("what", choices=["restarted", "forked"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     chosen = parser.parse_args()
     gc.freeze()  # skip collecting imported modules at exit, which takes a second
-    if chosen.what == "lost":
-        run_lost(chosen.folder, chosen.names or list(LOST))
+    if chosen.what == "forked":
+        run_forked(chosen.folder, chosen.names or list(SCENARIOS))
         return
     end_with_parent()
-    if chosen.what == "restarted":
-        tidy_up(Flags(chosen.folder))
+    tidy_up(Flags(chosen.folder))
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
-    rank, world = dist.get_rank(), dist.get_world_size()
-    results = {"together": together, "restarted": restarted}[chosen.what](chosen.folder, rank, world)
+    rank = dist.get_rank()
+    results = restarted(chosen.folder, rank, dist.get_world_size())
     Flags(chosen.folder).show(f"{rank}.json", json.dumps(results))
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from data_parallel_pipelines import BATCH, EPOCHS, KEYS, flat, indexed, stream, write_shards
+from data_parallel_pipelines import BATCH, KEYS, flat, stream, write_shards
 from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2
 
@@ -32,34 +31,6 @@ def loader_of(folder: Path, distributed: Any, *, seed: int | None = 7, state: An
     if state is not None:
         loader.load_state_dict(state)
     return loader
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", [stream, indexed])
-def test_pairs_share_each_epoch(folder: Path, make: Any, workers: int) -> None:
-    found = []
-    for rank in range(2):
-        service = ShardReadingService(workers, distributed=(rank, 2))
-        with DataLoader2(make(folder, 2), reading_service=service) as loader:
-            loader.seed(7)
-            found.append([list(loader) for _ in range(EPOCHS)])
-        data = StatefulShards(make(folder, 2), seed=7, distributed=(rank, 2))
-        torchs = DataLoader(data, batch_size=None, num_workers=workers)
-        assert [list(torchs) for _ in range(EPOCHS)] == found[rank]
-    for some, others in zip(*found, strict=True):
-        keys = flat(some + others)
-        assert len(set(keys)) == len(keys) == (len(KEYS) if make is stream else len(KEYS) // BATCH * BATCH)
-
-
-@pytest.mark.parametrize("pair", [(1, 2), (0, 1)])
-def test_a_loader_without_a_seed_is_refused(folder: Path, pair: tuple[int, int]) -> None:
-    """A seed of torch does not help: the peers may have drawn other numbers before."""
-    torch.manual_seed(3)
-    with (
-        loader_of(folder, pair, seed=None) as loader,
-        pytest.raises(RuntimeError, match=r"The loader has no seed.* Call loader\.seed\(n\)"),
-    ):
-        list(loader)
 
 
 def test_states_resume_with_the_seed_in_them(folder: Path) -> None:
@@ -112,14 +83,12 @@ def test_equal_states_of_a_rank_count_once(folder: Path) -> None:
     ("distributed", "error", "text"),
     [
         ((2, 2), ValueError, r"\(2, 2\) is the pair \(rank, world_size\), whose rank must be from 0"),
-        ((4, 1), ValueError, "whose rank must be from 0 to world_size - 1"),
         ((-1, 2), ValueError, "whose rank must be from 0"),
         ((0, 0), ValueError, "whose rank must be from 0"),
         ((0, 1, 2), TypeError, "must be a pair of integers"),
         ((np.int64(2), np.int64(2)), ValueError, "whose rank must be from 0"),
         ((True, 2), TypeError, "must be a pair of integers"),
         (("0", 2), TypeError, "must be a pair of integers"),
-        (4, TypeError, r"a DeviceMesh with one dimension or the pair \(rank, world_size\), not 4"),
         ("dp", TypeError, r"must be True, False, None, a ProcessGroup, .* not 'dp'"),
     ],
 )

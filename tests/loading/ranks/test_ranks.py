@@ -49,21 +49,21 @@ def torchrun(ranks: int, *arguments: str | Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The results of each rank of a run in which no rank is lost."""
-    folder = tmp_path_factory.mktemp("together")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the ranks of all scenarios have left their results."""
+    folder = tmp_path_factory.mktemp("forked")
     for shard, size in enumerate(SIZES):
         build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "0"} for number in range(size)])
-    torchrun(RANKS, SCRIPT, "together", folder)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    subprocess.run([sys.executable, SCRIPT, "forked", folder], check=True, timeout=LIMIT_S)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the ranks of all scenarios have left their results."""
-    folder = tmp_path_factory.mktemp("lost")
-    subprocess.run([sys.executable, SCRIPT, "lost", folder], check=True, timeout=LIMIT_S)
-    return folder
+def together(forked: Path) -> Results:
+    """The results of each rank of a run in which no rank is lost."""
+    outcome = Outcome(forked / "together")
+    assert outcome.codes == [0] * RANKS
+    return outcome.results
 
 
 class Outcome:
@@ -130,9 +130,8 @@ def epochs_of(together: Results, name: str) -> list[list[list[Sample]]]:
 
 @pytest.mark.parametrize("workers", WORKERS)
 class TestShards:
-    @pytest.mark.parametrize("name", ["seeded", "seeded again", "unseeded"])
-    def test_every_sample_comes_once_per_epoch(self, together: Results, workers: int, name: str) -> None:
-        for ranks in epochs_of(together, f"{name} {workers}"):
+    def test_every_sample_comes_once_per_epoch(self, together: Results, workers: int) -> None:
+        for ranks in epochs_of(together, f"seeded {workers}"):
             read = keys(itertools.chain(*ranks))
             assert sorted(read) == sorted(KEYS)
 
@@ -146,18 +145,11 @@ class TestShards:
         assert all([len(shards(samples)) for samples in ranks] == shares(len(ranks), workers) for ranks in epochs)
         assert len({json.dumps([sorted(shards(samples)) for samples in ranks]) for ranks in epochs}) == 3
 
-    def test_the_seed_of_rank_0_alone_decides(self, together: Results, workers: int) -> None:
-        for results in together:
-            assert results[f"seeded {workers}"] == results[f"seeded again {workers}"]
-        unseeded = epochs_of(together, f"unseeded {workers}")
-        assert len({json.dumps([shards(samples) for samples in ranks]) for ranks in unseeded}) > 1
-
-    @pytest.mark.parametrize("name", ["seeded", "unseeded"])
     def test_stages_after_the_split_have_a_seed_for_each_epoch_rank_and_worker(
-        self, together: Results, workers: int, name: str
+        self, together: Results, workers: int
     ) -> None:
         seeds: list[int] = []
-        for ranks in epochs_of(together, f"{name} {workers}"):
+        for ranks in epochs_of(together, f"seeded {workers}"):
             for samples in ranks:
                 own = {seed for _, seed in samples}
                 assert len(own) == min(len(shards(samples)), max(workers, 1))
@@ -197,11 +189,10 @@ def test_the_store_does_not_fill_up(together: Results) -> None:
         assert results["keys"] == {"grown": 0, "left": 0}
 
 
-@pytest.mark.parametrize("name", ["late", "no group", "after a fork"])
+@pytest.mark.parametrize("name", ["before a fork", "after a fork", "no group", "still no group"])
 def test_every_number_comes_once(together: Results, name: str) -> None:
-    epochs = [results[name] if name != "after a fork" else [results[name]] for results in together]
-    for ranks in zip(*epochs, strict=True):
-        assert sorted(itertools.chain(*ranks)) == list(range(len(together) * SHARE))
+    numbers = itertools.chain.from_iterable(results[name] for results in together)
+    assert sorted(numbers) == list(range(len(together) * SHARE))
 
 
 def test_the_error_without_a_process_group_says_what_is_needed(together: Results) -> None:
@@ -226,96 +217,64 @@ ENDED = r"rank {} has ended its service\."
 FAILED = r"rank {} has ended its service after {}\."
 
 
-@pytest.mark.parametrize(("scenario", "workers"), [("killed", 2), ("killed without workers", 0)])
-def test_a_killed_rank_is_named(lost: Path, scenario: str, workers: int) -> None:
-    outcome = Outcome(lost / scenario)
-    outcome.check_survivors(1, WAITED.format(1), workers)
-    assert outcome.codes[1] == -9
-
-
-def test_a_killed_rank_that_hosts_the_store_is_named(lost: Path) -> None:
-    outcome = Outcome(lost / "killed with the store")
-    outcome.check_survivors(
-        0,
-        r"the process group's store does not respond \(Dist.*Error: .+\): rank 0 or torchrun, which hosts it, has "
-        r"ended\.",
-    )
-    assert outcome.codes == [-9, 1, 1]
-
-
-def test_an_unresponsive_rank_that_hosts_the_store_is_named(lost: Path) -> None:
-    outcome = Outcome(lost / "silent store")
-    outcome.check_survivors(
-        0,
-        r"the process group's store has not responded for 6 s \(timeout_s\): rank 0 or torchrun, which hosts it, is "
-        r"unreachable\.",
-    )
-    assert outcome.codes == [-9, 1, 1]  # rank 0 was killed after the others had ended
-
-
-@pytest.mark.parametrize(("scenario", "who"), [("exits", 1), ("exits with the store", 0)])
-def test_a_rank_that_exits_is_named(lost: Path, scenario: str, who: int) -> None:
-    outcome = Outcome(lost / scenario)
-    gone = r"the process group's store does not respond .+: rank 0 or torchrun, which hosts it, has ended\."
-    outcome.check_survivors(who, f"({ENDED.format(who)}|{gone})" if who == 0 else ENDED.format(who))
-    assert outcome.codes[who] == 3
-
-
-def test_a_rank_that_fails_in_its_loop_is_named_with_the_error(lost: Path) -> None:
-    outcome = Outcome(lost / "fails")
-    outcome.check_survivors(1, FAILED.format(1, "LookupError: no such label"))
-    assert "Exception ignored" not in "".join(outcome.stderr)
+GONE = (
+    r"the process group's store does not respond \(Dist.*Error: .+\): rank 0 or torchrun, which hosts it, has ended\."
+)
+SILENT = (
+    r"the process group's store has not responded for 6 s \(timeout_s\): rank 0 or torchrun, which hosts it, is "
+    r"unreachable\."
+)
 
 
 @pytest.mark.parametrize(
-    ("workers", "error"),
-    [(0, r"ValueError: \d\d is no sample"), (2, r"ValueError: Caught .+ process \d\.")],
+    ("scenario", "workers", "who", "code", "message"),
+    [
+        ("killed", 2, 1, -9, WAITED.format(1)),
+        ("killed without workers", 0, 1, -9, WAITED.format(1)),
+        ("killed at the gate", 2, 1, -9, WAITED.format(1)),
+        ("killed with the store", 2, 0, -9, GONE),
+        ("silent store", 2, 0, -9, SILENT),
+        ("exits", 2, 1, 3, ENDED.format(1)),
+        ("fails", 2, 1, 1, FAILED.format(1, "LookupError: no such label")),
+        ("bad sample", 2, 1, 0, FAILED.format(1, r"ValueError: Caught .+ process \d\.")),
+        ("epochs differ", 2, 0, 0, ENDED.format(0)),
+    ],
 )
-def test_a_bad_sample_is_an_error_on_its_rank_and_reported_to_the_others(lost: Path, workers: int, error: str) -> None:
-    outcome = Outcome(lost / f"bad sample, {workers} workers")
-    outcome.check_survivors(1, FAILED.format(1, error), workers)
-    assert re.match(r"ValueError: .*is no sample", outcome.results[1]["error"], re.DOTALL)
-    assert len(outcome.results[1]["epochs"]) == 1
+def test_a_lost_rank_is_named(forked: Path, scenario: str, workers: int, who: int, code: int, message: str) -> None:
+    outcome = Outcome(forked / scenario)
+    outcome.check_survivors(who, message, workers)
+    assert outcome.codes[who] == code
+    if scenario == "fails":
+        assert "Exception ignored" not in "".join(outcome.stderr)
+    elif scenario == "bad sample":
+        assert re.match(r"ValueError: .*is no sample", outcome.results[1]["error"], re.DOTALL)
 
 
-def test_a_rank_that_cannot_start_is_named_with_the_error(lost: Path) -> None:
-    outcome = Outcome(lost / "cannot start")
+def test_ranks_that_do_not_start_are_named(forked: Path) -> None:
+    outcome = Outcome(forked / "cannot start")
     message = "RankLostError: The ranks cannot begin epoch 1 of a ShardReadingService together: " + FAILED
     assert outcome.results[1]["error"] == "OSError: no such disk"
     for rank in (0, 2):
         assert re.fullmatch(message.format(1, "OSError: no such disk"), outcome.results[rank]["error"])
-
-
-def test_a_rank_with_fewer_epochs_is_named(lost: Path) -> None:
-    outcome = Outcome(lost / "epochs differ")
-    outcome.check_survivors(0, ENDED.format(0))
-    assert "error" not in outcome.results[0]
-
-
-@pytest.mark.parametrize("who", [0, 2])
-def test_a_rank_that_does_not_start_is_named(lost: Path, who: int) -> None:
-    outcome = Outcome(lost / f"rank {who} never starts")
-    message = rf"RankLostError: The ranks cannot start .+ together: {WAITED.format(who)}"
-    for rank in outcome.ranks:
-        assert rank == who or re.fullmatch(message, outcome.results[rank]["error"])
+    for results in Outcome(forked / "never starts").results[1:]:
+        assert re.fullmatch(rf"RankLostError: The ranks cannot start .+ together: {WAITED.format(0)}", results["error"])
 
 
 @pytest.mark.parametrize(
     ("scenario", "epochs"),
     [("ends first", 1), ("ends first with the store", 1), ("without shutdown", 2), ("file store", 3)],
 )
-def test_ranks_end_when_they_are_done_without_affecting_others(lost: Path, scenario: str, epochs: int) -> None:
-    Outcome(lost / scenario).check_whole(epochs)
+def test_ranks_end_when_they_are_done_without_affecting_others(forked: Path, scenario: str, epochs: int) -> None:
+    Outcome(forked / scenario).check_whole(epochs)
 
 
-def test_a_waiting_rank_can_be_interrupted_and_retry(lost: Path) -> None:
-    outcome = Outcome(lost / "interrupted")
+def test_a_waiting_rank_can_be_interrupted_and_retry(forked: Path) -> None:
+    outcome = Outcome(forked / "interrupted")
     assert all(results["all have come"] for results in outcome.results)
     outcome.check_whole(3)
 
 
-@pytest.mark.parametrize("store", ["TCPStore", "HashStore"])
-def test_a_single_rank_reads_everything(lost: Path, store: str) -> None:
-    outcome = Outcome(lost / f"alone, {store}")
+def test_a_single_rank_reads_everything(forked: Path) -> None:
+    outcome = Outcome(forked / "alone, HashStore")
     outcome.check_whole(10)
     assert outcome.results[0]["keys"] == {"grown": 0, "left": 0}

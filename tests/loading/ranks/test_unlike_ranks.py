@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from forked_ranks import on_ranks
 from torch.utils.data import DataLoader, IterDataPipe
-from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.testing import build_shard
@@ -50,6 +50,12 @@ def by_service(pipe: Any, workers: int) -> list[str]:
         return list(loader)
 
 
+def after_torchdatas_service(pipe: Any) -> list[str]:
+    service = SequentialReadingService(DistributedReadingService(), ShardReadingService(1))
+    with DataLoader2(pipe, reading_service=service) as loader:
+        return list(loader)
+
+
 def by_torch(pipe: Any, workers: int, *, is_tracked: bool = True) -> list[str]:
     data = StatefulShards(pipe)
     loader = DataLoader(data, batch_size=None, num_workers=workers)
@@ -79,6 +85,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str
             "torch, workers, not tracked": lambda: by_torch(split(urls), 1 + rank, is_tracked=False),
             "torch, lists": lambda: by_torch(split(part), 1),
             "torch, lists of a stream": lambda: by_torch(split(part).with_epoch(5), 0),
+            # This comes last: it may leave the other rank alone in the process group.
+            "torchdata, lists": lambda: after_torchdatas_service(split(part)),
         }
         found: dict[str, list[str] | str] = {}
         for name, scenario in scenarios.items():
@@ -104,7 +112,7 @@ def test_ranks_that_agree_read_each_sample_once(results: Any, name: str) -> None
         ("torch, workers, not tracked", ("2 workers", "one process", "Give every rank the same num_workers")),
         *(
             (name, ("lists 3 shards from 0.tar", "lists 3 shards from 1.tar", "without urls[rank::ranks]"))
-            for name in ("service, lists", "torch, lists", "torch, lists of a stream")
+            for name in ("service, lists", "torch, lists", "torch, lists of a stream", "torchdata, lists")
         ),
     ],
 )
