@@ -19,9 +19,7 @@ from wds_datapipes.testing import build_shard
 ITEM = SkippedItem("wds_decode", "DecodeError", "a.tar", "k\u2028", "cls", "it is\nno number")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_all_processes_write_everything_they_skip() -> None:

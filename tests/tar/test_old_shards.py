@@ -16,12 +16,7 @@ from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.testing import build_shard
 
 PATTERN = "out-%03d.tar"
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def samples(count: int) -> list[dict[str, Any]]:
@@ -55,16 +50,11 @@ def test_a_writer_warns_of_leftover_shards(folder: Path) -> None:
 @pytest.mark.parametrize("index", [False, True])
 def test_a_writer_removes_them_with_their_indexes(folder: Path, index: bool) -> None:
     write(5, index=True)
+    assert write(4, old_shards="keep").old_shards == names(4)
     writer = write(3, old_shards="remove", index=index)
     assert writer.old_shards == []
     assert [name for name in listed(folder) if name.endswith("tar")] == names(0, 1, 2)
     assert not [name for name in listed(folder) if "003" in name or "004" in name]
-
-
-def test_a_writer_keeps_them(folder: Path) -> None:
-    write(3)
-    assert write(2, old_shards="keep").old_shards == names(2)
-    assert listed(folder) == names(0, 1, 2)
 
 
 def test_a_failed_writer_removes_nothing(folder: Path) -> None:

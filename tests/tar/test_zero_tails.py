@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import lzma
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +25,6 @@ SAMPLES: list[dict[str, Any]] = [{"__key__": f"{number}", "bin": bytes([number +
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "plain": bytes,
     "gzip": gzip.compress,
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
     "zstd": zstandard.ZstdCompressor().compress,
 }
 NO_LIMIT = ReadLimits(tail_bytes=None)
@@ -54,14 +50,13 @@ def unchanged(sample: Any) -> Any:
 WANT = [f"{number}" for number in range(8)]
 
 
-@pytest.mark.parametrize("ignore_zeros", [False, True])
-@pytest.mark.parametrize("end_marker", ["required", "optional"])
+@pytest.mark.parametrize(("end_marker", "ignore_zeros"), [("required", False), ("optional", True)])
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_zeros_beyond_one_record_are_an_error_unless_allowed(
     members: bytes, kind: str, end_marker: str, ignore_zeros: bool
 ) -> None:
     how: dict[str, Any] = {"end_marker": end_marker, "ignore_zeros": ignore_zeros}
-    for tail, is_allowed in [(0, True), (RECORD, True), (RECORD + 1, False), (RECORD + 512, False), (300_000, False)]:
+    for tail, is_allowed in [(0, True), (RECORD, True), (RECORD + 1, False), (300_000, False)]:
         Path("a.tar").write_bytes(COMPRESS[kind](members + END + bytes(tail)))
         if not is_allowed:
             with pytest.raises(
