@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
 
-from wds_datapipes import ShardList, TarWriter
+from wds_datapipes import ShardList
 from wds_datapipes.index import write_dali_index
 from wds_datapipes.index.interop import dali_index_url
 
@@ -93,21 +93,3 @@ def test_dali_reads_what_we_read(tmp_path: Path, tar_format: str, keys: str, tim
     is_right = by_dali(url, theirs) == expected
     assert is_right is (Path(theirs).read_bytes() == Path(ours).read_bytes())
     assert is_right is not (tar_format == "gnu" and keys in ("in prefix", "long"))
-
-
-@pytest.mark.parametrize("keys", KEYS)
-def test_dali_reads_what_we_write(tmp_path: Path, keys: str) -> None:
-    url = str(tmp_path / "x.tar")
-    samples = [
-        tuple(f"{field} of {number}".encode() * (1 + number * 97) for field in FIELDS) for number in range(COUNT)
-    ]
-    with TarWriter(url, index=True) as writer:
-        for number, sample in enumerate(samples):
-            writer.write({"__key__": KEYS[keys].format(number), **dict(zip(FIELDS, sample, strict=True))})
-    assert by_us(url) == samples
-    assert by_dali(url, our_index(url)) == samples
-
-
-def test_dali_yields_the_same_without_an_index(tmp_path: Path) -> None:
-    url = shard(tmp_path / "x.tar", "pax", "short")
-    assert by_dali(url, None) == by_dali(url, our_index(url)) == by_us(url)

@@ -118,14 +118,11 @@ PADDED = [*PARTIAL[:3], [12, 13, 14, 14]]
     ("options", "expected"),
     [
         ({}, [*PARTIAL[:3], [12, 13, 14, 0], [1, 2, 3, 4]]),
-        ({"batch": False}, [*PARTIAL[:3], [12, 13, 14, 0], [1, 2, 3, 4]]),
         ({"pad_last_batch": True}, [*PADDED, *PADDED]),
-        ({"pad_last_batch": True, "batch": False}, [*PADDED, *PADDED]),
         ({"cycle": "raise"}, [*PARTIAL, "reset", *PARTIAL, "reset", *PARTIAL]),
         ({"cycle": "raise", "pad_last_batch": True}, [*PADDED, "reset", *PADDED, "reset"]),
         ({"cycle": "raise", "pad_last_batch": True, "batch": False}, [*PADDED, "reset", *PADDED, "reset"]),
         ({"cycle": "no"}, [*PARTIAL, "reset", "reset", "reset"]),
-        ({"cycle": "no", "pad_last_batch": True}, [*PADDED, "reset", "reset"]),
     ],
 )
 def test_an_epoch_ends_as_the_arguments_say(options: dict[str, Any], expected: list[Any]) -> None:
@@ -162,7 +159,6 @@ def test_samples_that_are_read_ahead_are_not_read_again() -> None:
         {"cycle": "raise"},
         {"cycle": "raise", "random_shuffle": True, "initial_fill": 6},
         {"cycle": "raise", "random_shuffle": True, "read_ahead": True},
-        {"random_shuffle": True},
         {"random_shuffle": True, "batch": False},
     ],
 )
@@ -245,8 +241,6 @@ def test_epochs_of_a_stream_follow_each_other_and_are_not_restored() -> None:
         ({"distributed": (5, 9)}, EmptySourceError, "Epoch 0 has no samples for DALI on this rank"),
         ({"cycle": "quite"}, ValueError, 'must be "quiet", "raise" or "no", not \'quite\''),
         ({"cycle": "raise", "batch": False}, ValueError, "DALI drops an incomplete last batch"),
-        ({"extensions": []}, ValueError, "at least one field"),
-        ({"paths": None}, TypeError, "a pipeline of samples, or paths= of shards"),
         ({"dp": "0.tar", "paths": None}, TypeError, "not '0.tar'; paths= takes names of shards"),
         ({"dp": ShardList("0.tar"), "paths": "0.tar"}, TypeError, "pass one of them"),
     ],
@@ -264,11 +258,6 @@ def test_a_value_that_dali_cannot_hold_is_named() -> None:
 
 def with_list(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "boxes": [1, 2]}
-
-
-def test_it_is_called_in_a_definition_of_a_pipeline() -> None:
-    with pytest.raises(RuntimeError, match="pipeline_def decorates"):
-        external_source(paths=PATHS)
 
 
 @pytest.mark.parametrize("page", PAGES_OF_PEERS["dali"])

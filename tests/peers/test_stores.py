@@ -96,11 +96,6 @@ def test_google_replaces_no_file_unnoticed(google: dict[str, Any]) -> None:
             list(iter(lambda: stream.read(1 << 20), b""))
 
 
-def test_google_has_no_such_file(google: dict[str, Any]) -> None:
-    with pytest.raises(ShardOpenError, match=r"gs://bucket/none\.tar cannot be opened: there is no such file"):
-        found(["gs://bucket/none.tar"], storage_options=google)
-
-
 # Hugging Face's hub -------------------------------------------------------------------------------------------------
 
 
