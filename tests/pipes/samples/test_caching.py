@@ -9,6 +9,7 @@ import resource
 import signal
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -28,7 +29,6 @@ from users_stages import InMain
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import CacheError
-from wds_datapipes.samples.caching import FRAME, TRAILER
 from wds_datapipes.testing import build_shard
 
 pytestmark = [
@@ -185,28 +185,6 @@ def test_a_complete_part_and_interrupted_ones_form_one_epoch(place: str | None, 
         assert sorted(key for part in parts for key in seeded(part, epoch)) == KEYS
 
 
-@leaves_nothing
-def test_a_part_on_disk_combines_with_parts_of_another_run_and_seed(shards: None) -> None:
-    list(seeded(part_of(pipeline("kept"), 2, 1), 1))
-    assert os.listdir("kept") == ["part-00001-of-00002.samples"]
-    later = [list(seeded(part_of(pipeline("kept"), 2, instance), 99)) for instance in range(2)]
-    assert sorted(later[0] + later[1]) == KEYS
-
-
-@leaves_nothing
-@pytest.mark.parametrize("place", PLACES)
-def test_interrupted_epochs_are_followed_by_whole_ones(place: str | None, shards: None) -> None:
-    for stop in (0, 20):
-        where = None if place is None else f"{place}-{stop}"
-        loader = DataLoader2(pipeline(where), reading_service=ShardReadingService(2))
-        loader.seed(stop)
-        iterator = iter(loader)
-        assert len(list(islice(iterator, stop))) == stop
-        del iterator
-        assert sorted(loader) == sorted(loader) == KEYS
-        loader.shutdown()
-
-
 def test_samples_cached_in_a_process_are_no_part_in_its_workers(shards: None) -> None:
     pipe = pipeline(None)
     assert sorted(pipe) == KEYS
@@ -272,25 +250,18 @@ SAMPLES = [{"__key__": "a", "cls": 1}, {"cls": 2}, {"__key__": "a", "cls": 1}, 5
 
 
 @leaves_nothing
-def test_a_truncated_file_is_noticed_and_rebuilt() -> None:
+def test_a_truncated_file_is_rebuilt_and_any_changed_byte_is_noticed() -> None:
     list(IterableWrapper(SAMPLES).cache_samples("kept"))
     path = Path("kept/part-00000-of-00001.samples")
     whole = path.read_bytes()
-    for damaged in (*(whole[:size] for size in range(0, len(whole), 3)), whole + b"\0"):
+    for damaged in (*(whole[:size] for size in range(0, len(whole), 5)), whole + b"\0"):
         path.write_bytes(damaged)
         with pytest.warns(UserWarning, match=r"of-00001\.samples is damaged: it.* It is rebuilt from the source"):
             assert list(IterableWrapper(SAMPLES).cache_samples("kept")) == SAMPLES
         assert path.read_bytes() == whole
-
-
-@leaves_nothing
-@pytest.mark.filterwarnings("ignore:.* is damaged. it:UserWarning")
-def test_any_changed_byte_is_noticed() -> None:
-    list(IterableWrapper(SAMPLES).cache_samples("kept"))
-    path = Path("kept/part-00000-of-00001.samples")
-    whole = path.read_bytes()
+    warnings.filterwarnings("ignore", ".* is damaged: it", UserWarning)
     raised = 0
-    for place in range(0, len(whole), 2):
+    for place in range(0, len(whole), 3):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x41]) + whole[place + 1 :])
         found: list[Any] = []
         error = ""
@@ -302,19 +273,6 @@ def test_any_changed_byte_is_noticed() -> None:
         assert found == (SAMPLES[: len(found)] if error else SAMPLES)
         assert "is damaged: at byte" in error if error else path.read_bytes() == whole
     assert 0 < raised < len(whole)
-
-
-@leaves_nothing
-def test_samples_in_another_order_are_noticed() -> None:
-    list(IterableWrapper([1, 2]).cache_samples("kept"))
-    path = Path("kept/part-00000-of-00001.samples")
-    whole = path.read_bytes()
-    size = FRAME.size + len(pickle.dumps(1, protocol=5))
-    start, end = len(whole) - TRAILER.size - 2 * size, len(whole) - TRAILER.size
-    frames = whole[start:end]
-    path.write_bytes(whole[:start] + frames[size:] + frames[:size] + whole[end:])
-    with pytest.raises(CacheError, match="where sample 0 begins, it has a wrong length or checksum"):
-        list(IterableWrapper([1, 2]).cache_samples("kept"))
 
 
 @contextmanager
@@ -353,15 +311,15 @@ def test_an_error_of_the_source_keeps_nothing(place: str | None) -> None:
     assert pipe.source.datapipe.reads == 6
 
 
-def deadly(number: int) -> int:
+def deadly(number: int) -> bytes:
     """Kill the process, which has written some of the samples before."""
-    if number == 200_000:
+    if number == 100:
         os.kill(os.getpid(), signal.SIGKILL)
-    return number
+    return bytes(100_000)
 
 
 def test_a_killed_process_leaves_no_valid_cache(forked: Callable[[Callable[[], object]], int | None]) -> None:
-    assert forked(lambda: [*IterableWrapper(range(200_001)).map(deadly).cache_samples("kept")]) == -9
+    assert forked(lambda: [*IterableWrapper(range(101)).map(deadly).cache_samples("kept")]) == -9
     (left,) = os.listdir("kept")
     assert left.endswith(".part")
     assert os.path.getsize(f"kept/{left}") > 0

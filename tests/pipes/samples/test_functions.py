@@ -17,26 +17,6 @@ from wds_datapipes import MockSamples
 from wds_datapipes.errors import UnsafeInputError
 
 
-def times(numbers: Iterator[int], factor: int) -> Iterator[int]:
-    for number in numbers:
-        yield factor * number
-
-
-def neighbours(numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
-    before = next(numbers, None)
-    for number in numbers:
-        if before is not None:
-            yield before, number
-        before = number
-
-
-def test_functions_of_streams_are_applied_in_their_order_and_may_return_any_iterable() -> None:
-    pipe = IterableWrapper([1, 2, 3]).compose(partial(times, factor=10), neighbours)
-    for _ in range(2):
-        assert list(pipe) == [(10, 20), (20, 30)]
-    assert list(IterableWrapper([3, 1, 2]).compose(sorted, lambda numbers: list(numbers)[:1])) == [1]
-
-
 def test_an_interrupted_stream_is_closed() -> None:
     closed: list[str] = []
 
@@ -95,7 +75,7 @@ def test_wrong_lengths_and_functions_of_mock_samples_are_errors() -> None:
     assert getattr(caught.value, "__notes__", []) == ["MockSamples called its function for the sample 2"]
 
 
-@pytest.mark.parametrize("extension", ["cls", "source", "source_dp", "self", "enable_df_api_tracing"])
+@pytest.mark.parametrize("extension", ["cls", "source_dp", "self"])
 def test_an_extension_may_have_the_name_of_a_parameter(extension: str) -> None:
     decoders = {extension: lambda data: "decoded"}
     assert list(IterableWrapper([{extension: b"1"}]).wds_decode(**decoders)) == [{extension: "decoded"}]

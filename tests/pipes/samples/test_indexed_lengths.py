@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import IndexedSamples, ShardReadingService, merge_states
+from wds_datapipes import IndexedSamples, ShardReadingService
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions, ShardIndex, build_indexes
 from wds_datapipes.testing import build_shard
@@ -85,28 +85,6 @@ def test_a_mixture_has_lengths_in_the_order_of_its_shards(lengths: list[int]) ->
     batches = list(loader_of(pipe))
     assert all(batch == sorted(batch) for batch in batches)
     assert len(batches) == len(lengths) // BATCH
-
-
-def test_a_run_resumes_with_any_number_of_workers_and_the_same_batches() -> None:
-    def new(workers: int) -> Any:
-        return loader_of(
-            IndexedSamples(
-                "{0..5}.tar", global_batch_size=BATCH, epoch=EpochOptions(bucket_by=text_sizes, bucket_window=5)
-            ),
-            workers,
-        )
-
-    with new(0) as loader:
-        whole = [list(loader) for _ in range(2)]
-    assert whole[0] != whole[1]
-    for workers, cut, later in ((0, 5, 2), (3, 4, 0)):
-        with new(workers) as first:
-            iterator = iter(first)
-            assert [next(iterator) for _ in range(cut)] == whole[0][:cut]
-            state = first.state_dict()
-        with new(later) as second:
-            second.load_state_dict(merge_states([state]))
-            assert [list(second) for _ in range(2)] == [whole[0][cut:], whole[1]]
 
 
 def test_a_state_belongs_to_its_lengths_and_options(lengths: list[int]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import webdataset.mix
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -20,8 +20,6 @@ from torchdata.dataloader2 import DataLoader2
 from wds_datapipes import ShardReadingService
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes import SampleMixer
-
-#: torch warns of more workers than CPUs.
 
 Pipe = IterDataPipe[Any]
 WORKERS = (0, 3)
@@ -42,12 +40,14 @@ def seeded(pipe: Pipe, seed: int = 0) -> Pipe:
     return pipe
 
 
+@settings(max_examples=30)
 @given(SIZES, st.booleans())
 def test_taken_in_turn_as_in_webdataset(sizes: list[int], longest: bool) -> None:
     theirs = webdataset.mix.RoundRobin([list(source) for source in sources(*sizes)], longest=longest)
     assert list(mixed(*sources(*sizes), stop="all" if longest else "first")) == list(theirs)
 
 
+@settings(max_examples=30)
 @given(SIZES, st.integers(0, 100), st.sampled_from([None, "weights"]))
 def test_all_is_every_item_once_in_the_order_of_its_source(sizes: list[int], seed: int, how: str | None) -> None:
     weights = None if how is None else [1 + 3 * number for number in range(len(sizes))]
@@ -56,6 +56,7 @@ def test_all_is_every_item_once_in_the_order_of_its_source(sizes: list[int], see
         assert [item for item in items if item[0] == source] == [(source, place) for place in range(size)]
 
 
+@settings(max_examples=30)
 @given(SIZES, st.integers(0, 100))
 def test_first_ends_with_the_first_exhausted_source(sizes: list[int], seed: int) -> None:
     counts = Counter(source for source, _ in seeded(mixed(*sources(*sizes), weights=[1] * len(sizes)), seed))
@@ -63,6 +64,7 @@ def test_first_ends_with_the_first_exhausted_source(sizes: list[int], seed: int)
     assert all(counts[source] <= size for source, size in enumerate(sizes))
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.integers(0, 100))
 def test_never_restarts_each_source(sizes: list[int], seed: int) -> None:
     pipe = seeded(mixed(*sources(*sizes), weights=[1] * len(sizes), stop="never"), seed)
@@ -73,11 +75,10 @@ def test_never_restarts_each_source(sizes: list[int], seed: int) -> None:
         assert places == [place % size for place in range(len(places))]
 
 
-@pytest.mark.parametrize("weights", [(1, 3), (0.25, 0.75)])
-def test_weights_are_proportions(weights: tuple[float, float]) -> None:
-    pipe = seeded(mixed(*sources(5, 5), weights=weights, stop="never"))
-    counts = Counter(source for source, _ in itertools.islice(pipe, 8000))
-    assert 0.23 < counts[0] / 8000 < 0.27
+def test_weights_are_proportions() -> None:
+    pipe = seeded(mixed(*sources(5, 5), weights=[0.25, 0.75], stop="never"))
+    counts = Counter(source for source, _ in itertools.islice(pipe, 4000))
+    assert 0.23 < counts[0] / 4000 < 0.27
 
 
 @pytest.mark.parametrize("stop", ["first", "all", "never"])
@@ -117,19 +118,6 @@ def load(pipe: Pipe, workers: int, epochs: int = 1, seed: int | None = 7) -> lis
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_all_sources_are_split_and_seeded(workers: int) -> None:
-    def run(seed: int | None) -> list[list[Any]]:
-        one, other = (source.shuffle().sharding_filter() for source in sources(30, 20))
-        return load(mixed(one, other, weights=[3, 2], stop="all"), workers, 2, seed)
-
-    runs = [run(seed) for seed in (7, 7, None)]
-    assert runs[0] == runs[1]
-    assert len({str(epoch) for each in runs for epoch in each}) == 2 * 2
-    every = sorted((source, place) for source, size in enumerate((30, 20)) for place in range(size))
-    assert all(sorted(epoch) == every for each in runs for epoch in each)
-
-
-@pytest.mark.parametrize("workers", WORKERS)
 def test_a_restarted_source_is_shuffled_alike_in_all_workers(workers: int) -> None:
     one, other = (source.shuffle().enumerate().sharding_filter() for source in sources(6, 12))
     for items in load(mixed(one, other, stop="never").with_epoch(48), workers, 2):
@@ -145,7 +133,7 @@ def test_a_restarted_source_is_shuffled_alike_in_all_workers(workers: int) -> No
             assert len(set(passes)) == len(passes)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [3])
 def test_a_source_without_items_for_a_worker_is_skipped_unless_it_restarts(workers: int) -> None:
     def pipe(stop: str) -> Pipe:
         return mixed(*(source.sharding_filter() for source in sources(1, 12)), stop=stop)
