@@ -60,7 +60,7 @@ def test_parts_depend_only_on_keys(program: Any, folder: Path) -> None:
     st.booleans(),
 )
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )  # each writes its own files
 def test_it_sorts_as_python_does(program: Any, values: list[tuple[int, int]], numeric: bool, reverse: bool) -> None:
     samples: list[dict[str, bytes | str]] = [

@@ -45,17 +45,6 @@ def test_python_compares_a_misspelt_name_with_those_that_exist() -> None:
     assert "shuffle" in dir(pipe)
 
 
-def test_an_argument_of_webdataset_is_refused() -> None:
-    for stage, *arguments in (
-        (SAMPLES.map_samples, len),
-        (SAMPLES.to_tuple, "a"),
-        (SAMPLES.rename,),
-        (SAMPLES.wds_decode,),
-    ):
-        with pytest.raises(TypeError, match="handler"):
-            stage(*arguments, handler=len)
-
-
 def test_an_unknown_decoder_is_compared_with_those_that_exist() -> None:
     with pytest.raises(ValueError, match=r"no decoder 'torchrbg8'\. Did you mean 'torchrgb8'\?"):
         SAMPLES.wds_decode("torchrbg8")

@@ -8,7 +8,6 @@ import json
 import pickle
 import re
 import tracemalloc
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +57,7 @@ def test_every_codec_of_the_table(extension: str, suffix: str) -> None:
     assert re.search(text, seen.text)
 
 
-@pytest.mark.parametrize("extension", sorted(UNSAFE))
-def test_a_pickle_is_never_read(extension: str, tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> Any:
-            return (tmp_path / "evil").touch, ()
-
-    seen = preview_field(extension, pickle.dumps(Evil()))
-    assert (seen.kind, seen.error) == ("pickle", "not decoded, as decoding can run code")
-    assert not (tmp_path / "evil").exists()
-
-
-@pytest.mark.parametrize("field", ["pth", "npy", "npz", "json", "mp", "jpg"])
+@pytest.mark.parametrize("field", ["pth", "npy", "npz", "json", "jpg", *sorted(UNSAFE)])
 def test_no_codec_runs_pickles_in_the_data(field: str, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
@@ -84,10 +72,9 @@ def test_no_codec_runs_pickles_in_the_data(field: str, tmp_path: Path) -> None:
         np.savez(file, a=np.array([Evil()], object))
     else:
         pickle.dump(Evil(), file)
-    assert preview_field(field, file.getvalue()).error
+    error = preview_field(field, file.getvalue()).error
+    assert error == "not decoded, as decoding can run code" if field in UNSAFE else error
     assert not (tmp_path / "evil").exists()
-    if field in ("pth", "npz"):
-        assert zipfile.is_zipfile(file)
 
 
 def jpeg(width: int, height: int) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wds_datapipes.errors import ShardError
-from wds_datapipes.prepare.shard_contents import ScanOptions, read_contents
+from wds_datapipes.prepare.shard_contents import read_contents
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
@@ -68,14 +68,6 @@ def yielded(url: str) -> tuple[list[str], ShardError]:
     except ShardError as error:
         return keys, error
     raise AssertionError("it was read to its end")
-
-
-def test_the_end_marker_may_be_optional(tmp_path: Path) -> None:
-    url = write_members(tmp_path / "a.tar", ["a.x", "b.x"], end=False)
-    assert [fault.kind for fault in read_contents(url).faults] == ["TruncatedShardError"]
-    contents = read_contents(url, ScanOptions(end_marker="optional"))
-    assert contents.faults == []
-    assert len(contents.samples) == 2
 
 
 def test_all_duplicates_and_repeated_keys_are_reported(tmp_path: Path) -> None:

@@ -35,12 +35,6 @@ def run(command: str, **options: Any) -> Any:
     return SampleCommand(command, **options)(SAMPLE)
 
 
-def test_without_a_change_the_sample_is_the_same(nothing_left: None) -> None:
-    made = run(":")
-    assert made == SAMPLE
-    assert list(made) == list(SAMPLE)
-
-
 @pytest.mark.parametrize(
     ("command", "fields"),
     [

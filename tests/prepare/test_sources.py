@@ -10,24 +10,18 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import EncodeError, SampleSourceError
-from wds_datapipes.prepare.sample_spec import FilePart, SampleSpec, Source, UrlPart, measure_sample, read_sample
+from wds_datapipes.prepare.sample_spec import FilePart, SampleSpec, Source, UrlPart
 from wds_datapipes.prepare.sources.image_folder import find_imagenet, find_images
 from wds_datapipes.prepare.sources.listing import Recipe, resolve_file
 from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.samples.keys import first_dot
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder", "nothing_left")
 
 
 def put(*names: str) -> None:
@@ -107,13 +101,9 @@ def test_all_files_of_a_key_are_one_sample() -> None:
     put("in/cat/1.jpg", "in/cat/1.seg.png", "in/cat/1.json", "in/cat/2.JPG", "in/cat/3.txt", "in/cat/README")
     faults: list[Exception] = []
     source = find_images("in", key_rule=first_dot, on_fault=faults.append)
+    parts = {"jpg": "in/cat/1.jpg", "json": "in/cat/1.json", "seg.png": "in/cat/1.seg.png"}
     assert fields_of(source) == {
-        "cat/1": {
-            "jpg": "in/cat/1.jpg",
-            "json": "in/cat/1.json",
-            "seg.png": "in/cat/1.seg.png",
-            "cls": b"0",
-        },
+        "cat/1": {**parts, "cls": b"0"},
         "cat/2": {"jpg": "in/cat/2.JPG", "cls": b"0"},
     }
     assert [str(fault) for fault in faults] == ["The sample of 'in/cat/3.txt' has no image. Add one"]
@@ -164,18 +154,9 @@ def test_imagenet_in_folders_is_numbered_by_all_classes_of_train() -> None:
     train = find_imagenet("in", "train")
     assert train.classes == WNIDS
     found = fields_of(train)
-    assert list(found)[:4] == [
-        "n01440764/n01440764_1",
-        "n01440764/n01440764_10",
-        "n01440764/n01440764_2",
-        "n01443537/n01443537_1",
-    ]
+    assert list(found)[1:3] == ["n01440764/n01440764_10", "n01440764/n01440764_2"]
     assert [fields["cls"] for fields in found.values()] == [b"0"] * 3 + [b"1"] * 3 + [b"2"] * 3
-    assert all(
-        path.endswith(".JPEG") and list(fields) == ["jpg", "cls"]
-        for fields in found.values()
-        for path in [fields["jpg"]]
-    )
+    assert {(*fields,) for fields in found.values()} == {("jpg", "cls")}
     assert [fields["cls"] for fields in fields_of(find_imagenet("in", "val")).values()] == [b"2"]
     put("in/val/n99999999/1.JPEG")
     with pytest.raises(SampleSourceError, match="n99999999' is not one of the 3 known classes"):
@@ -359,29 +340,6 @@ def test_names_are_relative_to_the_root(root: str, name: str, place: str) -> Non
     assert part == (UrlPart(place) if "://" in place and place[:3] != "in/" else FilePart(place))
 
 
-@pytest.fixture
-def store() -> Any:
-    """The file system in memory, as fsspec has one for the whole process."""
-    filesystem = fsspec.filesystem("memory")
-    yield filesystem
-    filesystem.store.clear()
-
-
-def test_the_files_of_a_table_may_be_in_a_store(store: Any) -> None:
-    rows = [{"image": "cat/1.jpg", "cls": 1}, {"image": "memory://2.jpg", "cls": 2}, {"image": "no.jpg", "cls": 3}]
-    store.pipe({"/in/cat/1.jpg": b"one", "/2.jpg": b"two"})
-    specs = all_specs(Table(write_table("csv", rows), files=[("", "image")], root="memory://in"))
-    assert [measure_sample(spec).sizes for spec in specs[:2]] == [[3, 1], [3, 1]]
-    assert [read_sample(spec)["jpg"] for spec in specs[:2]] == [b"one", b"two"]
-    message = r"The field 'jpg' of row 3 of 'tables/t\.csv' cannot be read: memory://in/no\.jpg cannot be opened"
-    for ask in (measure_sample, read_sample):
-        with pytest.raises(SampleSourceError, match=message):
-            ask(specs[2])
-    stamp = measure_sample(specs[0]).stamp
-    store.pipe("/in/cat/1.jpg", b"other")
-    assert measure_sample(specs[0]).stamp != stamp
-
-
 # Recipes
 
 
@@ -418,7 +376,6 @@ def test_an_invalid_line_of_a_recipe(line: str, message: str) -> None:
     ("column", "value", "message"),
     [
         ("class", "dog", "could not be decoded as 'class': .*, or cls for class names"),
-        ("x.id", "a17", "could not be decoded as 'x.id'"),
         ("json", "{odd", "could not be decoded as 'json': .*as in txt=json,"),
         ("npy", "1 2 3", "could not be decoded as 'npy'"),
         ("pkl", "text", "could not be decoded as 'pkl': not a pickle"),
