@@ -17,55 +17,7 @@ TRAIN_SHARDS, TEST_SHARDS = 12, 3
 #: The width and height of a patch, and the distance between neighbouring ones, in pixels.
 SIZE, STEP = 64, 12
 #: The script. It imports wds_datapipes before torchdata, which would otherwise print a banner.
-SCRIPT = '''\
-"""Train a small network to tell which of two photographs a patch is from, on the shards of this folder."""
-
-from pathlib import Path
-
-import torch
-from torch import nn
-from wds_datapipes import CenterCrop, ImageDecoder, RandomResizedCrop, ShardList, ShardReadingService
-from wds_datapipes.loading.torchdata_api import DataLoader2
-
-EPOCHS = 8
-folder = Path(__file__).parent
-
-
-def read_batches(shards, crop):
-    samples = shards.load_wds_shards().group_samples().shuffle_samples(1000)
-    return samples.wds_decode(ImageDecoder("torchrgb", crop=crop)).to_tuple("jpg", "cls").batch(64).collate()
-
-
-torch.manual_seed(0)
-torch.set_num_threads(1)  # the network is tiny, and the workers need the other cores
-model = nn.Sequential(
-    nn.Conv2d(3, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(),
-    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 2),
-)
-optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
-shards = ShardList(f"{folder}/train-{{000..011}}.tar").shuffle().sharding_filter()
-held_out = list(read_batches(ShardList(f"{folder}/test-{{000..002}}.tar"), CenterCrop(48)))
-
-with DataLoader2(
-    read_batches(shards, RandomResizedCrop(48, flip_probability=0.5)),
-    reading_service=ShardReadingService(num_workers=2),
-) as loader:
-    loader.seed(0)
-    for epoch in range(1, EPOCHS + 1):
-        losses = []
-        for images, labels in loader:
-            loss = nn.functional.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        loss = sum(losses) / len(losses)
-        right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in held_out)
-        accuracy = right / sum(len(labels) for _, labels in held_out)
-        bar = "#" * round(40 * loss)
-        print(f"Epoch {epoch}/{EPOCHS}   held-out accuracy {accuracy:.1%}   loss {loss:.3f} {bar}", flush=True)
-    print(loader.reading_service.report())
-'''
+SCRIPT = Path(__file__).with_name("demo_script.txt").read_text(encoding="utf-8")
 
 
 def demo(output_dir: Path = Path("wds-datapipes-demo")) -> None:
