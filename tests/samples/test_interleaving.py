@@ -133,16 +133,6 @@ def test_an_error_comes_at_the_turn_of_its_shard_and_closes_the_others() -> None
     del failed
 
 
-def test_the_skipped_shards_are_counted_after_the_last_open_one() -> None:
-    urls = [write("a", 9), broken("b"), broken("c")]
-    with pytest.warns(UserWarning, match="skipped") as warned:
-        list(loaded(urls, 3, on_error="warn"))
-    assert [str(each.message).partition(":")[0] for each in warned] == [
-        "load_wds_shards skipped an item",
-        "load_wds_shards skipped 2 items",
-    ]
-
-
 def test_a_handler_that_stops_ends_all_shards() -> None:
     urls = [write("a", 5), "missing.tar", write("c", 5)]
     found = keys(iter(loaded(urls, 3, on_error=lambda _: False)))

@@ -110,13 +110,6 @@ def test_reading_the_held_samples_again_resumes_with_the_same_rows(
     )
 
 
-def test_a_sample_goes_to_the_row_in_which_it_leaves_the_least_room() -> None:
-    rows = rows_of([6, 4, 7, 3, 5, 2, 1], 10, "raise", 3)
-    assert [row["__key__"] for row in rows] == [[0, 1], [2, 3], [4, 5, 6]]
-    rows = rows_of([9, 8, 7], 10, "raise", 2)
-    assert [row["__key__"] for row in rows] == [[0], [1], [2]]
-
-
 def test_rows_of_tensors_are_tensors_that_own_their_memory() -> None:
     tokens = torch.arange(6, dtype=torch.int32)
     (row,) = IterableWrapper([{"__key__": "a", "tokens": tokens}], deepcopy=False).pack_samples(8, "tokens", pad=9)

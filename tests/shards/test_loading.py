@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -28,16 +26,6 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 @pytest.fixture
 def shard(tmp_path: Path) -> str:
     return build_shard(tmp_path / "x.tar", [{"__key__": key, "txt": f"{key} one", "cls": "1"} for key in "abc"])
-
-
-@pytest.fixture
-def opener(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., BinaryIO]], None]:
-    """Registers a function as the opener of ``test:`` URLs, for one test."""
-
-    def register(function: Callable[..., BinaryIO]) -> None:
-        monkeypatch.setitem(schemes._registered, "test", function)
-
-    return register
 
 
 def names(*urls: str, **options: Any) -> list[str]:
@@ -104,35 +92,6 @@ def test_a_shard_that_fails(shard: str, url: str, error: type[Exception], messag
     assert len(samples) <= 8
 
 
-class Failing(io.RawIOBase):
-    """A store whose stream breaks."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = io.BytesIO(content)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        size = self._content.readinto(buffer)
-        if not size:
-            raise ConnectionResetError("the store hung up")
-        return size
-
-
-def test_a_store_that_fails_in_the_middle(shard: str, opener: Callable[[Any], None]) -> None:
-    content = Path(shard).read_bytes()[:3000]
-    opener(lambda url, /, **options: cast(BinaryIO, Failing(content)))
-    message = (
-        r"test://b/x\.tar could not be read to its end: ConnectionResetError: the store hung up \(after \d+ bytes\)"
-    )
-    with pytest.raises(ShardReadError, match=message) as caught:
-        names("test://b/x.tar")
-    assert isinstance(caught.value.__cause__, ConnectionResetError)
-    samples = list(group_samples(read_shards(["test://b/x.tar", shard], ReadOptions(on_error="skip"))))
-    assert [sample["__url__"] for sample in samples if sample["__key__"] == "c"] == [shard]
-
-
 def test_an_error_of_a_user_function_is_not_an_error_of_the_shard(shard: str) -> None:
     def select(name: str) -> bool:
         raise PermissionError("no list of names")
@@ -144,11 +103,11 @@ def test_an_error_of_a_user_function_is_not_an_error_of_the_shard(shard: str) ->
 @pytest.mark.parametrize("on_error", ["skip", lambda error: True])
 @pytest.mark.parametrize("kind", [MissingDependencyError, KeyError])
 def test_errors_of_the_pipeline_are_never_skipped(
-    shard: str, opener: Callable[[Any], None], kind: type[Exception], on_error: Any
+    shard: str, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], on_error: Any
 ) -> None:
     def open_it(url: str, /, **options: Any) -> BinaryIO:
         raise kind("set it up")
 
-    opener(open_it)
+    monkeypatch.setitem(schemes._registered, "test", open_it)
     with pytest.raises(kind, match="set it up"):
         names(shard, "test:x", shard, on_error=on_error)

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
 from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
@@ -167,15 +166,6 @@ def test_workers_share_the_shards_of_each_epoch(workers: int) -> None:
         assert there() == []
     loader.shutdown()
     assert no_claims()
-
-
-def test_persistent_workers_share_the_shards() -> None:
-    pipe = DirectoryShards("inbox", timeout_s=0).load_wds_shards().group_samples().to_tuple("__key__")
-    loader = DataLoader(pipe, batch_size=None, num_workers=2, persistent_workers=True)
-    for epoch in range(2):
-        expected = [key for number in range(20) for key in samples(f"{epoch}-{number:02d}")]
-        assert sorted(key for (key,) in loader) == expected
-    assert len(there("inbox/done")) == 40
 
 
 @leaves_nothing

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -53,12 +54,8 @@ def random_numbers(urls: list[str]) -> Any:
     return pipe.map_samples_with_rng(draw)
 
 
-def failing(urls: list[str]) -> Any:
-    return ShardList(urls).load_wds_shards().group_samples().wds_decode(cls=divide)
-
-
-def skipping(urls: list[str]) -> Any:
-    return ShardList(urls).load_wds_shards().group_samples().wds_decode(cls=divide, on_error="skip")
+def dividing(urls: list[str], on_error: Any = "raise") -> Any:
+    return ShardList(urls).load_wds_shards().group_samples().wds_decode(cls=divide, on_error=on_error)
 
 
 def divide(data: bytes) -> float:
@@ -138,8 +135,8 @@ def test_a_resumed_run_continues_with_the_next_item(pattern: str, threads: Execu
 
 def test_errors_are_raised_and_skipped_samples_counted(pattern: str, threads: Executor) -> None:
     with pytest.raises(DecodeError, match=r"'0-0' in shard '\S+/0\.tar'"):
-        list(ShardList(pattern).process_shards(failing, executor=threads))
-    pipe = ShardList(pattern).process_shards(skipping, executor=threads)
+        list(ShardList(pattern).process_shards(dividing, executor=threads))
+    pipe = ShardList(pattern).process_shards(partial(dividing, on_error="skip"), executor=threads)
     assert len(list(pipe)) == SHARDS * (SAMPLES - 1)
     assert count_skipped(pipe).counts == {"wds_decode: DecodeError": SHARDS}
 
