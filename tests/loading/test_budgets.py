@@ -56,25 +56,3 @@ def test_each_worker_has_the_whole_budget_in_each_epoch(caplog: pytest.LogCaptur
     assert caplog.messages == [f"epoch {epoch}: skipped 24 items: 24 x wds_decode: DecodeError" for epoch in (1, 2)]
     assert report.skipped.counts == {"wds_decode: DecodeError": 48}
     assert len(read_quarantine("bad.jsonl")) == 48
-
-
-def test_failing_shards_of_a_store_are_counted_and_reported_in_one_line(
-    caplog: pytest.LogCaptureFixture, s3_store: Any
-) -> None:
-    import fsspec  # type: ignore[import-untyped]  # it carries no types
-
-    options = {**s3_store.options(), "skip_instance_cache": True}
-    fsspec.filesystem("s3", **options).pipe_file("bucket/budgets/good.tar", Path("0.tar").read_bytes())
-    urls = [f"s3://bucket/budgets/{name}.tar?sig=secret" for name in ("gone", "lost")]
-    pipe = ShardList([*urls, "s3://bucket/budgets/good.tar"]).sharding_filter()
-    members = pipe.load_wds_shards(
-        on_error=ErrorBudget(max_errors=2, warn=False, quarantine="bad.jsonl"), storage_options=options
-    )
-    with (
-        caplog.at_level(logging.WARNING, "wds_datapipes"),
-        DataLoader2(members.group_samples(), reading_service=ShardReadingService(2)) as loader,
-    ):
-        assert len(list(loader)) == 20
-    assert caplog.messages == ["epoch 1: skipped 2 items: 2 x load_wds_shards: ShardOpenError"]
-    assert sorted(item.url for item in read_quarantine("bad.jsonl")) == [url.replace("secret", "***") for url in urls]
-    assert {item.error for item in read_quarantine("bad.jsonl")} == {"ShardOpenError"}

@@ -70,29 +70,19 @@ def with_stateful_shards(pipe: Pipe, workers: int) -> Iterator[Any]:
 LOADERS = [with_service, with_torchdatas_service, with_torchs_loader, with_stateful_shards]
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize(("loader", "place"), [*zip(LOADERS, itertools.cycle(PLACES), strict=False)])
 def test_a_worker_without_a_shard_yields_nothing_and_ends(loader: Any, place: str) -> None:
     found = Counter(key for (key,) in loader(PLACES[place](listed()), SHARDS + 1))
     assert found.total() == ITEMS
     assert found.keys() == {f"{number}-{n}" for number in range(SHARDS) for n in range(SAMPLES)}
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("place", "workers"), [("samples", 0), ("batches", 2), ("shards", 2)])
 def test_a_rank_without_a_shard_is_an_error(place: str, workers: int) -> None:
     pipe = PLACES[place](listed())
     with pytest.raises(EmptySourceError, match=r"Rank 2 of 3 has none of the 2 shards.*cycle\(\)"):
         list(with_service(pipe, workers, distributed=(2, 3)))
     assert len(list(with_service(PLACES[place](listed()), workers, distributed=(1, 3)))) == ITEMS
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_rank_of_torchs_loader_without_a_shard_is_an_error(place: str) -> None:
-    pipe = PLACES[place](listed())
-    graph_settings.apply_sharding(pipe, 3, 2)  # as it does without workers
-    with pytest.raises(EmptySourceError, match="Rank 2 of 3 has none of the 2 shards"):
-        list(pipe)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -128,7 +118,7 @@ def test_a_source_may_be_empty_for_a_while() -> None:
     assert list(EveryThird().cycle(7)) == [3, 6]
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("count", [0, 3])
 def test_a_given_number_of_passes_is_made(count: int) -> None:
     pipe = IterableWrapper(range(4)).cycle(count)
     assert list(pipe) == [*range(4)] * count

@@ -13,7 +13,6 @@ from torchdata.dataloader2 import DataLoader2, reading_service
 from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes import IndexedSamples, ShardReadingService, merge_states
-from wds_datapipes.errors import StateError
 from wds_datapipes.index import Manifest, build_indexes
 from wds_datapipes.testing import build_shard
 
@@ -79,26 +78,3 @@ def test_ranks_of_torchdata_read_one_order(manifest: Manifest) -> None:
         reading_service.set_graph_random_seed(pipe, SeedGenerator(3).spawn(rank))  # as DistributedReadingService does
         orders.append(list(pipe))
     assert orders[0] == orders[1]
-
-
-def test_a_state_of_other_data_is_refused(manifest: Manifest) -> None:
-    with service_loader(0, pipeline(manifest)) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    other = Manifest(manifest.entries[:-1])
-    with (
-        service_loader(0, pipeline(other)) as loader,
-        pytest.raises(StateError, match=r"IndexedSamples\(shards=100 samples in 6 shards"),
-    ):
-        loader.load_state_dict(state)
-
-
-def test_a_state_of_another_selection_is_refused(manifest: Manifest) -> None:
-    with service_loader(0, IndexedSamples(manifest, select=slice(0, 40))) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with (
-        service_loader(0, IndexedSamples(manifest, select=slice(2, 42))) as loader,
-        pytest.raises(StateError, match=r"IndexedSamples\(shards=40 samples in"),
-    ):
-        loader.load_state_dict(state)

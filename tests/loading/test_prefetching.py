@@ -55,10 +55,6 @@ def test_an_exit_reaches_the_reader_as_an_error() -> None:
     assert isinstance(caught.value.__cause__, SystemExit)
 
 
-def test_items_pass_through_unchanged() -> None:
-    assert list(IterableWrapper(range(100)).prefetch(3)) == list(range(100))
-
-
 def test_a_thread_learns_that_its_buffer_is_abandoned() -> None:
     seen = []
 

@@ -148,22 +148,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Some child DataPipes are not exh
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_seeding_again_restarts_the_run(workers: int) -> None:
-    with DataLoader2(
-        numbers().shuffle().sharding_filter().shuffle(), reading_service=ShardReadingService(workers)
-    ) as dl:
-        runs: list[list[Any]] = []
-        for breaks in (False, True):
-            dl.seed(4)
-            if breaks:
-                next(iter(dl))  # an abandoned epoch counts as one
-                runs.append([runs[0][0], list(dl)])
-            else:
-                runs.append([list(dl), list(dl)])
-    assert runs[0] == runs[1]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_without_a_seed_follows_the_seed_of_torch(workers: int) -> None:
     runs = []
     for seed in (1, 1, 2):
@@ -172,14 +156,6 @@ def test_a_run_without_a_seed_follows_the_seed_of_torch(workers: int) -> None:
     runs.append(read(numbers().shuffle().sharding_filter().shuffle(), workers, seed=None))
     assert runs[0] == runs[1]
     assert len({tuple(epoch) for run in runs for epoch in run}) == 9
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("splitter", [ShardingFilter, OwnFilter, Split])
-def test_shuffles_before_any_split_agree_on_all_workers(splitter: Callable[..., Pipe], workers: int) -> None:
-    epochs = read(splitter(numbers().shuffle().shuffle(buffer_size=7)), workers)
-    assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 3
-    assert len(set(map(tuple, epochs))) == 3
 
 
 def ask_for_seeds(pipe: Pipe, info: Any, seeds: Any) -> Pipe:

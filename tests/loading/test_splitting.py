@@ -39,9 +39,9 @@ class OwnSplit(IterDataPipe[Any]):
 class TestInstances:
     """torch's ``DataLoader`` numbers the first worker of every rank, then the second of every rank."""
 
-    @pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (1, 3), (2, 2), (3, 1), (4, 3)])
-    @pytest.mark.parametrize("shards", [3, 6, 13])
-    def test_shards_are_split_as_by_torch(self, ranks: int, workers: int, shards: int) -> None:
+    @pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (3, 1), (4, 3)])
+    def test_shards_are_split_as_by_torch(self, ranks: int, workers: int) -> None:
+        shards = 13
         owned = {}
         for rank in range(ranks):
             for worker in range(workers):
@@ -57,12 +57,7 @@ class TestInstances:
         assert max(of_ranks) - min(of_ranks) <= 1
         assert sorted(itertools.chain(*owned.values())) == list(range(shards))
 
-    def test_a_filter_of_only_one_group_is_unchanged(self) -> None:
-        pipe: Any = IterableWrapper(range(6)).sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)
-        graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
-        assert list(split_by_worker(pipe, WorkerInfo(3, 2))) == [1, 3, 5]
-
-    @pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (2, 1), (2, 2), (3, 2)])
+    @pytest.mark.parametrize(("ranks", "workers"), [(2, 1), (3, 2)])
     def test_a_stage_that_does_not_distinguish_splits_keeps_its_rank(self, ranks: int, workers: int) -> None:
         found = []
         for rank, worker in itertools.product(range(ranks), range(workers)):
@@ -151,14 +146,12 @@ class TestWithoutASplit:
         assert "Put .sharding_filter() after the list of shards" in message
 
     @pytest.mark.parametrize("read", READERS)
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_one_reader_needs_no_split(self, workers: int, read: Callable[..., list[str]], urls: str) -> None:
-        assert read(samples(ShardList(urls)), workers) == []
+    def test_one_reader_needs_no_split(self, read: Callable[..., list[str]], urls: str) -> None:
+        assert read(samples(ShardList(urls)), 1) == []
 
-    @pytest.mark.parametrize("read", [by_service, by_torchs_loader])
-    def test_one_source_of_a_mixture_is_enough(self, read: Callable[..., list[str]], urls: str) -> None:
+    def test_one_source_of_a_mixture_is_enough(self, urls: str) -> None:
         pipe = samples(ShardList(urls).sharding_filter()).mix_samples(samples(ShardList(urls)), stop="all")
-        (message,) = read(pipe, 2)
+        (message,) = by_torchs_loader(pipe, 2)
         assert "2 workers read all of ShardList" in message
 
     @pytest.mark.parametrize(
@@ -170,7 +163,7 @@ class TestWithoutASplit:
             lambda urls: samples(ShardList(urls)).sharding_filter(),
         ],
     )
-    @pytest.mark.parametrize("read", [by_service, by_torchs_loader, by_torchdatas_service])
+    @pytest.mark.parametrize("read", [by_service, by_torchs_loader])
     def test_intended_reading_of_everything_does_not_warn(
         self, read: Callable[..., list[str]], make: Callable[[str], Any], urls: str
     ) -> None:
@@ -185,9 +178,6 @@ class TestWithoutASplit:
 
     def test_indexed_samples_split_themselves(self, urls: str) -> None:
         assert by_torchs_loader(IndexedSamples(urls, global_batch_size=2).to_tuple("__key__"), 2) == []
-
-    def test_pipelines_of_other_packages_are_left_alone(self) -> None:
-        assert by_torchs_loader(IterableWrapper(range(3)), 2) == []
 
 
 class TestRanks:
@@ -259,11 +249,6 @@ class TestAHiddenPipeline:
         assert "Each of 2 workers reads all shards" in text
         assert "is a Wrapped" in text
 
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_a_single_process_may_read_everything(self, workers: int, urls: str) -> None:
-        data = Wrapped(samples(ShardList(urls).sharding_filter()))
-        assert list(DataLoader(data, batch_size=None, num_workers=workers)) == []
-
     def test_splitting_the_items_of_a_rank_warns(self, urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
         shard = IterableDatasetShard(samples(ShardList(urls).sharding_filter()))
         assert len(list(shard)) == 10
@@ -272,23 +257,6 @@ class TestAHiddenPipeline:
         with pytest.warns(UserWarning, match=r"Each of 2 ranks reads all shards.*accelerator\.prepare"):
             list(shard)
         list(samples(ShardList(urls).sharding_filter()))  # each rank has its own list
-
-    def test_a_pipeline_without_a_split_does_not_warn(self, urls: str) -> None:
-        assert list(DataLoader(Wrapped(samples(ShardList(urls))), batch_size=None, num_workers=2)) == []
-
-    def test_a_pipeline_that_torch_finds_does_not_warn(self, urls: str) -> None:
-        pipe = WarningsOf(samples(ShardList(urls).sharding_filter()))
-        assert list(DataLoader(pipe, batch_size=None, num_workers=2)) == []
-
-
-class WarningsOf(IterDataPipe[str]):
-    """Yields the warnings of a pipeline, as a stage of it."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[str]:
-        yield from Wrapped(self.source)
 
 
 class TestASecondSplit:

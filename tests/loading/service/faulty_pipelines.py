@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import sys
 import threading
@@ -62,26 +61,6 @@ class Large(Acting):
     def __iter__(self) -> Iterator[Any]:
         for number in range(50):
             yield np.full(200_000, number)
-
-
-class Slow(Acting):
-    """Yields items slowly."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for sample in self.source:
-            time.sleep(0.1)
-            yield sample["__key__"]
-
-
-class Bulky(Acting):
-    """Yields items that are too large for one message through the socket, and then calls ``act``."""
-
-    def __iter__(self) -> Iterator[Any]:
-        yield "first"
-        time.sleep(0.2)
-        for number in range(6):
-            yield f"{number}" * 6000
-        self.act()
 
 
 class Kept(IterDataPipe[Any]):
@@ -225,14 +204,6 @@ def recurse() -> object:
     return recurse()
 
 
-def recurse_here() -> object:
-    return recurse_there()
-
-
-def recurse_there() -> object:
-    return recurse_here()
-
-
 def stop() -> NoReturn:
     raise StopIteration
 
@@ -295,14 +266,6 @@ def nap_ignoring_signals() -> None:
     nap()
 
 
-def open_too_many() -> None:
-    """Leak descriptors, as a pipeline does that never closes a file."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    kept = []
-    while True:
-        kept.append(open(os.devnull))  # noqa: SIM115 - that it stays open is the point
-
-
 def lock() -> object:
     return threading.Lock()
 
@@ -336,7 +299,6 @@ ERRORS: dict[str, Act] = {
     "LookupError": refuse,
     "MemoryError": run_out,
     "RecursionError": recurse,
-    "RecursionError of two functions": recurse_here,
     "StopIteration": stop,
     "two arguments": fail_with_two_arguments,
     "unpicklable": fail_stubbornly,
@@ -346,10 +308,8 @@ ERRORS: dict[str, Act] = {
 ENDS: dict[str, Act] = {
     "BaseException": fail_aside,
     "KeyboardInterrupt": interrupt,
-    "sys.exit(0)": partial(leave, 0),
     "sys.exit(3)": partial(leave, 3),
     "sys.exit(text)": partial(leave, "good bye"),
-    "os._exit(0)": partial(leave_at_once, 0),
     "os._exit(5)": partial(leave_at_once, 5),
     "SIGABRT": os.abort,
     "SIGSEGV": partial(send, signal.SIGSEGV),

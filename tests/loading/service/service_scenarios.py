@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import errno
 import gc
-import importlib
 import itertools
 import json
 import multiprocessing
 import os
-import random
 import re
 import resource
 import shutil
@@ -20,36 +18,30 @@ import signal
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import thread as executors
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
 import psutil
-import torch.distributed as dist
 from faulty_pipelines import (
     BUSY,
     ENDS,
     ERRORS,
-    FOLDER,
     SHARDS,
     TOPS,
     UNRECEIVABLE,
     UNSENDABLE,
     Act,
-    Bulky,
     Eager,
     Fragile,
     Large,
     Numb,
     Refusing,
-    Slow,
     acting,
     build_shards,
     busy_of,
@@ -61,7 +53,6 @@ from faulty_pipelines import (
     loader,
     nap,
     ones,
-    open_too_many,
     pids,
     plain,
     read,
@@ -69,18 +60,10 @@ from faulty_pipelines import (
     reset_fails,
     reset_naps,
     samples,
-    send,
     take,
 )
 from scenario_runner import Become, Main, Scenario, describe_error, group, has_own_shm, in_another_main, run
 from torch.utils.data import IterDataPipe
-from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
-
-from wds_datapipes import ShardReadingService
-
-#: How many workers each of the scenarios with random moments kills.
-KILLS = int(os.environ.get("SCENARIOS_KILLS", "10"))
-
 
 # events
 
@@ -135,14 +118,6 @@ def cannot_fork(after: int, pipe: IterDataPipe[Any]) -> str:
         return read(pipe)
 
 
-def too_many_processes() -> str:
-    importlib.import_module("multiprocessing.popen_fork")  # which another user may not read
-    if not os.getuid():
-        os.setuid(65534)  # root has no limit
-    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-    return read(plain())
-
-
 @contextmanager
 def few_descriptors(left: int) -> Iterator[None]:
     """Allow this process only ``left`` more descriptors."""
@@ -180,17 +155,6 @@ def too_many_files_later() -> str:
     return "no error"
 
 
-def too_many_files_in_a_worker() -> str:
-    """Return the items that come before an error, after which the descriptors that they need are freed."""
-    taken: list[str] = []
-    with loader(Bulky(samples(), open_too_many, ""), 1) as dl:
-        try:
-            taken.extend(item[0] for item in dl)
-        except OSError as error:
-            return f"{taken}; {describe_error(error)}"
-    return "no error"
-
-
 def killed_at_import() -> str:
     """Let a spawned worker die while it is still receiving more than a pipe holds."""
     pipe = plain()
@@ -208,24 +172,9 @@ def without_memory(pipe: Any, info: Any) -> Any:
     return pipe
 
 
-def without_memory_once(pipe: Any, info: Any) -> Any:
-    truncate, calls = os.ftruncate, itertools.count()
-    mock.patch("os.ftruncate", lambda *rest: truncate(*rest) if next(calls) else refuse_memory()).start()
-    return pipe
-
-
 def no_memory_for_the_page() -> str:
     with mock.patch("os.ftruncate", refuse_memory):
         return read(plain())
-
-
-def no_memory_for_a_moment() -> str:
-    """Let memory run out in the thread that sends buffered items."""
-    with loader(Bulky(samples(), partial(time.sleep, 0.5), ""), 1, worker_init_fn=without_memory_once) as dl:
-        items = iter(dl)
-        first = next(items)
-        time.sleep(1)  # the others are sent together until one is taken
-        return f"{[first, *(item[0] for item in items)]}"
 
 
 # the end of a worker
@@ -251,27 +200,14 @@ def killed(moment: str, workers: int = 2, prefetch: int = 10, top: str = "bare",
             for _ in range(workers):  # one item of each worker, so that each worker has opened a shard
                 next(items)
             if moment == "in shutdown":
-                return killed_while(dl, victim)
+                in_thread(partial(os.kill, victim, signal.SIGKILL))
+                return "shut down"
             while psutil.Process(victim).status() != psutil.STATUS_SLEEPING:
                 time.sleep(0.01)
         elif moment == "in reset":
             await_busy()
         os.kill(victim, signal.SIGKILL)
         return take(dl, workers, items if moment in ("at once", "in reset", "sending") else None)
-
-
-def killed_while(dl: DataLoader2[Any], victim: int) -> str:
-    killer = threading.Thread(target=kill_soon, args=(victim,))
-    killer.start()
-    dl.shutdown()
-    killer.join()
-    return "shut down"
-
-
-def kill_soon(pid: int) -> None:
-    time.sleep(0.001)
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 #: "At rest", the worker has prefetched as far as it may, or all items.
@@ -310,70 +246,7 @@ def killed_with_broken_pipes() -> str:
     return killed("between epochs")
 
 
-# random moments
-
-
-def random_kills(seed: int, draws: int) -> str:
-    generator = random.Random(seed)
-    outcomes = {"died": 0, "shut down": 0}
-    for draw in range(draws):
-        outcome = random_kill(generator)
-        if outcome not in outcomes:
-            return f"draw {draw} of seed {seed}: {outcome}"
-        outcomes[outcome] += 1
-        if children := psutil.Process().children():
-            return f"draw {draw} of seed {seed} left {children}"
-    return f"{draws} killed, {outcomes['died'] > 0}"
-
-
-def random_kill(generator: random.Random) -> str:
-    """Kill a worker at a random moment; return the result."""
-    workers, prefetch, top = generator.randint(1, 3), generator.choice((0, 1, 10)), generator.choice(sorted(TOPS))
-    is_large = generator.random() < 0.5
-    with loader(plain(Large) if is_large else plain(), workers, prefetch, top) as dl:
-        items: Any = iter(dl)
-        victim = generator.choice(pids(dl))
-        delay_s = generator.choice((0.0, generator.uniform(0, 0.02), generator.uniform(0, 0.2)))
-        killer = threading.Timer(delay_s, kill_soon, [victim])
-        killer.start()
-        try:
-            while True:
-                wrong = read_part(generator, items, None if is_large else expected(workers), workers)
-                if wrong:
-                    return wrong
-                if not killer.is_alive() and generator.random() < 0.2:
-                    return "shut down"
-                items = iter(dl)
-        except Exception as error:
-            name = rf"Worker [0-2] \(pid {victim}\) was killed by signal 9 \(SIGKILL\)"
-            return "died" if re.match(f"WorkerDiedError: {name}", describe_error(error)) else describe_error(error)
-        finally:
-            killer.join()
-
-
-def read_part(generator: random.Random, items: Any, keys: list[str] | None, workers: int) -> str:
-    """Read part of an epoch, and return the errors found."""
-    for number, item in enumerate(itertools.islice(items, generator.choice((0, 1, 7, None)))):
-        if (item != number // workers).any() if keys is None else item != keys[number]:
-            return f"item {number} is {item}"
-    return ""
-
-
 # shutdown
-
-
-def shutdown_twice() -> str:
-    dl = loader(acting(nap))
-    next(iter(dl))
-    dl.shutdown()
-    dl.shutdown()
-    dl.reading_service.finalize()
-    return "shut down"
-
-
-def shutdown_before_the_beginning() -> str:
-    loader(acting(nap)).shutdown()
-    return "shut down"
 
 
 def shutdown_by_another_thread(top: str) -> str:
@@ -412,19 +285,13 @@ def ended_in_a_fork(how: str) -> str:
     with loader(plain()) as dl:
         items: Any = iter(dl)
         next(items)
-        if how == "multiprocessing":
-            process = multiprocessing.get_context("fork").Process(target=dl.shutdown)
-            process.start()
-            process.join()
-            code = process.exitcode
-        else:
-            pid = os.fork()
-            if not pid:
-                if how == "shutdown":
-                    dl.shutdown()
-                    os._exit(0)
-                raise Become(gc.collect)
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        pid = os.fork()
+        if not pid:
+            if how == "shutdown":
+                dl.shutdown()
+                os._exit(0)
+            raise Become(gc.collect)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return f"{code}, {list(items) == expected(2)[1:]}, {list(dl) == expected(2)}"
 
 
@@ -442,27 +309,6 @@ def shutdown_of(act: Act, top: str) -> str:
         next(iter(dl))
         await_busy()
     return "shut down"
-
-
-def two_at_once() -> str:
-    with loader(plain()) as one, loader(plain(), 3) as other:
-        both = list(zip(one, other, strict=True))
-    return f"{[item for item, _ in both] == expected(2)}, {[item for _, item in both] == expected(3)}"
-
-
-def in_threads() -> str:
-    """Read in two threads at a time. The graphs of pipelines are traversed one after the other, as torch requires."""
-    outcomes: list[str] = []
-    loaders = [loader(acting(refuse)) for _ in range(2)]
-    threads = [
-        threading.Thread(target=lambda dl, items: outcomes.append(take(dl, 2, items)), args=(dl, iter(dl)))
-        for dl in loaders
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return f"{outcomes[0].splitlines()[0]}; {outcomes[0] == outcomes[1]}"
 
 
 def begun_in_a_thread() -> str:
@@ -499,7 +345,7 @@ def handled_signals() -> str:
     seen: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, lambda *_: seen.append(os.getpid()))
-    with loader(plain(Slow)) as dl:
+    with loader(plain()) as dl:
         items = iter(dl)
         next(items)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
@@ -530,44 +376,6 @@ def timed_out_stopped() -> str:
 # rest
 
 
-def switches(processes: Iterable[int]) -> int:
-    """Return how often the threads of processes have gone to sleep so far."""
-    return sum(
-        int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", (task / "status").read_text(), re.MULTILINE)[0])
-        for pid in processes
-        for task in Path(f"/proc/{pid}/task").iterdir()
-    )
-
-
-def cpu_s(processes: Iterable[int]) -> float:
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in processes)
-
-
-def rest(state: str, top: str = "bare") -> str:
-    """Return whether a loader and its workers sleep while they have no work."""
-    with loader(acting(nap) if state == "waiting" else plain(), top=top) as dl:
-        items: Any = iter(dl)
-        reader = threading.Thread(target=take, args=(dl, 2, items))
-        if state == "waiting":
-            reader.start()
-        elif state == "between epochs":
-            list(items)
-        else:
-            next(items)
-        processes = [os.getpid(), *pids(dl)]
-        for _ in range(20):  # on a busy machine, it takes a while until they have no work
-            time.sleep(0.5)
-            before = switches(processes), cpu_s(processes)
-            time.sleep(2)
-            woken, used_s = switches(processes) - before[0], cpu_s(processes) - before[1]
-            if has_rested := woken < 25 and used_s < 0.1:  # each thread may wake once a second
-                break
-        dl.shutdown()
-        if reader.ident is not None:
-            reader.join()
-    return "rests" if has_rested else f"woke {woken} times, and used {used_s} s"
-
-
 def without_shm() -> str:
     """Keep 160 MB of views when ``/dev/shm`` holds 64 KB, or at least accepts no new files."""
     before = set(os.listdir("/dev/shm"))
@@ -594,23 +402,15 @@ def leaving(how: str, act: Act, top: str, ready: Any) -> None:
     ready()
     if how == "with a loader in a module":
         KEPT.extend((dl, items))
-    elif how == "with a loader in a cycle":
-        cycle: list[Any] = [dl, items]
-        cycle.append(cycle)
     elif how == "in a loop":
         for _ in items:
             sys.exit(6)
     elif how == "with an error":
         KEPT.extend((dl, items))
         raise LookupError("the loop fails")
-    elif how == "with an error in the block":
-        with dl:
-            raise LookupError("the loop fails")
     elif how == "with sys.exit":
         KEPT.extend((dl, items))
         sys.exit(6)
-    elif how == "with os._exit":
-        os._exit(6)
     elif how == "with a thread that reads":
         KEPT.append(dl)
         threading.Thread(target=take, args=(dl, 2, items), daemon=True).start()
@@ -623,13 +423,10 @@ def leaving(how: str, act: Act, top: str, ready: Any) -> None:
 
 HOWS = [
     "with a loader in a module",
-    "with a loader in a cycle",
     "with a local loader",
     "in a loop",
     "with an error",
-    "with an error in the block",
     "with sys.exit",
-    "with os._exit",
     "with a thread that reads",
     "after multiprocessing",
 ]
@@ -652,7 +449,7 @@ def idling(top: str, ready: Any) -> None:
         time.sleep(600)
 
 
-def outlived(by: str, ready: Any) -> None:
+def outlived(ready: Any) -> None:
     """Be a main program whose main thread ends before another one that reads."""
     ready()
 
@@ -661,49 +458,7 @@ def outlived(by: str, ready: Any) -> None:
             time.sleep(0.01)
         print(read(plain()), file=sys.stderr)
 
-    if by == "a thread":
-        threading.Thread(target=read_all).start()
-    else:
-        ThreadPoolExecutor(1).submit(read_all)
-
-
-def act_once_begun(act: Act, begun: Sequence[Path]) -> None:
-    """Act once all ranks have read their first items."""
-    while not all(path.exists() for path in begun):
-        time.sleep(0.01)
-    act()
-
-
-def synchronized(how: str, act: Act, ready: Any) -> None:
-    """Be the main programs of two ranks that wait for each other at each item, in a thread, as torchdata does."""
-    store = FOLDER / f"store of {os.getpid()}"
-    rank = 1 if os.fork() else 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dist.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank, timeout=timedelta(seconds=60))
-    service = SequentialReadingService(DistributedReadingService(), ShardReadingService(2))
-    begun_of = [Path(f"{store}, begun by {number}") for number in range(2)]
-    late = partial(act_once_begun, act, begun_of)
-    dl = DataLoader2(acting(late, "c5") if how == "reading" else acting(act, "c1"), reading_service=service)
-    items = iter(dl)
-    # By now, one rank waits for its worker, and the other waits for that rank.
-    begun = [next(items) for _ in range(3)]
-    assert begun in (["a0", "c0", "a1"], ["b0", "d0", "b1"])
-    begun_of[rank].touch()
-    if rank == 1:
-        threading.Timer(1, ready).start()
-    if how == "waiting":
-        with dl:
-            list(items)
-    elif how == "leaving":
-        KEPT.extend((dl, items))
-        time.sleep(1)
-    else:
-        try:
-            begun += items
-        except Exception as error:
-            print(f"rank {rank}: {begun} {describe_error(error)}", file=sys.stderr)
-        dl.shutdown()
+    ThreadPoolExecutor(1).submit(read_all)
 
 
 def signalled(number: int, whom: str, main: Main) -> str:
@@ -726,7 +481,7 @@ def in_turn(names: Iterable[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
 SCENARIOS: dict[str, Scenario] = {
     **{
         f"error, {turn[0]} workers, {turn[1]}, {turn[2]}": partial(read, acting(refuse), *turn)
-        for turn in itertools.product((0, 2, 3), (0, 10), TOPS)
+        for turn in [(0, 10, "bare"), (2, 0, "bare"), (3, 10, "pinned"), (2, 10, "prefetched")]
     },
     **{
         f"error: {name}, {turn[0]} workers": partial(read, acting(ERRORS[name]), *turn)
@@ -749,16 +504,13 @@ SCENARIOS: dict[str, Scenario] = {
     "start: worker_init_fn stops": partial(read, plain(), worker_init_fn=init_stops),
     "start: worker_reset_fn": partial(read, plain(), worker_reset_fn=reset_fails),
     **{f"start: {after} forks": partial(cannot_fork, after, plain()) for after in range(2)},
-    "start: too many processes": too_many_processes,
-    **{f"start: {left} descriptors": partial(too_many_files, left) for left in range(1, 12)},
+    **{f"start: {left} descriptors": partial(too_many_files, left) for left in (1, 2, 5, 8, 11)},
     "start: no memory": no_memory_for_the_page,
     "spawn: error": partial(read, acting(refuse), 1, method="spawn"),
     "spawn: unpickling fails": partial(read, plain(Fragile), 1, method="spawn"),
     "spawn: killed at import": killed_at_import,
     "too many files later": too_many_files_later,
-    "too many files in a worker": too_many_files_in_a_worker,
     "no memory for an item": partial(read, acting(ones), worker_init_fn=without_memory),
-    "no memory for a moment": no_memory_for_a_moment,
     **{
         f"killed {moment}, {turn[0]} workers, {turn[1]}, {turn[2]}": partial(killed, moment, *turn)
         for moment in MOMENTS
@@ -768,9 +520,6 @@ SCENARIOS: dict[str, Scenario] = {
     "another is killed": another_killed,
     "killed unseen": killed_unseen,
     "killed with broken pipes": killed_with_broken_pipes,
-    **{f"random kills {seed}": partial(random_kills, seed, KILLS) for seed in range(2)},
-    "shutdown twice": shutdown_twice,
-    "shutdown before the beginning": shutdown_before_the_beginning,
     **{f"shutdown by another thread, {top}": partial(shutdown_by_another_thread, top) for top in TOPS},
     "shutdown by a signal": shutdown_by_a_signal,
     **{
@@ -779,31 +528,22 @@ SCENARIOS: dict[str, Scenario] = {
     "shutdown, stopped": shutdown_of_stopped,
     **{
         f"forgotten in a {how}, {top}": partial(forgotten, how, top)
-        for how, top in itertools.product(("function", "cycle"), TOPS)
+        for how, top in zip(("function", "cycle", "cycle"), TOPS, strict=True)
     },
-    **{f"fork: {how}": partial(ended_in_a_fork, how) for how in ("shutdown", "end", "multiprocessing")},
-    "two at once": two_at_once,
-    "in threads": in_threads,
+    **{f"fork: {how}": partial(ended_in_a_fork, how) for how in ("shutdown", "end")},
     "begun in a thread": begun_in_a_thread,
     "in a worker": partial(read, samples(), worker_init_fn=init_loads),
     "in a worker, without workers": partial(read, plain(), worker_init_fn=init_loads_in_process),
     "handled signals": handled_signals,
     **{f"timeout, {top}": partial(timed_out, acting(nap), top=top) for top in ("bare", "prefetched")},
-    "timeout, not reached": partial(timed_out, plain(Slow)),
     "timeout in reset": partial(timed_out, plain(), worker_reset_fn=reset_naps),
     "timeout, stopped": timed_out_stopped,
-    **{f"rest: {state}": partial(rest, state) for state in ("at work", "between epochs")},
-    "rest: waiting, pinned": partial(rest, "waiting", "pinned"),
     "no room in /dev/shm": without_shm,
     **{
         f"exit {how}, {name}, {top}": partial(in_another_main, partial(leaving, how, BUSY[name], top))
         for how, (name, top) in zip(HOWS, MAIN_TURNS, strict=False)
     },
-    **{f"outlived by {who}": partial(in_another_main, partial(outlived, who)) for who in ("a thread", "an executor")},
-    "synchronized: exit": partial(in_another_main, partial(synchronized, "leaving", nap)),
-    "synchronized: SIGINT": partial(signalled, signal.SIGINT, "group", partial(synchronized, "waiting", nap)),
-    "synchronized: SIGTERM": partial(signalled, signal.SIGTERM, "group", partial(synchronized, "waiting", nap)),
-    "synchronized: killed": partial(in_another_main, partial(synchronized, "reading", partial(send, signal.SIGKILL))),
+    "outlived by an executor": partial(in_another_main, outlived),
     **{
         f"{number.name} of {whom}, {name}, {top}": partial(signalled, number, whom, partial(reading, BUSY[name], top))
         for (number, whom), (name, top) in zip(SIGNALLED, MAIN_TURNS, strict=False)

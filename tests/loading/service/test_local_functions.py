@@ -74,24 +74,6 @@ def shards(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("shards")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_pipeline_with_a_lambda_resumes_from_its_state(workers: int) -> None:
-    with DataLoader2(samples_of("__key__"), reading_service=ShardReadingService(workers)) as loader:
-        loader.seed(1)
-        items = iter(loader)
-        for _ in range(3):
-            next(items)
-        state = loader.state_dict()
-        rest, following = list(items), list(loader)
-    assert len(rest) == 7
-    with DataLoader2(samples_of("__key__"), reading_service=ShardReadingService(workers)) as loader:
-        loader.load_state_dict(state)
-        assert (list(loader), list(loader)) == (rest, following)
-        loader.load_state_dict(state)  # into a loader that has started, which copies its pipeline again
-        assert list(loader) == rest
-
-
-@pytest.mark.usefixtures("shards")
 def test_a_lambda_that_has_changed_since_is_another_pipeline() -> None:
     state = DataLoader2(samples_of("__key__"), reading_service=ShardReadingService()).state_dict()
     loader = DataLoader2(samples_of("cls"), reading_service=ShardReadingService())

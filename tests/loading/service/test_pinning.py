@@ -70,12 +70,6 @@ class Failing(IterDataPipe[int]):
         raise self.error
 
 
-def test_the_function_runs_in_one_thread_besides_the_loop() -> None:
-    names = set(MemoryPinner(IterableWrapper(range(100)), lambda _: threading.get_ident()))
-    assert len(names) == 1
-    assert threading.get_ident() not in names
-
-
 def test_one_item_is_made_ahead() -> None:
     source = Stepwise(5)
     iterator = iter(MemoryPinner(source, same))
@@ -124,16 +118,6 @@ def test_an_error_of_the_function_is_raised_at_its_position(place: int) -> None:
     assert [next(iterator) for _ in range(place)] == list(range(place))
     with pytest.raises(ZeroDivisionError):
         next(iterator)
-
-
-def test_a_second_iterator_replaces_the_first() -> None:
-    pipe = MemoryPinner(IterableWrapper(range(10)), same)
-    first = iter(pipe)
-    next(first)
-    second = iter(pipe)
-    assert list(second) == list(range(10))
-    with pytest.raises(RuntimeError, match="invalidated"):
-        next(first)
 
 
 class Big:

@@ -55,10 +55,6 @@ OWN = {
     "LookupError": ("LookupError: Caught LookupError", "in refuse\n.*LookupError: no such sample"),
     "MemoryError": ("MemoryError: Caught MemoryError", "in run_out\n.*MemoryError: no room"),
     "RecursionError": ("RecursionError: Caught RecursionError", "in recurse\n.*Previous line repeated"),
-    "RecursionError of two functions": (
-        "RecursionError: Caught RecursionError",
-        "in recurse_there\n.*in recurse_here\n",
-    ),
     "StopIteration": ("RuntimeError: Caught RuntimeError", "in stop\n.*generator raised StopIteration"),
     "two arguments": ("RuntimeError: Caught TwoArguments", "in fail_with_two_arguments\n"),
     "unpicklable": (
@@ -71,10 +67,8 @@ OWN = {
 LEFT_AT_ONCE = {
     "BaseException": "ended with exit code 1",
     "KeyboardInterrupt": "ended with exit code 1",
-    "sys.exit(0)": "ended with exit code 0",
     "sys.exit(3)": "ended with exit code 3",
     "sys.exit(text)": "ended with exit code 1",
-    "os._exit(0)": "ended with exit code 0",
     "os._exit(5)": "ended with exit code 5",
 }
 
@@ -113,7 +107,10 @@ def in_turn(kind: str, names: list[str], first: int) -> list[str]:
 
 
 FAULTS = [
-    *(f"error, {workers} workers, {ahead}, {top}" for workers in (0, 2, 3) for ahead in (0, 10) for top in TOPS),
+    *(
+        f"error, {workers} workers, {rest}"
+        for workers, rest in [(0, "10, bare"), (2, "0, bare"), (3, "10, pinned"), (2, "10, prefetched")]
+    ),
     *in_turn("error", list(OWN), 0),
     *in_turn("end", [*LEFT_AT_ONCE, "SIGABRT", "SIGSEGV", "SIGKILL", "SIGTERM"], len(OWN)),
     *in_turn("unsendable", ["lock", "nested lock"], len(OWN) + len(LEFT_AT_ONCE) + 4),
@@ -138,21 +135,17 @@ OUTCOMES: dict[str, str] = {
     "start: worker_reset_fn": "0; " + raised(LOOKUP, 0, "no such seed in worker 0", EARLY),
     "start: 0 forks": f"{LOST} Worker 0 {CANNOT}",
     "start: 1 forks": f"{LOST} Worker 1 {CANNOT}",
-    "start: too many processes": f"{LOST} Worker 0 {CANNOT}",
     "start: 1 descriptors": r"0; OSError: \[Errno 24\] Too many open files",
     **{
         f"start: {left} descriptors": rf"0; OSError: \[Errno 24\] Worker [01] {TOO_MANY}|60; end"
-        for left in range(2, 12)
+        for left in (2, 5, 8, 11)
     },
     "start: no memory": "0; " + died("Worker [01]", "ended with exit code 1", r"It has opened no shard yet\."),
     "spawn: error": "15; " + raised(LOOKUP, 0, "in refuse\n"),
     "spawn: unpickling fails": "0; " + raised(LOOKUP, 0, "not in a worker", EARLY),
     "spawn: killed at import": "0; " + killed("Worker 0", shard=r"It has opened no shard yet\."),
     "too many files later": r"OSError: this process has too many open files to receive a segment .* `ulimit -n`" + ITER,
-    "too many files in a worker": r"\['f', '0', '1', '2', '3', '4', '5'\]; "
-    + raised("OSError: Caught OSError", 0, "in open_too_many\n.*Errno 24", EARLY),
     "no memory for an item": "11; " + raised("OSError: Caught OSError", 1, "Cannot allocate memory"),
-    "no memory for a moment": re.escape("['first', '0', '1', '2', '3', '4', '5']"),
     **{
         f"killed {moment}, {workers} workers, {ahead}, {top}": rf"\d+; {killed(f'Worker {workers - 1}', shard=shard)}"
         for moment, shard in {
@@ -173,18 +166,13 @@ OUTCOMES: dict[str, str] = {
     "another is killed": "10; " + killed("Worker 1", shard=r"The shard that it opened last is \S+/f\.tar\."),
     "killed unseen": "10; " + died("Worker 1", "ended with an unknown exit code"),
     "killed with broken pipes": r"\d; " + killed("Worker 1"),
-    **{f"random kills {seed}": r"\d+ killed, True" for seed in range(2)},
-    "shutdown twice": "shut down",
-    "shutdown before the beginning": "shut down",
     **{
         f"shutdown by {whom}": rf"11; RuntimeError: The connection to Worker 1 was shut down .*{ITER}"
         for whom in ("a signal", *(f"another thread, {top}" for top in TOPS))
     },
     **{f"shutdown, {how}": "shut down" for how in ("asleep", "in C code", "deaf to SIGTERM", "stopped")},
-    **{f"forgotten in a {where}, {top}": "gone" for where in ("function", "cycle") for top in TOPS},
-    **{f"fork: {how}": "0, True, True" for how in ("shutdown", "end", "multiprocessing")},
-    "two at once": "True, True",
-    "in threads": rf"11; LookupError: Caught LookupError in worker process 1, whose last shard was {SHARD}\.; True",
+    **{f"forgotten in a {where}": "gone" for where in ("function, bare", "cycle, pinned", "cycle, prefetched")},
+    **{f"fork: {how}": "0, True, True" for how in ("shutdown", "end")},
     "begun in a thread": "True",
     "in a worker": "0; " + raised("RuntimeError: Caught RuntimeError", 0, "use num_workers=0 in it", EARLY),
     "in a worker, without workers": "60; end",
@@ -194,27 +182,18 @@ OUTCOMES: dict[str, str] = {
         rf"The shard that it opened last is {SHARD}\. .*{ITER}"
         for top in ("bare", "prefetched")
     },
-    "timeout, not reached": "60; end",
     "timeout in reset": r"0; WorkerTimeoutError: Worker 0 \(pid of 0\) has sent nothing .*has opened no shard yet\..*",
     "timeout, stopped": r"\d+; WorkerTimeoutError: Worker 0 \(pid \d+\) has sent nothing .*",
-    **{f"outlived by {who}": "ended with 0, 0 left" for who in ("a thread", "an executor")},
-    "synchronized: exit": "ended with 0, 0 left",
-    "synchronized: SIGINT": "ended with -2, 0 left",
-    "synchronized: SIGTERM": "ended with -15, 0 left",
-    "synchronized: killed": "ended with 0, 0 left",
-    **{f"rest: {state}": "rests" for state in ("at work", "waiting, pinned", "between epochs")},
+    "outlived by an executor": "ended with 0, 0 left",
     "no room in /dev/shm": "100 True",
 }
 
 HOWS = {
     "with a loader in a module": 0,
-    "with a loader in a cycle": 0,
     "with a local loader": 0,
     "in a loop": 6,
     "with an error": 1,
-    "with an error in the block": 1,
     "with sys.exit": 6,
-    "with os._exit": 6,
     "with a thread that reads": 0,
     "after multiprocessing": 0,
 }
@@ -237,20 +216,16 @@ ENDS: dict[str, int] = {
 
 #: The expected standard error: the traceback of a worker that ends by it, and the argument of `sys.exit`.
 NOISES = {
-    "end: BaseException, 3 workers": r"Process \S+:\nTraceback .*Aside: no exception\n",
-    "end: KeyboardInterrupt, 2 workers": r"Process \S+:\nTraceback .*KeyboardInterrupt\n",
-    "end: sys.exit(text), 2 workers": "good bye\n",
-    **{f"outlived by {who}": "60; end\n" for who in ("a thread", "an executor")},
-    # torchdata's DistributedReadingService finds its module empty when it is collected at the end of the interpreter.
-    "synchronized: exit": r"(Exception ignored in: .*TypeError: 'NoneType' object is not callable\n)?",
-    "synchronized: SIGINT": r"(\[rank[01]\]: [^\n]*\n)+",
-    "synchronized: killed": rf"rank \d: \['a0', 'c0', .*\] {killed('Worker 1')}\n",
+    "end: BaseException, 2 workers": r"Process \S+:\nTraceback .*Aside: no exception\n",
+    "end: KeyboardInterrupt, 3 workers": r"Process \S+:\nTraceback .*KeyboardInterrupt\n",
+    "end: sys.exit(text), 1 workers": "good bye\n",
+    "outlived by an executor": "60; end\n",
     # The other worker may have been killed during its own traceback.
     "start: no memory": r"Process \S+:\n.*Traceback .*Cannot allocate memory\n.*",
 }
 #: CPython leaves its pipes to a process open if ``os.fork``, or its second call of ``os.pipe``, fails; and if
 #: the system discards the exit status of processes.
-LEAVES_PIPES = re.compile(r"start: (\d forks.*|too many processes|\d+ descriptors)|killed unseen")
+LEAVES_PIPES = re.compile(r"start: (\d forks.*|\d+ descriptors)|killed unseen")
 LEFT_PIPES = r"descriptors: \[(\"\(\d+, 'pipe:\[\d+\]'\)\"(, )?){2,4}\]"
 
 TRACEBACKS = {
@@ -262,8 +237,7 @@ GROUPS = {
     "faults": "^(error|end|unsendable|unreceivable)",
     "beginnings": "^(start|spawn|too many|no memory)",
     "deaths": "^(killed|another)",
-    "random": "^random",
-    "ends": "^(shutdown|forgotten|fork:|two|in |begun|handled|timeout|outlived|synchronized|rest|no room)",
+    "ends": "^(shutdown|forgotten|fork:|in |begun|handled|timeout|outlived|no room)",
     "mains": "^(exit|SIG)",
 }
 
@@ -323,7 +297,7 @@ def test_a_program_ends_with_its_workers(name: str, results: Callable[[str], dic
 
 
 def test_the_outcome_depends_on_the_number_of_descriptors(results: Callable[[str], dict[str, Result]]) -> None:
-    ends = [results("beginnings")[f"start: {left} descriptors"]["outcome"] for left in range(1, 12)]
+    ends = [results("beginnings")[f"start: {left} descriptors"]["outcome"] for left in (1, 11)]
     assert ends[0] != ends[-1] == "60; end"
 
 

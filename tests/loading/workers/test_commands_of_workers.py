@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
+from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.testing import build_shard
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the imports above
@@ -78,15 +78,3 @@ def test_a_command_ends_with_a_killed_worker(loader: Any) -> None:
             list(items)
         killer.join()
         await_end(found)
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_a_command_ends_with_a_worker_that_times_out(loader: Any) -> None:
-    with loader(timeout_s=0.5) as dl:
-        items = iter(dl)
-        found = [
-            process for each in dl.reading_service.report().workers for process in commands_of(psutil.Process(each.pid))
-        ]
-        with pytest.raises(WorkerTimeoutError):
-            list(items)
-    await_end(found)
