@@ -131,8 +131,6 @@ def test_lambdas_reach_forked_workers_of_torch() -> None:
 
 # Stages whose items depend on the worker
 
-WITH_WORKERS = pytest.mark.parametrize("kind", ["DataLoader 2", "DataLoader2 2"])
-
 
 def samples(urls: str) -> Any:
     return ShardList(urls).sharding_filter().load_wds_shards().group_samples()
@@ -142,22 +140,9 @@ def keys(items: Any) -> list[str]:
     return [item["__key__"] for item in items]
 
 
-@WITH_WORKERS
-def test_each_sample_gets_its_own_columns(kind: str, pattern: str, tmp_path: Path) -> None:
-    for shard, count in enumerate(SAMPLES_PER_SHARD):
-        labels = [{"__key__": f"{shard}-{n:02d}", "label": f"{shard}-{n:02d}"} for n in range(count)]
-        build_shard(tmp_path / f"labels-{shard}.tar", labels)
-    pipe = samples(pattern).add_columns(lambda url: url.replace("train", "labels"))
-    pipe = pipe.associate({key: {"number": key} for key in ALL_KEYS}).shuffle_samples(5)
-    for epoch in items_of(kind, pipe, 2):
-        assert sorted(keys(epoch)) == ALL_KEYS
-        assert all(sample["label"].decode() == sample["number"] == sample["__key__"] for sample in epoch)
-
-
-@WITH_WORKERS
-def test_batches_of_all_workers_are_mixed_in_the_main_process(kind: str, pattern: str) -> None:
+def test_batches_of_all_workers_are_mixed_in_the_main_process(pattern: str) -> None:
     pipe = samples(pattern).wds_decode().select_fields("cls").batch(4).collate()
-    loader = loader_of(kind, pipe)
+    loader = loader_of("DataLoader2 2", pipe)
     mixed = IterableWrapper(loader, deepcopy=False).unbatch_samples().shuffle_samples(20).batch(8).collate()
     epochs = []
     for _ in range(2):
@@ -168,8 +153,7 @@ def test_batches_of_all_workers_are_mixed_in_the_main_process(kind: str, pattern
         assert sorted(pairs) == [(key, int(key[2:])) for key in ALL_KEYS]
         epochs.append(pairs)
     assert epochs[0] != epochs[1]
-    if isinstance(loader, DataLoader2):
-        loader.shutdown()
+    loader.shutdown()
 
 
 def test_each_worker_and_epoch_draws_another_subset_that_the_seed_repeats(tmp_path: Path) -> None:

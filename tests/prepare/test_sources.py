@@ -145,7 +145,6 @@ def test_links_are_followed_but_not_in_circles() -> None:
 # ImageNet
 
 WNIDS = ["n01440764", "n01443537", "n01484850"]
-WORDS = ["tench, Tinca tinca", "goldfish, Carassius auratus", "great white shark"]
 
 
 def test_imagenet_in_folders_is_numbered_by_all_classes_of_train() -> None:
@@ -165,28 +164,6 @@ def test_imagenet_in_folders_is_numbered_by_all_classes_of_train() -> None:
 
 def flat() -> None:
     put(*(f"in/val/ILSVRC2012_val_0000000{number}.JPEG" for number in (3, 1, 2)))
-
-
-def kaggle() -> None:
-    rows = ["ImageId,PredictionString", *(f"ILSVRC2012_val_0000000{n},{WNIDS[c]} 1 2 3 4 " for n, c in ORDER)]
-    Path("in/LOC_val_solution.csv").write_text("\n".join(rows))
-    Path("in/LOC_synset_mapping.txt").write_text("".join(f"{a} {b}\n" for a, b in zip(WNIDS, WORDS, strict=True)))
-
-
-#: Images for validation, and their classes.
-ORDER = [(1, 2), (2, 0), (3, 1)]
-
-
-def test_a_file_lists_the_classes_of_images_in_one_folder() -> None:
-    flat()
-    kaggle()
-    source = find_imagenet("in", "val")
-    assert source.classes == WNIDS
-    found = fields_of(source)
-    assert {key: int(fields["cls"]) for key, fields in found.items()} == {
-        f"ILSVRC2012_val_0000000{number}": label for number, label in ORDER
-    }
-    assert source.words == WORDS
 
 
 def test_missing_files_of_classes_are_reported() -> None:
