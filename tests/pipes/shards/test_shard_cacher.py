@@ -11,12 +11,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from torch.utils.data import DataLoader, IterDataPipe
-from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import DirectoryShards, ShardList, ShardReadingService, StatefulShards
+from wds_datapipes import DirectoryShards, ShardList, StatefulShards
 from wds_datapipes.errors import CorruptShardError
 from wds_datapipes.index import IndexOptions, Manifest, build_indexes, write_manifest
 from wds_datapipes.testing import build_shard
@@ -36,12 +34,6 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
-
-
-@pytest.fixture
-def http_is_ready() -> None:
-    """Let fsspec start the thread that it keeps."""
-    fsspec.filesystem("http")
 
 
 @pytest.fixture
@@ -66,23 +58,6 @@ def pipeline(pattern: str, folder: Path, **options: Any) -> IterDataPipe[Any]:
     shards = ShardList(pattern).shuffle().sharding_filter().cache_wds_shards(folder, **options)
     pipe: IterDataPipe[Any] = shards.load_wds_shards().group_samples().to_tuple("__key__").map(itemgetter(0))
     return pipe
-
-
-@pytest.mark.usefixtures("http_is_ready", "nothing_left")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_each_shard_is_requested_once_in_all_epochs(
-    pattern: str, tmp_path: Path, asked: Counter[str], workers: int
-) -> None:
-    plain = pipeline(pattern, tmp_path / "other")
-    with DataLoader2(pipeline(pattern, tmp_path / "copies"), reading_service=ShardReadingService(workers)) as loader:
-        for epoch in range(2):
-            loader.seed(epoch)
-            assert sorted(loader) == KEYS
-    assert asked == {f"/{number}.tar": 1 for number in range(5)}
-    assert sorted(path.name for path in (tmp_path / "copies").iterdir() if path.suffix in (".part", ".lock")) == [
-        "folder.lock"
-    ]
-    assert sorted(plain) == KEYS
 
 
 def test_shards_before_a_state_are_not_fetched(pattern: str, tmp_path: Path, asked: Counter[str]) -> None:
