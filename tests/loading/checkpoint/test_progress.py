@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +58,3 @@ def test_each_snapshot_is_small_and_its_state_is_that_of_the_pipeline(
         position.delivered += 1
         if state is not None:
             assert position.state().stages == json.loads(state)
-
-
-def test_snapshots_of_delivered_items_are_discarded(tmp_path: Path) -> None:
-    """Those of a long epoch take no more memory than those of a short one, also if many samples make one item."""
-    samples = pipeline(tmp_path, is_mixed=False)
-    pipe = samples.batch(10)
-    position, writer = LoopPosition(), SnapshotWriter(pipe)
-    for _ in islice(pipe, 190):
-        position.add(writer.pack([writer.snapshot()]), 1)
-        position.delivered += 1
-        assert len(position._messages) <= 2
-        assert len(position._parts) <= 2
-        assert all(sum(len(part[1]) for part in parts) < 7000 for parts in position._parts.values())
-    assert position.state().stages == save_state(pipe)

@@ -19,7 +19,6 @@ import torch.distributed as dist
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
 from loader_kinds import Batches, InStateful, Persistent, Service, Stateful, Tracked, check_law, items_of
 from pipeline_table import (
-    CROPS,
     EXACT,
     IN_MAIN,
     REFUSED,
@@ -27,19 +26,15 @@ from pipeline_table import (
     STREAMS,
     EverySecond,
     as_it_is,
-    draw,
-    length,
-    more_of,
     shards_of,
     split,
-    tokens_of,
-    with_image,
 )
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes import ShardList
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.service.pinning import MemoryPinner
+from wds_datapipes.pipes.inspection import upstream
 
 Pipe = Any
 Build = Callable[[Pipe], Pipe]
@@ -50,10 +45,6 @@ shards = shards_of()
 
 def is_member_wanted(member: Any) -> bool:
     return not member.name.endswith("3.cls")
-
-
-def second(pair: Any) -> Any:
-    return pair[1]
 
 
 def every_second(items: Any) -> Any:
@@ -238,56 +229,28 @@ def test_declarations_of_user_stages_are_trusted_and_checked_by_check_resume() -
         check_law(partial(Service, lambda: EverySecond(split()), 0), cuts=19)
 
 
-# Every stage that is registered by torch, torchdata or this package -------------------------------------------------
+# Every stage of this package, and those that may stand before shards are loaded ---------------------------------------
 
 
-#: What follows samples, for each functional name of this package that can stand there.
-AFTER_SAMPLES: dict[str, Build] = {
-    "add_columns": lambda pipe: pipe.add_columns(more_of),
-    "bucket_samples": lambda pipe: pipe.bucket_samples(length, batch_size=2),
-    "associate": lambda pipe: pipe.associate({f"{s}-{n}": {"n": n} for s in range(6) for n in range(9)}),
-    "cache_samples": lambda pipe: pipe.cache_samples(),
-    "compose": lambda pipe: pipe.compose(every_second),
-    "extract_keys": lambda pipe: pipe.extract_keys("cls"),
-    "log_samples": lambda pipe: pipe.log_samples(first=0),
-    "map_dict": lambda pipe: pipe.map_dict(cls=as_it_is),
-    "map_samples": lambda pipe: pipe.map_samples(as_it_is),
-    "map_samples_with_rng": lambda pipe: pipe.map_samples_with_rng(draw),
-    "map_tuple": lambda pipe: pipe.to_tuple("__key__", "cls").map_tuple(as_it_is, None),
-    "mix_samples": lambda pipe: pipe.mix_samples(split(), stop="all"),
-    "non_empty": lambda pipe: pipe.non_empty(),
-    "decode_batch": lambda pipe: pipe.map(with_image).batch(2).decode_batch(CROPS),
-    "pack_samples": lambda pipe: pipe.map(tokens_of).pack_samples(9, "tokens"),
-    "rename": lambda pipe: pipe.rename(label="cls"),
-    "rename_keys": lambda pipe: pipe.rename_keys(label="cls"),
-    "rsample": lambda pipe: pipe.rsample(0.7),
-    "select_fields": lambda pipe: pipe.select_fields("cls"),
-    "shuffle_samples": lambda pipe: pipe.shuffle_samples(5),
-    "slice_samples": lambda pipe: pipe.slice_samples(1, None, 2),
-    "to_tuple": lambda pipe: pipe.to_tuple("__key__", "cls"),
-    "unbatch_samples": lambda pipe: pipe.to_tuple("__key__", "cls").batch(2).collate().unbatch_samples(),
-    "wds_decode": lambda pipe: pipe.wds_decode(),
-    "wds_encode": lambda pipe: pipe.wds_decode().wds_encode(),
-    "with_epoch": lambda pipe: pipe.with_epoch(9),
-    "with_length": lambda pipe: pipe.with_length(18),
-}
+def one_for_one() -> Pipe:
+    """Return a pipeline of the stages that yield one item for each, and that no table contains."""
+    pipe = split().map_dict(cls=as_it_is).wds_decode().wds_encode().rename(label="cls").rename_keys(cls="label")
+    pipe = pipe.associate({f"{s}-{n}": {"n": f"{s}-{n}"} for s in range(6) for n in range(9)})
+    return pipe.select_fields("n").with_length(18).extract_keys("n").map_tuple(as_it_is)
+
 
 #: What stands before .load_wds_shards(), or is built from it. These are replayed from the same seeds.
 BEFORE_SHARDS: dict[str, Build] = {
     "bucket_samples": lambda urls: urls.bucket_samples(len, batch_size=2).unbatch(),
-    "concat": lambda urls: urls.concat(ShardList("more-{0..2}.tar")),
-    "cache_samples": lambda urls: urls.cache_samples(),
     "cache_wds_shards": lambda urls: urls.cache_wds_shards("copies"),
     "compose": lambda urls: urls.compose(every_second),
     "cycle": lambda urls: urls.cycle(2),
     "fork": lambda urls: urls.fork(2, buffer_size=-1)[0],
-    "in_batch_shuffle": lambda urls: urls.batch(4).in_batch_shuffle().unbatch(),
     "in_memory_cache": lambda urls: urls.in_memory_cache(),
     "mix_samples": lambda urls: urls.mix_samples(ShardList("more-{0..2}.tar"), stop="all"),
     "prefetch": lambda urls: urls.prefetch(3),
     "resample_wds_shards": lambda urls: ShardList("{0..4}.tar").resample_wds_shards(9),
     "rsample": lambda urls: urls.rsample(0.7),
-    "shuffle_samples": lambda urls: urls.shuffle_samples(3),
     "with_epoch": lambda urls: urls.with_epoch(3),
 }
 AFTER_MEMBERS: dict[str, Build] = {
@@ -295,25 +258,10 @@ AFTER_MEMBERS: dict[str, Build] = {
     "shuffle": lambda members: members.shuffle(buffer_size=1),
     "slice_samples": lambda members: members.slice_samples(0, 20),
 }
-
-#: After samples, these resume at their position, and all others by replay.
-AT_POSITION = {
-    *("bucket_samples", "decode_batch", "pack_samples"),
-    *("extract_keys", "log_samples", "map_dict", "map_samples", "map_samples_with_rng", "map_tuple", "non_empty"),
-    *("associate", "rename", "rename_keys", "rsample", "select_fields", "shuffle_samples", "slice_samples", "to_tuple"),
-    *("mix_samples", "wds_decode", "wds_encode", "with_epoch", "with_length"),
-}
-#: In any position, this has no state if something before it draws: it keeps the order of the first epoch.
-KEEPING = {"in_memory_cache"}
-#: Names that stand in other positions in a pipeline. The file about process_shards has its law, as it uses no workers.
-ELSEWHERE = {
-    *("cache_wds_shards", "group_samples", "load_wds_records", "load_wds_shards", "process_shards"),
-    *("resample_wds_shards", "write_wds_shards"),
-}
-
-
-def after_samples(build: Build) -> Pipe:
-    return build(split())
+#: These have no state: they keep the order of the first epoch, or continue from one to the next.
+WITHOUT_STATE = {"in_memory_cache": "cannot be replayed", "with_epoch": "continues from one epoch to the next"}
+#: The file about process_shards has its law, as it uses no workers.
+ELSEWHERE = {"ShardProcessor", "ShardCacher", "SampleWriter"}
 
 
 def before_shards(build: Build) -> Pipe:
@@ -324,36 +272,26 @@ def after_members(build: Build) -> Pipe:
     return build(ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards()).group_samples()
 
 
-SWEPT = [
-    pytest.param(name, partial(place, build), id=f"{name} {place.__name__.replace('_', ' ')}")
-    for place, table in (
-        (after_samples, AFTER_SAMPLES),
-        (before_shards, BEFORE_SHARDS),
-        (after_members, AFTER_MEMBERS),
-    )
-    for name, build in table.items()
-]
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize(("name", "build"), SWEPT)
-def test_every_stage_resumes_exactly_or_by_replay(name: str, build: Callable[[], Pipe]) -> None:
-    found = check_law(partial(Service, build, 0), cuts=5)
-    if name in KEEPING:
-        assert "cannot be replayed" in found
-    elif build.func is after_samples:  # type: ignore[attr-defined]  # it is a partial
-        assert found == ("exact" if name in AT_POSITION else "replay")
-    elif name == "with_epoch":
-        assert "continues from one epoch to the next" in found
-    else:
-        assert found in ("exact", "replay")
+@pytest.mark.parametrize(
+    ("name", "place", "build"),
+    [
+        *((name, before_shards, build) for name, build in BEFORE_SHARDS.items()),
+        *((name, after_members, build) for name, build in AFTER_MEMBERS.items()),
+    ],
+)
+def test_a_stage_before_the_samples_is_replayed_or_refused(name: str, place: Any, build: Build) -> None:
+    found = check_law(partial(Service, partial(place, build), 0), cuts=5)
+    assert found in ("exact", "replay") if name not in WITHOUT_STATE else WITHOUT_STATE[name] in found
 
 
-def test_every_stage_is_swept() -> None:
-    functions: dict[str, Any] = IterDataPipe.functions
-    own = {
-        name
-        for name, function in functions.items()
-        if getattr(function, "__wrapped__", None) and function.__wrapped__.__module__.startswith("wds_datapipes.")
-    }
-    assert own == AFTER_SAMPLES.keys() | ELSEWHERE
+def test_stages_that_yield_one_item_for_each_resume_exactly() -> None:
+    assert check_law(partial(Service, one_for_one, 0), cuts=5) == "exact"
+
+
+def test_every_stage_of_this_package_is_in_a_table() -> None:
+    builds = [*EXACT.values(), *REPLAYED.values(), *STREAMS.values(), one_for_one]
+    swept = {kind.__name__ for build in builds for stage in upstream(build()) for kind in type(stage).__mro__}
+    functions = [getattr(each, "__wrapped__", None) for each in IterDataPipe.functions.values()]
+    own = {each.__name__ for each in functions if getattr(each, "__module__", "").startswith("wds_datapipes.")}
+    assert own - swept == ELSEWHERE

@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from loader_kinds import Service, items_of
-from pipeline_table import SIZES, STREAMS, Pipe, drawn, is_even, shards_of, split
+from pipeline_table import SIZES, Pipe, drawn, is_even, shards_of, split
 from torch.utils.data.graph_settings import apply_random_seed
 
 from wds_datapipes.errors import EmptySourceError
@@ -82,15 +79,3 @@ def test_a_stream_resumes_after_more_shards_than_may_yield_nothing(source: Calla
     again = source().filter(is_even).with_epoch(300)
     load_state(again, state)
     assert list(again) == rest
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_after_an_interrupted_one_resumes_where_it_began(workers: int) -> None:
-    new = partial(Service, STREAMS["batches"], workers)
-    with closing(new()) as run:
-        assert len(items_of(run.epoch(), 3)) == 3
-        epoch = run.epoch()
-        state = run.state()
-        rest, following = items_of(epoch), items_of(run.epoch())
-    with closing(new(state)) as run:
-        assert [items_of(run.epoch()), items_of(run.epoch())] == [rest, following]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from users_stages import Buckets, OwnShuffler
 
 from wds_datapipes import ShardList, ShardReadingService, Stage
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes import SampleShuffler
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.testing import build_shard
 
@@ -61,14 +59,6 @@ class Overlapping(Batcher):
         for item in self.datapipe:
             yield [before, item]
             before = item
-
-
-class OwnBuffer(SampleShuffler):
-    """A loop other than ours, which keeps more than our state contains."""
-
-    def __iter__(self) -> Iterator[Any]:
-        items = [*itertools.islice(iter(self.source), 10)]
-        yield from items
 
 
 class Twice(Stage[Any]):
@@ -135,10 +125,6 @@ class OfSets(Pairs):
         return {"waiting": {*self.waiting}}
 
 
-def test_stages_that_buffer_nothing_have_a_state() -> None:
-    assert PipelineGraph(Known(source())).stateful
-
-
 def key_of(sample: Any) -> str:
     return str(sample["__key__"])
 
@@ -165,14 +151,9 @@ ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda pipe: Overlapping(pipe, 2),
         r"Overlapping may hold .* of BatcherIterDataPipe do not apply",
     ),
-    "our shuffle": (lambda pipe: OwnBuffer(pipe, 4), "OwnBuffer may hold .* do not apply to another __iter__"),
     "before a shuffle": (
         lambda pipe: Pairs(pipe).shuffle_samples(4),
         r"Pairs has its own state, and comes before SampleShuffler\. .* Put Pairs after SampleShuffler",
-    ),
-    "in a stream before a shuffle": (
-        lambda pipe: Pairs(pipe).with_epoch(50).shuffle_samples(4),
-        "Pairs has its own state, and comes before SampleShuffler",
     ),
     "not to be loaded": (Unloadable, r"Unloadable has state_dict\(\) but no load_state_dict\(\)"),
     "no Stage": (Undeclared, r"Undeclared may hold samples back, .* Derive it from wds_datapipes\.Stage"),
@@ -209,10 +190,6 @@ def test_items_that_share_an_address_in_a_shuffle_are_noticed(workers: int) -> N
             loader.state_dict()
 
 
-def bucketed() -> Pipe:
-    return Buckets(source(), 7)
-
-
 class Counted(Stage[int]):
     """Counts its items in an attribute, which its state consists of."""
 
@@ -238,22 +215,3 @@ def test_a_stage_in_a_stream_keeps_what_it_has_from_one_epoch_to_the_next(worker
     pipe = Counted(ShardList("{0..2}.tar").load_wds_shards().group_samples()).with_epoch(7)
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as made:
         assert [list(made) for _ in range(3)] == [[*range(1, 8)], [*range(8, 15)], [*range(15, 22)]]
-
-
-def test_buffered_items_of_a_stage_are_resharded() -> None:
-    with loader_of(2) as loader:
-        items = iter(loader)
-        seen = [next(items) for _ in range(20)]
-        state = loader.reading_service.state_dict()
-    with loader_of(3, state) as loader:
-        rest = list(loader)
-    assert len(rest) == 40
-    assert len({*seen, *rest}) == 60
-
-
-def loader_of(workers: int, state: Any = None) -> Any:
-    loader = DataLoader2(bucketed(), reading_service=ShardReadingService(workers))
-    loader.seed(3)
-    if state is not None:
-        loader.reading_service.load_state_dict(state)
-    return loader

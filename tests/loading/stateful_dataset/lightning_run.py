@@ -165,8 +165,7 @@ class Recorder(lightning.Callback):  # type: ignore[misc]  # it is not installed
 def of_ranks() -> None:
     """Train on two ranks, and write the batches that each has seen."""
     loaders: dict[str, Callable[[], Any]] = {
-        "split": lambda: of_dataloader2(None, distributed=True),
-        "not said": lambda: of_dataloader2(None),
+        "by default": lambda: of_dataloader2(None),
         "indexed": lambda: of_indexed(None, distributed=True),
         "map style": of_map_style,
     }

@@ -54,16 +54,14 @@ def test_a_fit_resumes_from_its_checkpoints_with_the_exact_batches(shards: Path)
     assert len(warned) >= 3  # of each loader
 
 
-def test_ranks_share_the_data_or_warn(shards: Path) -> None:
+def test_ranks_share_the_data(shards: Path) -> None:
     run(shards, "ranks")
-    split, not_said, indexed, map_style = (
+    by_default, indexed, map_style = (
         [json.loads(shards.joinpath(f"{name}-{rank}.json").read_text()) for rank in range(2)]
-        for name in ("split", "not said", "indexed", "map style")
+        for name in ("by default", "indexed", "map style")
     )
-    batches = [batch for rank in split for batch in rank["seen"]]
-    assert keys_of(batches) == sorted(3 * KEYS)
-    assert not any("ranks" in text for rank in split for text in rank["warnings"])
-    assert keys_of([batch for rank in not_said for batch in rank["seen"]]) == sorted(3 * KEYS)
+    assert keys_of([batch for rank in by_default for batch in rank["seen"]]) == sorted(3 * KEYS)
+    assert not any("ranks" in text for rank in by_default for text in rank["warnings"])
     for equal in (indexed, map_style):
         by_epoch = [[rank["seen"][start : start + LENGTH // 2] for rank in equal] for start in range(0, 12, 4)]
         assert [keys_of(list(chain(*parts))) for parts in by_epoch] == [KEYS] * 3

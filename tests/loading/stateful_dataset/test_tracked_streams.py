@@ -69,17 +69,6 @@ def test_an_interrupted_epoch_is_followed_by_the_undelivered_items(
     assert epochs(other, 3) == [[first, *rest[0]], *rest[1:]]
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_interrupted_epochs_lose_no_items_of_a_stream(persistent: bool) -> None:
-    whole = list(itertools.chain(*epochs(Tracked(batched, 1), 3)))
-    run, found = Tracked(batched, 1, persistent_workers=persistent), list[Any]()
-    for cut in (2, 0, 5, 7, 1, 99):
-        with closing(run.epoch()) as batches:
-            found += itertools.islice(batches, cut)
-    assert len(found) == 22
-    assert found[:21] == whole
-
-
 def test_each_worker_returns_to_its_own_stream_after_an_epoch_resumed_with_another() -> None:
     """The loader starts with its process 0, which had the part of worker 1 in that epoch."""
     run = Tracked(batched, 2)
