@@ -192,9 +192,11 @@ def killed_at_the_gate(rank: Rank) -> None:
     loader = rank.load()
     rank.read(loader, 1)
     if rank.rank == 1:
-        store = distributed_c10d._get_default_store().underlying_store
+        kind: Any = TCPStore
+        default: Any = distributed_c10d._get_default_store()
+        store = default.underlying_store
         wait_until(lambda: any(store.add(key, 0) == 2 for key in store.list_keys() if key.endswith("/present")))
-        TCPStore.compare_set = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        kind.compare_set = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     rank.read(loader, 1)
 
 
