@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import multiprocessing
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,56 +13,32 @@ from typing import Any
 import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService
 from wds_datapipes.loading.service.service import MultiProcessingService
 from wds_datapipes.loading.torchdata_patches import patches
 
-#: Prints what an epoch with uneven workers yields, or its error, and the number of orders of three epochs.
-SCRIPT = """
-import json, sys
-from wds_datapipes import list_patches
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper
-
-def read(pipe, service):
-    with DataLoader2(pipe, reading_service=service) as loader:
-        return [list(loader) for _ in range(3)]
-
-def is_kept(number):
-    return number < 4 or number % 2 == 0
-
-try:
-    uneven = read(IterableWrapper(range(20)).sharding_filter().filter(is_kept), MultiProcessingReadingService(2))[0]
-except Exception as error:
-    uneven = str(error)
-orders = read(IterableWrapper(range(100)).shuffle(), InProcessReadingService())
-seeded = read(IterableWrapper(range(100)).shuffle().sharding_filter(), MultiProcessingReadingService(2))
-print(json.dumps([uneven, len({*map(tuple, orders)}), len({*map(tuple, seeded)})]))
-"""
 #: torchdata has it since 0.8.0.
 HAS_STATEFUL_LOADER = importlib.util.find_spec("torchdata.stateful_dataloader") is not None
 
 
-def run(code: str, **environment: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env={**os.environ, **environment}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def epochs_of(pipe: IterDataPipe[int], service: Any) -> list[list[int]]:
+    with DataLoader2(pipe, reading_service=service) as loader:
+        return [list(loader) for _ in range(3)]
 
 
-@pytest.mark.parametrize("patched", ["0", "1"])
-def test_uneven_workers_and_orders(patched: str) -> None:
-    uneven, orders, orders_of_workers = run(SCRIPT, WDS_DATAPIPES_PATCHES=patched)
-    if patched == "1":
-        assert sorted(uneven) == [0, 1, 2, 3, *range(4, 20, 2)]
-        assert (orders, orders_of_workers) == (3, 3)
-    else:
-        assert "request" in uneven
-        assert orders_of_workers == (1 if HAS_STATEFUL_LOADER else 3)  # since 0.8.0
+def is_kept(number: int) -> bool:
+    return number < 4 or number % 2 == 0
+
+
+def test_workers_may_be_uneven_and_each_epoch_has_its_own_order() -> None:
+    uneven = IterableWrapper(range(20)).sharding_filter().filter(is_kept)
+    assert sorted(epochs_of(uneven, MultiProcessingReadingService(2))[0]) == list(filter(is_kept, range(20)))
+    unsplit = IterableWrapper(range(100)).shuffle()
+    assert len({*map(tuple, epochs_of(unsplit, InProcessReadingService()))}) == 3
+    assert len({*map(tuple, epochs_of(shuffled(100), MultiProcessingReadingService(2)))}) == 3
 
 
 def test_torchdatas_service_runs_on_the_workers_of_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +119,8 @@ handler.emit = lambda record: logged.append(record.getMessage())
 from wds_datapipes.loading.torchdata_patches import patches
 print(json.dumps([[patch[2:] for patch in patches.list_patches()], logged]))
 """
-    states, logged = run(code)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    states, logged = json.loads(done.stdout)
     assert len(states) == 7
     assert all(not applied and reason in why for applied, why in states[:5])
     assert [applied for applied, _ in states[5:]] == [
