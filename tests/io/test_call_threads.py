@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from concurrent.futures import CancelledError
 
@@ -57,18 +56,6 @@ def test_threads_end_with_the_object_that_they_called() -> None:
     started = owner.threads.submit(owner.work).result(LIMIT_S)
     assert started
     del owner
-    for thread in started:
-        thread.join(LIMIT_S)
-        assert not thread.is_alive()
-
-
-def test_threads_end_with_their_pool() -> None:
-    threads = CallThreads(2, "calls")
-    threads.submit(lambda: None).result(LIMIT_S)
-    started = [thread for thread in threading.enumerate() if thread.name == "calls"]
-    assert started
-    del threads
-    gc.collect()
     for thread in started:
         thread.join(LIMIT_S)
         assert not thread.is_alive()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError
@@ -67,28 +67,18 @@ def compress(kind: str) -> Compress:
     return KINDS[kind]
 
 
-@pytest.mark.parametrize("data", [DATA, SMALL, b"x", b""], ids=["data", "small", "one", "empty"])
-def test_compressed_data_round_trip(compress: Compress, data: bytes) -> None:
-    assert expand(compress(data)) == data
-
-
-@pytest.mark.parametrize("step", [1, 2, 7])
-def test_a_source_may_return_little_at_a_time(compress: Compress, step: int) -> None:
-    two = compress(SMALL) + compress(SMALL)
-    assert expand(two, step) == SMALL + SMALL
-    assert expand(two + bytes(12), step) == SMALL + SMALL
-    assert expand(SMALL, step) == SMALL
-
-
+@settings(max_examples=60)
 @given(
     parts=st.lists(st.binary(max_size=60), min_size=1, max_size=5),
     kind=st.sampled_from(sorted(KINDS)),
     step=st.integers(1, 99),
+    zeros=st.sampled_from([0, 12]),
 )
-def test_many_parts_are_one_stream(parts: list[bytes], kind: str, step: int) -> None:
-    assert expand(b"".join(KINDS[kind](part) for part in parts), step) == b"".join(parts)
+def test_many_parts_are_one_stream(parts: list[bytes], kind: str, step: int, zeros: int) -> None:
+    assert expand(b"".join(KINDS[kind](part) for part in parts) + bytes(zeros), step) == b"".join(parts)
 
 
+@settings(max_examples=40)
 @given(data=st.text(max_size=40).map(str.encode), step=st.integers(1, 50))
 def test_uncompressed_data_are_unchanged(data: bytes, step: int) -> None:
     assert expand(data, step) == data
@@ -102,7 +92,7 @@ def test_a_name_like_a_magic_number_is_not_compression(head: bytes) -> None:
 
 
 def test_any_size_of_read_gives_the_same(compress: Compress) -> None:
-    for size in (1000, BUFFER_BYTES - 1, 3 * BUFFER_BYTES):
+    for size in (BUFFER_BYTES - 1, 3 * BUFFER_BYTES):
         pieces = []
         with decompress_stream(io.BytesIO(compress(DATA)), url="x.tar") as stream:
             while piece := stream.read(size):
@@ -150,6 +140,7 @@ def test_a_plain_stream_seeks_if_its_source_does(tmp_path: Path) -> None:
     for data in (SMALL, b"tiny", b""):
         (tmp_path / "x.tar").write_bytes(data)
         with decompress_stream(open_url(str(tmp_path / "x.tar")), url="x.tar") as stream:
+            assert type(stream) is io.FileIO
             assert stream.seekable()
             assert stream.tell() == 0
             assert stream.read() == data
@@ -159,20 +150,13 @@ def test_a_plain_stream_seeks_if_its_source_does(tmp_path: Path) -> None:
         assert not stream.seekable()
 
 
-def test_a_plain_file_is_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "x.tar").write_bytes(SMALL)
-    with decompress_stream(open_url(str(tmp_path / "x.tar")), url="x.tar") as stream:
-        assert type(stream) is io.FileIO
-        assert stream.tell() == 0
-
-
-@pytest.mark.parametrize("step", [3, 1 << 30])
-@pytest.mark.parametrize("compressed", [None, *KINDS])
-def test_closing_closes_the_source(compressed: str | None, step: int) -> None:
-    source = Slow(KINDS[compressed](SMALL) if compressed else SMALL, step)
-    stream = decompress_stream(cast(BinaryIO, source), url="x.tar")
-    assert stream.read(1) == SMALL[:1]
-    assert not source.closed
-    stream.close()
-    stream.close()
-    assert source.closed
+@pytest.mark.parametrize("compress", [*KINDS.values(), bytes], ids=[*KINDS, "none"])
+def test_closing_closes_the_source(compress: Compress) -> None:
+    for step in (3, 1 << 30):
+        source = Slow(compress(SMALL), step)
+        stream = decompress_stream(cast(BinaryIO, source), url="x.tar")
+        assert stream.read(1) == SMALL[:1]
+        assert not source.closed
+        stream.close()
+        stream.close()
+        assert source.closed

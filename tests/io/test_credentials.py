@@ -27,9 +27,9 @@ from wds_datapipes.errors import WdsError
 from wds_datapipes.index import build_index, read_index
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.remote_file import file_facts
-from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.loading.report import count_skipped
 
+pytestmark = pytest.mark.usefixtures("pauses")
 #: A prefix that no message contains.
 SECRETS = st.text("abcXYZ0189-._~+/=!$%&'\" \\", min_size=6).map(lambda word: f"Zq7{word}7qZ")
 
@@ -100,11 +100,6 @@ def leaky() -> Iterator[None]:
     yield
     for kind in (Leaky, Half):
         del _registry[kind.protocol]
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RetryPolicy, "sleep", lambda *_: None)
 
 
 #: The positions of a secret in a URL.

@@ -25,9 +25,7 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.index.build import build_index
 from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.remote_file import file_facts
-from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.io.small_files import read_sidecar
 from wds_datapipes.testing import build_shard
 
@@ -41,16 +39,8 @@ WANT = [sample["__key__"] for sample in SAMPLES]
 PLACE = 2 * 3584
 
 
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace a pause."""
-    monkeypatch.setattr(RetryPolicy, "sleep", lambda *_: None)
-
-
 @pytest.fixture(scope="module")
 def shard(nginx: Nginx) -> bytes:
-    if not nginx.is_running:
-        nginx.start()
     folder = nginx.files / "answers"
     folder.mkdir()
     return Path(build_shard(folder / "a.tar", SAMPLES)).read_bytes()
@@ -94,6 +84,7 @@ def parts(shard: bytes) -> dict[str, Fault]:
     boundary = b"--x\r\nContent-Range: bytes 0-9/10\r\n\r\n0123456789\r\n--x--\r\n"
     return {
         "another begin": fault(f"bytes {PLACE}-{size - 1}/{size}"),
+        "a later begin": fault(f"bytes {PLACE + 1024}-{size - 1}/{size}", shard[PLACE + 1024 :]),
         "none": fault(None),
         "not understood": fault("bytes 0-"),
         "another unit": fault(f"blocks 0-{size - 1}/{size}"),
@@ -237,20 +228,3 @@ def test_an_endless_answer_is_abandoned(proxy: FaultProxy, name: str, tmp_path: 
     if "body" not in name and "trailers" not in name:  # nothing was read, and the next answer is correct
         proxy.faults[:] = [Fault(wire=pieces, pause_s=pause_s)]
         assert keys(address(proxy), timeout_s=0.3) == WANT
-
-
-# Without extras
-
-
-def test_the_error_of_an_unreachable_server_states_the_attempts(unused_port: int) -> None:
-    with pytest.raises(ShardOpenError, match=r"cannot be opened: ConnectionRefusedError: .*\(3 attempts\)"):
-        open_url(f"http://127.0.0.1:{unused_port}/a.tar", retries=2)
-
-
-@pytest.fixture
-def unused_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,13 @@ LOCATIONS = {"": True, "whole/": False, "gzip/": True, "gzip-for-all/": False, "
 
 
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Record pauses instead of making them."""
-    found: list[float] = []
-    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: found.append(pause_s))
-    return found
-
-
-@pytest.fixture
-def server(nginx: Nginx) -> Nginx:
-    """Serve a.tar correctly, and forget earlier requests."""
-    if not nginx.is_running:
-        nginx.start()
+def server(nginx: Nginx) -> Iterator[Nginx]:
+    """Serve a.tar correctly, and forget earlier requests; restart it afterwards."""
     build_shard(nginx.files / "a.tar", SAMPLES)
     nginx.asked()
-    return nginx
+    yield nginx
+    if not nginx.is_running:
+        nginx.start()
 
 
 def pipeline(url: str, **options: Any) -> Any:
@@ -94,23 +87,6 @@ def test_the_password_gives_access(server: Nginx) -> None:
     assert read(f"http://{USER}:{PASSWORD}@127.0.0.1:{server.http}/closed/a.tar") == WANT
     url = f"http://127.0.0.1:{server.http}/closed/a.tar"
     assert read(url, storage_options={"headers": HEADER}) == WANT
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_wrong_password_names_the_shard_and_ends_the_run_under_any_policy(
-    server: Nginx, pauses: list[float], on_error: str
-) -> None:
-    url = f"http://{USER}:wrong-and-secret@127.0.0.1:{server.http}/closed/a.tar"
-    with pytest.raises(
-        ShardOpenError,
-        match=rf"http://\*\*\*@127\.0\.0\.1:{server.http}/closed/a\.tar cannot be opened: HTTP status 401",
-    ) as found:
-        read(url, on_error=on_error)
-    assert found.value.concerns_all
-    assert "secret" not in f"{found.value!r} {found.value.args} {vars(found.value)}"
-    with pytest.raises(ShardOpenError, match="HTTP status 403"):
-        read(f"http://127.0.0.1:{server.http}/forbidden/a.tar", on_error=on_error)
-    assert pauses == []
 
 
 def test_the_error_of_an_unknown_authority_says_what_to_do(server: Nginx, pauses: list[float]) -> None:
@@ -173,7 +149,7 @@ def test_a_server_that_stays_down_is_an_error_with_the_offset(server: Nginx, pau
         with pytest.raises(ShardReadError, match=r"/slow/a\.tar failed after (\d+) bytes: .*\(4 attempts\)") as found:
             pieces.extend(iter(lambda: stream.read(10_000), b""))
     assert f"after {sum(map(len, pieces))} bytes" in str(found.value)
-    with pytest.raises(ShardOpenError, match=r"a\.tar cannot be opened: .*\(3 attempts\)"):
+    with pytest.raises(ShardOpenError, match=r"a\.tar cannot be opened: ConnectionRefusedError: .*\(3 attempts\)"):
         open_url(f"http://127.0.0.1:{server.http}/a.tar", retries=2)
 
 

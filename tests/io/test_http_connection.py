@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import http.server
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
-from web_server import QuietHandler, serving
+from site_server import Site
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.errors import ShardOpenError
@@ -25,83 +23,13 @@ from wds_datapipes.io.remote import http_connection
 from wds_datapipes.io.remote.http_connection import POOL, ConnectionPool
 from wds_datapipes.testing import build_shard
 
-LIMIT_S = 60.0
+BODY = bytes(range(256)) * 40
 
 
-class Site(http.server.ThreadingHTTPServer):
-    """Sends a file, or a range of it, at every path but ``/none``, and redirects ``/moved`` to it.
-
-    Attributes:
-        body: the file.
-        accepted: the sockets of all connections.
-        extra: sent after each body.
-        headers: sent with each response.
-        hangs_up: whether to close the connection instead of responding, once.
-        at_once: lets that many requests wait for each other, except those for the paths in `free`.
-    """
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.body, self.extra, self.hangs_up = bytes(range(256)) * 40, b"", False
-        self.headers: dict[str, str] = {}
-        self.accepted: list[socket.socket] = []
-        self.at_once, self.free = threading.Barrier(1), set[str]()
-
-    def get_request(self) -> Any:
-        accepted = super().get_request()
-        self.accepted.append(accepted[0])
-        return accepted
-
-    def handle_error(self, *_: object) -> None:
-        """Log nothing: connections break here on purpose."""
-
-    def url(self, path: str = "/a.tar") -> str:
-        return f"http://127.0.0.1:{self.server_port}{path}"
-
-
-class _Handler(QuietHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    wbufsize = -1  # a small body arrives with its headers
-    server: Site
-
-    def do_GET(self) -> None:
-        site = self.server
-        if site.hangs_up:
-            site.hangs_up, self.close_connection = False, True
-            return
-        if self.path not in site.free:
-            site.at_once.wait(LIMIT_S)
-        body, status = site.body, 200
-        if self.path in ("/none", "/moved"):
-            body, status = b"a page", 404 if self.path == "/none" else 302
-        elif requested := self.headers.get("Range"):
-            first, _, last = requested.removeprefix("bytes=").partition("-")
-            body, status = body[int(first) : int(last) + 1 if last else None], 206
-        self.send_response(status)
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {first}-{int(first) + len(body) - 1}/{len(site.body)}")
-        if status == 302:
-            self.send_header("Location", "/a.tar")
-        for name, value in {"Content-Length": str(len(body)), "ETag": '"1"', **site.headers}.items():
-            if name != "Content-Length" or "Transfer-Encoding" not in site.headers:
-                self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body + site.extra)
-
-    do_HEAD = do_GET
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    POOL.clear()
-    with serving(Site()) as server:
-        yield server
-        POOL.clear()
+@pytest.fixture(autouse=True)
+def body(site: Site) -> None:
+    """Let the server send a file of some length."""
+    site.body = BODY
 
 
 def read(url: str, **options: Any) -> bytes:
@@ -110,16 +38,17 @@ def read(url: str, **options: Any) -> bytes:
 
 
 def test_requests_one_after_the_other_share_a_connection(site: Site) -> None:
+    site.answers = {"/none": (404, ""), "/moved": (302, "/a.tar")}
     parts = open_parts(site.url(), retries=0)
     assert parts is not None
     for start in range(0, 1000, 100):
         with parts.part(start, start + 100) as stream:
-            assert stream.read(100) == site.body[start : start + 100]
-    assert read(site.url("/b.tar")) == site.body
-    assert read(site.url("/moved")) == site.body
+            assert stream.read(100) == BODY[start : start + 100]
+    assert read(site.url("/b.tar")) == BODY
+    assert read(site.url("/moved")) == BODY
     with pytest.raises(ShardOpenError, match="404"):
         read(site.url("/none"))
-    assert read(site.url()) == site.body
+    assert read(site.url()) == BODY
     assert len(site.accepted) == 1
 
 
@@ -143,7 +72,7 @@ def test_many_small_shards_are_requested_at_once(site: Site, tmp_path: Path) -> 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_replaced(site: Site) -> None:
     for _ in range(3):
-        assert read(site.url()) == site.body
+        assert read(site.url()) == BODY
         for accepted in site.accepted:
             with contextlib.suppress(OSError):
                 accepted.shutdown(socket.SHUT_RDWR)
@@ -151,9 +80,9 @@ def test_a_connection_that_the_server_closed_meanwhile_is_replaced(site: Site) -
 
 
 def test_a_connection_that_the_server_closes_at_a_request_is_replaced(site: Site) -> None:
-    assert read(site.url()) == site.body
+    assert read(site.url()) == BODY
     site.hangs_up = True
-    assert read(site.url()) == site.body
+    assert read(site.url()) == BODY
     assert len(site.accepted) == 2
     POOL.clear()
     site.hangs_up = True  # a new connection that is closed is an error
@@ -191,12 +120,12 @@ def test_threads_never_share_a_connection(site: Site) -> None:
     site.at_once = threading.Barrier(8)
     with ThreadPoolExecutor(8) as threads:
         for _ in range(5):
-            assert set(threads.map(read, [site.url()] * 8)) == {site.body}
+            assert set(threads.map(read, [site.url()] * 8)) == {BODY}
     assert len(site.accepted) == 8
 
 
 def test_a_forked_process_makes_connections_of_its_own(site: Site) -> None:
-    assert read(site.url()) == site.body
+    assert read(site.url()) == BODY
     half_read = open_url(site.url("/half.tar"))
     first = half_read.read(100)
     child = os.fork()
@@ -204,12 +133,12 @@ def test_a_forked_process_makes_connections_of_its_own(site: Site) -> None:
         half_read.close()
         del half_read
         gc.collect()
-        os._exit(read(site.url()) != site.body)
+        os._exit(read(site.url()) != BODY)
     assert os.waitpid(child, 0)[1] == 0
     assert len(site.accepted) == 2
     with half_read:  # the process that ended has not closed it
-        assert first + b"".join(iter(lambda: half_read.read(1000), b"")) == site.body
-    assert read(site.url()) == site.body
+        assert first + b"".join(iter(lambda: half_read.read(1000), b"")) == BODY
+    assert read(site.url()) == BODY
     assert len(site.accepted) == 2
 
 
@@ -217,18 +146,15 @@ def test_only_some_connections_are_kept_and_only_for_some_time(site: Site, monke
     monkeypatch.setattr(http_connection, "MAX_IDLE", 3)
     now = [0.0]
     pool = ConnectionPool(lambda: now[0])
-    connections = [HTTPConnection("127.0.0.1", site.server_port) for _ in range(5)]
-    for connection in connections:
+    for _ in range(5):
+        connection = HTTPConnection("127.0.0.1", site.server_port)
         connection.connect()
         pool.put("key", connection)
         now[0] += 1
-    assert [connection.sock is not None for connection in connections] == [False, False, True, True, True]
     assert pool.take("other key") is None
-    assert pool.take("key") is connections[4]
-    now[0] = 3 + http_connection.MAX_IDLE_S
-    pool.put("key", connections[4])
-    assert pool.take("key") is connections[4]
-    assert [connection.sock is not None for connection in connections] == [False, False, False, True, True]
-    now[0] += 1
-    assert pool.take("key") is None
-    connections[4].close()
+    now[0] = 3 + http_connection.MAX_IDLE_S  # the first of the last three is too old
+    kept = [pool.take("key") for _ in range(3)]
+    assert kept[0] is connection
+    assert [each is None for each in kept] == [False, False, True]
+    for each in filter(None, kept):
+        each.close()

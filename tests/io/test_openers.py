@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import re
-import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -168,36 +166,20 @@ def test_a_local_file_that_cannot_be_opened(url: str, message: str) -> None:
 # Standard input ---------------------------------------------------------------------------------------------------
 
 
-def python(code: str, standard_input: bytes) -> str:
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], input=standard_input, capture_output=True, timeout=600
-    )
-    assert run.returncode == 0, run.stderr.decode()
-    return run.stdout.decode()
-
-
-def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"data")))
-    assert read("-") == b"data"
+def test_standard_input_is_read_once_and_a_worker_has_none(
+    monkeypatch: pytest.MonkeyPatch, forked: Callable[[Callable[[], object]], int | None]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BODY)))
+    assert read("-") == BODY
+    assert not sys.stdin.buffer.closed
     with pytest.raises(ShardOpenError, match="was already opened and cannot be read twice"):
         open_url("-")
 
+    def work() -> None:
+        with pytest.raises(ShardOpenError, match=r"worker processes do not have\. Read it with num_workers=0"):
+            open_url("-")
 
-def test_standard_input_is_read_and_stays_open_but_a_worker_has_none() -> None:
-    code = (
-        "import multiprocessing, sys\n"
-        "from wds_datapipes.io.openers import open_url\n"
-        "with open_url('-') as stream: data = stream.read()\n"
-        "print(data == bytes(range(256)) * 4096, sys.stdin.buffer.closed, flush=True)\n"
-        "def worker():\n"
-        "    try: open_url('-')\n"
-        "    except Exception as error: print(type(error).__name__, error)\n"
-        "process = multiprocessing.get_context('fork').Process(target=worker)\n"
-        "process.start(); process.join()\n"
-    )
-    assert re.match(
-        r"True False\nShardOpenError .*worker processes do not have. Read it with num_workers=0", python(code, BODY)
-    )
+    assert forked(work) == 0
 
 
 # File systems of fsspec -------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote import fsspec_file
-from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
@@ -29,6 +28,7 @@ SAMPLES: list[dict[str, Any]] = [
     for number in range(9)
 ]
 WANT = [(sample["__key__"], sample["bin"]) for sample in SAMPLES]
+pytestmark = pytest.mark.usefixtures("pauses")
 URL = "sftp://127.0.0.1/a.tar"
 #: More than a busy machine needs for a handshake.
 TIMEOUT_S = 3.0
@@ -46,14 +46,6 @@ def no_connection_left(sftp_server: SftpServer) -> Iterator[None]:
     for thread in left:
         thread.join(60)
     assert [thread for thread in left if thread.is_alive()] == []
-
-
-@pytest.fixture(autouse=True)
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Record pauses instead of making them."""
-    found: list[float] = []
-    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: found.append(pause_s))
-    return found
 
 
 @pytest.fixture
@@ -159,25 +151,6 @@ def test_breaking_repeatedly_is_an_error_with_the_offset(server: SftpServer, lin
     line.cuts[:] = [Cut(20, "close")] * 9
     with pytest.raises(ShardOpenError, match=r"sftp://127\.0\.0\.1/a\.tar cannot be opened: .*\(4 attempts\)"):
         read(server.options(line.port), retries=3)
-
-
-def test_reading_waits_for_a_server_that_restarts(server: SftpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-
-    def wait(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == 3:
-            server.start()
-
-    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: wait(pause_s))
-    large = server.files / "large.bin"  # more than is requested at a time
-    large.write_bytes(random.Random(1).randbytes(4_000_000))
-    with open_url("sftp://127.0.0.1/large.bin", storage_options=server.options()) as stream:
-        data = stream.read(10_000)
-        server.stop()
-        data += b"".join(iter(lambda: stream.read(100_000), b""))
-    assert data == large.read_bytes()
-    assert len(waited) == 3
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

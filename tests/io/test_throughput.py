@@ -1,96 +1,71 @@
-"""Slow stores: one that sends next to nothing is abandoned and retried."""
+"""Slow stores: one that sends next to nothing is abandoned and retried, and each library gets its time-outs."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
+from aiohttp import ClientTimeout
+from faults import Fault, FaultProxy, fault_proxy
 from fsspec.registry import _registry  # type: ignore[import-untyped]  # the same
-from web_server import QuietHandler, web_server
+from nginx_server import Nginx
 
 from wds_datapipes import ShardList
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardReadError
 from wds_datapipes.io.call_threads import TooSlowError
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote.filesystem import RemotePath
+from wds_datapipes.io.remote.filesystem import TIMEOUT_S, RemotePath, with_timeouts
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, UNGUARDED
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile
-from wds_datapipes.io.remote.retry import RetryPolicy, is_transient
+from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.testing import build_shard
 
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RetryPolicy.__init__, "__defaults__", (lambda _: None,))
+SAMPLES: list[dict[str, Any]] = [{"__key__": str(n), "bin": bytes([n]) * 30_000} for n in range(3)]
 
 
-class Drips(QuietHandler):
-    """Sends some bytes of a file, and then one byte per interval."""
-
-    protocol_version = "HTTP/1.1"
-    body = b""
-    #: How many of the next answers drip, and after how many bytes.
-    dripping, good = 0, 0
-    begins: list[int] = []  # noqa: RUF012  of the server, which is one in a test
-    stop = threading.Event()
-
-    def do_GET(self) -> None:
-        kind = type(self)
-        begin = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
-        kind.begins.append(begin)
-        body = kind.body[begin:]
-        self.send_response(206 if begin else 200)
-        if begin:
-            self.send_header("Content-Range", f"bytes {begin}-{len(kind.body) - 1}/{len(kind.body)}")
-        self.send_header("ETag", '"one"')
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            if kind.dripping:
-                kind.dripping -= 1
-                self.wfile.write(body[: kind.good])
-                body = body[kind.good :]
-                while body and not kind.stop.wait(0.02):
-                    self.wfile.write(body[:1])
-                    body = body[1:]
-            self.wfile.write(body)
+pytestmark = pytest.mark.usefixtures("pauses")
 
 
 @pytest.fixture
-def drips(tmp_path: Path) -> Iterator[str]:
-    build_shard(tmp_path / "a.tar", [{"__key__": str(n), "bin": bytes([n]) * 30_000} for n in range(3)])
-    Drips.body, Drips.begins, Drips.dripping = (tmp_path / "a.tar").read_bytes(), [], 0
-    Drips.stop.clear()
-    with web_server(Drips) as url:
-        yield f"{url}/a.tar"
-        Drips.stop.set()
+def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
+    build_shard(nginx.files / "slow.tar", SAMPLES)
+    with fault_proxy(("127.0.0.1", nginx.http)) as made:
+        yield made
 
 
-def test_a_dripping_answer_is_abandoned_and_resumed_by_another_connection(drips: str) -> None:
+@pytest.fixture
+def url(proxy: FaultProxy) -> str:
+    return f"http://127.0.0.1:{proxy.port}/slow.tar"
+
+
+def begins(proxy: FaultProxy) -> list[int]:
+    """The first bytes of the requested ranges."""
+    return [int((part or "bytes=0-").removeprefix("bytes=").partition("-")[0]) for _, part in proxy.asked]
+
+
+def test_a_dripping_answer_is_abandoned_and_resumed_by_another_connection(proxy: FaultProxy, url: str) -> None:
     # Each byte arrives well within the time-out of a read.
-    Drips.dripping, Drips.good = 2, 20_000
-    samples = list(ShardList([drips]).load_wds_shards(timeout_s=2, read_ahead=0).group_samples())
-    assert [(sample["__key__"], sample["bin"][:1]) for sample in samples] == [(str(n), bytes([n])) for n in range(3)]
-    assert len(Drips.begins) == 3
-    assert 20_000 <= Drips.begins[1] < 21_000
-    assert 40_000 <= Drips.begins[2] < 42_000
+    proxy.faults[:] = [Fault(at=20_000, how="drip")] * 2
+    samples = list(ShardList([url]).load_wds_shards(timeout_s=1, read_ahead=0).group_samples())
+    assert [(sample["__key__"], sample["bin"]) for sample in samples] == [(s["__key__"], s["bin"]) for s in SAMPLES]
+    (_, first, second) = begins(proxy)
+    assert 20_000 <= first < 21_000
+    assert 40_000 <= second < 42_000
 
 
 @pytest.mark.parametrize("read_ahead", [0, 1 << 20])
-def test_a_server_that_only_drips_ends_in_an_error(drips: str, read_ahead: int) -> None:
-    Drips.dripping, Drips.good = 99, 1000
+def test_a_server_that_only_drips_ends_in_an_error(proxy: FaultProxy, url: str, read_ahead: int) -> None:
+    proxy.faults[:] = [Fault(at=1000, how="drip")] * 9
     with pytest.raises(
-        ShardReadError, match=r"a\.tar failed after \d+ bytes: TooSlowError: received only \d+ bytes in .* \(3 attempts"
+        ShardReadError, match=r"w\.tar failed after \d+ bytes: TooSlowError: received only \d+ bytes in .* \(2 attempts"
     ):
-        list(ShardList([drips]).load_wds_shards(timeout_s=2, retries=2, read_ahead=read_ahead))
-    assert len(Drips.begins) == 3
+        list(ShardList([url]).load_wds_shards(timeout_s=1, retries=1, read_ahead=read_ahead))
+    assert len(proxy.asked) == 2
 
 
 class Steady:
@@ -121,36 +96,19 @@ def test_time_without_a_reader_does_not_count() -> None:
     assert is_transient(TooSlowError())
 
 
-def test_bytes_from_stores_are_counted(drips: str) -> None:
-    counters = Counters()
-
-    def count() -> None:
-        for _ in range(2000):
-            counters.count_fetched(3, 0.5)
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counters.fetched() == (24_000, 4000.0)
-    counters = Counters()
-    with open_url(drips, counters=counters) as stream:
-        assert stream.read() == Drips.body
-    assert counters.fetched()[0] == len(Drips.body)
-
-
-def test_a_report_states_which_worker_waited_for_stores(drips: str) -> None:
+def test_a_report_states_which_worker_waited_for_stores(proxy: FaultProxy, url: str) -> None:
     from torchdata.dataloader2 import DataLoader2
 
     from wds_datapipes import ShardReadingService
 
-    Drips.dripping, Drips.good = 1, 50_000
-    pipe = ShardList([drips, f"{drips}?b"]).sharding_filter().load_wds_shards(timeout_s=1).group_samples()
+    proxy.faults[:] = [Fault(at=50_000, how="drip")]
+    pipe = ShardList([url, f"{url}?b"]).sharding_filter().load_wds_shards(timeout_s=1).group_samples()
     with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=2)) as loader:
         assert len(list(loader)) == 6
         report = loader.reading_service.report()
-    size = len(Drips.body)
+    with open_url(url, counters=(counters := Counters())) as stream:
+        size = len(stream.read())
+    assert counters.fetched()[0] == size
     assert len(report.workers) == 2
     assert all(size <= worker.fetched_bytes <= size + 2000 for worker in report.workers)
     assert max(worker.fetching_s for worker in report.workers) >= 1
@@ -250,3 +208,53 @@ def test_all_blocks_are_of_one_version(blocks: type[Blocks], monkeypatch: pytest
         with pytest.raises(ChangedShardError, match="blocks://a was replaced while it was read"):
             stream.read(1)
     assert {"gs", "az", "abfs", "hf"} <= UNGUARDED
+
+
+# The options of libraries ------------------------------------------------------------------------------------------
+
+
+def limits(seconds: float) -> ClientTimeout:
+    return ClientTimeout(total=300, sock_connect=seconds, sock_read=seconds)
+
+
+def of_ssh(seconds: float) -> dict[str, float]:
+    return {**dict.fromkeys(["timeout", "auth_timeout", "channel_timeout"], seconds), "banner_timeout": 1}
+
+
+def seconds_of(filesystem: Any) -> tuple[float, float]:
+    filesystem.connect()
+    config = filesystem.s3.meta.config
+    return config.connect_timeout, config.read_timeout
+
+
+def test_the_client_of_s3_has_the_time_outs(s3_store: Any) -> None:
+    options = {**s3_store.options(), "skip_instance_cache": True}
+    own = {**options, "config_kwargs": {"read_timeout": 3, "max_pool_connections": 5}}
+    for given, timeout_s, expected in [(options, 7.5, (7.5, 7.5)), (own, 7.5, (7.5, 3)), (options, None, (5, 15))]:
+        assert seconds_of(RemotePath("s3://bucket/a.tar", given, timeout_s).filesystem) == expected
+    assert own["config_kwargs"] == {"read_timeout": 3, "max_pool_connections": 5}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "own", "expected", "by_default"),
+    [
+        ("az", {}, {"connection_timeout": 7, "read_timeout": 7}, {}),
+        ("az", {"connection_timeout": 3, "read_timeout": 3}, {"connection_timeout": 3, "read_timeout": 3}, None),
+        ("abfs", {}, {"connection_timeout": 7, "read_timeout": 7}, {}),
+        ("ftp", {}, {"timeout": 7}, {}),
+        ("ftp", {"timeout": 3}, {"timeout": 3}, None),
+        ("https", {}, {}, None),  # for each request
+        ("memory", {}, {}, None),
+        # These would wait forever.
+        ("ssh", {"banner_timeout": 1}, of_ssh(7), of_ssh(TIMEOUT_S)),
+        ("sftp", {"banner_timeout": 1}, of_ssh(7), of_ssh(TIMEOUT_S)),
+        ("gs", {"requests_timeout": 5}, {"requests_timeout": 5}, None),
+        ("gs", {"session_kwargs": {"timeout": 5}}, {"session_kwargs": {"timeout": 5}}, None),
+        ("gs", {}, {"requests_timeout": limits(7)}, {"requests_timeout": limits(TIMEOUT_S)}),
+    ],
+)
+def test_each_library_gets_its_time_outs_unless_the_user_has_set_them(
+    scheme: str, own: dict[str, Any], expected: dict[str, Any], by_default: dict[str, Any] | None
+) -> None:
+    assert with_timeouts(scheme, own, 7) == expected
+    assert with_timeouts(scheme, own, None) == (own if by_default is None else by_default)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import http.client
-import http.server
 import multiprocessing
 import os
 import signal
@@ -15,14 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import Any, cast
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
-from web_server import QuietHandler, serving
+from faults import FaultProxy
+from web_server import serving
 
-from wds_datapipes import ConvertedShard, ShardList, ShardWriter, TarWriter, convert_shards
+from wds_datapipes import ConvertedShard, ShardList, TarWriter, convert_shards
 from wds_datapipes.errors import ShardOpenError, ShardWriteError
 from wds_datapipes.index import check_index, read_index
 from wds_datapipes.io import sinks
@@ -37,72 +35,26 @@ PART = 5 << 20
 Act = Callable[[str, str], "bool | None"]
 
 
-class Gate(http.server.ThreadingHTTPServer):
+class Gate(FaultProxy):
     """Stands in front of the store, and acts on requests that change something."""
 
-    daemon_threads = True
+    act: Act
 
-    def __init__(self, store: int) -> None:
-        super().__init__(("127.0.0.1", 0), Passage)
-        self.store = store
-        self.act: Act = lambda kind, moment: None
-        #: The changes that were requested and executed; and the headers of all requests.
+    def __init__(self, backend: tuple[str, int]) -> None:
+        super().__init__(backend)
+        #: The changes that were requested and executed.
         self.done: list[str] = []
-        self.methods: list[str] = []
         self.aborted = threading.Event()
 
-    def asked(self, kind: str) -> bool:
-        """Whether the store may execute it."""
-        return not (kind and self.act(kind, "before"))
+    def refuses(self, method: str, path: str) -> bool:
+        return bool((kind := change(method, path)) and self.act(kind, "before"))
 
-    def answered(self, kind: str) -> None:
-        if kind:
+    def answered(self, method: str, path: str) -> None:
+        if kind := change(method, path):
             self.done.append(kind)
             if kind == "abort":
                 self.aborted.set()
             self.act(kind, "after")
-
-
-class Passage(QuietHandler):
-    """Passes a request on to the store, and returns its answer."""
-
-    protocol_version = "HTTP/1.1"
-
-    def hand_on(self) -> None:
-        gate = cast(Gate, self.server)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        gate.methods.append(self.command)
-        kind = change(self.command, self.path)
-        if not gate.asked(kind):
-            self.answer(403, [("Content-Type", "application/xml")], b"<Error><Code>AccessDenied</Code></Error>")
-            return
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("expect", "connection")}
-        self.close_connection = True
-        # The store may not read all of a part whose upload was aborted.
-        with (
-            contextlib.closing(http.client.HTTPConnection("127.0.0.1", gate.store)) as store,
-            suppress(ConnectionError),
-        ):
-            store.request(self.command, self.path, body, headers)
-            answer = store.getresponse()
-            content = answer.read()
-            gate.answered(kind)
-            self.close_connection = False
-            self.answer(answer.status, answer.getheaders(), content)
-
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = hand_on
-
-    def answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
-        sized = self.command == "HEAD"  # which states the size of the body that it does not send
-        with suppress(ConnectionError):  # of a process that was killed
-            self.send_response(status)
-            for name, value in headers:
-                if name.lower() not in ("transfer-encoding", "connection", "" if sized else "content-length"):
-                    self.send_header(name, value)
-            if not sized:
-                self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
 
 
 def change(method: str, path: str) -> str:
@@ -120,19 +72,11 @@ def change(method: str, path: str) -> str:
     return ""
 
 
-@pytest.fixture(scope="module")
-def opened_gate(s3_store: Any) -> Iterator[Gate]:
-    with serving(Gate(s3_store.port)) as gate:
-        yield gate
-
-
 @pytest.fixture
-def gate(opened_gate: Gate) -> Gate:
-    opened_gate.act = lambda kind, moment: None
-    opened_gate.done.clear()
-    opened_gate.methods.clear()
-    opened_gate.aborted.clear()
-    return opened_gate
+def gate(s3_store: Any) -> Iterator[Gate]:
+    with serving(Gate(("127.0.0.1", s3_store.port))) as gate:
+        gate.act = lambda kind, moment: None
+        yield gate
 
 
 @pytest.fixture
@@ -186,22 +130,6 @@ def write(url: str, options: dict[str, Any], megabytes: float, error: type[BaseE
             shard.write(sample)
         if error is not None:
             raise error
-
-
-def forked(function: Callable[[], object], begun: Callable[[int], object] = bool) -> int | None:
-    """Run a function in a process that leads its own group, and return how it has ended."""
-    process = multiprocessing.get_context("fork").Process(target=led, args=(function,))
-    process.start()
-    begun(process.pid or 0)
-    process.join()
-    code = process.exitcode
-    process.close()
-    return code
-
-
-def led(function: Callable[[], object]) -> None:
-    os.setpgid(0, 0)
-    function()
 
 
 # One shard
@@ -305,90 +233,41 @@ def test_shards_are_converted_to_the_store(bucket: Any, gate: Gate, options: dic
     assert options["secret"] not in "".join(traceback.format_exception(caught.value))
 
 
-def at(number: int, moment: str, action: Callable[[], object]) -> Act:
-    """Do something when a certain change is requested, before the store executes it."""
-    count = {"before": 0, "after": 0}
-
-    def act(kind: str, now: str) -> bool:
-        count[now] += 1
-        if now != moment or count[now] != number:
-            return False
-        action()
-        return True
-
-    return act
-
-
-def run_interrupted(
-    gate: Gate,
-    number: int,
-    moment: str,
-    kind: signal.Signals,
-    function: Callable[[], object],
-    kill: Callable[[int, int], None] = os.killpg,
-) -> int:
-    """Run a function in processes that get a signal with a request, and return how the first of them has ended."""
-    leader: list[int] = []
-    is_known = threading.Event()
-
-    def begun(pid: int) -> None:
-        leader.append(pid)
-        is_known.set()
-
-    def strike() -> None:
-        assert is_known.wait(600)
-        kill(leader[0], kind)
-
-    gate.act = at(number, moment, strike)
-    return forked(function, begun) or 0
-
-
 def test_a_converting_process_aborts_its_upload_when_its_parent_is_killed(
     bucket: Any, gate: Gate, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs()
     monkeypatch.setattr(executors, "SHUTDOWN_S", 600.0)  # which a busy machine may need
+    process = multiprocessing.get_context("fork").Process(target=partial(convert, options, num_workers=1))
 
-    def kill_and_hold(pid: int, number: int) -> None:
+    def kill_and_hold(kind: str, moment: str) -> None:
         """Answer the first part only when the process, which notices the end of its parent, has aborted its upload."""
-        os.kill(pid, number)
-        assert gate.aborted.wait(600)
+        if (kind, moment, gate.done) == ("part", "after", ["create", "part"]):
+            os.kill(process.pid or 0, signal.SIGKILL)
+            assert gate.aborted.wait(600)
 
-    assert (
-        run_interrupted(gate, 2, "after", signal.SIGKILL, partial(convert, options, num_workers=1), kill_and_hold) < 0
-    )
+    gate.act = kill_and_hold
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert gate.aborted.wait(600)
     assert gate.done == ["create", "part", "abort"]
     assert uploads(bucket) == []
     assert bucket.find("bucket/w") == []
 
 
-def collect_and_write(options: dict[str, Any]) -> None:
+def test_a_forked_process_closes_no_connection_of_its_parent(
+    bucket: Any, gate: Gate, options: dict[str, Any], forked: Callable[[Callable[[], object]], int | None]
+) -> None:
     async def collect() -> None:
         gc.collect()
 
-    fsspec.asyn.sync(fsspec.asyn.get_loop(), collect)  # it closes everything there that was not held
-    write("s3://bucket/w/b.tar", options, 0.1)
+    def collect_and_write() -> None:
+        fsspec.asyn.sync(fsspec.asyn.get_loop(), collect)  # it closes everything there that was not held
+        write("s3://bucket/w/b.tar", options, 0.1)
 
-
-def test_a_forked_process_closes_no_connection_of_its_parent(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
     write("s3://bucket/w/a.tar", options, 0.1)
-    assert forked(partial(collect_and_write, options)) == 0
-    gate.methods.clear()
+    assert forked(collect_and_write) == 0
+    before = gate.heads
     assert size_of("s3://bucket/w/a.tar", options) == size_of("s3://bucket/w/b.tar", options)
-    assert gate.methods == ["HEAD", "HEAD"]  # no request was sent again, because its answer was not seen
-
-
-def write_many(options: dict[str, Any]) -> None:
-    with ShardWriter("s3://bucket/w/%d.tar", maxsize=6.5e6, resume="w.journal", storage_options=options) as writer:
-        for sample in samples(7):
-            writer.write(sample)
-
-
-def interrupted(options: dict[str, Any]) -> None:
-    """Write shards, as a program that Ctrl-C ends by an exception."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        write_many(options)
-    except KeyboardInterrupt:
-        os._exit(7)
+    assert gate.heads == before + 2  # no request was sent again, because its answer was not seen

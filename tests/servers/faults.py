@@ -25,8 +25,8 @@ class Fault:
 
     Attributes:
         at: how many bytes of the body are sent before the fault.
-        how: ``"reset"`` the connection, ``"close"`` it, ``"stall"``, ``"held"`` for a reset once the proxy's `released`
-            is set, or ``""`` for none of these.
+        how: ``"reset"`` the connection, ``"close"`` it, ``"stall"``, ``"drip"`` byte by byte, ``"held"`` for
+            a reset once the proxy's `released` is set, or ``""`` for none of these.
         status: an answer without the body, with this status.
         headers: sent instead of those of the server; None omits one.
         body: sent instead of that of the server.
@@ -56,6 +56,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         faults: the next faults; None is no fault. After the last one, there are no more faults.
         faults_from: they concern only requests for parts that begin at this byte or later.
         asked: the ``Range`` of each GET request, and its path.
+        heads: the number of HEAD requests.
         if_range: the ``If-Range`` of the last GET request.
         part_bytes: the most bytes of an answer to a request for a part.
         hides_size: whether answers to HEAD omit the size.
@@ -74,6 +75,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         self.faults: list[Fault | None] = []
         self.faults_from = 0
         self.asked: list[tuple[str, str | None]] = []
+        self.heads = 0
         self.if_range: str | None = None
         self.part_bytes = sys.maxsize
         self.hides_size = False
@@ -101,6 +103,13 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         finally:
             with self._lock:
                 self.at_once -= 1
+
+    def refuses(self, method: str, path: str) -> bool:
+        """Whether to answer 403 instead of passing on a request that may change something."""
+        return False
+
+    def answered(self, method: str, path: str) -> None:
+        """Called with each of these requests that the server has answered, before its answer is passed on."""
 
     def handle_error(self, *_: object) -> None:
         """Log nothing: connections break here on purpose."""
@@ -133,11 +142,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return bool(bad) and first < bad.stop and last >= bad.start
 
     def do_HEAD(self) -> None:
+        self.server.heads += 1
         self._pass_on(None)
 
-    do_PUT = do_POST = do_DELETE = do_HEAD
+    def do_PUT(self) -> None:
+        self._pass_on(Fault(status=403) if self.server.refuses(self.command, self.path) else None)
+
+    do_POST = do_DELETE = do_PUT
 
     def _pass_on(self, fault: Fault | None) -> None:
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0)) or None
         if fault is not None and fault.wire is not None:
             self._send(fault.wire(), fault.pause_s)
             return
@@ -150,17 +164,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         backend = http.client.HTTPConnection(*self.server.backend, timeout=60)
         with contextlib.closing(backend):
-            length = int(self.headers.get("Content-Length", 0))
-            headers = dict(self.headers.items())
+            headers = {
+                name: value for name, value in self.headers.items() if name.lower() not in ("expect", "connection")
+            }
             if fault is not None and fault.no_range:
                 headers.pop("Range", None)
             if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("Range", "")):
                 last = min(int(asked[2] or sys.maxsize), int(asked[1]) + self.server.part_bytes - 1)
                 headers["Range"] = f"bytes={asked[1]}-{last}"
             path = self.path if fault is None or not fault.path else fault.path
-            backend.request(self.command, path, self.rfile.read(length) or None, headers)
+            backend.request(self.command, path, content, headers)
             answer = backend.getresponse()
             body = answer.read()
+            if self.command in ("PUT", "POST", "DELETE"):
+                self.server.answered(self.command, self.path)
             self._answer(answer, body, fault or Fault())
 
     def _answer(self, answer: http.client.HTTPResponse, body: bytes, fault: Fault) -> None:
@@ -184,6 +201,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body[: fault.at])
         self.wfile.flush()
         self.close_connection = True
+        if fault.how == "drip":
+            self._send((bytes([each]) for each in body[fault.at :]), 0.02)
+            return
         if fault.how == "stall":
             self.server.stalled.wait(60)
             return
