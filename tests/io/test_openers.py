@@ -22,7 +22,7 @@ from wds_datapipes.errors import (
     StaleSidecarError,
     UnknownSchemeError,
 )
-from wds_datapipes.index import build_index, build_indexes, check_index, read_index, write_index
+from wds_datapipes.index import build_indexes, check_index, read_index, write_index
 from wds_datapipes.io import urls
 from wds_datapipes.io.openers import (
     known_schemes,
@@ -252,12 +252,11 @@ def test_an_opener_may_return_the_body_of_a_response_of_boto3(s3_store: Any, tmp
     register_opener(
         "boto", lambda url, /, **_: client.get_object(Bucket="bucket", Key=url.removeprefix("boto://"))["Body"]
     )
-    for name in ("a.tar", "a.tar.gz"):
-        content = Path(build_shard(tmp_path / name, [{"__key__": "one", "txt": "1" * 100_000}])).read_bytes()
-        client.put_object(Bucket="bucket", Key=name, Body=content)
-        assert read(f"boto://{name}") == content
-        (sample,) = ShardList(f"boto://{name}").load_wds_shards().group_samples()
-        assert sample["txt"] == b"1" * 100_000
+    content = Path(build_shard(tmp_path / "a.tar.gz", [{"__key__": "one", "txt": "1" * 100_000}])).read_bytes()
+    client.put_object(Bucket="bucket", Key="a.tar.gz", Body=content)
+    assert read("boto://a.tar.gz") == content
+    (sample,) = ShardList("boto://a.tar.gz").load_wds_shards().group_samples()
+    assert sample["txt"] == b"1" * 100_000
     client.close()
 
 
@@ -272,28 +271,28 @@ def test_shards_on_s3_are_indexed_there(s3: dict[str, Any]) -> None:
     # rclone also sends the checksum of a whole object with parts of it, which S3 does not.
     s3 = {**s3, "config_kwargs": {"response_checksum_validation": "when_required"}}
     url = "s3://bucket/i/x.tar"
-    with TarWriter(url, storage_options=s3) as shard:
-        for number in range(5):
-            shard.write({"__key__": str(number), "bin": bytes(5 << 20)})
-    results = build_indexes([url], storage_options=s3)
-    assert [(result.index_url, result.samples, result.is_new) for result in results] == [(f"{url}.wdsidx", 5, True)]
-    assert [result.is_new for result in build_indexes([url], storage_options=s3)] == [False]
+
+    def write(*keys: str) -> None:
+        with TarWriter(url, storage_options=s3) as shard:
+            for key in keys:
+                shard.write({"__key__": key, "bin": bytes(5 << 20)})
+
+    write("0", "1", "2")
+    for is_new in (True, False):
+        (result,) = build_indexes([url], storage_options=s3)
+        assert (result.index_url, result.samples, result.is_new) == (f"{url}.wdsidx", 3, is_new)
     index = read_index(f"{url}.wdsidx", storage_options=s3)
     assert index.facts.etag
     check_index(index, url, depth="headers", storage_options=s3)
     stream = open_ranges(url, storage_options=s3)
     assert stream is not None
-    stream.seek(index[3].offset)
-    assert stream.read(5) == b"3.bin"
-    with TarWriter(url, storage_options=s3) as shard:
-        shard.write({"__key__": "a", "txt": "another"})
+    stream.seek(index[2].offset)
+    assert stream.read(5) == b"2.bin"
+    write("a")
     with pytest.raises(StaleSidecarError, match=r"s3://bucket/i/x\.tar has changed since its index was built"):
         check_index(index, url, storage_options=s3)
     assert build_indexes([url], storage_options=s3)[0].is_new
     other = {**s3, "secret": f"wrong{SECRET}"}
-    with pytest.raises(ShardOpenError, match=r"x\.tar cannot be opened: permission denied") as caught:
-        build_index(url, storage_options=other)
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
     for use in (read_index, lambda place, **options: write_index(index, place, **options)):
         with pytest.raises(MissingSidecarError, match=r"x\.tar\.wdsidx cannot be (opened|written)") as refused:
             use(f"{url}.wdsidx", storage_options=other)

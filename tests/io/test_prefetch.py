@@ -119,7 +119,7 @@ def test_ctrl_c_at_the_start_of_a_thread_leaves_none(shards: dict[str, str], mon
 
 def outcome(urls: list[str], read_ahead: int, **options: Any) -> list[str]:
     """Return the names of the files, and the error that ended reading."""
-    names = []
+    names: list[str] = []
     try:
         members = IterableWrapper(urls).load_wds_shards(read_ahead=read_ahead, **options)
         names.extend(f"{member.name} {len(member.data)}" for member in members)

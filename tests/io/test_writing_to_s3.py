@@ -151,8 +151,7 @@ def test_a_shard_appears_when_its_upload_is_finished(
     assert [member.data for member in members] == [sample["bin"] for sample in samples(megabytes)]
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-@pytest.mark.parametrize("megabytes", [0.1, 12])
+@pytest.mark.parametrize(("megabytes", "error"), [(0.1, ZeroDivisionError), (12, KeyboardInterrupt)])
 def test_an_error_leaves_nothing_in_the_store(
     bucket: Any, gate: Gate, options: dict[str, Any], megabytes: float, error: type[BaseException]
 ) -> None:
