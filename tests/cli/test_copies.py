@@ -78,8 +78,6 @@ def test_it_sorts_as_python_does(program: Any, values: list[tuple[int, int]], nu
 
 
 def test_shards_of_a_web_server_are_read_by_ranges(program: Any, shards: list[str], nginx: Any) -> None:
-    if not nginx.is_running:
-        nginx.start()
     (nginx.files / "shuffled").mkdir()
     for name in shards:
         shutil.copy(name, nginx.files / "shuffled")

@@ -51,8 +51,6 @@ def fields_of(sample: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def shards(nginx: Nginx, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """Write shards, and return their folder on the server and that of their indexes."""
-    if not nginx.is_running:
-        nginx.start()
     folder, indexes = nginx.files / "by-address", tmp_path_factory.mktemp("indexes")
     folder.mkdir()
     for number, samples in enumerate(SAMPLES):

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import psutil
 import pytest
@@ -128,45 +127,25 @@ def test_the_copy_in_a_forked_process_leaves_the_command_alone(
         assert stream.read() == b"and b\n"
 
 
-def commands_of_killed(run: Callable[[], object]) -> list[psutil.Process]:
-    """Call a function in a forked process, kill it by SIGKILL, and return all processes that it had started."""
+def test_a_command_ends_when_its_process_is_killed_despite_a_live_fork() -> None:
     ready, tell = os.pipe()
-    pid = os.fork()
-    if not pid:
+    if not (pid := os.fork()):
         try:
-            kept = run()
-            os.write(tell, b"x")
+            stream = open_url("pipe:echo; sleep 1000 | cat")
+            assert stream.read(1)
+            if fork := os.fork():
+                os.write(tell, f"{fork}\n".encode())
             time.sleep(1000)
-            del kept
         finally:
             os._exit(1)
     os.close(tell)
     with open(ready, "rb") as said:
-        assert said.read(1) == b"x"
-        processes: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    assert processes
-    return processes
-
-
-def begin(shell: str) -> BinaryIO:
-    stream = open_url(f"pipe:{shell}")
-    assert stream.read(1)
-    return stream
-
-
-def test_a_command_ends_when_its_process_is_killed_despite_a_live_fork(tmp_path: Path) -> None:
-    def begin_and_fork() -> BinaryIO:
-        stream = begin("echo; sleep 1000 | cat")
-        if not (fork := os.fork()):
-            time.sleep(1000)
-        (tmp_path / "fork").write_text(str(fork))
-        return stream
-
-    processes = commands_of_killed(begin_and_fork)
-    fork = psutil.Process(int((tmp_path / "fork").read_text()))
+        fork = psutil.Process(int(said.readline()))
+    processes = psutil.Process(pid).children(recursive=True)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
     processes.remove(fork)
+    assert processes
     try:
         assert gone(processes)
         assert fork.is_running()

@@ -38,8 +38,7 @@ def server(nginx: Nginx) -> Iterator[Nginx]:
     build_shard(nginx.files / "a.tar", SAMPLES)
     nginx.asked()
     yield nginx
-    if not nginx.is_running:
-        nginx.start()
+    nginx.start()
 
 
 def pipeline(url: str, **options: Any) -> Any:

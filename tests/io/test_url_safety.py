@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
+from site_server import Site
 from torch.utils.data.datapipes.iter import IterableWrapper
-from web_server import QuietHandler, web_server
 
 from wds_datapipes import DatasetSpec, DirectoryShards, ErrorBudget, ShardList, register_opener
 from wds_datapipes.errors import CorruptSidecarError, ShardOpenError, UnsafeInputError
@@ -41,33 +41,11 @@ def no_command_runs(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """A web server that sends a shard, lists two names and one that leads to a file, and redirects to a file."""
-    shard = Path(build_shard(tmp_path / "served.tar", [{"__key__": "a", "txt": "1"}])).read_bytes()
-
-    class Handler(QuietHandler):
-        def do_GET(self) -> None:
-            if self.path == "/away.tar":
-                self.send_response(302)
-                self.send_header("Location", f"file://{tmp_path}/served.tar")
-                self.end_headers()
-                return
-            pages = {"/a.tar": shard, "/b.tar": shard, **{path: body.encode() for path, body in PAGES.items()}}
-            body = pages.get(self.path)
-            self.send_response(404 if body is None else 200)
-            self.send_header("Content-Length", str(len(body or b"")))
-            self.end_headers()
-            self.wfile.write(body or b"")
-
-        do_HEAD = do_GET
-
-    with web_server(Handler) as url:
-        yield url
-    PAGES.clear()
-
-
-#: The responses of the server besides its shards, by path.
-PAGES: dict[str, str] = {}
+def server(site: Site, tmp_path: Path) -> str:
+    """Serve a shard at every path, except one that redirects to a file."""
+    site.body = Path(build_shard(tmp_path / "served.tar", [{"__key__": "a", "txt": "1"}])).read_bytes()
+    site.answers = {"/away.tar": (302, f"file://{tmp_path}/served.tar")}
+    return site.url("")
 
 
 def opened_zeros(url: str, /, **_options: object) -> BinaryIO:
@@ -158,7 +136,7 @@ def test_environment_variables_are_not_expanded(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("home", ["~", "~root/../x"])
-def test_home_folders_are_not_expanded(home: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_folders_are_not_expanded(home: str, site: Site, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a stranger's specification would ask for the name of the user, and have it sent to a server."""
     monkeypatch.setenv("HOME", "/home/SECRET")
     one = {"shards": f"{home}/a.tar"}
@@ -169,7 +147,7 @@ def test_home_folders_are_not_expanded(home: str, server: str, monkeypatch: pyte
         {"buckets": f"{server}/", "datasets": [one]},
         {"datasets": [{"shards": f"{server}/{home}/a.tar"}]},
     ):
-        PAGES["/spec.json"] = json.dumps(spec)
+        site.pages["/spec.json"] = json.dumps(spec)
         for given_spec in (f"{server}/spec.json", spec):
             (url,) = DatasetSpec(given_spec, allow_local_files=False)
             assert url.startswith(f"{server}/")
@@ -276,18 +254,18 @@ def test_commands_in_a_manifest_from_a_network(command: str, tmp_path: Path) -> 
         read_manifest(local, allow_local_files=False)
 
 
-def test_a_manifest_for_a_service_names_only_files_on_a_network(server: str, tmp_path: Path) -> None:
+def test_a_manifest_for_a_service_names_only_files_on_a_network(site: Site, server: str, tmp_path: Path) -> None:
     def text(*urls: str) -> str:
         place = manifest_of(tmp_path, str(tmp_path / "manifest.json"), "https://host/a.tar", *urls)
         return Path(place).read_text()
 
-    PAGES["/manifest.json"] = text()
+    site.pages["/manifest.json"] = text()
     assert read_manifest(f"{server}/manifest.json", allow_local_files=False).urls == ["https://host/a.tar"]
     for url in ("/etc/hostname", "file:///etc/hostname", "memory://a.tar"):
-        PAGES["/manifest.json"] = text(url)
+        site.pages["/manifest.json"] = text(url)
         with pytest.raises(UnsafeInputError, match=f"'{url}' was refused"):
             read_manifest(f"{server}/manifest.json", allow_local_files=False)
-    PAGES["/manifest.json"] = "{}"
+    site.pages["/manifest.json"] = "{}"
     with pytest.raises(CorruptSidecarError):
         read_manifest(f"{server}/manifest.json", allow_local_files=False)
 

@@ -107,13 +107,10 @@ class Nginx:
             (folder / "nginx.conf").write_text(CONFIGURATION.format(gateways="\n    ".join(gateways), **places))
             self._start()
 
-    @property
-    def is_running(self) -> bool:
-        """Whether it responds."""
-        return self._process is not None
-
     def start(self) -> None:
-        """Restart it, at the same ports."""
+        """Restart it at the same ports, if it was stopped."""
+        if self._process is not None:
+            return
         with contextlib.ExitStack() as held:
             self._listen(held, [self.http, self.other, self.https])
             self._start()

@@ -20,6 +20,7 @@ class Site(http.server.ThreadingHTTPServer):
     Attributes:
         answers: a status and the place of a redirect, or "stall", for each path.
         body: the file; None is the path.
+        pages: other files, by path.
         headers: sent with each response.
         extra: sent after each body.
         hangs_up: whether to close the connection instead of responding, once.
@@ -36,6 +37,7 @@ class Site(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answers: dict[str, tuple[int, str]] = {}
         self.body: bytes | None = None
+        self.pages: dict[str, str] = {}
         self.headers: dict[str, str] = {}
         self.extra, self.hangs_up = b"", False
         self.at_once, self.free = threading.Barrier(1), set[str]()
@@ -70,7 +72,8 @@ class _Handler(QuietHandler):
         if self.path not in site.free:
             site.at_once.wait(LIMIT_S)
         status, place = site.answers.get(self.path, (200, ""))
-        whole = body = self.path.encode() if site.body is None or status != 200 else site.body
+        whole = site.body if site.body is not None and status == 200 else self.path.encode()
+        body = whole = site.pages[self.path].encode() if self.path in site.pages else whole
         if status == 200 and (part := self.headers.get("Range")):
             first, _, last = part.removeprefix("bytes=").partition("-")
             body, status = body[int(first) : int(last) + 1 if last else None], 206

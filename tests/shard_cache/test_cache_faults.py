@@ -35,8 +35,6 @@ WANT = [sample["__key__"] for sample in SAMPLES]
 
 @pytest.fixture
 def shard(nginx: Nginx) -> bytes:
-    if not nginx.is_running:
-        nginx.start()
     (nginx.files / "kept").mkdir(exist_ok=True)
     return Path(build_shard(nginx.files / "kept" / "a.tar", SAMPLES)).read_bytes()
 

@@ -112,8 +112,6 @@ def test_concatenated_archives_may_be_padded_between(members: bytes) -> None:
 
 
 def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -> None:
-    if not nginx.is_running:
-        nginx.start()
     content = members + END + bytes(RECORD + 1)
     (nginx.files / "tail.tar").write_bytes(content)
     Path("a.tar").write_bytes(content)
