@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardList, ShardWriter
-from wds_datapipes.errors import EncodeError, SpecError, StateError
+from wds_datapipes.errors import EncodeError, SpecError
 from wds_datapipes.writing import RecordWriter, ShardInfo
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "folder")
@@ -97,24 +97,6 @@ def test_the_format_can_be_tar_whatever_the_name() -> None:
         writer.write({"__key__": "a", "txt": "text"})
     (sample,) = ShardList("a-0.mp").load_wds_shards().group_samples()
     assert sample["txt"] == b"text"
-
-
-def test_an_interrupted_conversion_resumes_with_the_same_bytes() -> None:
-    with ShardWriter("whole-%d.jsonl.gz", maxcount=3) as writer:
-        for sample in some(8):
-            writer.write(sample)
-    interrupted = ShardWriter("a-%d.jsonl.gz", maxcount=3, resume=True)
-    for sample in some(8)[:5]:
-        interrupted.write(sample)
-    interrupted.discard()
-    assert sorted(path.name for path in Path().glob("a-*.gz")) == ["a-0.jsonl.gz"]
-    with ShardWriter("a-%d.jsonl.gz", maxcount=3, resume=True) as writer:
-        for sample in some(8)[writer.skip_finished() :]:
-            writer.write(sample)
-    for number in range(3):
-        assert Path(f"a-{number}.jsonl.gz").read_bytes() == Path(f"whole-{number}.jsonl.gz").read_bytes()
-    with pytest.raises(StateError, match="format"):
-        ShardWriter("a-%d.jsonl.gz", maxcount=3, resume=True, format="cbor")
 
 
 @pytest.mark.parametrize(
