@@ -111,11 +111,6 @@ def test_the_error_names_shard_sample_field_decoder_and_cause() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
 
 
-def test_items_that_are_no_samples_are_refused() -> None:
-    with pytest.raises(TypeError, match="got a tuple: put it after group_samples"):
-        list(wds_decode([(b"1", b"2")], on_error="skip"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "text"),
     [
@@ -128,3 +123,8 @@ def test_items_that_are_no_samples_are_refused() -> None:
 def test_invalid_arguments_are_refused_at_once(arguments: list[Any], options: dict[str, Any], text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         wds_decode([], *arguments, **options)
+
+
+def test_items_that_are_no_samples_are_refused() -> None:
+    with pytest.raises(TypeError, match="got a tuple: put it after group_samples"):
+        list(wds_decode([(b"1", b"2")], on_error="skip"))

@@ -103,9 +103,7 @@ def test_audio_is_float_channels_and_rate(extension: str, channels: int) -> None
     sample = {extension: audio_file(form, codec, wanted)}
     [decoded] = wds_decode([sample], "torch_audio")
     samples, rate = decoded[extension]
-    assert (samples.dtype, rate) == (torch.float32, RATE)
-    assert samples.shape[0] == channels
-    assert samples.abs().max() <= 1
+    assert (samples.dtype, samples.shape[0], rate) == (torch.float32, channels, RATE)
     # Lossy encoders add some silence at the ends, or lose the last samples; the middle of the tone is kept.
     assert abs(samples.shape[1] - wanted.shape[1]) <= (4096 if tolerance > 0.01 else 0)
     middle = wanted[:, 4800:14400]

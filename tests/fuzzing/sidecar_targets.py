@@ -133,30 +133,17 @@ def read_spec(data: bytes) -> None:
 
 
 def spec_seeds() -> list[bytes]:
-    datasets: list[dict[str, object]] = [
-        {"name": "x", "shards": "{0..3}.tar", "choose": 2},
-        {"shards": ["a.tar", "b.tar"], "resample": 5, "buckets": "c"},
-        {"shards": "a::b", "choose": 2},
-    ]
-    facts = {"prefix": "p/", "buckets": ["b"], "datasets": datasets}
+    one = {"name": "x", "shards": "{0..3}.tar", "choose": 2}
+    other = {"shards": ["a.tar", "b.tar"], "resample": 5, "buckets": "c"}
+    facts = {"prefix": "p/", "buckets": ["b"], "datasets": [one, other]}
     yaml = b"prefix: p/\nbuckets: [b]\ndatasets:\n- name: x\n  shards: '{0..3}.tar'\n  resample: 2\n"
     yaml += b"- shards: [a, b]\n- shards: [a, c]\n"
-    laughs = b"a: &a [x, x]\nb: &b [*a, *a]\ndatasets: *b\n"
     merged = b"datasets:\n- &a {shards: x}\n- &b {<<: [*a, *a]}\n- {<<: [*b, *b], name: y}\n"
-    return [b"j" + json.dumps(facts).encode(), b"y" + yaml, b"y" + laughs, b"y" + merged]
+    return [b"j" + json.dumps(facts).encode(), b"y" + yaml, b"y" + merged]
 
 
 SPEC_TOKENS = [b"datasets", b"shards", b"resample", b"choose", b"buckets", b"name", b"&a", b"*a", b"<<: ", b"!!int ''"]
-SPEC_TOKENS += [
-    b"!!bool x",
-    b"2001-99-99",
-    b"!!binary x",
-    b".inf",
-    b"1e999",
-    b"!!python/object:x",
-    b"{0..999999999}",
-    b"- ",
-]
+SPEC_TOKENS += [b"!!bool x", b"2001-99-99", b"!!binary x", b".inf", b"1e999", b"!!python/object:x"]
 
 
 def read_records(data: bytes) -> None:

@@ -57,7 +57,6 @@ PLACES = {
     "rclone": "pipe:false :s3,access_key_id=Zq7x7qZ,secret_access_key=Zq7y7qZ:bucket/name.tar",
     "message": f"pipe:sh -c 'echo oops \"$2\" >&2; exit 3' /data/name.tar -- {QUOTED}",
     "syntax error": f"pipe:cat /data/name.tar; ) {QUOTED}",
-    "damaged": f"pipe:head -c 700 /dev/zero | tr '\\0' x; : /data/name.tar {QUOTED}",
     "user": f"http://me:{WEB}@127.0.0.1:9/name.tar",
     "user with ? and #": "http://me:Zq7?x#7qZ@127.0.0.1:9/name.tar",
     "query": f"http://127.0.0.1:9/name.tar?jwt={WEB}&sign={WEB}&hdnts=exp=1~hmac={WEB}#{WEB}",
@@ -235,21 +234,17 @@ USES = [read, list_shards, cache, rename, load_and_skip, open_it, write, convert
 COMMANDS = """
 ls --json {}
 show {}#a
-cat {good} -o {}
 cat {good} -o {}%06d
 verify {good} {}
 verify {good} --manifest {}
-index --json {}
 index {good} --manifest {}
 index {} --index-dir f
 stats --json {}
 bench --json {}
 split {} -o o-%06d.tar
-shuffle {} -o s-%06d.tar
 shuffle {good} -o {}%06d.tar
 sort {} -o t-%06d.tar
 map --json --command true {good} {} -o n/ --num-workers 0
-map --command {} {good} -o k/ --num-workers 0
 map --command true {good} -o {} --num-workers 0
 cache warm --json {} --cache-dir c
 cache ls --cache-dir c
