@@ -148,9 +148,8 @@ def test_29_user_decoders() -> None:
     got = list(ours().wds_decode(length_of_png))
     assert [sample["png"] for sample in got] == sizes
     assert_same(got, list(theirs().decode(length_of_png)))
-    by_extension = list(ours().wds_decode(handle_extension("jpg png", len)))
-    assert_same(by_extension, got)
-    assert_same(by_extension, list(theirs().decode(webdataset.handle_extension("jpg png", len))))
+    assert_same(list(ours().wds_decode(handle_extension("jpg png", len))), got)
+    assert_same(got, list(theirs().decode(webdataset.handle_extension("jpg png", len))))
     names = []
     next(iter(ours().wds_decode(lambda field, data: names.append(field))))
     assert names == ["png", "cls", "wnid", "xml"]  # theirs gets ".png" and so on

@@ -5,7 +5,6 @@ The numbers in the names are explained in `contract.md`.
 
 from __future__ import annotations
 
-import gzip
 import os
 import subprocess
 import tarfile
@@ -15,12 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import webdataset
 
 from wds_datapipes import ShardList, ShardWriter, TarWriter
 from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError
-from wds_datapipes.io.openers import open_url
 
 IMAGE = np.random.default_rng(0).random((8, 6, 3)).astype(np.float32)
 
@@ -97,8 +94,6 @@ def test_57_pth_and_pyd_fields_are_read_back() -> None:
         assert read(url, allow_pickle=True) == read_by_them(url) == sample
     with pytest.raises(UnsafeInputError):
         ours("ours.tar", sample)
-    ours("ours.tar", {"__key__": "s", "pth": torch.ones(2)})
-    assert torch.equal(read("ours.tar")["pth"], torch.ones(2))
 
 
 def test_58_a_single_array_in_ten_is_read_back_as_a_list_of_one() -> None:
@@ -118,12 +113,6 @@ def test_59_txt_gz_is_compressed_and_read_back() -> None:
         assert read("s.tar")["txt.gz"] == read_by_them("s.tar")["txt.gz"] == text
         with tarfile.open("s.tar") as tar:
             assert tar.getmember("s.txt.gz").size < 100
-    # Bytes that are already compressed are written as they are; theirs are compressed again.
-    packed = gzip.compress(text.encode(), mtime=0)
-    ours("s.tar", {"__key__": "s", "txt.gz": packed})
-    assert read("s.tar")["txt.gz"] == text
-    theirs("s.tar", {"__key__": "s", "txt.gz": packed})
-    assert gzip.decompress(read("s.tar", txt=bytes)["txt.gz"]) == text.encode()
 
 
 def test_60_a_command_gets_the_shard() -> None:
@@ -155,10 +144,6 @@ def _read_keys(url: str) -> list[str]:
 
 
 def test_70_files_and_pipes_are_written_and_read_back() -> None:
-    with webdataset.gopen("theirs.txt", "wb") as stream:
-        stream.write(b"hello")
-    with webdataset.gopen("theirs.txt") as stream, open_url("theirs.txt") as our_stream:
-        assert stream.read() == our_stream.read() == b"hello"
     for write in (ours, theirs):
         write("file.tar", {"__key__": "s", "txt": "a"})
         write("pipe:gzip > pipe.out", {"__key__": "s", "txt": "a"})

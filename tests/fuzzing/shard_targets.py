@@ -14,9 +14,10 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import zstandard
+from forward_streams import forward
 from harness import Finding, Target
 
 from wds_datapipes.errors import DuplicateKeyError, ShardError
@@ -59,20 +60,6 @@ def scratch() -> Path:
     folder = tempfile.TemporaryDirectory(prefix="wds-fuzz-", dir=shared)
     atexit.register(folder.cleanup)
     return Path(folder.name)
-
-
-class Trickle(io.RawIOBase):
-    """A stream that only reads forward, and returns few bytes at a time."""
-
-    def __init__(self, data: bytes, step: int) -> None:
-        self._source = io.BytesIO(data)
-        self._step = step
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        return self._source.readinto(memoryview(buffer).cast("B")[: self._step])
 
 
 def archives() -> list[bytes]:
@@ -142,7 +129,7 @@ def read_plain(data: bytes) -> None:
     rules: dict[str, Any] = {"ignore_zeros": bool(options & 2), "end_marker": "optional" if options & 4 else "required"}
     whole = Outcome(read_members(io.BytesIO(content), shard="x", **rules))
     step = (1, 7, 511, 512, 4096)[options // 8 % 5] if len(content) < 1 << 14 else 4096
-    bits = Outcome(read_members(forward(content, step), shard="x", **rules))
+    bits = Outcome(read_members(forward(content, step, 512), shard="x", **rules))
     if not whole.is_too_large and not bits.is_too_large:
         same("bit by bit", (whole.found, whole.kind), (bits.found, bits.kind))
     path = scratch() / "shard.tar"
@@ -156,10 +143,6 @@ def read_plain(data: bytes) -> None:
         group_samples(read_shards([url], ReadOptions(**rules)), on_duplicate="first", on_repeated_key="ignore")
     )
     indexed(url, samples, rules, content, compressed)
-
-
-def forward(content: bytes, step: int) -> BinaryIO:
-    return cast(BinaryIO, io.BufferedReader(Trickle(content, step), 512))
 
 
 def shown(outcome: Outcome) -> list[Any]:
@@ -206,7 +189,7 @@ def read_compressed(data: bytes) -> None:
     rules: dict[str, Any] = {"ignore_zeros": True, "end_marker": "optional"}
     loaded = Outcome((name, len(data)) for _, name, data, _ in load_wds_shards([str(path)], ReadOptions(**rules)))
     step = (1, 3, 64, 512, 4096)[(data[0] if data else 0) % 5]
-    stream = decompress_stream(forward(data[1:], max(step, len(data) >> 10)), url="x")
+    stream = decompress_stream(forward(data[1:], max(step, len(data) >> 10), 512), url="x")
     with stream:
         bits = Outcome((name, len(data)) for _, name, data, _ in read_members(stream, shard="x", **rules))
     same("bit by bit", (loaded.found, loaded.kind), (bits.found, bits.kind))

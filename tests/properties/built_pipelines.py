@@ -1,10 +1,9 @@
-"""The pipelines that the steps of the model stand for, with stages of this package and of a user."""
+"""The pipelines that the steps of the model stand for, with stages of this package."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,26 +11,12 @@ import webdataset
 from pipeline_model import Steps, key_of, number_of, others_of, shards_of
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 
-from wds_datapipes import DirectoryShards, ErrorBudget, IndexedSamples, ShardList, Stage
+from wds_datapipes import ErrorBudget, IndexedSamples, ShardList
 from wds_datapipes.index import EpochOptions, Manifest, build_indexes, read_manifest, write_manifest
 from wds_datapipes.testing import build_shard
 from wds_datapipes.writing import RecordWriter
 
 Pipe = Any
-
-
-class Tagging(Stage[Any]):
-    """A user's stage that keeps nothing, and declares that."""
-
-    is_stateless = True
-
-    def __init__(self, source: Pipe) -> None:
-        super().__init__()
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        for each in self.source:
-            yield tagged(each)
 
 
 def tagged(each: dict[str, Any]) -> dict[str, Any]:
@@ -79,12 +64,8 @@ def listing(kind: str, name: str, sizes: tuple[int, ...], _: object = ()) -> Pip
     return ShardList(f"{name}-{{0..{len(sizes) - 1}}}.tar" if kind == "pattern" else urls)
 
 
-def directory(name: str, _: object, select: Any, after: Any) -> Pipe:
-    return DirectoryShards(name, select=select, after=after, timeout_s=0)
-
-
 #: Functions that build the first stage.
-SOURCES: dict[str, Any] = {"list": listing, "indexed": indexed, "directory": directory}
+SOURCES: dict[str, Any] = {"list": listing, "indexed": indexed}
 #: Functions that build the stage of a step.
 STAGES: dict[str, Any] = {
     "shuffle": lambda pipe: pipe.shuffle(),
@@ -97,7 +78,6 @@ STAGES: dict[str, Any] = {
     "mix": lambda pipe, weights, stop, *others: pipe.mix_samples(*map(build, others), weights=weights, stop=stop),
     "shuffle_samples": lambda pipe, size, initial: pipe.shuffle_samples(size, initial=initial),
     "tag": lambda pipe: pipe.map_samples(tagged),
-    "tagging": Tagging,
     "compose": lambda pipe: pipe.compose(copied),
     "rsample": lambda pipe, probability: pipe.rsample(probability),
     "select": lambda pipe: pipe.select_fields("cls"),
@@ -135,15 +115,13 @@ def damage(path: str, member: str) -> None:
 def write_shards(steps: Steps) -> None:
     """Write the shards that a pipeline reads into the working folder."""
     kind, name, sizes = steps[0][1:4] if steps[0][0] == "list" else steps[0][:3]
-    path = f"{name}/{name}" if kind == "directory" else name
-    Path(path).parent.mkdir(exist_ok=True)
     for shard, samples in enumerate(shards_of(name, sizes)):
         if kind == "records":
             with RecordWriter(f"{name}-{shard}.msgpack") as writer:
                 for sample in samples:
                     writer.write(sample)
             continue
-        build_shard(f"{path}-{shard}.tar{'.gz' if kind == 'gz' else ''}", samples)
+        build_shard(f"{name}-{shard}.tar{'.gz' if kind == 'gz' else ''}", samples)
     if kind == "indexed":
         write_manifest(Manifest(build_indexes(f"{name}-{{0..{len(sizes) - 1}}}.tar", num_workers=1)), f"{name}.json")
     for shard, left in steps[0][4] if steps[0][0] == "list" and steps[0][4:] else ():

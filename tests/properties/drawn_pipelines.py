@@ -84,7 +84,7 @@ def must_resume(steps: Steps) -> bool:
 
 #: Steps of pipelines that other ranks and workers can resume.
 RESHARDED = {
-    "indexed", "list", "shuffle", "split", "load", "load_records", "shuffle_samples", "tag", "tagging",
+    "indexed", "list", "shuffle", "split", "load", "load_records", "shuffle_samples", "tag",
     "keep", "draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix",
 }  # fmt: skip
 
@@ -219,7 +219,7 @@ def draw_source(rng: Random, name: str) -> Steps:
     if place == "samples":
         steps += (("split",),)
     if rng.random() < 0.15:
-        steps += draw_step(rng, rng.choice(["keep", "shuffle_samples", "tagging"]))
+        steps += draw_step(rng, rng.choice(["keep", "shuffle_samples"]))
     return steps
 
 
@@ -259,7 +259,7 @@ def draw_step(rng: Random, name: str) -> Steps:
 
 #: The stages after a source, in their order, each with its probability.
 LATER = [
-    ("tag", 0.2), ("keep", 0.2), ("slice", 0.08), ("shuffle_samples", 0.5), ("tagging", 0.2), ("draw", 0.15),
+    ("tag", 0.2), ("keep", 0.2), ("slice", 0.08), ("shuffle_samples", 0.5), ("draw", 0.15),
     ("decode", 0.5), ("shuffle_samples", 0.05), ("rsample", 0.05), ("compose", 0.05), ("select", 0.1),
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ Step = tuple[Any, ...]
 Steps = tuple[Step, ...]
 
 #: Steps after which the order is random.
-SHUFFLING = ("directory", "shuffle", "shuffle_samples")
+SHUFFLING = ("shuffle", "shuffle_samples")
 #: What is known of the order, from most to least: see `known`.
 DEGREES = ["order", "bag", "within", "drawn"]
 END = object()
@@ -76,8 +76,6 @@ def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
         dataset, sizes, *damaged = arguments[1:]
         left = dict(damaged[0]) if damaged else {}
         yield from ((dataset, shard, left.get(shard, size)) for shard, size in enumerate(sizes))
-    elif name == "directory":
-        yield from ((arguments[0], shard, size) for shard, size in enumerate(arguments[1]))
     elif name == "indexed":
         yield from indexed(place, *arguments)
     elif name == "split":
@@ -183,7 +181,6 @@ MAKING: dict[str, Any] = {
     "load": loaded,
     "load_records": loaded,
     "tag": lambda items: ({**each, "tag": number_of(each)} for each in items),
-    "tagging": lambda items: ({**each, "tag": number_of(each)} for each in items),
     "keep": lambda items, modulus: (each for each in items if number_of(each) % modulus),
     "decode": lambda items: map(decoded, items),
     "to_tuple": lambda items: ((each["__key__"], each["cls"]) for each in items),

@@ -46,7 +46,9 @@ STATEFUL = ("DataLoader2", "StatefulShards", "StatefulDataLoader")
 
 
 @pytest.mark.timeout(SECONDS + 1200)
-def test_drawn_loaders_yield_what_the_model_does_and_resume_exactly(tmp_path: Path) -> None:
+def test_drawn_loaders_yield_what_the_model_does_and_resume_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seed = first = int(os.environ.get("RANDOM_PIPELINES_SEED", "1"))
     failures = list[str]()
     kinds = Counter[str]()
@@ -55,7 +57,8 @@ def test_drawn_loaders_yield_what_the_model_does_and_resume_exactly(tmp_path: Pa
         case = draw_case(seed)
         folder = tmp_path / str(seed)
         folder.mkdir()
-        write_in(folder, case.steps)
+        monkeypatch.chdir(folder)
+        write_shards(case.steps)
         try:
             kinds[check_case(case, folder)] += 1
         except Exception as error:
@@ -65,6 +68,7 @@ def test_drawn_loaders_yield_what_the_model_does_and_resume_exactly(tmp_path: Pa
                 "tests/properties/test_random_pipelines.py"
             )
             print(failures[-1], flush=True)
+        monkeypatch.chdir(tmp_path)
         shutil.rmtree(folder)
         seed += 1
         if (seed - first) % 100 == 0:
@@ -75,15 +79,6 @@ def test_drawn_loaders_yield_what_the_model_does_and_resume_exactly(tmp_path: Pa
 
 def progress_of(count: int, first: int, failures: list[str], kinds: Counter[str]) -> str:
     return f"{count} cases from {first}, {len(failures)} failures: {dict(kinds.most_common())}"
-
-
-def write_in(folder: Path, steps: Steps) -> None:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        write_shards(steps)
-    finally:
-        os.chdir(before)
 
 
 def check_case(case: Case, folder: Path) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import pytest
 from drawn_archives import NOISE, Recipe, recipes, written
+from forward_streams import forward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,25 +28,6 @@ if TYPE_CHECKING:
 Content = tuple[str, bytes, int]
 
 END = bytes(1024)
-
-
-class Trickle(io.RawIOBase):
-    """A stream that only reads forward, and returns at most ``step`` bytes at a time."""
-
-    def __init__(self, data: bytes, step: int) -> None:
-        self._source = io.BytesIO(data)
-        self._step = step
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        view = memoryview(buffer).cast("B")
-        return self._source.readinto(view[: self._step])
-
-
-def forward(data: bytes, step: int = 1 << 20, buffer_size: int = 1 << 16) -> BinaryIO:
-    return cast(BinaryIO, io.BufferedReader(Trickle(data, step), buffer_size))
 
 
 def ours(archive: bytes, open_stream: Callable[[bytes], BinaryIO] = io.BytesIO, **options: Any) -> list[Content]:
@@ -197,23 +179,15 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
         assert [content[:2] for content in ours(archive)] == [(f"./{name}", b"data")]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--format=gnu"],
-        ["--format=oldgnu"],
-        ["--format=posix", "--sparse-version=0.0"],
-        ["--format=posix", "--sparse-version=0.1"],
-        ["--format=posix", "--sparse-version=1.0"],
-    ],
-)
-def test_sparse_files_are_refused_by_name(tmp_path: Path, options: list[str]) -> None:
+@pytest.mark.parametrize("form", ["gnu", "oldgnu", "posix0.0", "posix0.1", "posix1.0"])
+def test_sparse_files_are_refused_by_name(tmp_path: Path, form: str) -> None:
     (tmp_path / "a.txt").write_bytes(b"before")
     with (tmp_path / "holes.bin").open("wb") as file:
         file.truncate(10 << 20)
         file.seek(5 << 20)
         file.write(b"island")
-    archive = gnu_tar(tmp_path, "--sparse", *options, "a.txt", "holes.bin")
+    version = f"--sparse-version={form.removeprefix('posix') if form.startswith('posix') else '1.0'}"
+    archive = gnu_tar(tmp_path, "--sparse", f"--format={form.rstrip('.01')}", version, "a.txt", "holes.bin")
     members = read_members(io.BytesIO(archive), shard="x.tar")
     assert next(members)[2] == b"before"
     with pytest.raises(UnsupportedMemberError, match=r"x\.tar holds the member '[^']*holes\.bin'.* sparse file"):
@@ -403,10 +377,9 @@ def test_a_member_over_eight_gigabytes(tmp_path: Path, headers: bytes) -> None:
     ]
 
 
-@pytest.mark.parametrize("open_stream", [io.BytesIO, forward], ids=["seeking", "forward"])
-@pytest.mark.parametrize("selected", [True, False])
+@pytest.mark.parametrize(("open_stream", "selected"), [(io.BytesIO, True), (io.BytesIO, False), (forward, False)])
 def test_a_size_beyond_all_memory(open_stream: Callable[[bytes], BinaryIO], selected: bool) -> None:
-    for power in (40, 62, 63, 64, 87):
+    for power in (40, 63, 64, 87):
         archive = file("a.txt") + patched(header("huge.bin"), {124: base256(1 << power)}) + END
         members = read_members(
             open_stream(archive), shard="x.tar", select_files=lambda name: selected or name == "a.txt"
@@ -423,11 +396,6 @@ class Counting(io.FileIO):
     """A file that counts how much of it was read."""
 
     count = 0
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(size)
-        self.count += len(data)
-        return data
 
     def readinto(self, buffer: Buffer, /) -> int:
         size = super().readinto(buffer)
