@@ -275,7 +275,11 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
     if kind != "sample":
         later += ((kind,),)
     if rng.random() < 0.4:
-        later += draw_step(rng, rng.choice(["batch", "batch", "buckets"]))
+        ((name, size, *others),) = draw_step(rng, rng.choice(["batch", "batch", "buckets"]))
+        for share in [(step[3] or 2) // 2 for step in steps if step[0] == "indexed"]:
+            # Batches that split those of two ranks are refused.
+            size = rng.choice([each for each in range(1, 7) if share % each == 0])
+        later += ((name, size, *others),)
         if rng.random() < 0.2:
             later += (("unbatch",),)
     is_endless = has_no_end((*steps, *later))
