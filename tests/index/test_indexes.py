@@ -111,27 +111,20 @@ def test_concatenated_archives(tmp_path: Path) -> None:
     check_index(index, both, depth="headers")
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_an_index_of_a_stream_that_can_only_be_read_once(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
-    piped = build_index(f"pipe:cat {url}", options=IndexOptions(digest=True))
     plain = build_index(url, options=IndexOptions(digest=True))
-    assert piped.has_same_layout(plain)
-    assert (piped.facts.bytes, piped.facts.sha256) == (plain.facts.bytes, plain.facts.sha256)
-    assert (piped.facts.mtime_ns, piped.facts.etag) == (None, None)
-    with pytest.raises(ValueError, match=r"has no folder for sidecar files"):
-        index_url(f"pipe:cat {url}")
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_an_index_of_a_named_pipe(tmp_path: Path) -> None:
-    url = shard(tmp_path / "x.tar")
     os.mkfifo(tmp_path / "queue")
     writing = threading.Thread(target=(tmp_path / "queue").write_bytes, args=(Path(url).read_bytes(),))
     writing.start()
-    index = build_index(tmp_path / "queue")
+    for stream in (str(tmp_path / "queue"), f"pipe:cat {url}"):
+        found = build_index(stream, options=IndexOptions(digest=True))
+        assert found.has_same_layout(plain)
+        assert vars(found.facts) == {**vars(plain.facts), "mtime_ns": None}
     writing.join()
-    assert index.has_same_layout(build_index(url))
-    assert (index.facts.bytes, index.facts.mtime_ns) == (os.path.getsize(url), None)
+    with pytest.raises(ValueError, match=r"has no folder for sidecar files"):
+        index_url(f"pipe:cat {url}")
 
 
 @pytest.mark.usefixtures("nothing_left")

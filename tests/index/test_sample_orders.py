@@ -53,6 +53,7 @@ def test_it_is_a_permutation_at_every_size(start: int) -> None:
         assert np.array_equal(np.sort(moved), np.arange(size)), size
 
 
+@settings(max_examples=30)
 @given(size=st.integers(1, 2**62), seed=st.integers(0, 2**63), data=st.data())
 def test_a_number_is_mapped_alike_alone_and_among_others(size: int, seed: int, data: st.DataObject) -> None:
     numbers = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20, unique=True)))
@@ -71,9 +72,8 @@ def test_a_permutation_depends_on_the_arguments_only() -> None:
         Permutation(-1, seed=0)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_all_permutations_are_equally_likely(size: int) -> None:
-    each = 100
+def test_all_permutations_are_equally_likely() -> None:
+    size, each = 3, 100
     count = each * math.factorial(size)
     found = Counter(tuple(Permutation(size, seed=seed)(np.arange(size)).tolist()) for seed in range(count))
     assert len(found) == math.factorial(size)
@@ -132,6 +132,7 @@ def test_orders_differ_between_seeds_and_shuffle_the_right_units() -> None:
     assert in_one_shard["global"] < 90 < in_one_shard["window"] < 350
 
 
+@settings(max_examples=40)
 @given(SIZES, ORDERS, st.none() | SEEDS, st.integers(1, 7), st.integers(1, 5), st.data())
 def test_each_window_has_its_samples_in_batches_of_neighbours_by_length(
     sizes: list[int], kind: Order, seed: int | None, batch_size: int, window: int, data: st.DataObject
@@ -215,7 +216,6 @@ def test_passes_over_a_dataset_have_different_orders() -> None:
     [
         ({"a": 2, "b": 4}, [1, 2]),
         ({"b": 0.3, "a": 0.7}, [7, 3]),
-        ({"a": 1.5, "b": 0}, [1, 0]),
         ({"a": 1 / 3, "b": 2 / 3}, [1, 2]),
         ({"a": 2**0.5, "b": 1}, [38390, 27146]),
         ({"a": 10**400, "b": 1}, [MAX_PERIOD, 1]),
@@ -232,7 +232,6 @@ def test_weights_become_integers(weights: dict[str, float], expected: list[int])
         ({"a": 1}, ValueError, r"weights are for \['a'\], and the datasets are \['a', 'b'\]"),
         ({"a": 1, "b": -1}, ValueError, "the weight of 'b' must be finite and not negative, not -1"),
         ({"a": float("nan"), "b": 1}, ValueError, "the weight of 'a' must be finite"),
-        ({"a": 1, 2: 1}, ValueError, r"weights are for \[2, 'a'\]"),
         ({"a": "1", "b": 1}, TypeError, "the weight of 'a' must be a number, not '1'"),
         ({"a": 0, "b": 0.0}, ValueError, "at least one of the weights must be above 0"),
     ],

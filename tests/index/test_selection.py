@@ -26,24 +26,20 @@ def numbers_of(selection: Selection, sizes: list[int]) -> list[int]:
     return found
 
 
-@given(SIZES, st.none() | st.integers(-20, 20), st.none() | st.integers(-20, 20), st.none() | st.integers(1, 12))
-def test_a_slice_selects_as_from_a_list(sizes: list[int], start: Any, stop: Any, step: Any) -> None:
-    chosen = slice(start, stop, step)
-    assert numbers_of(Selection(chosen, np.array(sizes), read_index=None), sizes) == list(range(sum(sizes)))[chosen]
+def selects(count: int) -> st.SearchStrategy[Any]:
+    """Draw a slice, a mask, or numbers."""
+    bounds = st.none() | st.integers(-20, 20)
+    numbers = st.lists(st.integers(0, count - 1), max_size=30) if count else st.just([])
+    masks = st.lists(st.booleans(), min_size=count, max_size=count).map(lambda mask: np.array(mask, bool))
+    return st.one_of(st.builds(slice, bounds, bounds, st.none() | st.integers(1, 12)), masks, numbers)
 
 
 @given(SIZES, st.data())
-def test_numbers_are_sorted_and_may_repeat(sizes: list[int], data: st.DataObject) -> None:
-    count = sum(sizes)
-    numbers = data.draw(st.lists(st.integers(0, count - 1), max_size=30)) if count else []
-    assert numbers_of(Selection(numbers, np.array(sizes), read_index=None), sizes) == sorted(numbers)
-
-
-@given(SIZES, st.data())
-def test_a_mask_selects_where_it_is_true(sizes: list[int], data: st.DataObject) -> None:
-    mask = data.draw(st.lists(st.booleans(), min_size=sum(sizes), max_size=sum(sizes)))
-    selection = Selection(np.array(mask, bool), np.array(sizes), read_index=None)
-    assert numbers_of(selection, sizes) == [number for number, chosen in enumerate(mask) if chosen]
+def test_samples_are_selected_as_from_a_list_in_the_order_of_the_shards(sizes: list[int], data: st.DataObject) -> None:
+    select = data.draw(selects(sum(sizes)))
+    everything = np.arange(sum(sizes))
+    expected = everything[select].tolist() if not isinstance(select, list) else sorted(select)
+    assert numbers_of(Selection(select, np.array(sizes), read_index=None), sizes) == expected
 
 
 def test_different_selections_have_different_fingerprints() -> None:
