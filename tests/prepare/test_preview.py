@@ -25,8 +25,6 @@ from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.prepare.preview import preview_field
 
-PIXELS = np.arange(600, dtype=np.uint8).reshape(10, 20, 3)
-
 #: A value for each module of codecs, its name, and the text of its preview.
 VALUES: dict[str, tuple[Any, str, str]] = {
     "array_files:npy": (
