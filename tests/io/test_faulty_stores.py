@@ -88,9 +88,8 @@ def test_retries_are_limited(site: FaultProxy, pauses: list[float]) -> None:
             keys(site, **options)
 
 
-@pytest.mark.parametrize("status", [401, 403])
-@pytest.mark.parametrize("begin", [[], [Fault(at=40_000, how="close")]])
-def test_refused_credentials_end_the_run_under_any_policy(site: FaultProxy, status: int, begin: list[Fault]) -> None:
+@pytest.mark.parametrize(("begin", "status"), [([], 401), ([Fault(at=40_000, how="close")], 403)])
+def test_refused_credentials_end_the_run_under_any_policy(site: FaultProxy, begin: list[Fault], status: int) -> None:
     for on_error in ("skip", ErrorBudget(max_errors=100, warn=False)):
         site.faults[:] = [*begin, Fault(status=status)]
         with pytest.raises(ShardError, match=f"HTTP status {status}") as found:

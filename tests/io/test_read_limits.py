@@ -369,17 +369,7 @@ def test_shards_beyond_their_limits_are_skipped_like_bad_ones(tmp_path: Path) ->
         list(pipe.load_wds_shards(limits=given, on_error=ErrorBudget(max_errors=0, warn=False)))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("member_bytes", -1),
-        ("name_bytes", 1.5),
-        ("headers", "3"),
-        ("gap_bytes", -1),
-        ("expansion", 0.5),
-        ("expansion", "2"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [("member_bytes", -1), ("name_bytes", 1.5), ("expansion", 0.5)])
 def test_invalid_limits_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name} must be a .*None, not "):
         ReadLimits(**{name: value})
