@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper, Mapper
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from users_stages import Buckets, OwnShuffler
 
 from wds_datapipes import ImageDecoder, IndexedSamples, RandomResizedCrop, ShardList, Stage
@@ -365,7 +364,6 @@ REPLAYED: dict[str, Build] = {
 IN_MAIN: dict[str, Build] = {
     "a stage in the main process": lambda: InMain(split().shuffle_samples(5)),
     "a shuffle there": lambda: InMain(listed()).shuffle(buffer_size=5),
-    "dispatched": lambda: split().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(as_it_is),
 }
 #: These have no state, with the reason.
 REFUSED: dict[str, tuple[Build, str]] = {
