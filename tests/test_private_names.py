@@ -117,15 +117,18 @@ def resolve(path: str, name: str) -> Any:
     return found
 
 
-def test_each_private_name_exists() -> None:
-    for modules, name, path in [(each.modules, *item) for each in TABLE for item in each.names.items() if item[1]]:
-        message = f"{path} has no {name} in this release: adapt {', '.join(modules)}"
-        try:
-            found = resolve(path, name)
-        except AttributeError:
-            pytest.fail(message)
-        is_end = name in path or path.endswith(":") or name == "_utils"
-        assert is_end or hasattr(found, name), message
+@pytest.mark.parametrize(
+    ("name", "path", "modules"),
+    [(name, path, each.modules) for each in TABLE for name, path in each.names.items() if path],
+)
+def test_a_private_name_exists(name: str, path: str, modules: tuple[str, ...]) -> None:
+    message = f"{path} has no {name} in this release: adapt {', '.join(modules)}"
+    try:
+        found = resolve(path, name)
+    except AttributeError:
+        pytest.fail(message)
+    is_end = name in path or path.endswith(":") or name == "_utils"
+    assert is_end or hasattr(found, name), message
 
 
 def names_defined(tree: ast.Module) -> set[str]:
