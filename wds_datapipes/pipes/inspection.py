@@ -101,7 +101,7 @@ def sources_of(stage: Any) -> Iterator[Any]:
 
     torch's own traversal pickles all collections of a stage, which may contain functions.
     """
-    return (source for value in vars(stage).values() for source in _pipes(value))
+    return (source for value in getattr(stage, "__dict__", {}).values() for source in _pipes(value))
 
 
 def _pipes(value: Any) -> Iterator[Any]:
