@@ -23,10 +23,13 @@ import psutil
 import pytest
 from nginx_server import Nginx, running_nginx
 from sftp_server import SftpServer, find_rclone, running_sftp
+from site_server import Site
+from web_server import serving
 
 # Imported before any test module imports torchdata, whose deprecation warning would be an error.
 import wds_datapipes
 from wds_datapipes.io.remote.http_connection import POOL
+from wds_datapipes.io.remote.retry import RetryPolicy
 
 # The deadline of an example would fail on a busy machine. The examples are the same in each run, so that a green run
 # stays green; `nox -s nightly` draws new ones.
@@ -192,7 +195,7 @@ def program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ende
         with redirect_stdout(out), redirect_stderr(err):
             code = _app.run(arguments)
         out.flush()
-        return Ended(code, out.buffer.getvalue().decode(errors="replace"), err.getvalue())  # type: ignore[attr-defined]
+        return Ended(code, out.buffer.getvalue().decode(errors="replace"), err.getvalue())
 
     return run
 
@@ -273,3 +276,21 @@ def opened() -> set[str]:
     """Return the numbers of this process's open descriptors, except the one that lists them."""
     numbers = os.listdir("/proc/self/fd")
     return {number for number in numbers if Path(f"/proc/self/fd/{number}").exists()}
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Record pauses between attempts instead of making them."""
+    found: list[float] = []
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: found.append(pause_s))
+    return found
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    """Run a web server, whose connections are new."""
+    POOL.clear()
+    with serving(Site()) as server:
+        yield server
+        server.left.set()
+        POOL.clear()

@@ -12,19 +12,3 @@ from torch.utils.data.datapipes.iter import (
 )
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import traverse_dps
-
-__all__ = [
-    "SHARDING_PRIORITIES",
-    "Batcher",
-    "Collator",
-    "Filter",
-    "IterDataPipe",
-    "IterableWrapper",
-    "MapDataPipe",
-    "Mapper",
-    "ShardingFilter",
-    "Shuffler",
-    "graph",
-    "graph_settings",
-    "traverse_dps",
-]

@@ -15,19 +15,3 @@ from torchdata.dataloader2.graph._serialization import (
 )
 from torchdata.dataloader2.graph.utils import _find_replicable_branches as find_replicable_branches
 from torchdata.dataloader2.utils import WorkerInfo
-
-__all__ = [
-    "DataLoader2",
-    "DistributedReadingService",
-    "MultiProcessingReadingService",
-    "WorkerInfo",
-    "attach_wrapper",
-    "clone",
-    "dataloader2",
-    "deserialize_datapipe",
-    "extract_wrapper",
-    "find_replicable_branches",
-    "list_dps",
-    "replace_dp",
-    "serialize_datapipe",
-]
