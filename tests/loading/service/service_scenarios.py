@@ -368,9 +368,9 @@ def timed_out(pipe: IterDataPipe[Any], **options: Any) -> str:
 def timed_out_stopped() -> str:
     with loader(plain(Large), timeout_s=4.0) as dl:
         items = iter(dl)
-        next(items)
+        first = next(items)
         os.kill(pids(dl)[0], signal.SIGSTOP)
-        return take(dl, 2, items)
+        return take(dl, 2, itertools.chain([first], items))
 
 
 # rest

@@ -341,7 +341,9 @@ def test_no_process_dispatches_items() -> None:
         assert list(loader) == list(range(9))
     with (
         load(dispatched().map(plus_one)) as loader,
-        pytest.raises(ValueError, match=r"Put \.sharding_filter\(\) there, .* or set WDS_DATAPIPES_PATCHES=0"),
+        pytest.raises(
+            ValueError, match=r"Put \.sharding_filter\(\) there, .* or use torchdata's MultiProcessingReadingService"
+        ),
     ):
         list(loader)
 
