@@ -39,7 +39,7 @@ def write_dali_index(
 
     Args:
         url: the shard, a path or a URL.
-        path: the file to write; by default, the one next to the shard that DALI expects, `dali_index_url`.
+        path: the file to write; by default, the one next to the shard that DALI expects, ``dali_index_url``.
         options: how the shard is indexed.
         storage_options: passed to a remote file system.
 
@@ -94,7 +94,7 @@ def write_energon_index(
 
     Args:
         url: the shard, a path or a URL.
-        path: the file to write; by default, the one next to the shard that Energon expects, `energon_index_url`.
+        path: the file to write; by default, the one next to the shard that Energon expects, ``energon_index_url``.
         options: how the shard is indexed; names are always split as Energon does.
         storage_options: passed to a remote file system.
 
