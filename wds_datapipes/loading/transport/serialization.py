@@ -45,10 +45,14 @@ class Serializer(pickle.Pickler):
         parts, arrays = self._parts, self._arrays
         try:
             self.dump(item)
+            if len(parts) == 1 and not arrays:  # most items
+                part = parts.pop()
+                return [part], len(part), []
             return parts.copy(), sum(map(len, parts)), arrays.copy()
         finally:
-            parts.clear()
-            arrays.clear()
+            if parts or arrays:
+                parts.clear()
+                arrays.clear()
             self.clear_memo()
 
     def reducer_override(self, obj: Any) -> Any:
