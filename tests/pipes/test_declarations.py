@@ -209,7 +209,7 @@ def test_a_reader_with_another_loop_is_read_by_that_loop() -> None:
     whole = [*ShardList("a0.tar").load_wds_shards().group_samples()]
     assert 0 < len([*pipe]) < len(whole)
     with pytest.raises(StateError, match="only directly after load_wds_shards"):
-        PipelineGraph(pipe).stateful  # noqa: B018
+        PipelineGraph(pipe).stateful_stages()
 
 
 def test_the_contract_of_a_users_stage_has_five_declarations() -> None:

@@ -35,7 +35,7 @@ class SnapshotWriter:
         self._refusal = ""
         self._sent: dict[int, tuple[int, int]] = {}  # how much of each history: changes, appended
         try:
-            self._stages = PipelineGraph(pipe).stateful
+            self._stages = PipelineGraph(pipe).stateful_stages()
         except StateError as error:
             self._refusal = str(error)
 

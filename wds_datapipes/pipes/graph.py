@@ -73,9 +73,8 @@ class PipelineGraph:
                 return f"{name_of(stage)} {known.replay_obstacle}"
         return ""
 
-    @cached_property
-    def stateful(self) -> list[Any]:
-        """The stages that have a state, from the first to the last.
+    def stateful_stages(self) -> list[Any]:
+        """Return the stages that have a state, from the first to the last.
 
         The first one has the position in the shards: it reads them, or starts sources of its own.
 

@@ -168,7 +168,7 @@ ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
 def test_stages_that_may_buffer_samples_are_named(case: str) -> None:
     build, message = ASKED[case]
     with pytest.raises(StateError, match=message):
-        PipelineGraph(build(source())).stateful  # noqa: B018
+        PipelineGraph(build(source())).stateful_stages()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -96,7 +96,7 @@ class NestedPasses:
         state = self._loaded or {}
         number = state.get("pass", -1)
         for earlier in sorted(of_pass.keys() - {number}):
-            items = self.begin(source, earlier, [{} for _ in PipelineGraph(source).stateful], of_pass[earlier])
+            items = self.begin(source, earlier, [{} for _ in PipelineGraph(source).stateful_stages()], of_pass[earlier])
             yield from _exactly(len(of_pass[earlier]), items)
             del items  # closes the current shard
         items = self.begin(source, number, state.get("state"), of_pass[number])
@@ -111,7 +111,7 @@ class NestedPasses:
         if not self._has_started:
             return {"pass": self.number, "state": self._state}
         # Finding the stages takes longer than saving their states.
-        self._stages = self._stages or PipelineGraph(source).stateful
+        self._stages = self._stages or PipelineGraph(source).stateful_stages()
         if (yielded := count_yielded(source)) != self._yielded:
             snapshots = [stage.snapshot() for stage in self._stages]
             self._yielded, self._snapshot = yielded, {"pass": self.number, "state": snapshots}

@@ -45,7 +45,7 @@ def save_state(pipe: Any) -> State:
     Raises:
         StateError: a stage holds samples back and has no state.
     """
-    state: State = plain_state([stage.snapshot() for stage in PipelineGraph(pipe).stateful])
+    state: State = plain_state([stage.snapshot() for stage in PipelineGraph(pipe).stateful_stages()])
     return state
 
 
@@ -60,7 +60,7 @@ def replay_reason(pipe: Any, later_stages: Sequence[Any] = ()) -> str:
         StateError: it has no position, and its seeds do not determine an epoch.
     """
     try:
-        PipelineGraph(pipe).stateful  # noqa: B018 - it raises
+        PipelineGraph(pipe).stateful_stages()
         if not later_stages:
             return ""
         reason = f"{name_of(later_stages[0])} runs in the main process, where no stage has a state"
@@ -93,7 +93,7 @@ def load_state(
             declared(stage).reset_state()
     if state is None:
         return
-    stages = PipelineGraph(pipe).stateful
+    stages = PipelineGraph(pipe).stateful_stages()
     if len(stages) != len(state):
         raise StateError(
             f"The state has entries for {len(state)} stages, but {len(stages)} stages of the pipeline have a state"
@@ -131,7 +131,7 @@ def check_resharding(pipe: Any) -> None:
     Raises:
         StateError: it cannot.
     """
-    stages = PipelineGraph(pipe).stateful
+    stages = PipelineGraph(pipe).stateful_stages()
     for stage in stages:
         stage.check_resharding()
     for branch in stages[0].nested_sources():
@@ -149,7 +149,7 @@ def reshard_states(
         waiting: for each, the samples that later stages hold back.
         instances: the current number of instances.
     """
-    first, *others = PipelineGraph(pipe).stateful
+    first, *others = PipelineGraph(pipe).stateful_stages()
     held = [[*later, *_waiting_positions(part)] for later, part in zip(waiting, parts, strict=True)]
     firsts = first.reshard_states([None if part is None else part[0] for part in parts], held, instances)
     return [[each, *[None] * len(others)] for each in firsts]
