@@ -1,4 +1,4 @@
-"""Small changes to the code of functions, each of which should fail a test.
+"""Mutants: small changes to the code of functions. Each should make a test fail.
 
 Code outside functions runs at import, for all tests alike, and is left as it is; so are annotations, defaults and
 decorators, and the messages of exceptions and warnings.

@@ -141,7 +141,7 @@ class SampleTable:
         columns: dict[str, list[npt.NDArray[Any]]] = {}
 
         def gather() -> Iterator[ShardIndex]:
-            """Yield the indexes, few of which are open at a time."""
+            """Yield the indexes; only a few are open at a time."""
             first = ""
             for url, index in zip(self.urls, indexes, strict=True):
                 sizes.append(index.sample_sizes)

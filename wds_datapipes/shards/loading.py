@@ -156,7 +156,7 @@ def load_wds_shards(
 
 
 class ShardReader:
-    """One pass over shards, or over the part of them that remains to be read after a state.
+    """One pass over shards, from the beginning or from a state.
 
     Iterating yields each shard with its members. If several shards are open, `shards` yields the shards, and the caller
     decides which to `read` next.

@@ -259,7 +259,7 @@ def claim_shards(journal: str, pattern: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as opened:
         descriptor: int | None = -1
-        with contextlib.suppress(OSError):  # no locks, or no folder, of which opening the first shard says more
+        with contextlib.suppress(OSError):  # no locks or no folder: opening the first shard reports it
             descriptor = opened.enter_context(lock_file(Path(f"{journal}.lock"), wait=False))
         if descriptor is None:
             raise StateError(

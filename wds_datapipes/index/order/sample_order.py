@@ -229,7 +229,7 @@ def check_lengths(lengths: Any, count: int, owner: str) -> Numbers:
     Args:
         lengths: the lengths.
         count: how many there must be.
-        owner: what has so many samples, for messages.
+        owner: the dataset or selection that messages name.
 
     Raises:
         TypeError: they are not integers.

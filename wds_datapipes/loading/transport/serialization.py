@@ -22,8 +22,8 @@ Array = NDArray[Any]
 
 
 SerializedItem: TypeAlias = tuple[list[bytes], int, list[Array]]
-"""A serialized item: its pickle in pieces, of which one may be a large bytes object of the item itself; their total
-size in bytes; and the out-of-band arrays, in the order of the pickle. A plain tuple, as it is made for each item."""
+"""A serialized item: the pieces of its pickle (a large bytes object is one), their total size in bytes, and the
+out-of-band arrays in the order of the pickle. It is a plain tuple because one is made for each item."""
 
 
 class Serializer(pickle.Pickler):
