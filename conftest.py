@@ -12,8 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Generator, Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ import hypothesis
 import psutil
 import pytest
 from nginx_server import Nginx, running_nginx
+from process_stacks import children_since, record_stacks, stacks_of
 from sftp_server import SftpServer, find_rclone, running_sftp
 from site_server import Site
 from web_server import serving
@@ -48,6 +49,26 @@ def pytest_configure() -> None:
     """Restore Ctrl-C for the processes that tests start: background jobs of a shell ignore it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    record_stacks()
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer() -> Generator[None, Any, Any]:
+    """Let a time-out show what the processes of the test do, and end them, as the test may wait for them."""
+    found = yield
+    fail, since_s = signal.getsignal(signal.SIGALRM), time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def explain(*arguments: Any) -> None:
+        __tracebackhide__ = True
+        processes = children_since(since_s)
+        print(stacks_of(processes), file=sys.stderr)
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        fail(*arguments)  # type: ignore[operator, misc]
+
+    signal.signal(signal.SIGALRM, explain)
+    return found
 
 
 #: Test files that take a minute each. They run first, so that no process runs one at the end while the others are idle.

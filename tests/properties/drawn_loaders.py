@@ -21,8 +21,8 @@ from wds_datapipes import ShardReadingService, StatefulShards
 from torchdata.dataloader2 import DataLoader2  # isort: skip
 from torchdata.stateful_dataloader import StatefulDataLoader  # isort: skip
 
-#: The time limit of a run, in seconds.
-LIMIT_S = 300
+#: How long a service waits for its workers and ranks, in seconds: less than a run may take.
+LIMIT_S = 120
 
 
 @dataclass

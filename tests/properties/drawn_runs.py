@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-import signal
 import sys
-import time
-import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import torch.distributed as dist
-from drawn_loaders import LIMIT_S, Loader, Run, opened, packed
+from drawn_loaders import Loader, Run, opened, packed
+from forked_ranks import on_ranks
 
 from wds_datapipes.errors import RankLostError, StateError
 
-FORK = multiprocessing.get_context("fork")
 END = object()
 
 
@@ -56,75 +49,17 @@ def run_on_ranks(run: Run, folder: Path) -> list[Answer]:
     Raises:
         RuntimeError: a rank has raised an error, left a process behind, or not ended.
     """
-    meeting = folder / f"meeting-{time.monotonic_ns()}"
-    started = []
-    for rank in range(run.topology.ranks):
-        ours, theirs = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=be_rank, args=(theirs, rank, run, folder, meeting))
-        process.start()
-        theirs.close()
-        started.append((process, ours))
-    deadline = time.monotonic() + LIMIT_S
-    answers, errors = [], []
-    for rank, (process, ours) in enumerate(started):
-        answer: Any = f"did not end within {LIMIT_S} s"
-        with suppress(EOFError):
-            answer = ours.recv() if ours.poll(max(deadline - time.monotonic(), 0)) else answer
-        if isinstance(answer, str):
-            errors.append(f"rank {rank}: {answer}")
-            deadline = min(deadline, time.monotonic() + 5)  # the others may wait for it
-        else:
-            answers.append(answer)
-        process.join(max(deadline - time.monotonic(), 0))
-        if left := left_in_group(process.pid or 0):
-            errors.append(f"rank {rank} has left {left}")
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid or 0, signal.SIGKILL)
-        process.join()
-        ours.close()
-    if errors:
-        raise RuntimeError("\n".join(errors))
-    return answers
 
-
-def left_in_group(group: int) -> list[str]:
-    """Return the processes of a group that keep running for a minute."""
-    deadline = time.monotonic() + 60
-    while True:
-        found = []
-        for process in psutil.process_iter(["pid", "cmdline", "status"]):
-            with suppress(ProcessLookupError, psutil.NoSuchProcess):
-                if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(f"process {process.pid}")
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.05)
-
-
-def be_rank(answers: Any, rank: int, run: Run, folder: Path, meeting: Path) -> None:
-    """Be one rank of a run, in a separate process."""
-    os.setpgid(0, 0)
-    os.chdir(folder)
-    warnings.simplefilter("ignore")
-    logging.disable()
-    try:
+    def answer(rank: int) -> Answer:
+        os.chdir(folder)
+        warnings.simplefilter("ignore")
+        logging.disable()
+        answer = answer_of(run, None if run.files is None else run.files[rank])
         if run.topology.ranks > 1:
-            dist.init_process_group(
-                "gloo",
-                init_method=f"file://{meeting}",
-                rank=rank,
-                world_size=run.topology.ranks,
-                timeout=timedelta(seconds=LIMIT_S),
-            )
-        answers.send(answer_of(run, None if run.files is None else run.files[rank]))
-        if run.topology.ranks > 1:
-            dist.barrier()
-    except BaseException:
-        answers.send(traceback.format_exc())
-    finally:
-        answers.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+            dist.barrier()  # no rank ends while another one may need it
+        return answer
+
+    return on_ranks(run.topology.ranks, answer)
 
 
 def answer_of(run: Run, file: bytes | None) -> Answer:

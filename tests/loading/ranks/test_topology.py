@@ -51,7 +51,7 @@ def by_service(pipe: Any, workers: int, distributed: Any, seed: int | None = 7, 
 
 def by_torch(pipe: Any, workers: int, distributed: Any, seed: int = 7) -> list[Any]:
     data = StatefulShards(pipe, seed=seed, distributed=distributed)
-    loader = DataLoader(data, batch_size=None, num_workers=workers)
+    loader = DataLoader(data, batch_size=None, num_workers=workers, timeout=LIMIT_S if workers else 0)
     return [list(loader) for _ in range(EPOCHS)]
 
 

@@ -58,7 +58,7 @@ def after_torchdatas_service(pipe: Any) -> list[str]:
 
 def by_torch(pipe: Any, workers: int, *, is_tracked: bool = True) -> list[str]:
     data = StatefulShards(pipe)
-    loader = DataLoader(data, batch_size=None, num_workers=workers)
+    loader = DataLoader(data, batch_size=None, num_workers=workers, timeout=60 if workers else 0)
     return list(data.tracked(loader) if is_tracked else loader)
 
 
