@@ -301,6 +301,17 @@ EXACT: dict[str, Build] = {
     "indexed samples in padded batches": lambda: IndexedSamples(
         "{0..5}.tar", global_batch_size=4, remainder="pad"
     ).batch(2),
+    "indexed samples in lanes": lambda: IndexedSamples(
+        "{0..5}.tar", order="window", epoch=EpochOptions(window_shards=2), global_batch_size=8, lanes=4, remainder="pad"
+    ).shuffle_samples(3),
+    "an indexed mixture in lanes": lambda: IndexedSamples(
+        {"a": "a{0..3}.tar", "b": "b{0..1}.tar"},
+        weights={"a": 3, "b": 1},
+        global_batch_size=8,
+        lanes=2,
+        remainder="keep",
+        epoch=EpochOptions(samples=50, bucket_by=sizes_in, bucket_window=2),
+    ),
     "indexed samples by length": lambda: IndexedSamples(
         "{0..5}.tar", global_batch_size=4, epoch=EpochOptions(bucket_by=sizes_in, bucket_window=3), remainder="keep"
     ),

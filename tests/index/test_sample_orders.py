@@ -12,16 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.index.order.sample_order import (
-    MAX_PERIOD,
-    EpochOrder,
-    LengthOrder,
-    MixedOrder,
-    Order,
-    Permutation,
-    SampleOrder,
-    integer_weights,
-)
+from wds_datapipes.index.order.lanes import Lanes
+from wds_datapipes.index.order.mixed_order import MAX_PERIOD, MixedOrder, integer_weights
+from wds_datapipes.index.order.permutation import Permutation
+from wds_datapipes.index.order.sample_order import EpochOrder, LengthOrder, Order, SampleOrder
 
 ORDERS: Any = st.sampled_from(["global", "window", "sequential"])
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=8)
@@ -95,7 +89,9 @@ def test_each_sample_has_one_position_which_alone_determines_it(
         if not by_length:
             return base
         lengths = np.arange(sum(sizes))[::-1] % 11
-        return LengthOrder(base, lengths, starts_of(sizes), batch_size=3, window=window, seed=seed % 2 or None)
+        return LengthOrder(
+            base, lengths, starts_of(sizes), lanes=Lanes(sum(sizes), 3), window=window, seed=seed % 2 or None
+        )
 
     by_length = data.draw(st.booleans(), "by length")
     found = numbers_of(new(), sizes)
@@ -140,7 +136,7 @@ def test_each_window_has_its_samples_in_batches_of_neighbours_by_length(
     count = sum(sizes)
     lengths = np.array(data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)), np.int64)
     base = EpochOrder(sizes, kind, seed=3, window_shards=2)
-    order = LengthOrder(base, lengths, starts_of(sizes), batch_size=batch_size, window=window, seed=seed)
+    order = LengthOrder(base, lengths, starts_of(sizes), lanes=Lanes(count, batch_size), window=window, seed=seed)
     before, after = numbers_of(base, sizes), numbers_of(order, sizes)
     whole = count - count % batch_size
     assert after[whole:] == before[whole:]
@@ -157,7 +153,7 @@ def test_each_window_has_its_samples_in_batches_of_neighbours_by_length(
 def test_seeds_shuffle_the_batches_of_a_window() -> None:
     base, starts = EpochOrder([400], "sequential", seed=0), np.array([0])
     orders = [
-        numbers_of(LengthOrder(base, np.arange(400), starts, batch_size=4, window=25, seed=seed), [400])
+        numbers_of(LengthOrder(base, np.arange(400), starts, lanes=Lanes(400, 4), window=25, seed=seed), [400])
         for seed in (None, 1, 2)
     ]
     assert orders[0] == list(range(400))
@@ -185,7 +181,7 @@ def test_datasets_are_drawn_in_exact_proportions(
     count = len(datasets)
     weights = data.draw(st.lists(st.integers(0, 6), min_size=count, max_size=count).filter(any))
     period = sum(weights)
-    order = MixedOrder(datasets, weights, kind, seed=seed, length=20 * period, window_shards=2)
+    order = MixedOrder(datasets, weights, kind, seed=seed, lanes=Lanes(20 * period), window_shards=2)
     found = samples_of(order, datasets)
     for number, (sizes, weight) in enumerate(zip(datasets, weights, strict=True)):
         for start in range(0, len(found), period):
@@ -204,10 +200,10 @@ def test_datasets_are_drawn_in_exact_proportions(
 
 
 def test_passes_over_a_dataset_have_different_orders() -> None:
-    order = MixedOrder([[50], [50]], [1, 1], "global", seed=3, length=200)
+    order = MixedOrder([[50], [50]], [1, 1], "global", seed=3, lanes=Lanes(200))
     drawn = [sample for dataset, sample in samples_of(order, [[50], [50]]) if dataset == 0]
     assert drawn[:50] != drawn[50:100]
-    again = MixedOrder([[50], [50]], [1, 1], "global", seed=4, length=200)
+    again = MixedOrder([[50], [50]], [1, 1], "global", seed=4, lanes=Lanes(200))
     assert samples_of(again, [[50], [50]]) != samples_of(order, [[50], [50]])
 
 

@@ -45,15 +45,17 @@ def service_loader(workers: int, pipe: IterDataPipe[Any]) -> Any:
     return loader
 
 
-@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
-def test_a_run_with_unreadable_samples_resumes_with_any_number_of_workers(tmp_path: Path, remainder: str) -> None:
+@pytest.mark.parametrize(("remainder", "lanes"), [("drop", 1), ("pad", 1), ("keep", 1), ("drop", 4), ("pad", 6)])
+def test_a_run_with_unreadable_samples_resumes_with_any_number_of_workers(
+    tmp_path: Path, remainder: str, lanes: int
+) -> None:
     for shard in range(4):
         build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{n:02}", "cls": "1"} for n in range(20)])
     damaged = Manifest(build_indexes(f"{tmp_path}/{{0..3}}.tar"))
     os.truncate(tmp_path / "1.tar", 100)
 
     def loader(workers: int) -> Any:
-        return service_loader(workers, pipeline(damaged, remainder=remainder, on_error="skip"))
+        return service_loader(workers, pipeline(damaged, remainder=remainder, lanes=lanes, on_error="skip"))
 
     with loader(0) as whole_loader:
         whole = list(chain.from_iterable(whole_loader))

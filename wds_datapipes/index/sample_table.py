@@ -16,7 +16,7 @@ from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions
-from wds_datapipes.index.order.sample_order import Numbers
+from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact

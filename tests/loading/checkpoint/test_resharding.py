@@ -52,6 +52,9 @@ RESHARDED: dict[str, Callable[[], Pipe]] = {
         split("a").mix_samples(split("b"), weights=[2, 1], stop="all"), stop="all"
     ),
     "padded samples of an index": lambda: IndexedSamples("{0..5}.tar", global_batch_size=4, remainder="pad"),
+    "padded samples of an index in lanes": lambda: IndexedSamples(
+        "{0..5}.tar", global_batch_size=12, lanes=6, remainder="pad"
+    ),
     "kept samples of an index": lambda: IndexedSamples(
         "{0..5}.tar", global_batch_size=4, remainder="keep"
     ).shuffle_samples(4),

@@ -88,14 +88,22 @@ def test_a_mixture_has_lengths_in_the_order_of_its_shards(lengths: list[int]) ->
 
 
 def test_a_state_belongs_to_its_lengths_and_options(lengths: list[int]) -> None:
-    def loader(**options: Any) -> Any:
-        return loader_of(IndexedSamples("{0..5}.tar", global_batch_size=BATCH, epoch=EpochOptions(**options)))
+    def loader(lanes: int, **options: Any) -> Any:
+        epoch = EpochOptions(**options)
+        return loader_of(IndexedSamples("{0..5}.tar", global_batch_size=BATCH, lanes=lanes, epoch=epoch))
 
-    with loader(bucket_by=lengths) as first:
+    with loader(1, bucket_by=lengths) as first:
         next(iter(first))
         state = first.state_dict()
-    for options in ({"bucket_by": lengths[::-1]}, {"bucket_by": lengths, "bucket_window": 3}):
-        with loader(**options) as other, pytest.raises(StateError, match=r"with a different pipeline.*IndexedSamples"):
+    for lanes, options in (
+        (1, {"bucket_by": lengths[::-1]}),
+        (1, {"bucket_by": lengths, "bucket_window": 3}),
+        (2, {"bucket_by": lengths}),
+    ):
+        with (
+            loader(lanes, **options) as other,
+            pytest.raises(StateError, match=r"with a different pipeline.*IndexedSamples"),
+        ):
             other.load_state_dict(state)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from itertools import chain
@@ -42,14 +43,17 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     order=st.sampled_from(["global", "window", "sequential"]),
     remainder=st.sampled_from(["drop", "pad", "keep"]),
     select=st.sampled_from([None, slice(None, None, 2)]),
+    lanes=st.sampled_from([1, 1, 2, 3, 6]),
 )
 def test_global_batches_are_the_same_for_any_ranks_and_workers(
-    manifest: Manifest, ranks: int, workers: int, multiple: int, order: str, remainder: str, select: Any
+    manifest: Manifest, ranks: int, workers: int, multiple: int, order: str, remainder: str, select: Any, lanes: int
 ) -> None:
     options: dict[str, Any] = {"order": order, "remainder": remainder, "epoch": EpochOptions(window_shards=2)}
-    options["select"] = select
+    options |= {"select": select, "lanes": lanes}
     count = COUNT if select is None else COUNT // 2
-    batch = ranks * multiple
+    batch = math.lcm(ranks, lanes) * multiple
+    if remainder == "drop":
+        batch = min(batch, count // math.lcm(ranks, lanes) * math.lcm(ranks, lanes))
     found = global_batches(manifest, ranks, workers, batch, **options)
     everything = list(chain(*found))
     expected = global_batches(manifest, 1, 1, batch, **options)
@@ -257,6 +261,25 @@ def test_a_batch_is_compared_with_the_part_of_a_rank(manifest: Manifest) -> None
     [
         (IndexedSamples, {"global_batch_size": 0}, ValueError, "global_batch_size must be at least 1, not 0"),
         (IndexedSamples, {"global_batch_size": 2.5}, TypeError, "global_batch_size must be an integer, not 2.5"),
+        (IndexedSamples, {"lanes": 0, "global_batch_size": 8}, ValueError, "lanes must be at least 1, not 0"),
+        (
+            IndexedSamples,
+            {"lanes": 8, "global_batch_size": 12},
+            ValueError,
+            "has 8 lanes, .* and global_batch_size=12. Choose a multiple of 8, or lanes that divide it",
+        ),
+        (
+            IndexedSamples,
+            {"lanes": 2},
+            ValueError,
+            "has 2 lanes, .* and global_batch_size=None. Choose a multiple of 2",
+        ),
+        (
+            IndexedSamples,
+            {"lanes": 64, "global_batch_size": 64, "remainder": "pad"},
+            ValueError,
+            "cannot cut 50 samples into 64 lanes, each of which needs one. Choose at most 50 lanes",
+        ),
         (IndexedSamples, {"order": "random"}, ValueError, 'order must be "global", "window" or "sequential", not'),
         (IndexedSamples, {"remainder": "fill"}, ValueError, 'remainder must be "drop", "pad" or "keep", not \'fill\''),
         (IndexedSamples, {"fields": "cls"}, TypeError, "fields must be a collection of names"),

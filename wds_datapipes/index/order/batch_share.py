@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.index.order.sample_order import Numbers
+from wds_datapipes.index.order.permutation import Numbers
 
 Remainder: TypeAlias = Literal["drop", "pad", "keep"]
 """What to do with the samples after the last whole batch: drop them, fill up the batch, or yield them."""
@@ -71,6 +71,7 @@ class BatchShare:
         workers: the number of its workers.
         worker: the worker.
         rest: the rest of the epoch, if another number of ranks or workers has begun it.
+        lanes: the number of lanes, between which the padding of the last batch is divided.
 
     Raises:
         EmptySourceError: there is no batch.
@@ -90,6 +91,7 @@ class BatchShare:
     workers: int = 1
     worker: int = 0
     rest: RestOfEpoch = WHOLE_EPOCH
+    lanes: int = 1
 
     def __post_init__(self) -> None:
         if self.batch % self.ranks:
@@ -142,7 +144,7 @@ class BatchShare:
         own = np.arange(self.size) + self.rank * self.size
         for first in range(self.worker + turn * self.workers, whole, step):
             batches = np.arange(first, min(first + step, whole), self.workers)
-            yield from self._split((batches[:, None] * self.batch + own).ravel()[done:])
+            yield from self._split(self._divide_padding((batches[:, None] * self.batch + own).ravel()[done:]))
             done = 0
         has_last = self.worker == self.whole_batches % self.workers and (end is None or end > self.whole_batches)
         if has_last and self.whole_batches >= self.worker + turn * self.workers:
@@ -158,6 +160,16 @@ class BatchShare:
         start = self.whole_batches * self.batch
         count = max(self._left - start, 0)  # none if they are padded
         return range(start + count * self.rank // self.ranks, start + count * (self.rank + 1) // self.ranks)
+
+    def _divide_padding(self, numbers: Numbers) -> Numbers:
+        """Return which samples of the rest of the epoch to read for some, so that all lanes share the padding."""
+        whole, rest = divmod(self._left, self.batch)
+        slots = numbers - whole * self.batch
+        lanes, places = np.divmod(slots, self.batch // self.lanes)
+        first, end = lanes * rest // self.lanes, (lanes + 1) * rest // self.lanes
+        moved = np.where(places < end - first, first + places, rest + slots - end) + whole * self.batch
+        divided: Numbers = np.where(slots < 0, numbers, moved)
+        return divided
 
     def _split(self, numbers: Numbers) -> Iterator[Numbers]:
         """Yield the positions of samples of the rest of the epoch in arrays of limited length."""

@@ -15,7 +15,7 @@ import numpy as np
 from wds_datapipes.errors import ChangedShardError, MissingSidecarError, WdsError
 from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.options import AccessOptions
-from wds_datapipes.index.order.sample_order import Numbers
+from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.read_plan import sizes_of
 from wds_datapipes.index.reading.sample_reader import SampleReader
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex

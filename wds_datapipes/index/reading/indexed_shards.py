@@ -16,7 +16,8 @@ from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, Misaligned
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.file_format import index_urls
 from wds_datapipes.index.options import AccessOptions
-from wds_datapipes.index.order.sample_order import Lengths, Numbers, SampleOrder, check_lengths
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.sample_order import TRIES, LaneOrder, Lengths, check_lengths
 from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
 from wds_datapipes.index.sample_table import NAMED, KeyTable, Select, Selection
 from wds_datapipes.index.shard_index import ShardIndex
@@ -24,11 +25,6 @@ from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, note
 from wds_datapipes.samples.fields import Lacking, describe_sample
 from wds_datapipes.types import Sample
-
-#: How many other samples are tried in the place of one that cannot be read.
-TRIES = 100
-#: The distance between them, as a part of the epoch: multiples of the golden ratio are spread evenly.
-STRIDE = 0.6180339887498949
 
 
 class IndexedShards:
@@ -219,7 +215,7 @@ class IndexedShards:
     def read_epoch(
         self,
         readers: Sequence[DatasetReader],
-        order: SampleOrder,
+        order: LaneOrder,
         chunks: Iterable[Numbers],
         *,
         policy: ErrorPolicy,
@@ -234,7 +230,7 @@ class IndexedShards:
         Args:
             readers: those of `open`.
             order: the order of the epoch.
-            chunks: arrays of positions; those from the length of the epoch on start again.
+            chunks: arrays of positions; those from the length of the epoch on are padding.
             policy: the policy for errors.
             substitutes: whether to read another sample in the place of one that cannot be read; None stands for it
                 otherwise.
@@ -251,7 +247,7 @@ class IndexedShards:
             for chunk in chunks:
                 waiting.extend(chunk.tolist())
                 begun += len(chunk)
-                yield order.find(chunk % len(order))
+                yield order.find(chunk)
 
         for item in self.stream(readers, find()):
             position = waiting.popleft()
@@ -259,20 +255,18 @@ class IndexedShards:
                 yield item, position, False
                 continue
             policy.tried = begun - len(waiting)
-            shards, _ = order.find(np.array([position % len(order)]))
+            shards, _ = order.find(np.array([position]))
             if not policy.handle(item, url=self.urls[shards[0]]):
                 return
             yield self._substitute(readers, order, position, item) if substitutes else None, position, True
             del item  # its frames refer to this one
 
     def _substitute(
-        self, readers: Sequence[DatasetReader], order: SampleOrder, position: int, error: Exception
+        self, readers: Sequence[DatasetReader], order: LaneOrder, position: int, error: Exception
     ) -> Sample:
         """Return another sample of the epoch."""
-        stride = round(len(order) * STRIDE) or 1
-        for number in range(1, TRIES + 1):
-            place = order.find(np.array([(position + number * stride) % len(order)]))
-            for item in self.stream(readers, [place]):
+        for other in order.substitutes(position):
+            for item in self.stream(readers, [order.find(other)]):
                 if isinstance(item, dict):
                     return item  # the errors of others are reported at their own positions
         note(error, f"{TRIES} other samples of the epoch, which were tried in its place, could not be read either")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wds_datapipes.index.order.sample_order import Numbers
+from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.tar.headers import BLOCK
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import numpy as np
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError, WdsError
-from wds_datapipes.index.order.sample_order import Numbers
+from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.read_plan import GAP_BYTES, ReadPlan, heads_of, plan_reading
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import local_path, open_local, open_parts, redact

@@ -9,21 +9,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from wds_datapipes.arguments import check_choice, check_fields, check_optional_integer
+from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
 from wds_datapipes.datapipes import MapDataPipe
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, EpochOptions
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
-from wds_datapipes.index.order.sample_order import (
-    EpochOrder,
-    LengthOrder,
-    MixedOrder,
-    Order,
-    SampleOrder,
-    integer_weights,
-)
+from wds_datapipes.index.order.lanes import Lanes
+from wds_datapipes.index.order.mixed_order import MixedOrder, integer_weights
+from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.sample_table import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
@@ -80,9 +75,13 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             at a time, which suits remote shards and disks; ``"sequential"`` keeps the order.
         global_batch_size: the number of samples in a batch of all ranks together; by default, one per rank. Loaders
             compare it with the ``.batch()`` after this stage.
+        lanes: cut the dataset into this many equal parts, the same in every epoch and run. Each global batch has
+            equally many samples of each lane, in the same places, so a rank reads the shards of its own lanes only, if
+            the number of ranks divides that of lanes. Each lane has its own order and windows. Choose a number that
+            divides ``global_batch_size``, and is at least as large as the number of ranks will ever be.
         remainder: the samples after the last whole batch: ``"drop"`` them; ``"pad"`` the batch with the first samples
-            of the epoch, and mark these by ``__padding__``, which ``.to_tuple()`` keeps only if it is named; or
-            ``"keep"`` them, which divides them between the ranks, so that some may lack a batch.
+            of the epoch, or of each lane, and mark these by ``__padding__``, which ``.to_tuple()`` keeps only if it is
+            named; or ``"keep"`` them, which divides them between the ranks, so that some may lack a batch.
         fields: the fields to read; by default all. The data of others is not read.
         select: the samples to read; by default all. A slice; an array of numbers in the order of the shards, in which
             a number that is repeated is read as often; a mask with a Boolean for each sample; or a function that
@@ -136,6 +135,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         *,
         order: Order = "global",
         global_batch_size: int | None = None,
+        lanes: int = 1,
         remainder: Remainder = "drop",
         fields: Collection[str] | None = None,
         select: Select | Mapping[str, Select] | None = None,
@@ -152,10 +152,17 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         check_on_error(on_error)
         global_batch_size = check_optional_integer("global_batch_size", global_batch_size, 1)
         check_fields(fields)
+        lanes = check_integer("lanes", lanes, 1)
+        if lanes > 1 and (global_batch_size or 1) % lanes:
+            raise ValueError(
+                f"IndexedSamples has {lanes} lanes, of which each global batch has equally many samples, and "
+                f"global_batch_size={global_batch_size}. Choose a multiple of {lanes}, or lanes that divide it"
+            )
         if epoch.bucket_by is not None and global_batch_size is None:
             raise ValueError("bucket_by makes batches of samples of similar length, and needs their global_batch_size")
         self.order = order
         self.global_batch_size = global_batch_size
+        self.lanes = lanes
         self.remainder = remainder
         self.epoch = epoch
         self.fields = fields
@@ -190,7 +197,14 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                     "or set its weight to 0"
                 )
         used = zip(counts.values(), self.weights or [1] * len(parts), strict=True)
-        self._count = epoch.samples or sum(count for count, weight in used if weight)
+        counted = [count for count, weight in used if weight]
+        self._count = epoch.samples or sum(counted)
+        fewest = min(self._count, *(counted if self.weights else [sum(counted)]))
+        if fewest < lanes:
+            raise ValueError(
+                f"IndexedSamples cannot cut {fewest} samples into {lanes} lanes, each of which needs one. Choose at "
+                f"most {fewest} lanes{', since they divide each dataset of a mixture' if self.weights else ''}"
+            )
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""
@@ -233,32 +247,33 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             policy.count_unread(self._share(self._rest), self._done + 1)
         policy.finish()
 
-    def _order_of_epoch(self) -> SampleOrder:
+    def _order_of_epoch(self) -> LaneOrder:
         """Return the order of the next epoch."""
         order = self.order if self._shuffles else "sequential"
         seed = 0 if order == "sequential" else self.take_seed()
-        samples = self._order_of_samples(order, seed)
-        if self._shards.lengths is None or self.global_batch_size is None:
-            return samples
-        return LengthOrder(
-            samples,
-            self._shards.lengths,
-            self._shards.starts,
-            batch_size=self.global_batch_size,
-            window=self.epoch.bucket_window,
-            seed=None if order == "sequential" else seed,
-        )
+        lanes = Lanes(self._count, self.global_batch_size or 1, self.lanes)
+        samples = self._order_of_samples(order, seed, lanes)
+        if self._shards.lengths is not None:
+            samples = LengthOrder(
+                samples,
+                self._shards.lengths,
+                self._shards.starts,
+                lanes=lanes,
+                window=self.epoch.bucket_window,
+                seed=None if order == "sequential" else seed,
+            )
+        return LaneOrder(samples, lanes)
 
-    def _order_of_samples(self, order: Order, seed: int) -> SampleOrder:
-        """Return the order of an epoch without regard to lengths."""
+    def _order_of_samples(self, order: Order, seed: int, lanes: Lanes) -> SampleOrder:
+        """Return the order of an epoch without regard to lengths, lane by lane."""
         window = self.epoch.window_shards
         if self.weights is None and self.epoch.samples is None:
-            return EpochOrder(self._shards.sizes, order, seed=seed, window_shards=window)
+            return EpochOrder(self._shards.sizes, order, seed=seed, window_shards=window, lanes=self.lanes)
         if self.weights is None:
             datasets, weights = [self._shards.sizes], [1]
         else:
             datasets, weights = [self._shards.sizes[part] for part in self._shards.parts.values()], self.weights
-        return MixedOrder(datasets, weights, order, seed=seed, length=self._count, window_shards=window)
+        return MixedOrder(datasets, weights, order, seed=seed, lanes=lanes, window_shards=window)
 
     def _share(self, rest: RestOfEpoch = WHOLE_EPOCH) -> BatchShare:
         """Return the share of this instance in the rest of an epoch."""
@@ -273,7 +288,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def _share_of(self, ranks: int, rank: int, workers: int, worker: int, rest: RestOfEpoch) -> BatchShare:
         return BatchShare(
-            self._count, self.global_batch_size or ranks, self.remainder, ranks, rank, workers, worker, rest
+            self._count, self.global_batch_size or ranks, self.remainder, ranks, rank, workers, worker, rest, self.lanes
         )
 
     def position_reader(self) -> Callable[[], SamplePosition]:

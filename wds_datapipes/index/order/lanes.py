@@ -1,0 +1,75 @@
+"""Lanes: equal parts of a dataset, of which each global batch has equally many samples."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wds_datapipes.index.order.permutation import Numbers
+
+
+def lane_starts(count: int, lanes: int) -> Numbers:
+    """Return how many of ``count`` samples are before each of the lanes, and in all of them.
+
+    >>> lane_starts(11, 4).tolist()
+    [0, 2, 5, 8, 11]
+    """
+    return np.array([lane * count // lanes for lane in range(lanes + 1)], np.int64)
+
+
+class Lanes:
+    """Divides an epoch into lanes: each global batch has samples of the same lanes in the same slots.
+
+    Slots ``[i * share, (i + 1) * share)`` of each batch are those of lane i, so a part of a batch has the same lanes in
+    all batches. What the lanes have left after the last whole batch follows lane by lane. Padding, at positions from
+    ``count`` on, repeats the first samples of each lane.
+
+    Args:
+        count: the number of samples in the epoch.
+        batch: the number of samples in a global batch.
+        lanes: the number of lanes.
+
+    Attributes:
+        share: the number of samples of each lane in a batch.
+        whole: the number of samples of each lane in all whole batches.
+        starts: the number of samples before each lane, if they are numbered lane by lane.
+
+    Examples:
+        >>> lanes = Lanes(11, batch=4, lanes=2)
+        >>> lanes.starts.tolist(), lanes.locate(np.arange(12)).tolist()
+        ([0, 5, 11], [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 0])
+    """
+
+    def __init__(self, count: int, batch: int = 1, lanes: int = 1) -> None:
+        self.count, self.batch, self.share = count, batch, batch // lanes
+        self.whole = count // batch * self.share
+        self.starts = lane_starts(count, lanes)
+        self._sizes = np.diff(self.starts)
+        self._rests = lane_starts(count % batch, lanes)
+        self._padding = np.arange(lanes + 1) * self.share - self._rests
+
+    def __len__(self) -> int:
+        """Return the number of lanes."""
+        return len(self._sizes)
+
+    def split(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the lanes of samples that are numbered lane by lane, and their numbers in these."""
+        lanes = np.searchsorted(self.starts[1:-1], numbers, "right")
+        return lanes, numbers - self.starts[lanes]
+
+    def locate(self, positions: Numbers) -> Numbers:
+        """Return the numbers of the samples at some positions of the epoch, if samples are numbered lane by lane."""
+        batches, slots = np.divmod(positions, self.batch)
+        lanes, numbers = np.divmod(slots, self.share)
+        numbers += batches * self.share
+        is_left = positions >= self.whole * len(self)
+        if is_left.any():
+            left = positions[is_left] - self.whole * len(self)
+            more = left - self._rests[-1]
+            own, padded = (
+                np.searchsorted(starts[1:-1], at, "right")
+                for starts, at in ((self._rests, left), (self._padding, more))
+            )
+            lanes[is_left] = np.where(more < 0, own, padded)
+            again = (more - self._padding[padded]) % self._sizes[padded]
+            numbers[is_left] = np.where(more < 0, self.whole + left - self._rests[own], again)
+        return self.starts[lanes] + numbers
