@@ -210,7 +210,7 @@ def shard_sizes(shards: Manifest | Shards, access: AccessOptions) -> list[tuple[
         ShardError: a shard cannot be indexed.
     """
     if isinstance(shards, Manifest):
-        return [(entry.url, entry.samples) for entry in shards.entries]
+        return list(zip(shards.urls, shards.counts.tolist(), strict=True))
     urls, index_dir, options = resolve_shards(shards), access.index_dir, IndexOptions(limits=access.limits)
     store = access.storage_options
     if access.indexes == "build":

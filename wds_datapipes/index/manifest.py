@@ -5,16 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from wds_datapipes.errors import CorruptSidecarError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.urls import check_url
 
-FORMAT, VERSION = "wds-datapipes manifest", 1
+FORMAT, VERSION = "wds-datapipes manifest", 2
+#: How many entries, or bytes of a file, are converted at a time: a million entries would take 500 MB as objects.
+ENTRIES, STEP_BYTES = 256, 1 << 14
+#: The beginning of the list of shards in a file, and of a shard after another one.
+SHARDS, NEXT_SHARD = re.compile(rb'"shards"\s*:\s*\['), b",\n  ["
+DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -37,8 +48,7 @@ class ManifestEntry:
     sha256: str | None = None
 
     def __post_init__(self) -> None:
-        is_valid = type(self.url) is str and all(type(each) is int and each >= 0 for each in (self.samples, self.bytes))
-        if not is_valid or type(self.sha256) not in (str, type(None)):
+        if not _are_valid([self.url], [self.samples, self.bytes], [self.sha256]):
             raise ValueError(f"its entry {vars(self)} is not valid")
 
 
@@ -49,7 +59,8 @@ class Manifest:
         shards: a description of each shard: the results of `build_indexes`, or the `ShardInfo` from a writer.
 
     Attributes:
-        entries: the shards, each a `ManifestEntry`.
+        counts: the number of samples of each shard.
+        fingerprint: the SHA-256 of the shards' base names, counts, sizes and digests, in order.
 
     Examples:
         >>> from wds_datapipes.index import Manifest, build_indexes
@@ -65,53 +76,86 @@ class Manifest:
     """
 
     def __init__(self, shards: Iterable[Any]) -> None:
-        entries = []
-        for each in shards:
-            if isinstance(each, str | os.PathLike):
-                raise TypeError(
-                    f"A Manifest is built from descriptions of shards, not from the name {redact(os.fspath(each))!r}. "
-                    f"Pass the results of build_indexes"
-                )
-            entries.append(ManifestEntry(each.url, each.samples, each.bytes, each.sha256 or None))
-        self.entries = tuple(entries)
+        left = map(_facts_of, shards)
+        self._store(iter(lambda: list(islice(left, ENTRIES)), []))
+
+    def _store(self, blocks: Iterable[Sequence[Sequence[Any]]]) -> None:
+        """Store the facts of the shards, which come in blocks, as columns."""
+        counts, sizes, digests = array("q"), array("q"), [np.empty(0, "S1")]
+        self._names, digest = list[str](), hashlib.sha256()
+        for rows in blocks:
+            urls, samples, totals, sha256s = zip(*rows, strict=True)
+            if not _are_valid(urls, samples + totals, sha256s):
+                for row in rows:
+                    ManifestEntry(*row)  # raises an error about the one that is invalid
+            base_names = "\0".join([url[url.rfind("/") + 1 :] for url in urls])
+            digest.update(f"{base_names}\0".encode("utf-8", "surrogatepass"))
+            self._names.append("\0".join(urls))
+            counts.extend(samples)
+            sizes.extend(totals)
+            digests.append(np.array([each or "" for each in sha256s], "S64" if any(sha256s) else "S1"))
+        self.counts, self._sizes = np.frombuffer(counts, np.int64), np.frombuffer(sizes, np.int64)
+        self._digests: npt.NDArray[np.bytes_] = np.concatenate(digests)
+        for column in (self.counts.astype("<i8"), self._sizes.astype("<i8"), self._digests):
+            digest.update(column.tobytes())
+        self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
         """Return the number of shards."""
-        return len(self.entries)
+        return len(self.counts)
 
     def __eq__(self, other: object) -> bool:
         """Whether two manifests have the same entries."""
-        return self.entries == other.entries if isinstance(other, Manifest) else NotImplemented
+        if not isinstance(other, Manifest):
+            return NotImplemented
+        return self.fingerprint == other.fingerprint and self.urls == other.urls
 
     def __hash__(self) -> int:
-        return hash(self.entries)
+        return hash(self.fingerprint)
 
     def __repr__(self) -> str:
         return f"<Manifest of {len(self)} shards, {self.samples} samples, {self.bytes} bytes>"
 
     @property
+    def entries(self) -> tuple[ManifestEntry, ...]:
+        """The shards, as objects that are made for each call."""
+        return tuple(ManifestEntry(*row) for row in self._rows())
+
+    @property
     def urls(self) -> list[str]:
         """The URLs of the shards."""
-        return [entry.url for entry in self.entries]
+        return [url for names in self._names for url in names.split("\0")]
+
+    def _rows(self) -> Iterator[tuple[str, int, int, str | None]]:
+        digests = (each.decode() or None for each in self._digests)
+        return zip(self.urls, self.counts.tolist(), self._sizes.tolist(), digests, strict=True)
 
     @property
     def samples(self) -> int:
         """The number of samples in all shards."""
-        return sum(entry.samples for entry in self.entries)
+        return sum(self.counts.data)
 
     @property
     def bytes(self) -> int:
         """The total size of the shards in bytes."""
-        return sum(entry.bytes for entry in self.entries)
+        return sum(self._sizes.data)
 
-    @property
-    def fingerprint(self) -> str:
-        """The SHA-256 of the shards' base names, counts, sizes and digests, in order."""
-        facts = [
-            [entry.url.rstrip("/").rpartition("/")[2], entry.samples, entry.bytes, entry.sha256]
-            for entry in self.entries
-        ]
-        return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()
+
+def _facts_of(shard: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the facts of a description of a shard."""
+    if isinstance(shard, str | os.PathLike):
+        raise TypeError(
+            f"A Manifest is built from descriptions of shards, not from the name {redact(os.fspath(shard))!r}. "
+            f"Pass the results of build_indexes"
+        )
+    return shard.url, shard.samples, shard.bytes, shard.sha256 or None
+
+
+def _are_valid(urls: Sequence[Any], numbers: Sequence[Any], digests: Sequence[Any]) -> bool:
+    """Whether the facts of several shards are valid; see `ManifestEntry`."""
+    are_counts = {*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) < 1 << 63
+    are_digests = all(each is None or (type(each) is str and DIGEST.fullmatch(each)) for each in {*digests})
+    return {*map(type, urls)} == {str} and "\0" not in "".join(urls) and are_counts and are_digests
 
 
 def write_manifest(
@@ -134,9 +178,14 @@ def write_manifest(
         "fingerprint": manifest.fingerprint,
         "samples": manifest.samples,
         "bytes": manifest.bytes,
-        "shards": [{**vars(entry), "url": within(folder, entry.url)} for entry in manifest.entries],
+        "shards": [],
     }
-    write_sidecar(os.fspath(url), (json.dumps(facts, indent=1) + "\n").encode(), storage_options)
+    before, after = json.dumps(facts, indent=1).rsplit("]", 1)
+    rows = [
+        json.dumps([within(folder, shard), *numbers], separators=(",", ":")) for shard, *numbers in manifest._rows()
+    ]
+    text = f"{before}\n  {NEXT_SHARD[:-1].decode().join(rows)}\n ]{after}\n"
+    write_sidecar(os.fspath(url), text.encode(), storage_options)
 
 
 def read_manifest(
@@ -164,21 +213,44 @@ def read_manifest(
     name = redact(path)
     content = read_sidecar(path, storage_options)
     folder = folder_of(path)
+    schemes: dict[str, str] = {}
     try:
-        facts = json.loads(content)
+        found = SHARDS.search(content)
+        start, end = (found.end(), content.rfind(b"]")) if found else (len(content), len(content))
+        facts = json.loads(content[:start] + content[end:])  # with an empty list of shards
         if not isinstance(facts, dict) or facts.get("format") != FORMAT:
             raise ValueError("it is JSON of another kind")
         if facts.get("version") != VERSION:
             raise ValueError(
                 f"it has version {facts.get('version')!r}, but this version of wds-datapipes reads {VERSION}"
             )
-        entries = [ManifestEntry(**each) for each in facts["shards"]]
-        manifest = Manifest(replace(entry, url=join_name(folder, entry.url)) for entry in entries)
-        recorded = (facts["fingerprint"], facts["samples"], facts["bytes"])
-        if recorded != (manifest.fingerprint, manifest.samples, manifest.bytes):
+        manifest = Manifest.__new__(Manifest)
+        manifest._store(_read_blocks(content, start, end, folder, schemes))
+        recorded = (facts["shards"], facts["fingerprint"], facts["samples"], facts["bytes"])
+        if recorded != ([], manifest.fingerprint, manifest.samples, manifest.bytes):
             raise ValueError("its totals or its fingerprint do not match its shards")
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSidecarError(f"{name} is not a manifest, or is damaged: {error}. Write it again") from error
-    for shard in manifest.urls:
+    for shard in schemes.values() if allow_local_files else manifest.urls:
         check_url(shard, allow_local_files=allow_local_files, listed_in=path)
     return manifest
+
+
+def _read_blocks(content: bytes, start: int, end: int, folder: str, schemes: dict[str, str]) -> Iterator[list[Any]]:
+    """Yield the shards of a list in a file, some at a time, joined to a folder, and collect a URL of each scheme."""
+    while start < end:
+        cut = content.find(NEXT_SHARD, start + STEP_BYTES, end)  # JSON has no line break inside of a string
+        cut = end if cut < 0 else cut
+        if not (rows := json.loads(b"[%b]" % content[start:cut])):
+            return
+        urls, *facts = zip(*rows, strict=True)
+        # `split_scheme` decides by what is before the first colon and by two characters after it.
+        first, last = min(urls), max(urls)
+        are_alike = ":" in first[:-2] and last.startswith(first[: first.find(":") + 3])
+        heads = {url[: url.find(":") + 3]: url for url in ([first] if are_alike else urls)}
+        are_relative = {join_name("/", head) != head for head in heads}
+        if True in are_relative:
+            urls = tuple([folder + url if False not in are_relative else join_name(folder, url) for url in urls])
+        schemes.update({head: join_name(folder, url) for head, url in heads.items()})
+        yield list(zip(urls, *facts, strict=True))
+        start = cut + 1
