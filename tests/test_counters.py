@@ -36,11 +36,11 @@ def test_a_copy_starts_at_zero() -> None:
     counters, opened = Counters(), list[str]()
     counters.on_shard = opened.append
     counters.count_skipped(item("decode", "ValueError", "a"))
-    counters.count_fetched(1, 1.0)
+    counters.count("retries/s3://bucket")
     for copied in (copy.deepcopy(counters), pickle.loads(pickle.dumps(counters))):
         copied.record_shard("a.tar")
         assert opened == []
-        assert (copied.entries, copied.fetched(), copied.skipped()) == (0, (0, 0), Skipped())
+        assert (copied.entries, copied.figures(), copied.skipped()) == (0, {}, Skipped())
 
 
 # who writes into it

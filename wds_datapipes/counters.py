@@ -1,4 +1,4 @@
-"""Counters of a pipeline: the shards it opens, the bytes it fetches and the items it skips."""
+"""Counters of a pipeline: the shards it opens, what stores send, and the items it skips."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Skipped:
 
 
 class Counters:
-    """Counters of a pipeline, updated by its stages: the shard opened last, the items skipped, and the bytes fetched.
+    """Counters of a pipeline, updated by its stages: the shard opened last, the items skipped, and other figures.
 
     The stages of a loader share one; without a loader, each stage has its own. A copy, such as the one that is sent
     to a worker, starts at zero.
@@ -63,16 +63,18 @@ class Counters:
         shard: the shard opened last, without credentials, or "".
         entries: the number of skipped items.
         on_shard: called with each shard that is opened.
+        on_retry: called after each retry, since no item may follow for a long time.
     """
 
     def __init__(self) -> None:
         self.shard = ""
         self.entries = 0
         self.on_shard: Callable[[str], object] | None = None
+        self.on_retry: Callable[[], object] | None = None
         self._counts: Counter[str] = Counter()
         self._latest: deque[SkippedItem] = deque(maxlen=LATEST)
-        #: Bytes and seconds by thread. Each thread writes to its own entry, so a fork finds no lock held.
-        self._fetched: dict[int, tuple[int, float]] = {}
+        #: Amounts by thread and figure. Each thread writes to its own entries, so a fork finds no lock held.
+        self._amounts: dict[tuple[int, str], float] = {}
 
     def __reduce__(self) -> tuple[type[Counters], tuple[()]]:
         return Counters, ()
@@ -83,16 +85,23 @@ class Counters:
         if self.on_shard is not None:
             self.on_shard(shard)
 
-    def count_fetched(self, count: int, waited_s: float) -> None:
-        """Count bytes received from a store; this is thread-safe."""
-        thread = threading.get_ident()
-        before, before_s = self._fetched.get(thread, (0, 0.0))
-        self._fetched[thread] = before + count, before_s + waited_s
+    def count(self, figure: str, amount: float = 1) -> None:
+        """Add to a figure, such as ``"fetched_bytes/s3://bucket"``; this is thread-safe."""
+        entry = threading.get_ident(), figure
+        self._amounts[entry] = self._amounts.get(entry, 0.0) + amount
 
-    def fetched(self) -> tuple[int, float]:
-        """Return the bytes that came from stores, and the seconds that threads waited for them, summed."""
-        entries = [*self._fetched.values()]
-        return sum(count for count, _ in entries), sum(seconds for _, seconds in entries)
+    def count_retry(self, figure: str) -> None:
+        """Count a retry, and publish it."""
+        self.count(figure)
+        if self.on_retry is not None:
+            self.on_retry()
+
+    def figures(self) -> Counter[str]:
+        """Return the figures so far, summed over threads."""
+        found = Counter[str]()
+        for (_, figure), amount in [*self._amounts.items()]:
+            found[figure] += amount  # type: ignore[assignment]  # a Counter counts seconds as well
+        return found
 
     def count_skipped(self, item: SkippedItem) -> None:
         """Count a skipped item."""

@@ -19,7 +19,7 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardReadError
 from wds_datapipes.io.call_threads import TooSlowError
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote.filesystem import TIMEOUT_S, RemotePath, with_timeouts
+from wds_datapipes.io.remote.filesystem import TIMEOUT_S, RemotePath, store_of, with_timeouts
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, UNGUARDED
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile
 from wds_datapipes.io.remote.retry import is_transient
@@ -108,10 +108,13 @@ def test_a_report_states_which_worker_waited_for_stores(proxy: FaultProxy, url: 
         report = loader.reading_service.report()
     with open_url(url, counters=(counters := Counters())) as stream:
         size = len(stream.read())
-    assert counters.fetched()[0] == size
+    assert counters.figures()[f"fetched_bytes/{store_of(url)}"] == size
     assert len(report.workers) == 2
     assert all(size <= worker.fetched_bytes <= size + 2000 for worker in report.workers)
     assert max(worker.fetching_s for worker in report.workers) >= 1
+    # The time-out is a retry, and so is not what a report adds over stores.
+    assert report.total.figures[f"retries/{store_of(url)}"] == report.total.retries >= 1
+    assert report.as_dict()[f"fetched_bytes_per_s/{store_of(url)}"] > 0
     assert " came from stores, in " in str(report)
 
 

@@ -48,6 +48,9 @@ SUMMARY_LENGTH = 500
 #: The count of a rank that has arrived; a lower count means that it has not arrived completely.
 ARRIVED = 2
 
+#: What the store answers instead of a report that does not exist.
+MISSING = "-"
+
 T = TypeVar("T")
 Pause: TypeAlias = Callable[[], bool]
 
@@ -146,6 +149,27 @@ class Ranks:
         found, _ = self._meet(seed if self.rank == 0 else None)
         return seed if found is None else found
 
+    def share(self, report: str, *, reads: bool) -> list[str]:
+        """Publish a report of this rank; this does not wait for other ranks.
+
+        Args:
+            report: the report.
+            reads: whether to return the last report of each rank that has published one, by a request for each.
+                Otherwise, there is one request.
+
+        Raises:
+            RankLostError: the store of the process group does not respond.
+        """
+
+        def exchange(_: Pause) -> list[str]:
+            if not self._has_left:
+                self._host.set(self._key("report", self.rank), report)
+            keys = [self._key("report", rank) for rank in range(self.size)] if reads else []
+            found = [self._host.compare_set(key, MISSING, MISSING).decode() for key in keys]
+            return [text for text in found if text != MISSING]
+
+        return self._ask(None, exchange)
+
     def leave(self, error: BaseException | None = None) -> None:
         """Announce to the other ranks that this rank will not join their next meeting.
 
@@ -166,10 +190,16 @@ class Ranks:
     def _meet(self, seed: int | None, facts: Facts | None = None) -> tuple[int | None, Facts]:
         """Meet the other ranks; return the seed that a rank has brought, if any, and the facts of rank 0."""
         epoch = self._begun + 1
+        return self._ask(epoch, lambda pause: self._arrive(pause, epoch, seed, facts))
+
+    def _ask(self, epoch: int | None, action: Callable[[Pause], T]) -> T:
+        """Return the result of an action that calls the store: for an epoch, or for a report.
+
+        Raises:
+            RankLostError: the store does not respond.
+        """
         try:
-            return self._in_thread(
-                lambda pause: self._arrive(pause, epoch, seed, facts), self._timeout_s, self._timeout_s + ANSWER_S
-            )
+            return self._in_thread(action, self._timeout_s, self._timeout_s + ANSWER_S)
         except RankLostError:
             raise
         except futures.TimeoutError:
@@ -226,6 +256,7 @@ class Ranks:
         store, following = self._host, self._arrived + 1
         # The store sends no response to this, so this does not wait.
         store.set(self._key(following, "gate"), json.dumps({"lost": why}))
+        self._forget("report", self.rank)
         if store.add(self._key(following, "left"), 1) == self.size:
             self._forget(following, "left", "gate")
             self._forget(self._arrived, "gate")
@@ -250,10 +281,10 @@ class Ranks:
             self._address = host.host, host.port
         return host
 
-    def _key(self, epoch: int, name: object) -> str:
+    def _key(self, epoch: int | str, name: object) -> str:
         return f"{self._meetings}/{epoch}/{name}"
 
-    def _forget(self, epoch: int, *names: object) -> None:
+    def _forget(self, epoch: int | str, *names: object) -> None:
         for name in names:
             self._host.delete_key(self._key(epoch, name))
 
@@ -297,8 +328,9 @@ def _number(what: str) -> str:
     return f"wds_datapipes/{attempt}/{what}/{number}"
 
 
-def _lost(epoch: int, why: str) -> RankLostError:
+def _lost(epoch: int | None, why: str) -> RankLostError:
     what = f"begin epoch {epoch} of a ShardReadingService" if epoch else "start a ShardReadingService"
+    what = "report" if epoch is None else what
     return RankLostError(f"The ranks cannot {what} together: {why}.")
 
 

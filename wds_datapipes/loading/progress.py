@@ -104,9 +104,11 @@ class LoopPosition:
 
     Attributes:
         delivered: the number of items that the loop has received; the loader counts them.
+        earlier: the number of those of earlier epochs.
     """
 
     def __init__(self, base: WorkerState | None = None) -> None:
+        self.delivered = self.earlier = 0
         self.begin(base or WorkerState(None))
 
     def begin(self, base: WorkerState) -> None:
@@ -115,6 +117,7 @@ class LoopPosition:
         Args:
             base: the state at which the pipeline starts.
         """
+        self.earlier += self.delivered
         self.delivered = 0
         self._base = base
         self._received = 0

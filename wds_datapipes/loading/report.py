@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wds_datapipes.counters import Skipped, sum_skipped
@@ -15,24 +19,44 @@ from wds_datapipes.pipes.inspection import upstream
 
 LOGGER = logging.getLogger("wds_datapipes")
 
+#: Shorter waits count as none, in seconds.
+SHORTEST_S = 1e-5
+#: The number of buckets from a wait to one that is twice as long, so that a percentile is exact to a tenth.
+PER_OCTAVE = 4
+
+#: How much slower than the median a straggler is,
+SLOWER = 3
+#: the share of the time that the loop has waited for it,
+WAITED_SHARE = 0.05
+#: and the shortest time that is compared, in seconds.
+COMPARED_S = 10.0
+
+#: The attributes of a worker that grow with its items.
+_SUMS = "items", "received", "bytes", "making_s", "waiting_s", "waited_s", "figures", "waits"
+
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """Statistics of one worker since it was started.
+    """Statistics of one worker since it was started, or of all workers of a rank.
 
     Attributes:
-        name: ``"Worker 0"``, or ``"The main process"`` if there are no workers.
-        pid: the ID of its process.
+        name: ``"Worker 0"``, or ``"The main process"`` if there are no workers; ``"Rank 0"`` for all of a rank.
+        pid: the ID of its process; 0 for a rank.
         items: the number of items it has made, including those that the loop has not received yet.
         bytes: the size of the items sent, in bytes; 0 in the main process.
         making_s: the time the pipeline took to make them, in seconds, including waiting for data.
         waiting_s: the time the worker waited for the loop, in seconds.
         waited_s: the time the loop waited for this worker, in seconds.
-        shard: the shard that it opened last, or "".
+        shard: the shard that it opened last, or ""; for a rank, that of its slowest worker.
         skipped: the items that its stages have skipped.
-        fetched_bytes: the number of bytes received from stores.
-        fetching_s: the time spent waiting for stores, in seconds, summed over concurrent reads. It includes
-            prefetching, which does not necessarily delay the loop.
+        received: the number of its items that the loop has received.
+        ahead: the number of its items that the loop has not received yet.
+        figures: further sums by name: bytes, seconds and retries of each store, such as
+            ``"fetched_bytes/s3://bucket"``, and hits and misses of caches.
+        waits: the number of waits of the loop, by `wait_bucket`.
+        rank: the number of its rank.
+        host: the name of its host.
+        slowest: for a rank, the name of its slowest worker.
     """
 
     name: str
@@ -44,23 +68,80 @@ class WorkerReport:
     waited_s: float
     shard: str
     skipped: Skipped
-    fetched_bytes: int = 0
-    fetching_s: float = 0.0
+    received: int = 0
+    ahead: int = 0
+    figures: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+    rank: int = 0
+    host: str = ""
+    slowest: str = ""
+
+    @property
+    def fetched_bytes(self) -> int:
+        """The number of bytes received from stores."""
+        return int(self._sum("fetched_bytes/"))
+
+    @property
+    def fetching_s(self) -> float:
+        """The time spent waiting for stores, in seconds, summed over concurrent reads.
+
+        It includes prefetching, which does not necessarily delay the loop.
+        """
+        return self._sum("fetching_s/")
+
+    @property
+    def retries(self) -> int:
+        """The number of requests to stores that were repeated."""
+        return int(self._sum("retries/"))
+
+    def _sum(self, prefix: str) -> float:
+        return sum((amount for name, amount in self.figures.items() if name.startswith(prefix)), 0.0)
+
+    def wait_s(self, percent: float) -> float:
+        """Return the time within which the loop received a percentage of the items, in seconds, to a tenth."""
+        longer = (1 - percent / 100) * max(self.received, sum(self.waits.values()))
+        for seconds, count in sorted(((float(bucket), count) for bucket, count in self.waits.items()), reverse=True):
+            longer -= count
+            if longer < 0:
+                return seconds
+        return 0.0
+
+    def item_s(self, elapsed_s: float) -> float:
+        """Return the time it takes for an item, in seconds; one that makes none, and is not ahead, takes all of it."""
+        return self.making_s / self.items if self.items else elapsed_s * (self.ahead <= 0)
+
+    def since(self, earlier: WorkerReport) -> WorkerReport:
+        """Return the statistics since an earlier report of the same worker."""
+        changes = {name: getattr(self, name) - getattr(earlier, name) for name in _SUMS}
+        skipped = Counter(self.skipped.counts) - Counter(earlier.skipped.counts)
+        return replace(self, skipped=Skipped(skipped, self.skipped.latest), **changes)
+
+    def to_json(self) -> str:
+        """Return the report as JSON, without the messages of skipped items."""
+        return json.dumps({**vars(self), "skipped": self.skipped.counts})
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerReport:
+        """Return a report from its JSON."""
+        found = json.loads(text, object_hook=Counter)
+        return cls(**{**found, "skipped": Skipped(found["skipped"])})
 
 
 @dataclass(frozen=True)
 class LoadingReport:
-    """Statistics of the workers of a loader, over all epochs so far.
+    """Statistics of the workers of a loader, or of all ranks, over all epochs so far.
 
     ``print(report)`` prints one line.
 
     Attributes:
         epoch: the number of the latest epoch, from 1; 0 before the first.
-        workers: one report for each worker.
+        workers: one report for each worker, or for each rank.
+        elapsed_s: the time since the workers were started, in seconds.
     """
 
     epoch: int
     workers: Sequence[WorkerReport]
+    elapsed_s: float = field(default=0.0, compare=False)
 
     @property
     def items(self) -> int:
@@ -72,22 +153,100 @@ class LoadingReport:
         """The items that all workers have skipped."""
         return sum_skipped(worker.skipped for worker in self.workers)
 
-    def __str__(self) -> str:
-        def total(name: str) -> Any:
-            return sum(getattr(worker, name) for worker in self.workers)
+    @property
+    def total(self) -> WorkerReport:
+        """The sum of all workers, under the name of their rank."""
+        slowest = max(self.workers, key=lambda each: (each.waited_s > 0, each.item_s(self.elapsed_s)), default=_NONE)
+        sums = {
+            name: sum((getattr(each, name) for each in self.workers), getattr(_NONE, name))
+            for name in (*_SUMS, "ahead")
+        }
+        name, worker = f"Rank {slowest.rank}", slowest.slowest or slowest.name
+        return replace(slowest, name=name, pid=0, skipped=self.skipped, slowest=worker, **sums)
 
-        skipped = ", ".join(f"{count} x {what}" for what, count in sorted(self.skipped.counts.items()))
-        makers = f"{len(self.workers)} workers"
+    def since(self, earlier: LoadingReport) -> LoadingReport:
+        """Return the statistics since an earlier report of the same loader."""
+        known = {(each.name, each.pid): each for each in earlier.workers}
+        workers = [each.since(known.get((each.name, each.pid), _NONE)) for each in self.workers]
+        return LoadingReport(self.epoch, workers, self.elapsed_s - earlier.elapsed_s)
+
+    def as_dict(self) -> dict[str, int | float | str]:
+        """Return the statistics as a flat dictionary, for tools that draw or store them.
+
+        Names end in their unit, or in it and the store: ``"fetched_bytes_per_s/s3://bucket"``. Besides the sums of
+        `WorkerReport`, there are ``"waited_share"``, the share of the time that the loop has waited, and
+        ``"wait_p99_s"``, within which it received 99% of the items.
+        """
+        total, per_s = self.total, 1 / self.elapsed_s if self.elapsed_s else 0.0
+        sums = (*_SUMS[:-2], "fetched_bytes", "fetching_s", "retries")
+        stores = [name for name in total.figures if name.startswith("fetched_bytes/")]
+        return {
+            "epoch": self.epoch,
+            "elapsed_s": self.elapsed_s,
+            **{name: getattr(total, name) for name in sums},
+            "received_per_s": total.received * per_s,
+            "waited_share": total.waited_s * per_s / max(len({worker.rank for worker in self.workers}), 1),
+            **{f"wait_p{percent}_s": total.wait_s(percent) for percent in (50, 95, 99)},
+            "skipped": total.skipped.total,
+            **{f"skipped/{what}": count for what, count in total.skipped.counts.items()},
+            **total.figures,
+            **{name.replace("/", "_per_s/", 1): total.figures[name] * per_s for name in stores},
+            "slowest_rank": total.rank,
+            "slowest_host": total.host,
+            "slowest_worker": total.slowest,
+            "slowest_shard": total.shard,
+        }
+
+    def __str__(self) -> str:
+        total = self.total
+        skipped = ", ".join(f"{count} x {what}" for what, count in sorted(total.skipped.counts.items()))
+        makers = f"{len(self.workers)} {'ranks' if self.workers and self.workers[0].slowest else 'workers'}"
         if len(self.workers) == 1:
             name = self.workers[0].name
             makers = name[:1].lower() + name[1:]
-        fetched, fetching_s = total("fetched_bytes"), total("fetching_s")
+        fetched, fetching_s = total.fetched_bytes, total.fetching_s
         stores = f"; {human_bytes(fetched)} came from stores, in {fetching_s:.1f} s" if fetched or fetching_s else ""
         return (
-            f"{self.epoch} epoch{'s' * (self.epoch != 1)}: {self.items:,} items, {human_bytes(total('bytes'))}, from "
-            f"{makers}; the loop waited {total('waited_s'):.1f} s for them, and they waited {total('waiting_s'):.1f} s "
+            f"{self.epoch} epoch{'s' * (self.epoch != 1)}: {self.items:,} items, {human_bytes(total.bytes)}, from "
+            f"{makers}; the loop waited {total.waited_s:.1f} s for them, and they waited {total.waiting_s:.1f} s "
             f"for the loop{stores}; skipped: {skipped or 0}"
         )
+
+
+#: A worker that has done nothing.
+_NONE = WorkerReport("", 0, 0, 0, 0.0, 0.0, 0.0, "", Skipped())
+
+
+def wait_bucket(seconds: float) -> str:
+    """Return the bucket of a wait in a histogram, which is its approximate duration in seconds.
+
+    >>> wait_bucket(0.001), wait_bucket(0.00101), wait_bucket(3600)
+    ('0.000987', '0.000987', '3.48e+03')
+    """
+    number = int(PER_OCTAVE * math.log2(max(seconds, SHORTEST_S) / SHORTEST_S))
+    return f"{SHORTEST_S * 2 ** ((number + 0.5) / PER_OCTAVE):.3g}"
+
+
+def log_stragglers(recent: LoadingReport, kind: str, known: set[str]) -> None:
+    """Log one line for each straggler: a worker, or rank, that takes three times as long for an item as the median.
+
+    Args:
+        recent: the statistics of some time, of which a moment is not enough.
+        kind: what is compared: ``"workers"`` or ``"ranks"``.
+        known: the names of stragglers that were logged before, to which those that are logged are added.
+    """
+    paces_s = {each.name: each.item_s(recent.elapsed_s) for each in recent.workers}
+    median_s = statistics.median_low(paces_s.values()) if paces_s else 0.0
+    least_s = WAITED_SHARE * recent.elapsed_s if recent.elapsed_s >= COMPARED_S else math.inf
+    for each in recent.workers:
+        if paces_s[each.name] > SLOWER * median_s and each.waited_s > least_s and each.name not in known:
+            known.add(each.name)
+            LOGGER.warning(
+                "Straggler: %s of rank %d on %s takes %.3g s for an item, and the median of the %s %.3g s. The shard "
+                "that it opened last is %s",
+                *(each.slowest or each.name, each.rank, each.host, paces_s[each.name], kind, median_s),
+                each.shard or "unknown",
+            )
 
 
 def count_skipped(pipe: IterDataPipe[Any]) -> Skipped:
@@ -110,16 +269,9 @@ def count_skipped(pipe: IterDataPipe[Any]) -> Skipped:
     return sum_skipped(each.skipped() for each in counters.values())
 
 
-def log_skipped(epoch: int, skipped: Skipped, logged: Mapping[str, int]) -> Mapping[str, int]:
-    """Log one line about the items skipped since the last call, if any; return the counts so far.
-
-    Args:
-        epoch: the number of the epoch that has ended.
-        skipped: the items skipped in all epochs.
-        logged: the previous return value, or an empty mapping.
-    """
-    new = {what: count - logged.get(what, 0) for what, count in skipped.counts.items() if count > logged.get(what, 0)}
-    if new:
-        counts = ", ".join(f"{count} x {what}" for what, count in sorted(new.items()))
-        LOGGER.warning("epoch %d: skipped %d items: %s", epoch, sum(new.values()), counts)
-    return skipped.counts
+def log_skipped(recent: LoadingReport) -> None:
+    """Log one line about the items that were skipped in an epoch, if any."""
+    skipped = recent.skipped
+    if skipped.total:
+        counts = ", ".join(f"{count} x {what}" for what, count in sorted(skipped.counts.items()))
+        LOGGER.warning("epoch %d: skipped %d items: %s", recent.epoch, skipped.total, counts)

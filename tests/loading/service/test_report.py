@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import json
 import os
+import threading
 import time
+import weakref
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.random import SeedGenerator
@@ -21,7 +28,8 @@ from wds_datapipes import ShardReadingService
 from wds_datapipes.counters import Skipped, SkippedItem
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.io import urls
-from wds_datapipes.loading.report import LoadingReport, WorkerReport, count_skipped
+from wds_datapipes.loading import report as reports
+from wds_datapipes.loading.report import SHORTEST_S, LoadingReport, WorkerReport, count_skipped, wait_bucket
 from wds_datapipes.loading.workers import in_process
 from wds_datapipes.on_error.policy import ErrorBudget
 from wds_datapipes.pipes.shards.shard_list import ShardList
@@ -285,6 +293,178 @@ def test_the_line_states_the_facts() -> None:
         "the loop; skipped: 2 x group_samples: DuplicateKeyError, 6 x wds_decode: DecodeError"
     )
     assert found.skipped.latest == (LAST, LAST)
+
+
+# a report for programs
+
+#: Some amounts that add up exactly.
+AMOUNTS = st.integers(0, 100)
+
+
+@st.composite
+def worker_reports(draw: st.DrawFn, number: int) -> WorkerReport:
+    sums = {
+        name: draw(AMOUNTS) for name in ("items", "received", "bytes", "making_s", "waiting_s", "waited_s", "ahead")
+    }
+    figures = draw(st.dictionaries(st.sampled_from(["fetched_bytes/s3://a", "retries/s3://a", "cache_hits"]), AMOUNTS))
+    waits = Counter(map(wait_bucket, draw(st.lists(st.sampled_from([0.1, 1.0, 10.0])))))
+    skipped = Skipped(draw(st.dictionaries(st.sampled_from(["a: AError", "b: BError"]), st.integers(1, 9))))
+    return worker_report(number, skipped=skipped, figures=Counter(figures), waits=waits, **sums)
+
+
+REPORTS = st.tuples(worker_reports(0), worker_reports(1)).map(lambda workers: LoadingReport(1, workers, 8.0))
+
+
+def sums_of(report: LoadingReport) -> dict[str, Any]:
+    """Return what adds up in a report."""
+    found = {name: amount for name, amount in report.as_dict().items() if not name.startswith(("slowest", "wait"))}
+    return {name: amount for name, amount in found.items() if name != "epoch" and "_per_s" not in name and amount}
+
+
+@settings(max_examples=30)
+@given(REPORTS, REPORTS)
+def test_what_was_done_before_and_since_a_report_adds_up(earlier: LoadingReport, since: LoadingReport) -> None:
+    workers = [LoadingReport(1, pair).total for pair in zip(earlier.workers, since.workers, strict=True)]
+    names = [{"name": each.name, "pid": each.pid} for each in earlier.workers]
+    whole = [WorkerReport(**{**vars(each), **name}) for each, name in zip(workers, names, strict=True)]
+    assert sums_of(LoadingReport(1, whole, 16.0).since(earlier)) == sums_of(since)
+
+
+@settings(max_examples=30)
+@given(REPORTS)
+def test_a_report_is_json_of_plain_values(report: LoadingReport) -> None:
+    found = report.as_dict()
+    assert json.loads(json.dumps(found)) == found
+    assert {*map(type, found.values())} <= {int, float, str}
+    total = report.total
+    assert WorkerReport.from_json(total.to_json()) == total
+    assert len(total.to_json()) < 2000  # what a rank publishes
+    assert LoadingReport(1, [total], 8.0).as_dict() == found  # which is the sum of its workers
+
+
+@given(st.lists(st.floats(0, 1e4), min_size=1), st.integers(0, 100), st.integers(1, 99))
+def test_percentiles_are_exact_to_a_tenth(waits: list[float], others: int, percent: int) -> None:
+    """The loop does not wait for most items, and no time is recorded for them."""
+    recorded = [wait for wait in waits if wait > SHORTEST_S]
+    found = worker_report(received=len(waits) + others, waits=Counter(map(wait_bucket, recorded)))
+    wanted = np.percentile([0.0] * others + waits, percent, method="inverted_cdf")
+    assert found.wait_s(percent) == pytest.approx(wanted, rel=0.1, abs=SHORTEST_S)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_loop_records_its_waits(workers: int) -> None:
+    with load(IterableWrapper(range(30)).sharding_filter().map(slow_if_odd), workers) as loader:
+        assert len(list(loader)) == 30
+        found = report(loader).total
+        assert (found.received, found.ahead) == (30, 0)
+        recorded_s = sum(float(bucket) * count for bucket, count in found.waits.items())
+        assert recorded_s == pytest.approx(found.waited_s, rel=0.1, abs=30 * SHORTEST_S)
+        assert found.wait_s(100) > 0
+
+
+# reports to a function
+
+
+def test_a_function_hears_from_a_loop_that_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker waits for the function, which hears which worker and which shard the loop waits for."""
+    names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "txt": str(tmp_path)}]) for name in "abcd"]
+    os.mkfifo(tmp_path / "gate")
+    heard: list[dict[str, Any]] = []
+
+    def hear(report: dict[str, Any]) -> None:
+        if (report["slowest_worker"], report["slowest_shard"]) == ("Worker 1", names[3]) and report["waited_share"] > 0:
+            if not heard:
+                (tmp_path / "gate").write_text("go on")
+            heard.append(report)
+            raise LookupError("no such board")
+
+    pipe = ShardList(names).sharding_filter().load_wds_shards().group_samples().map(wait_at_d)
+    with load(pipe, 2, on_report=hear, report_every_s=0.02) as loader:
+        assert len(list(loader)) == 4
+    assert "no such board" in caplog.text
+    assert heard[0]["epoch"] == 1
+    await_end_of_reports()
+
+
+def await_end_of_reports() -> None:
+    for each in threading.enumerate():
+        if each.name == "wds_datapipes reports":
+            each.join()
+
+
+def wait_at_d(sample: dict[str, Any]) -> str:
+    if sample["__key__"] == "d":
+        (Path(sample["txt"].decode()) / "gate").read_text()
+    return str(sample["__key__"])
+
+
+def test_a_function_does_not_keep_a_loader_alive() -> None:
+    heard = threading.Event()
+
+    def hear(found: dict[str, Any]) -> None:
+        assert loaders[0].reading_service.report().items >= found["items"]
+        heard.set()
+
+    loaders = [load(IterableWrapper(range(10)), 1, on_report=hear, report_every_s=0.01)]
+    list(loaders[0])
+    assert heard.wait(60)
+    gone = weakref.ref(loaders[0].reading_service)
+    loaders.clear()
+    while gone() is not None:  # the function may be running
+        gc.collect()
+    await_end_of_reports()
+
+
+@pytest.mark.parametrize(("name", "value"), [("on_report", 1), ("report_every_s", 0), ("report_every_s", None)])
+def test_arguments_of_reports_are_checked(name: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
+        ShardReadingService(1, **{name: value})
+
+
+# stragglers
+
+
+def test_a_straggler_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    known = set[str]()
+    pace = {"items": 10, "making_s": 10.0, "waited_s": 10.0, "host": "north", "rank": 3}
+    slow = {**pace, "making_s": 31.0}
+    cases: list[tuple[list[dict[str, Any]], float]] = [
+        ([pace, pace, pace, {**pace, "making_s": 29.0}], 100.0),
+        ([pace, pace, pace, {**slow, "waited_s": 1.0}], 100.0),  # the loop has enough to do
+        ([pace, slow], 9.0),  # a moment
+        ([slow], 100.0),
+        ([{**pace, "items": 0}, {**pace, "items": 0}], 100.0),  # both fill a buffer
+    ]
+    for workers, elapsed_s in cases:
+        found = LoadingReport(1, [worker_report(n, **each) for n, each in enumerate(workers)], elapsed_s)
+        reports.log_stragglers(found, "workers", known)
+    assert caplog.messages == []
+    stuck = {**pace, "items": 0, "making_s": 0.0}
+    for workers in ([pace, pace, slow], [pace, pace, slow], [{**stuck, "ahead": 5}, stuck]):
+        found = LoadingReport(1, [worker_report(n, **each) for n, each in enumerate(workers)], 50.0)
+        reports.log_stragglers(found, "workers", known)
+    assert caplog.messages == [
+        f"Straggler: Worker {number} of rank 3 on north takes {item_s} s for an item, and the median of the workers "
+        f"{median_s} s. The shard that it opened last is s3://bucket/train-00{number}.tar"
+        for number, item_s, median_s in ((2, 3.1, 1), (1, 50, 0))
+    ]
+
+
+def test_the_worker_that_is_slow_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "COMPARED_S", 0.0)
+    with load(IterableWrapper([0, 0.5] * 2).sharding_filter().map(sleep), 2) as loader:
+        for _ in range(2):
+            list(loader)
+    assert [message.partition(" on ")[0] for message in caplog.messages] == ["Straggler: Worker 1 of rank 0"]
+
+
+def sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def slow_if_odd(number: int) -> float:
+    return sleep(0.01 * (number % 2))
 
 
 # pipelines without workers

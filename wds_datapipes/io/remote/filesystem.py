@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -96,10 +97,13 @@ class RemotePath:
         self.scheme, rest = split_scheme(url)
         self._unused: list[Any] = []
         self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
-        self.retry = RetryPolicy(retries, RETRY_S, pause, silent_s=silent_after(self.timeout_s))
         self.hide = redactor_of(options, url)
         self.name = self.hide(url)
         self.counters = Counters() if counters is None else counters
+        store = store_of(self.name)
+        self._bytes_figure, self._seconds_figure = f"fetched_bytes/{store}", f"fetching_s/{store}"
+        on_retry = partial(self.counters.count_retry, f"retries/{store}")
+        self.retry = RetryPolicy(retries, RETRY_S, pause, silent_s=silent_after(self.timeout_s), on_retry=on_retry)
         if self.scheme in EXTRAS:
             package, extra = EXTRAS[self.scheme]
             require(package, extra=extra, purpose=f"read {self.scheme}: URLs")
@@ -147,6 +151,11 @@ class RemotePath:
             self._connect()
             return self._unused.pop()
 
+    def count_fetched(self, count: int, waited_s: float) -> None:
+        """Count bytes received from the store, and the seconds waited for them."""
+        self.counters.count(self._bytes_figure, count)
+        self.counters.count(self._seconds_figure, waited_s)
+
     def call(self, attempt: Callable[[], T]) -> T:
         """Call ``attempt`` and return its result, with retries after transient errors.
 
@@ -193,6 +202,16 @@ class RemotePath:
         )
         failed.concerns_all = concerns_all(error)
         raise_alone(failed)
+
+
+def store_of(url: str) -> str:
+    """Return the scheme of a URL and its host or bucket.
+
+    >>> store_of("https://ada:***@example.com:8080/shards/000.tar?token=***"), store_of("s3://bucket/000.tar")
+    ('https://example.com:8080', 's3://bucket')
+    """
+    scheme, rest = split_scheme(url)
+    return f"{scheme}://{re.split('[/?#]', rest.lstrip('/'), maxsplit=1)[0].rpartition('@')[2]}"
 
 
 #: A store has failed after this many seconds without a byte, unless its library has a default of its own.

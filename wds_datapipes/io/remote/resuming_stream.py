@@ -60,7 +60,7 @@ class MonitoredFile:
         begin = clock()
         count = self._file.readinto(buffer)
         waited_s = clock() - begin
-        self._remote.counters.count_fetched(count, waited_s)
+        self._remote.count_fetched(count, waited_s)
         self._bytes += count
         self._waited_s += waited_s
         if self._waited_s >= self._remote.timeout_s:

@@ -59,6 +59,7 @@ class RetryPolicy:
         most_s: the total number of seconds to pause.
         pause: sleeps for a number of seconds; ``time.sleep`` by default.
         silent_s: give up after this many seconds without a response, even if retries remain.
+        on_retry: called before the pause of each retry.
         clock: returns the time in seconds.
     """
 
@@ -69,12 +70,14 @@ class RetryPolicy:
         pause: Callable[[float], object] | None = None,
         *,
         silent_s: float = math.inf,
+        on_retry: Callable[[], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retries = retries
         self._remaining_s = most_s
         self._pause = time.sleep if pause is None else pause
         self._silent_s = silent_s
+        self._on_retry = on_retry
         self._retried = 0
         self.clock = clock
 
@@ -101,6 +104,8 @@ class RetryPolicy:
             "%s: %s. Retrying in %.1f s (%d of %d)",
             *(what, type(error).__name__, pause_s, self._retried, self._retries),
         )
+        if self._on_retry is not None:
+            self._on_retry()
         self.sleep(pause_s)
         return True
 

@@ -7,6 +7,7 @@ import multiprocessing.util
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -17,6 +18,7 @@ from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import is_drawn, refuse_hidden_stages, seed_of
 from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.service.launch import run_in_process, start_method, start_workers
+from wds_datapipes.loading.service.periodic_reports import PeriodicReports, share_report
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import (
@@ -69,6 +71,10 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             ``(rank, world_size)`` needs no process group, and nothing is synchronized: seed the loaders of all ranks
             alike. ``False`` declares that the pipeline already reads only the share of this rank, or that this rank
             alone has the loader.
+        on_report: called with the statistics of each interval, as by `LoadingReport.as_dict`, in a thread of the main
+            process, also while the loop waits. On rank 0, they include those of all ranks, whose names begin with
+            ``all_ranks_``. An exception is logged. It is not called any more once the loader was shut down.
+        report_every_s: the interval in seconds.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -104,16 +110,20 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         pin_memory: bool = False,
         timeout_s: float | None = None,
         distributed: Distributed = None,
+        on_report: Callable[[dict[str, Any]], object] | None = None,
+        report_every_s: float = 60.0,
     ) -> None:
         num_workers = check_integer("num_workers", num_workers, 0)
         methods = multiprocessing.get_all_start_methods()
         if multiprocessing_context not in (None, *methods):
             raise ValueError(f"multiprocessing_context must be one of {methods}, not {multiprocessing_context!r}")
-        if timeout_s is not None and not (isinstance(timeout_s, Real) and 0 < timeout_s < math.inf):
-            raise ValueError(f"timeout_s must be a positive number of seconds or None, not {timeout_s!r}")
+        for name, seconds, none in (("timeout_s", timeout_s, " or None"), ("report_every_s", report_every_s, "")):
+            if (seconds is not None or not none) and not (isinstance(seconds, Real) and 0 < seconds < math.inf):
+                raise ValueError(f"{name} must be a positive number of seconds{none}, not {seconds!r}")
         if not isinstance(pin_memory, bool):
             raise TypeError(f"pin_memory must be True or False, not {pin_memory!r}")
-        for name, function in {"worker_init_fn": worker_init_fn, "worker_reset_fn": worker_reset_fn}.items():
+        functions = {"worker_init_fn": worker_init_fn, "worker_reset_fn": worker_reset_fn, "on_report": on_report}
+        for name, function in functions.items():
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function or None, not {function!r}")
         # With 0 workers, torchdata's class would recommend another service.
@@ -131,6 +141,9 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.timeout_s = timeout_s
+        # A lambda is not copied with the service, and the function may have a state of its own.
+        self.on_report = None if on_report is None else lambda report: on_report(report)
+        self.report_every_s = report_every_s
         self.group = DataParallelGroup.of(distributed)
         self._knows_ranks = distributed is not None
         self._mp = num_workers > 0
@@ -139,6 +152,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self._items: LoopItems | None
         self._end: Callable[[], object] | None
         self._replayed: ReplayedItems | None
+        self._reports: PeriodicReports | None
         self._running: Pipe  # the part of the main process, with the stages that count its items
         self.reset()
 
@@ -157,11 +171,14 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             with explain_worker_pickling(start_method(self)):
                 datapipe = self._running = self._split_datapipe(datapipe)
             self._end_datapipe = users_part(datapipe)
+            several = self._ranks if self._ranks is not None and self._ranks.size > 1 else None
+            if self._items is not None and (self.on_report is not None or several is not None):
+                self._reports = PeriodicReports(self._items, several, weakref.ref(self), self.report_every_s)
         except BaseException:
-            _end(self._items, self._ranks)
+            _end(self._items, self._ranks, self._reports)
             raise
         # This also runs when the object is garbage-collected, and at interpreter exit.
-        self._end = weakref.finalize(self, _end, self._items, self._ranks)
+        self._end = weakref.finalize(self, _end, self._items, self._ranks, self._reports)
         # A multiprocessing child, such as a forked rank, waits for its own children when it exits.
         multiprocessing.util.Finalize(self, self._end, exitpriority=0)
         return datapipe
@@ -221,7 +238,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         """Reset the service, whose workers have ended, to its state before it started them."""
         self._manager = StateManager(self.group, self.num_workers)
         self._ranks, self._agreement = None, None
-        self._items, self._end, self._replayed = None, None, None
+        self._items, self._end, self._replayed, self._reports = None, None, None, None
 
     def state_dict(self) -> dict[str, str]:
         """Return the state of the loop, as a dictionary with one text.
@@ -271,12 +288,28 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         if self._end is not None:
             self._end()
 
-    def report(self) -> LoadingReport:
+    def report(self, *, all_ranks: bool = False) -> LoadingReport:
         """Return statistics of the workers so far. This is cheap, and works after the end, too.
 
         ``DataLoader2`` works on a copy of the service that is passed to it: use ``loader.reading_service``.
+
+        Args:
+            all_ranks: return one entry for each rank, with the sums of its workers. Ranks publish theirs every
+                ``report_every_s`` seconds in the store of the process group, so this does not wait for them. It takes
+                a request to the store for each rank: call it on one rank.
+
+        Raises:
+            RankLostError: the store does not respond.
+            RuntimeError: the service does not know the other ranks of the run.
         """
-        return LoadingReport(0, []) if self._items is None else self._items.report()
+        report = LoadingReport(0, []) if self._items is None else self._items.report()
+        if not (all_ranks and report.workers):
+            return report
+        if self._ranks is not None:
+            return share_report(report, self._ranks, reads=True)
+        if ranks_of_run() > 1:
+            raise RuntimeError("report(all_ranks=True) requires ShardReadingService(distributed=True), or a group")
+        return replace(report, workers=[report.total])
 
     def _split_datapipe(self, datapipe: Pipe) -> Pipe:
         """Split the pipeline between ranks and workers; return the part for the main process."""
@@ -296,6 +329,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             datapipe = split_by_rank(datapipe, identity)
         start = start_workers if self.num_workers else run_in_process
         datapipe, self._items = start(self, datapipe, self._manager, identity)
+        self._items.rank = identity.rank if self._ranks is None else self._ranks.rank
         datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
         if self._manager.replay_reason:
             self._replayed = ReplayedItems(datapipe, self._manager.replay_reason)
@@ -346,7 +380,9 @@ class MultiProcessingService(ShardReadingService):
         MultiProcessingReadingService.__init__(self, *args, **kwargs)
 
 
-def _end(items: LoopItems | None, ranks: Ranks | None) -> None:
+def _end(items: LoopItems | None, ranks: Ranks | None, reports: PeriodicReports | None) -> None:
+    if reports is not None:
+        reports.close()
     try:
         if ranks is not None:
             # An uncaught exception ends the interpreter, which stores it until then.

@@ -71,7 +71,7 @@ class Sender:
         self.pack_records: Callable[[Sequence[Any]], bytes] | None = None
         self.page = StatusPage()
         self.counters = Counters()
-        self.counters.on_shard = self.page.note
+        self.counters.on_shard, self.counters.on_retry = self.page.note, self._publish_retry
         self.begin(0)
         self._send(Header(Kind.STATUS), descriptor=self.page.descriptor)
 
@@ -273,7 +273,11 @@ class Sender:
         self._waiting_s += time.perf_counter() - begin
 
     def _publish(self) -> None:
-        self.page.write(self._items, self._bytes, self._making_s, self._waiting_s, *self.counters.fetched())
+        self.page.write(self.counters.figures(), self._items, self._bytes, self._making_s, self._waiting_s)
+
+    def _publish_retry(self) -> None:
+        with self._lock:  # a thread that prefetches may call this
+            self._publish()
 
     def _tick(self) -> None:
         seen = 0.0

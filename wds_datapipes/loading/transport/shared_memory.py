@@ -6,7 +6,8 @@ import ctypes
 import itertools
 import os
 import weakref
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -193,14 +194,15 @@ def round_up(size: int) -> int:
     return max(1 << (size - 1).bit_length(), SMALLEST)
 
 
-#: The sizes of a status page and of its numbers, in bytes.
-SIZE, NUMBERS = 4096, 6 * 8
+#: The numbers of a status page; its figures, each with a name of at most 96 bytes; and its text.
+PAGE = np.dtype([("numbers", "f8", 4), ("figures", [("name", "S96"), ("amount", "f8")], 64), ("text", "S4000")])
 
 
 class StatusPage:
     """The status of a process, which it writes and another process reads, without waiting for each other.
 
-    A number is never read half written. The text may be, if it is read while it changes.
+    A number is never read half written. The text may be, if it is read while it changes. Figures are numbers with
+    names; a page has room for 64 of them, and those that come later are not published.
 
     Args:
         descriptor: the page, if it belongs to another process; it is closed.
@@ -208,28 +210,28 @@ class StatusPage:
 
     def __init__(self, descriptor: int | None = None) -> None:
         #: The descriptor for the other process, which closes it.
-        self.descriptor = new_memory(SIZE) if descriptor is None else descriptor
-        page = map_segment(self.descriptor, SIZE).data
-        # Not `struct.pack_into`, which clears the memory first: each number is written and read atomically.
-        self._numbers, self._text = page[:NUMBERS].cast("d"), page[NUMBERS:]
+        self.descriptor = new_memory(PAGE.itemsize) if descriptor is None else descriptor
+        self._page = map_segment(self.descriptor, PAGE.itemsize).view(PAGE)[0]
+        self._numbers, self._figures = self._page["numbers"], self._page["figures"]
         if descriptor is not None:
             os.close(descriptor)
 
-    def write(self, *numbers: float) -> None:
-        """Publish items, bytes, seconds spent making and waiting, bytes fetched from stores, and seconds for that."""
-        for index, number in enumerate(numbers):
-            self._numbers[index] = number
+    def write(self, figures: Mapping[str, float], *numbers: float) -> None:
+        """Publish figures, which keep their order; and items, bytes, and the seconds spent making and waiting."""
+        self._numbers[:] = numbers
+        for place, (name, amount) in enumerate(itertools.islice(figures.items(), len(self._figures))):
+            self._figures[place] = name.encode(errors="replace"), amount
 
-    def read(self) -> list[float]:
-        """Return the numbers that were last written."""
-        return list(self._numbers)
+    def read(self) -> tuple[list[float], Counter[str]]:
+        """Return the numbers and the figures that were last written."""
+        figures = {name.decode(errors="replace"): amount for name, amount in self._figures.tolist() if name}
+        return self._numbers.tolist(), Counter(figures)
 
     @property
     def text(self) -> str:
         """A text, such as the name of the shard that was opened last."""
-        return bytes(self._text).partition(b"\0")[0].decode(errors="replace")
+        return bytes(self._page["text"]).decode(errors="replace")
 
     def note(self, text: str) -> None:
         """Publish a text."""
-        data = text.encode(errors="replace")[: len(self._text) - 1] + b"\0"
-        self._text[: len(data)] = data
+        self._page["text"] = text.encode(errors="replace")

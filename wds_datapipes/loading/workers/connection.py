@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import thread as executors
 from contextlib import suppress
@@ -16,7 +16,7 @@ from wds_datapipes.counters import Skipped
 from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.progress import LoopPosition
-from wds_datapipes.loading.report import WorkerReport
+from wds_datapipes.loading.report import WorkerReport, wait_bucket
 from wds_datapipes.loading.transport.protocol import Header, Kind
 from wds_datapipes.loading.transport.receiver import Message, Receiver
 from wds_datapipes.loading.workers.shutdown import describe_exit, is_running
@@ -69,6 +69,8 @@ class WorkerConnection:
         self._closed = False
         self._reader = threading.current_thread()
         self._pid = 0
+        self._waits = Counter[str]()
+        self._waiting_since: float | None = None
         self._watched: list[tuple[WorkerConnection, BaseProcess]] = []
         self._checks_processes = False
 
@@ -151,11 +153,15 @@ class WorkerConnection:
     def report(self) -> WorkerReport:
         """Return statistics of the process so far."""
         self._read_status()
-        page = self._receiver.page
-        items, size, making_s, waiting_s, fetched, fetching_s = [0.0] * 6 if page is None else page.read()
-        times = making_s, waiting_s, self.waited_s
+        page, received = self._receiver.page, self.position.earlier + self.position.delivered
+        (items, size, making_s, waiting_s), figures = ([0.0] * 4, Counter[str]()) if page is None else page.read()
+        waited_s, waits = self.waited_s, Counter(self._waits)
+        if (since := self._waiting_since) is not None:
+            waited_s += time.monotonic() - since
+            waits[wait_bucket(time.monotonic() - since)] += 1
         return WorkerReport(
-            self.name, self._pid, int(items), int(size), *times, self.shard, self.skipped, int(fetched), fetching_s
+            *(self.name, self._pid, int(items), int(size), making_s, waiting_s, waited_s),
+            *(self.shard, self.skipped, received, int(items) - received, figures, waits),
         )
 
     @property
@@ -176,6 +182,15 @@ class WorkerConnection:
     def _await(self, find: Callable[[], T | None], events: int = select.POLLIN) -> T:
         """Return the first true result of a function, which is called whenever something has happened."""
         begin = time.monotonic()
+        try:
+            return self._find(find, begin, events)
+        finally:
+            if self._waiting_since == begin:
+                self._waiting_since, waited_s = None, time.monotonic() - begin
+                self.waited_s += waited_s
+                self._waits[wait_bucket(waited_s)] += 1
+
+    def _find(self, find: Callable[[], T | None], begin: float, events: int) -> T:
         has_event = False
         while True:
             with self._lock:
@@ -241,10 +256,9 @@ class WorkerConnection:
         Raises:
             WorkerTimeoutError: the wait that started at ``begin`` has lasted too long.
         """
-        now = time.monotonic()
-        limit_s = PULSE_S
+        limit_s, self._waiting_since = PULSE_S, begin
         if self._timeout_s is not None:
-            limit_s = min(begin + self._timeout_s - now, PULSE_S)
+            limit_s = min(begin + self._timeout_s - time.monotonic(), PULSE_S)
             if limit_s <= 0:
                 raise WorkerTimeoutError(self._timeout_message())
         own = self._receiver.fileno()
@@ -253,9 +267,7 @@ class WorkerConnection:
             poll.register(own, events)
             for _, process in self._watched:
                 poll.register(process.sentinel, select.POLLIN)
-        happened = poll.poll(1e3 * limit_s)
-        self.waited_s += time.monotonic() - now
-        return happened != [(own, select.POLLIN)]
+        return poll.poll(1e3 * limit_s) != [(own, select.POLLIN)]
 
     def _find_ended(self) -> tuple[WorkerConnection, BaseProcess] | None:
         """Return the first process that has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
@@ -12,7 +13,7 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.epoch import EpochRun, EpochStart
 from wds_datapipes.loading.progress import LoopPosition, SnapshotWriter
-from wds_datapipes.loading.report import WorkerReport
+from wds_datapipes.loading.report import SHORTEST_S, WorkerReport, wait_bucket
 from wds_datapipes.loading.torchdata_api import WorkerInfo
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
@@ -38,6 +39,7 @@ class LocalItems(LoopItems):
         self._worker_reset_fn, self._replay_reason = worker_reset_fn, replay_reason
         self._items = 0
         self._making_s = 0.0
+        self._waits = Counter[str]()
         self._run: EpochRun | None = None
         self._has_begun = False  # whether this epoch has yielded an item
 
@@ -70,7 +72,10 @@ class LocalItems(LoopItems):
             load_state(self._run.items, None)
         snapshots = None if self.ahead is None else SnapshotWriter(self._run.items)
         for item in self._run.items:
-            self._making_s += perf_counter() - begin
+            took_s = perf_counter() - begin
+            self._making_s += took_s
+            if took_s > SHORTEST_S:
+                self._waits[wait_bucket(took_s)] += 1
             self._items += 1
             self._has_begun = True
             if snapshots is not None:
@@ -94,18 +99,9 @@ class LocalItems(LoopItems):
 
     def reports(self) -> list[WorkerReport]:
         """Return statistics of the items so far."""
-        fetched_bytes, fetching_s = self.counters.fetched()
         report = WorkerReport(
-            name="The main process",
-            pid=os.getpid(),
-            items=self._items,
-            bytes=0,
-            making_s=self._making_s,
-            waiting_s=0.0,
-            waited_s=self._making_s,
-            shard=self.counters.shard,
-            skipped=self.counters.skipped(),
-            fetched_bytes=fetched_bytes,
-            fetching_s=fetching_s,
+            *("The main process", os.getpid(), self._items, 0, self._making_s, 0.0, self._making_s),
+            *(self.counters.shard, self.counters.skipped(), self._items, 0),
+            *(self.counters.figures(), Counter(self._waits)),
         )
         return [report]

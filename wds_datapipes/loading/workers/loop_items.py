@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.progress import LoopPosition
-from wds_datapipes.loading.report import LoadingReport, WorkerReport, log_skipped
+from wds_datapipes.loading.report import LoadingReport, WorkerReport, log_skipped, log_stragglers
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.stage import Stage
 
@@ -27,6 +30,8 @@ class LoopItems(Stage[Any]):
         epoch: the number of epochs that have begun.
         turn: the worker that yields the next item.
         is_over: whether the epoch has ended.
+        rank: the number of this rank, for reports.
+        stragglers: the slow workers that were logged.
         ahead: the workers whose items were taken but not delivered yet, if a stage of the main process prefetches.
     """
 
@@ -34,9 +39,12 @@ class LoopItems(Stage[Any]):
         self.epoch = 0
         self.turn = 0
         self.is_over = False
+        self.rank = 0
+        self.stragglers = set[str]()
         self.ahead: deque[int] | None = None
         self._positions = positions
-        self._logged: Mapping[str, int] = {}
+        self._logged = LoadingReport(0, [])
+        self._began = time.monotonic()
 
     @abstractmethod
     def begin(
@@ -71,7 +79,9 @@ class LoopItems(Stage[Any]):
     def end(self) -> None:
         """Record that there are no more items in this epoch."""
         self.is_over = self.ahead is None
-        self._logged = log_skipped(self.epoch, self.report().skipped, self._logged)
+        before, self._logged = self._logged, self.report()
+        log_skipped(recent := self._logged.since(before))
+        log_stragglers(recent, "workers", self.stragglers)
 
     def states(self) -> list[WorkerState]:
         """Return the position from which each worker resumes after the items that the loop has received.
@@ -83,7 +93,9 @@ class LoopItems(Stage[Any]):
 
     def report(self) -> LoadingReport:
         """Return statistics of the workers so far."""
-        return LoadingReport(self.epoch, self.reports())
+        host = socket.gethostname()
+        workers = [replace(each, rank=self.rank, host=host) for each in self.reports()]
+        return LoadingReport(self.epoch, workers, time.monotonic() - self._began)
 
     @abstractmethod
     def reports(self) -> list[WorkerReport]:
