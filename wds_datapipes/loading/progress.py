@@ -35,18 +35,21 @@ class SnapshotWriter:
         self._refusal = ""
         self._sent: dict[int, tuple[int, int]] = {}  # how much of each history: changes, appended
         try:
-            self._stages = PipelineGraph(pipe).stateful_stages()
+            self._snapshots = [stage.snapshot for stage in PipelineGraph(pipe).stateful_stages()]
         except StateError as error:
             self._refusal = str(error)
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot after the item that was yielded last; after an error, always its text."""
-        if not self._refusal:
-            try:
-                return [stage.snapshot() for stage in self._stages]
-            except StateError as error:
-                self._refusal = str(error)
-        return self._refusal
+        if self._refusal:
+            return self._refusal
+        try:
+            if len(self._snapshots) == 1:  # a comprehension takes as long as a small item
+                return [self._snapshots[0]()]
+            return [snapshot() for snapshot in self._snapshots]
+        except StateError as error:
+            self._refusal = str(error)
+            return self._refusal
 
     def pack(self, snapshots: Sequence[Snapshot]) -> bytes:
         """Return snapshots as bytes. Another thread may continue the iteration meanwhile."""

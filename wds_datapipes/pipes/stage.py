@@ -268,6 +268,12 @@ class CountingStage(FunctionStage[T_co], SnapshotStage[T_co]):
         return {**self._options.value, **known}
 
 
+def iterated_by_loader(stage: C) -> C:
+    """Remove torch's check for a second iterator from a class, which takes 0.2 µs per item."""
+    stage.__iter__ = stage.__iter__.__wrapped__  # type: ignore[attr-defined, method-assign]
+    return stage
+
+
 def position_reader_of(pipe: Any) -> Callable[[], SamplePosition] | None:
     """Return a function that returns the position of the item that a stage has yielded last; None if it is unknown."""
     while (reader := declared(pipe).position_reader()) is None:

@@ -48,6 +48,8 @@ BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 KB = 1024
 
+ITEMS = (Kind.ITEMS, Kind.PLAIN_ITEMS)
+
 
 class Line:
     """An outlet and an inlet with a socket between them, in one process."""
@@ -96,7 +98,7 @@ def line(window: int = 5, together: int = 256) -> Iterator[Line]:
 
 def taken(inlet: Receiver, message: Message) -> list[Any]:
     """Take the items of a message, as `Link` does."""
-    assert message.header.kind == Kind.ITEMS
+    assert message.header.kind in ITEMS
     return list(inlet.items(message))
 
 
@@ -124,7 +126,6 @@ class Ticks(threading.Event):
 def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
     """Keep small items buffered until there are enough of them, or the test ticks."""
     monkeypatch.setattr(outlet, "TOGETHER_S", math.inf)
-    monkeypatch.setattr(outlet, "SLOW_S", math.inf)
     ticks = Ticks()
     monkeypatch.setattr(Line, "closing", lambda _: ticks)
     return ticks
@@ -252,11 +253,11 @@ class Traffic(RuleBasedStateMachine):
 
     def arrive(self) -> None:
         self.arrived += self.line.arrivals()
-        waiting = sum(each.header.kind == Kind.ITEMS and each.header.epoch == self.begun for each in self.arrived)
+        waiting = sum(each.header.kind in ITEMS and each.header.epoch == self.begun for each in self.arrived)
         # Buffered small items are sent before a large one, and then that is one more.
         assert waiting <= self.window + (self.together > 1)
         if self.together == 1:
-            assert all(each.header.number == 1 for each in self.arrived if each.header.kind == Kind.ITEMS)
+            assert all(each.header.number == 1 for each in self.arrived if each.header.kind in ITEMS)
 
     @rule(sizes=st.lists(Size, min_size=1, max_size=20))
     def put(self, sizes: list[int]) -> None:
@@ -358,7 +359,7 @@ def test_a_sender_that_gets_no_credit_stops(window: int, together: int, size: in
         begin(inlet, 1, [size] * 3000)
         found = [following(inlet) for _ in range(window)]
         begin(inlet, 2, [])  # it must read requests in between, and ends this epoch at once
-        while found[-1].header.kind == Kind.ITEMS:
+        while found[-1].header.kind in ITEMS:
             found.append(following(inlet))
         assert window <= len(found) - 1 <= window + (together > 1)
         assert (found[-1].header.kind, found[-1].header.epoch) == (Kind.END, 2)
@@ -368,7 +369,6 @@ def test_a_sender_that_gets_no_credit_stops(window: int, together: int, size: in
 
 def test_small_items_share_messages_and_large_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outlet, "TOGETHER_S", math.inf)
-    monkeypatch.setattr(outlet, "SLOW_S", math.inf)
     monkeypatch.setattr(outlet, "TICK_S", LIMIT_S)
     with in_a_process(send, 5, 256) as (inlet, _):
         begin(inlet, 1, [10] * 2000)
@@ -475,6 +475,22 @@ def test_commands_are_small() -> None:
 
 
 @pytest.mark.usefixtures("ticks")
+def test_a_small_sample_can_be_changed_after_it_was_put() -> None:
+    with line() as joined:
+        joined.outlet.put({"n": 0})
+        sample: dict[str, Any] = {"n": 1, "txt": "a"}
+        for number in (1, 2):
+            sample["n"] = number
+            joined.outlet.put(sample)
+        sample["n"], sample["txt"] = 3, [0]  # joins the others, in their order
+        joined.outlet.put(sample)
+        sample["txt"][0] = 9
+        joined.outlet.send(Kind.END)
+        found = [item for each in joined.arrivals()[:-1] for item in taken(joined.inlet, each)]
+        assert found == [{"n": 0}, {"n": 1, "txt": "a"}, {"n": 2, "txt": "a"}, {"n": 3, "txt": [0]}]
+
+
+@pytest.mark.usefixtures("ticks")
 @pytest.mark.parametrize(
     "size", [10, APART - 1, APART, TOGETHER_BYTES - 200, TOGETHER_BYTES, TOGETHER_BYTES + 1, 10**6]
 )
@@ -494,7 +510,7 @@ def test_an_item_can_be_changed_after_it_was_put(size: int) -> None:
         tensor.fill_(9)
         parts.clear()
         joined.outlet.send(Kind.END)
-        found = [each for each in joined.arrivals() if each.header.kind == Kind.ITEMS]
+        found = [each for each in joined.arrivals() if each.header.kind in ITEMS]
         got = [item for message in found for item in taken(joined.inlet, message)]
         assert len(got) == 5
         for one, again, value in zip(got[1:4], got[4], (1, 2, 3), strict=True):

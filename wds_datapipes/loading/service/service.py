@@ -51,7 +51,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         multiprocessing_context: the start method: ``"fork"`` (the default if available), ``"spawn"`` or
             ``"forkserver"``.
         worker_prefetch_cnt: the number of messages that a worker prefetches. A message is an item, or as many small
-            items as are made in a millisecond and fit in 512 KiB. With 0, each message is one item, and a worker
+            items as are made in half a millisecond and fit in 512 KiB. With 0, each message is one item, and a worker
             prefetches one item.
         main_prefetch_cnt: the number of further messages that all workers together prefetch. Whatever the counts, a
             worker pauses once it has prefetched 64 MiB, unless that is less than two messages.

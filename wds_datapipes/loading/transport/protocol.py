@@ -31,6 +31,8 @@ class Kind(enum.IntEnum):
     #: each pickle; if there are arrays, then the number of those of each item, and the position and size of each array.
     #: The other kinds have the same form, with one item, or none.
     ITEMS = 2
+    #: Some small items of plain values: the pickle of their list, whose length is the table.
+    PLAIN_ITEMS = 7
     #: The end of the items of the epoch.
     END = 3
     #: The end of the items because of an exception, which is pickled here.

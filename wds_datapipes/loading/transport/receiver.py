@@ -11,7 +11,16 @@ from contextlib import suppress
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
-from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, NUMBER, Command, Header
+from wds_datapipes.loading.transport.protocol import (
+    AHEAD_BYTES,
+    COMMAND_BYTES,
+    HEADER,
+    INLINE,
+    NUMBER,
+    Command,
+    Header,
+    Kind,
+)
 from wds_datapipes.loading.transport.serialization import serialize, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentLender, StatusPage
 
@@ -144,6 +153,10 @@ class Receiver:
 
     def items(self, message: Message) -> Iterator[Any]:
         """Yield the items of a message, whose large arrays are views of the shared memory."""
+        if message.header.kind == Kind.PLAIN_ITEMS:
+            self._take(message.header)
+            yield from self.body(message)
+            return
         rows = self._rows(message)
         while rows:
             yield unpack(*rows.popleft())  # no variable here refers to the memory, which is reused once it is free
@@ -151,11 +164,7 @@ class Receiver:
     def _rows(self, message: Message) -> deque[tuple[Any, Sequence[Any]]]:
         """Return the pickle and the arrays of each item."""
         header, body, _ = message
-        self._taken += 1
-        self._taken_bytes += header.size
-        uncredited, uncredited_bytes = self._taken - self._credited, self._taken_bytes - self._credited_bytes
-        if uncredited >= self._credit_interval or uncredited_bytes > AHEAD_BYTES // 8:
-            self.credit()
+        self._take(header)
         count, arrays = header.number, header.arrays
         copies = arrays > 0 and len(self._lender) >= MAX_LENT
         memory = memoryview(b"") if header.segment < 0 else self._lender.lend(header.segment)
@@ -171,6 +180,14 @@ class Receiver:
         if copies:
             pickles, parts = [bytes(each) for each in pickles], map(bytearray, parts)
         return deque((pickled, list(islice(parts, n))) for pickled, n in zip(pickles, table[count:], strict=False))
+
+    def _take(self, header: Header) -> None:
+        """Count a message as taken."""
+        self._taken += 1
+        self._taken_bytes += header.size
+        uncredited, uncredited_bytes = self._taken - self._credited, self._taken_bytes - self._credited_bytes
+        if uncredited >= self._credit_interval or uncredited_bytes > AHEAD_BYTES // 8:
+            self.credit()
 
     def credit(self) -> None:
         """Grant credit for the used messages, before waiting for the other side."""

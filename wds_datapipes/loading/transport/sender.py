@@ -14,13 +14,11 @@ from typing import Any
 from wds_datapipes.counters import Counters
 from wds_datapipes.loading.transport.bundle import Bundle
 from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
-from wds_datapipes.loading.transport.serialization import Serializer, describe, unpack
+from wds_datapipes.loading.transport.serialization import Serializer, describe, plain_copy, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentPool, StatusPage
 
-#: Items share a message until the next one has no room, or it has waited this long, in seconds,
-TOGETHER_S = 1e-3
-#: or until an item takes so long to make that a separate message costs little in comparison.
-SLOW_S = 0.25e-3
+#: Items share a message until the next one has no room, or this long after the previous message, in seconds.
+TOGETHER_S = 0.5e-3
 #: A message that waits for a slow pipeline is sent after one or two times this period, in seconds.
 TICK_S = 2e-3
 
@@ -65,7 +63,7 @@ class Sender:
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="flush", daemon=True)
         self._items = self._bytes = 0
-        self._making_s = self._waiting_s = self._began = 0.0
+        self._making_s = self._waiting_s = 0.0
         self.requests: deque[tuple[int, Any]] = deque()
         self.producer = "The pipeline"
         self.pack_records: Callable[[Sequence[Any]], bytes] | None = None
@@ -105,43 +103,35 @@ class Sender:
             ReceiverGone: the other side has closed.
             PicklingError: the item cannot be sent.
         """
+        plain = plain_copy(item)
         try:
-            packed = self._serializer.pack(item)
+            packed = None if plain is not None else self._serializer.pack(item)
         except Exception as error:  # pickling runs user code
             raise pickle.PicklingError(
                 f"{self.producer} made {describe(item, self._serializer.pack)}, which cannot be sent to another "
                 f"process ({type(error).__name__}: {error}). Convert it to plain data, such as bytes, arrays or "
                 "tensors, before it leaves the worker."
             ) from error
-        now = time.perf_counter()
-        took = now - self._ready
         with self._lock:
-            self._items += 1
-            self._making_s += took
             bundle = self._bundle
-            if not bundle.add(packed):
+            if not (bundle.add_plain(plain) if packed is None else bundle.add(packed)):
                 self._flush()
-                bundle.add(packed)
-            if bundle.count == 1:
-                self._began = now
+                bundle.add_plain(plain) if packed is None else bundle.add(packed)
             if self.pack_records is not None:
                 self._records.append(record)
             if (
-                took > SLOW_S
+                bundle.count >= self._together
+                or time.perf_counter() - self._ready > TOGETHER_S
                 or bundle.is_full
-                or self._sent == self._taken
-                or bundle.count >= self._together
-                or now - self._began > TOGETHER_S
+                or not self._sent
             ):
                 self._flush()
-                self._ready = time.perf_counter()
                 return True
             if not self._is_ticking:
                 self._is_ticking = True
                 self._has_waiting.set()
                 if not self._ticker.is_alive():
                     self._ticker.start()
-            self._ready = now
             return False
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
@@ -189,14 +179,15 @@ class Sender:
         Raises:
             ReceiverGone: the other side has closed.
         """
-        begin = time.perf_counter()
+        with self._lock:
+            begin = self._count_making()
         self._receive_request()
         self.receive_requests()
         with self._lock:
-            if not self.is_full:
-                self._flush()
             self._ready = time.perf_counter()
             self._waiting_s += self._ready - begin
+            if not self.is_full:
+                self._flush()
             self._publish()
 
     def close(self) -> None:
@@ -230,6 +221,8 @@ class Sender:
         """Send the waiting items."""
         if not self._bundle.count:
             return
+        self._items += self._bundle.count
+        self._count_making()
         records = b""
         if self.pack_records is not None:
             records = self.pack_records(self._records)
@@ -241,6 +234,14 @@ class Sender:
         self._sent += 1
         # A pickler keeps the memory that large items need. The other thread may be packing, and uses the old one.
         self._serializer = Serializer()
+        self._ready = time.perf_counter()
+
+    def _count_making(self) -> float:
+        """Count the time since the last message or wait as spent making items, and return the time."""
+        now = time.perf_counter()
+        self._making_s += now - self._ready
+        self._ready = now
+        return now
 
     def _send_body(self, kind: Kind, body: bytes, number: int = 0) -> None:
         """Send a message without items."""
@@ -280,17 +281,17 @@ class Sender:
             self._publish()
 
     def _tick(self) -> None:
-        seen = 0.0
+        seen = -1
         while self._has_waiting.wait() and not self._closed.wait(TICK_S):
             with self._lock:
                 if not self._bundle.count or self.is_full:  # if it is full, the other thread waits for the receiver
                     self._is_ticking = False
                     self._has_waiting.clear()
-                elif seen == self._began:
+                elif seen == self._sent:
                     try:
                         self._flush()
                     except ReceiverGone:  # the other thread detects it, too
                         return
                     except Exception:  # noqa: BLE001, S110 - nothing is lost: the next send retries or raises
                         pass
-                seen = self._began
+                seen = self._sent if self._is_ticking else -1

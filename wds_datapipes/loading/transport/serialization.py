@@ -21,9 +21,31 @@ APART = 16 * 1024
 Array = NDArray[Any]
 
 
+#: The maximum number of values of an item that is sent in one pickle with others, and of their bytes in all.
+PLAIN_VALUES, PLAIN_BYTES = 64, 2048
+
+#: The types of its values, besides str and bytes.
+_PLAIN = frozenset({int, float, bool, type(None)})
+
 SerializedItem: TypeAlias = tuple[list[bytes], int, list[Array]]
 """A serialized item: the pieces of its pickle (a large bytes object is one), their total size in bytes, and the
 out-of-band arrays in the order of the pickle. It is a plain tuple because one is made for each item."""
+
+
+def plain_copy(item: Any) -> Any:
+    """Return a copy of a small dictionary of plain values, which later changes do not affect; None for other items."""
+    if type(item) is not dict or len(item) > PLAIN_VALUES:
+        return None
+    left = PLAIN_BYTES
+    for key, value in item.items():
+        kind = type(value)
+        if kind is bytes or kind is str:
+            left -= len(value)
+        elif kind not in _PLAIN:
+            return None
+        if type(key) is not str:
+            return None
+    return item.copy() if left >= 0 else None
 
 
 class Serializer(pickle.Pickler):

@@ -16,9 +16,11 @@ from wds_datapipes.loading.progress import LoopPosition, SnapshotWriter
 from wds_datapipes.loading.report import SHORTEST_S, WorkerReport, wait_bucket
 from wds_datapipes.loading.torchdata_api import WorkerInfo
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
+from wds_datapipes.pipes.stage import iterated_by_loader
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 
 
+@iterated_by_loader
 class LocalItems(LoopItems):
     """The whole pipeline, in the main process, which is the only worker.
 

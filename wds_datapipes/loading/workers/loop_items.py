@@ -15,7 +15,7 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import LoadingReport, WorkerReport, log_skipped, log_stragglers
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.pipes.stage import Stage, iterated_by_loader
 
 Pipe = IterDataPipe[Any]
 
@@ -105,6 +105,7 @@ class LoopItems(Stage[Any]):
         """End the workers."""
 
 
+@iterated_by_loader
 class DeliveredCount(Stage[Any]):
     """Reports delivered items to their source, one by one, after stages that prefetch."""
 

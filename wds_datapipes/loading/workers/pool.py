@@ -22,6 +22,7 @@ from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
 from wds_datapipes.loading.workers.parent_watch import ParentWatch, run_watched
 from wds_datapipes.loading.workers.shutdown import close_process, disown_process, end_processes
 from wds_datapipes.loading.workers.worker import WorkerJob, run_worker
+from wds_datapipes.pipes.stage import iterated_by_loader
 
 #: How long processes may take to exit on their own, in seconds. An item that is being made is discarded.
 GRACE_S = 0.4
@@ -99,6 +100,7 @@ class WorkerPool:
         return near
 
 
+@iterated_by_loader
 class PooledItems(LoopItems):
     """The items of worker processes, one of each in turn.
 

@@ -143,26 +143,27 @@ class Worker:
 
     def make_items(self, iterator: Iterator[Any]) -> None:
         """Make items until a request arrives."""
-        sender = self.sender
+        sender, snapshots, snapshot = self.sender, self.snapshots, None
         while not sender.requests:
             if sender.is_full:
                 sender.wait()
                 continue
-            try:
-                item = next(iterator)
-            except StopIteration:
+            for item in iterator:
+                if snapshots is not None:
+                    snapshot = snapshots.snapshot()
+                sent = sender.put(item, snapshot)
+                del item  # frees its memory before the next one is made
+                if sent:
+                    sender.receive_requests()
+                    self.send_skipped()
+                    break
+            else:
                 self.iterator = None
                 self.send_skipped()
-                if self.snapshots is not None and self.epoch is not None and self.epoch.spans_epochs:
-                    sender.send_record(self.snapshots.snapshot())
+                if snapshots is not None and self.epoch is not None and self.epoch.spans_epochs:
+                    sender.send_record(snapshots.snapshot())
                 sender.send(Kind.END, serialize(self.split_lists()))
                 return
-            snapshot = None if self.snapshots is None else self.snapshots.snapshot()
-            sent = sender.put(item, snapshot)
-            del item  # frees its memory before the next one is made
-            if sent:
-                sender.receive_requests()
-                self.send_skipped()
 
     def split_lists(self) -> list[Any]:
         """Return the lists split by the epoch's first pass, which must be the same in every worker."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from itertools import islice
 from typing import Any
 from zlib import crc32
@@ -14,17 +12,16 @@ import numpy as np
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.stage import SnapshotStage
+from wds_datapipes.pipes.stage import SnapshotStage, iterated_by_loader
 from wds_datapipes.shards.position import SamplePosition
 
 #: The number of values of an item that its digest covers, and the number of bytes at each end of a value.
 MAX_VALUES, MAX_BYTES = 64, 1024
 
-#: The last version of marshal whose bytes depend on the values alone, and not on which are the same object.
-_MARSHAL_VERSION = 2
-
-#: Types of values whose bytes are the same in every process.
-_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
+#: Items with these numbers, from 1, and with multiples of the last are digested; digesting all would cost more than
+#: small items themselves.
+DIGESTED = frozenset({1, 2, 4, 8, 16, 32, 64})
+INTERVAL = max(DIGESTED)
 
 #: Types of values, the most frequent first.
 _TEXTS, _NUMBERS, _LISTS, _MAPPINGS = (
@@ -35,10 +32,12 @@ _TEXTS, _NUMBERS, _LISTS, _MAPPINGS = (
 )
 
 
+@iterated_by_loader
 class ReplayedItems(SnapshotStage[Any]):
     """Counts the items of a pipeline without a position, and resumes by replaying that many.
 
-    Replay is exact if the pipeline yields the same items for the same seeds; a digest of the last item checks this.
+    Replay is exact if the pipeline yields the same items for the same seeds; a digest of one of the last items checks
+    this.
 
     Yields:
         Any: the items of ``source``, unchanged.
@@ -64,13 +63,14 @@ class ReplayedItems(SnapshotStage[Any]):
         self.reason = reason
         self.is_over = False
         self._made = 0
-        self._last: list[Any] | int = 0  # a summary or digest of the last item
-        self._loaded: tuple[int, int] | None = None
+        self._digest = (0, 0)
+        self._loaded: tuple[int, tuple[int, int]] | None = None
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the number of items yielded in the epoch, and a digest of the last one."""
-        made, digest = self._loaded or (self._made, _digest(self._last))
-        return {"replayed": made, "digest": digest}
+        """Return the number of items yielded in the epoch, and the number and digest of one of the last."""
+        if self._loaded is None:
+            return {"replayed": self._made, "digest": self._digest}
+        return {"replayed": self._loaded[0], "digest": self._loaded[1]}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:  # noqa: ARG002 - no stage is after it
         """Load a state; the next iteration resumes from it.
@@ -82,15 +82,15 @@ class ReplayedItems(SnapshotStage[Any]):
         Raises:
             StateError: the state belongs to a pipeline with a position.
         """
-        loaded = state.get("replayed"), state.get("digest")
-        if not all(type(number) is int and 0 <= number < 1 << 63 for number in loaded):
+        made, (number, digest) = state.get("replayed", -1), state.get("digest") or (-1, -1)
+        if not all(type(each) is int and 0 <= each < 1 << 63 for each in (made, number, digest)) or number > made:
             raise StateError(f"This is not the state of a pipeline that resumes by replay: {state!r:.100}")
-        self._loaded = state["replayed"], state["digest"]
+        self._loaded = made, (number, digest)
 
     def reset_state(self) -> None:
         """Discard a loaded state; the next iteration starts from the beginning."""
         self._loaded = None
-        self._made = self._last = 0
+        self._made, self._digest = 0, (0, 0)
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         """Begin an epoch, or resume one from a state, in the next iteration."""
@@ -100,23 +100,25 @@ class ReplayedItems(SnapshotStage[Any]):
             self.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        count, digest = self._loaded or (0, 0)
-        made, self._made, self._last, self.is_over = 0, count, 0, False
-        for item in self.source:
-            made += 1
-            if made >= count:
-                self._last = _summarize(item)
-            if made == count:
-                if _digest(self._last) != digest:
-                    raise self._mismatch(f"Item {count - 1} of the epoch differs")
-                self._loaded = None
-            elif made > count:
-                self._made = made
-                yield item
+        self._made, self._digest = count, digested = self._loaded or (0, (0, 0))
+        self.is_over = False
+        source = iter(self.source)
+        made = 0
+        for made, item in enumerate(islice(source, count), 1):
+            if made == digested[0] and digest(item) != digested[1]:
+                raise self._mismatch(f"Item {made - 1} of the epoch differs")
             del item  # free its memory before the next one is created
         if made < count:
             raise self._mismatch(f"The epoch has {made} items now, and had at least {count}")
-        self._loaded, self.is_over = None, True
+        self._loaded = None
+        for item in source:
+            made += 1
+            if not made % INTERVAL or made in DIGESTED:
+                self._digest = made, digest(item)
+            self._made = made
+            yield item
+            del item
+        self.is_over = True
 
     def _mismatch(self, how: str) -> StateError:
         return StateError(
@@ -148,28 +150,8 @@ def is_replayed(state: Sequence[Mapping[str, Any] | None] | None) -> bool:
     return any(stage is not None and "replayed" in stage for stage in state or ())
 
 
-def _digest(summary: list[Any] | int) -> int:
-    if isinstance(summary, int):
-        return summary
-    text = repr(summary).encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(text, digest_size=7).digest(), "big")
-
-
-def _summarize(item: Any) -> list[Any] | int:
-    """Return an item's structure and the ends of its values, which later changes of the item do not affect.
-
-    Of a small sample of plain values, return a digest: it takes a microsecond, and there are many such samples.
-    """
-    if type(item) is dict:
-        for value in item.values():
-            kind = type(value)
-            if kind not in _PLAIN or (kind in _TEXTS and len(value) > MAX_BYTES):
-                break
-        else:
-            try:  # `suppress` would take half of the time
-                return crc32(marshal.dumps(item, _MARSHAL_VERSION))
-            except ValueError:  # of keys that are not plain
-                pass
+def digest(item: Any) -> int:
+    """Return a digest of the structure of an item and of the ends of its values."""
     summary: list[Any] = []
     left = [item]
     for _ in range(MAX_VALUES):
@@ -189,7 +171,7 @@ def _summarize(item: Any) -> list[Any] | int:
             left += [part for pair in islice(value.items(), MAX_VALUES) for part in pair][::-1]
         elif hasattr(value, "dtype") and hasattr(value, "shape"):
             summary += value.dtype, tuple(value.shape), _ends_of_array(value)
-    return summary
+    return crc32(repr(summary).encode("utf-8", "surrogatepass"))
 
 
 def _ends_of_array(array: Any) -> tuple[bytes, bytes] | None:
