@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -97,6 +98,23 @@ def test_an_abandoned_pipeline(write: Callable[[bytes], str], opened: list[Binar
         assert not opened[number].closed
         del iterator
         assert opened[number].closed
+
+
+@pytest.mark.parametrize("open_shards", [1, 5])
+def test_an_abandoned_iterator_leaves_no_thread_that_prefetches(archive: bytes, open_shards: int) -> None:
+    memory = fsspec.filesystem("memory")
+    urls = [f"memory://{number}.tar" for number in range(8)]
+    for url in urls:
+        memory.pipe(url.removeprefix("memory:/"), archive)
+    members = load_wds_shards(urls, ReadOptions(open_shards=open_shards, read_ahead=1 << 20))
+    next(members)
+    started = [thread for thread in threading.enumerate() if thread.name == "wds-read-ahead"]
+    assert started
+    members.close()  # type: ignore[attr-defined]  # it is a generator
+    for thread in started:
+        thread.join(20)  # one that has not heard of it yet on a busy machine
+    assert not any(thread.is_alive() for thread in started)
+    memory.store.clear()
 
 
 def test_a_command_ends_with_all_its_children(opened: list[BinaryIO], archive: bytes, tmp_path: Path) -> None:

@@ -190,9 +190,12 @@ class ShardReader:
         return self._policy.has_ended
 
     def __iter__(self) -> Iterator[ShardMembers]:
-        for shard in self.shards():
-            yield from self.read(shard, self._resume.spans(shard.number))
-        self.finish()
+        try:
+            for shard in self.shards():
+                yield from self.read(shard, self._resume.spans(shard.number))
+            self.finish()
+        finally:
+            self.close()
 
     def shards(self) -> Generator[Shard, None, None]:
         """Yield the shards in order, until the source is exhausted or the error policy ends reading."""
