@@ -10,6 +10,7 @@ import re
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,7 +179,9 @@ def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 
     def hold(at: int) -> None:
         places[0] = at
-        proxy.released.clear()
+        # The thread of an earlier answer, whose connection is kept, may not have come to wait for its own event yet.
+        proxy.released.set()
+        proxy.released = threading.Event()
         if not at:
             proxy.released.set()
 

@@ -63,6 +63,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         unreadable: parts of files that cannot be read, by path: requests for a part with any of these bytes get 410.
         awaited: holds GET requests until this many wait for a response at the same time, once.
         met: set when they have.
+        released: lets the answers that begin from now on end their hold.
         at_once: how many GET requests wait for their answers.
     """
 
@@ -181,6 +182,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(answer, body, fault or Fault())
 
     def _answer(self, answer: http.client.HTTPResponse, body: bytes, fault: Fault) -> None:
+        released = self.server.released  # a test replaces it for the next answer, which this one may overlap
         body = body if fault.body is None else fault.body
         headers = {name: value for name, value in answer.getheaders() if name.lower() not in HOP_BY_HOP}
         if self.command != "HEAD":
@@ -208,7 +210,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.server.stalled.wait(60)
             return
         if fault.how == "held":
-            self.server.released.wait(60)
+            released.wait(60)
         if fault.how != "close":
             # The system sends RST instead of FIN.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
