@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from wds_datapipes import IndexedSamples, ShardReadingService, merge_states
+from wds_datapipes import IndexedSamples, ShardReadingService
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 
@@ -114,11 +114,9 @@ def main() -> None:
                 facts = {"ranks": ranks, "loss": loss, "waited": waits, "keys": list(chain(*keys))}
                 with log.open("a") as file:
                     print(json.dumps(facts), file=file)
-            if step % args.save_every == 0:
-                data = merge_states(gather(loader.state_dict()))  # fits any number of ranks
-                state = {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "data": data}
-                if rank == 0:
-                    save(checkpoint, {**state, "epoch": number, "step": step})
+            if step % args.save_every == 0 and rank == 0:
+                state = {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "data": loader.state_dict()}
+                save(checkpoint, {**state, "epoch": number, "step": step})
             started = time.perf_counter()
     loader.shutdown()
     if rank == 0:

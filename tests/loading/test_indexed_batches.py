@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from itertools import chain
+from collections.abc import Callable
+from contextlib import closing
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loader_kinds import Service, Stateful, Tracked
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import DataLoader2, reading_service
 from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes import IndexedSamples, ShardReadingService, merge_states
+from wds_datapipes.errors import StateError
 from wds_datapipes.index import Manifest, build_indexes
 from wds_datapipes.testing import build_shard
 
@@ -80,3 +84,87 @@ def test_ranks_of_torchdata_read_one_order(manifest: Manifest) -> None:
         reading_service.set_graph_random_seed(pipe, SeedGenerator(3).spawn(rank))  # as DistributedReadingService does
         orders.append(list(pipe))
     assert orders[0] == orders[1]
+
+
+def on_ranks(
+    kind: Any, build: Callable[[int], Any], ranks: int, workers: int, cut: int | None, state: Any = None
+) -> tuple[list[list[str]], list[Any]]:
+    """Return the first global batches of a run, all if ``cut`` is None, and the state of each rank after them."""
+    by_rank, states = list[list[Any]](), list[Any]()
+    for rank in range(ranks):
+        with closing(kind(lambda: build(ranks), workers, state, distributed=(rank, ranks))) as run:
+            items = run.epoch()
+            by_rank.append([*islice(items, cut)])
+            states.append(run.state())
+    return [[*chain.from_iterable(parts)] for parts in zip(*by_rank, strict=True)], states
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "remainder"),
+    [
+        *product([Tracked], [0], ["drop", "pad", "keep"]),
+        *((Service, 0, "pad"), (Service, 2, "keep"), (Tracked, 2, "drop"), (Stateful, 0, "keep"), (Stateful, 2, "pad")),
+    ],
+)
+def test_the_state_of_one_rank_resumes_all_ranks_of_any_run(
+    manifest: Manifest, kind: Any, workers: int, remainder: str
+) -> None:
+    def build(ranks: int) -> Any:
+        return pipeline(manifest, ranks=ranks, remainder=remainder)
+
+    whole, ended = on_ranks(Tracked, build, 1, 0, None)
+    following, _ = on_ranks(Tracked, build, 1, 0, None, ended[0])
+    for cut in (3, None) if workers else (0, 3, len(whole) - 1, None):
+        head, states = on_ranks(kind, build, 2, workers, cut)
+        assert head == whole[:cut]
+        assert merge_states(states[:1]) == merge_states(states[1:]) == merge_states(states)
+        left = following if cut is None else whole[cut:]
+        for other, ranks, others in ((Tracked, 4, 0), (Service, 1, 3), (Service, 2, workers)):
+            rest, again = on_ranks(other, build, ranks, others, 1, states[-1])
+            assert rest == left[:1]
+            assert len({*map(str, again)}) == 1
+        assert on_ranks(Tracked, build, 4, 0, None, merge_states([states[1], states[0]]))[0] == left
+
+
+def test_a_state_after_the_last_whole_batch_is_that_of_a_rank_if_some_get_a_sample_more(manifest: Manifest) -> None:
+    def build(ranks: int) -> Any:
+        return pipeline(manifest, ranks=ranks, remainder="keep")
+
+    whole, states = on_ranks(Tracked, build, 3, 0, None)
+    assert [len(batch) for batch in whole] == [BATCH] * 8 + [4]
+    with pytest.raises(StateError, match="state of rank 0 of 3, but it was loaded on rank 1 of 3"):
+        Tracked(lambda: build(3), 0, states[0], distributed=(1, 3))
+    merged = merge_states(states)
+    assert on_ranks(Tracked, build, 1, 0, 2, merged)[0] == on_ranks(Tracked, build, 3, 0, 2, merged)[0]
+
+
+def resume(run: Any) -> None:
+    with closing(run):
+        next(run.epoch())
+
+
+#: Stages after which each rank has a state of its own.
+OF_RANK: dict[str, Callable[[Any], Any]] = {
+    r"\.shuffle_samples\(\) has another state on each": lambda pipe: pipe.shuffle_samples(9),
+    r"\.filter\(\) may yield fewer items": lambda pipe: pipe.filter(bool),
+    r"\.map_samples\(\) may yield fewer items": lambda pipe: pipe.map_samples(dict),
+    r"\.wds_decode\(\) may yield fewer items": lambda pipe: pipe.wds_decode(on_error="skip"),
+    r"\.rsample\(\) has another state on each": lambda pipe: pipe.rsample(0.9),
+    "EpochSetter has another position on each": lambda pipe: pipe.with_epoch(20),
+    "Shuffler has no position": lambda pipe: pipe.shuffle(buffer_size=4),
+}
+
+
+@pytest.mark.parametrize("reason", OF_RANK)
+@pytest.mark.parametrize("kind", [Service, Tracked])
+def test_a_stage_that_makes_the_states_of_ranks_differ_is_named(manifest: Manifest, kind: Any, reason: str) -> None:
+    def build() -> Any:
+        return OF_RANK[reason](IndexedSamples(manifest, global_batch_size=BATCH))
+
+    with closing(kind(build, 0, distributed=(0, 2))) as run:
+        next(run.epoch())
+        state = run.state()
+    with pytest.raises(StateError, match=rf"state of rank 0 of 2, but .* rank 1 of 2, and .*{reason}"):
+        resume(kind(build, 0, state, distributed=(1, 2)))
+    with pytest.raises(StateError, match=rf"requires one state per rank: merge_states.*{reason}"):
+        resume(kind(build, 2, state, distributed=(0, 2)))

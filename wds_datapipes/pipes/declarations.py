@@ -198,6 +198,16 @@ class Declarations:
         """
         raise NotImplementedError
 
+    def is_alike_on_ranks(
+        self,
+        state: Mapping[str, Any],  # noqa: ARG002
+        ranks: int,  # noqa: ARG002
+        workers: int,  # noqa: ARG002
+        worker: int,  # noqa: ARG002
+    ) -> bool:
+        """Whether a state is that of the same worker on every rank that has yielded as many items."""
+        return False
+
     def number_instances(self) -> None:
         """Number the instances that it splits the data between as `instance_of` does."""
 

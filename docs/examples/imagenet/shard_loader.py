@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from batches import Batch, Settings
 
-from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, merge_states
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService
+from wds_datapipes.integrations.ranks import gather_states
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 
@@ -67,10 +68,8 @@ class ShardLoader:
         self._loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the merged states of all ranks."""
-        states: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(states, self._loader.state_dict())
-        return merge_states(states)
+        """Return the state of all ranks, which all of them request."""
+        return gather_states(self._loader.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a merged state."""

@@ -204,9 +204,9 @@ def own_state(**changes: Any) -> Any:
         (state_of_numbers, "dataset is not a StatefulShards"),
         (lambda: "{", "a JSON text with its version"),
         (lambda: b"\x80\x04junk", "a JSON text with its version"),
-        (lambda: b'{"version": 99, "ranks": []}', "version 99, but this release .* only version 7.* restart the epoch"),
-        (lambda: b'{"version": 7, "ranks": [{}]}', "its checksum differs"),
-        (lambda: b'{"version": 7, "crc32": 223132457, "ranks": []}', "contains no ranks"),
+        (lambda: b'{"version": 99, "ranks": []}', "version 99, but this release .* only version 8.* restart the epoch"),
+        (lambda: b'{"version": 8, "ranks": [{}]}', "its checksum differs"),
+        (lambda: b'{"version": 8, "crc32": 223132457, "ranks": []}', "contains no ranks"),
         (lambda: [3], "not the state of a loader"),
     ],
 )

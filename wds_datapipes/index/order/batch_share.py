@@ -127,6 +127,15 @@ class BatchShare:
         turns = whole // self.workers + (self.worker < whole % self.workers)
         return turns * self.size + (len(self._part_of_rest()) if is_last else 0)
 
+    def is_alike_on_ranks(self, done: int) -> bool:
+        """Whether this worker has yielded ``done`` samples on every rank, if the ranks are in step.
+
+        After the last whole batch, some ranks may get a sample more than others.
+        """
+        last = self._left - self.whole_batches * self.batch
+        begins = (self.whole_batches // self.workers) * self.size
+        return last <= 0 or not last % self.ranks or self.worker != self.whole_batches % self.workers or done < begins
+
     def batches_begun(self, done: int) -> int:
         """Return the number of global batches up to the last one that this worker has begun."""
         return self.worker + (done - 1) // self.size * self.workers + 1 if done else 0

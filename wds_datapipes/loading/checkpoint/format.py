@@ -25,7 +25,7 @@ logger = logging.getLogger("wds_datapipes")
 #: The only key of a state.
 STATE = "wds_datapipes"
 #: The version of the format.
-VERSION = 7
+VERSION = 8
 #: Replaces the state of a worker that does not know which part of its stream the loop will receive.
 STREAM = "stream"
 #: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.
@@ -72,7 +72,7 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of an epoch, on one rank.
+    """The state of an epoch, on one rank, or on all.
 
     Attributes:
         stages: descriptions of the pipeline's stages, the last one first.
@@ -81,7 +81,7 @@ class Checkpoint:
         first: the seed of the first epoch since then.
         next: the seed of the next epoch.
         is_over: whether the epoch has ended.
-        rank: the number of this rank among ``ranks``.
+        rank: the number of this rank among ``ranks``; None if the state is that of every rank.
         ranks: the number of ranks.
         distributed: whether the service has split the data among ranks.
         workers: the number of worker processes on this rank.
@@ -100,7 +100,7 @@ class Checkpoint:
     epoch: int
     first: int
     next: int | None
-    rank: int
+    rank: int | None
     ranks: int
     distributed: bool
     parts: list[WorkerState]
@@ -113,9 +113,18 @@ class Checkpoint:
     replay: Mapping[str, int] | None = None
 
     @property
-    def identity(self) -> tuple[int, int, bool, int]:
+    def identity(self) -> tuple[int | None, int, bool, int]:
         """The rank, the number of ranks, whether the service has split among them, and the number of workers."""
         return self.rank, self.ranks, self.distributed, self.workers
+
+    @property
+    def owner(self) -> str:
+        """The rank of the state, in words."""
+        return f"all of {self.ranks} ranks" if self.rank is None else f"rank {self.rank} of {self.ranks}"
+
+    def on_rank(self, rank: int) -> Checkpoint:
+        """Return the state of a rank, if this is that of every rank."""
+        return replace(self, rank=rank) if self.rank is None else self
 
     def part_of(self, process: int) -> tuple[int, WorkerState]:
         """Return the number of the worker that a process of a loader is, and its state."""
@@ -181,10 +190,10 @@ class Checkpoint:
                 "This is a state of ShardReadingService, which resumes by replaying the items of all workers together. "
                 "Load it into one"
             )
-        if self.worker is not None and self.identity != identity:
+        if self.worker is not None and (identity is None or self.on_rank(identity[0]).identity != identity):
             raise StateError(
-                f"This is the state of one worker, {self.worker} of {self.workers} on rank {self.rank} of "
-                f"{self.ranks}, and only the same worker can resume from it. Load the whole state of the loader. "
+                f"This is the state of one worker, {self.worker} of {self.workers} on {self.owner}, and "
+                f"only the same worker can resume from it. Load the whole state of the loader. "
                 f"{ADVICE}"
             )
 
@@ -344,7 +353,8 @@ def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
     # If an epoch was resumed, the numbers of the processes may differ from those of the workers.
     turn = workers[(snapshot["_last_yielded_worker_id"] + 1) % len(workers)].worker or 0
     parts = [part for each in own for part in each.parts]
-    return replace(workers[0], worker=None, turn=turn, parts=parts, is_over=bool(state["_iterator_finished"]))
+    rank = next((each.rank for each in own if each.rank is not None), None)
+    return replace(own[0], rank=rank, worker=None, turn=turn, parts=parts, is_over=bool(state["_iterator_finished"]))
 
 
 def _of_dataset(state: Mapping[str, Any]) -> list[Checkpoint]:

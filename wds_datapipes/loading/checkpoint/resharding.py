@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -13,11 +13,15 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.state.pipeline_state import (
     check_resharding,
+    difference_of_ranks,
     refusing_corrupt_states,
     replay_reason,
     reshard_states,
 )
 from wds_datapipes.pipes.state.replay import is_replayed
+
+#: The most ranks of a run.
+MAX_RANKS = 1 << 20
 
 #: The rank, the number of ranks, whether the service splits among them, and the number of workers.
 Identity = tuple[int, int, bool, int]
@@ -53,18 +57,33 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """
     if not states:
         raise StateError("There are no states to merge")
-    checkpoints: dict[tuple[int, int], Checkpoint] = {}
+    checkpoints: dict[tuple[int, int | None], Checkpoint] = {}
     # A rank that has loaded a merged state, and has not started since, saves that state, with those of other ranks.
     for checkpoint in chain.from_iterable(map(checkpoints_in, states)):
         known = checkpoints.setdefault((checkpoint.ranks, checkpoint.rank), checkpoint)
         if known != checkpoint:
             raise StateError(
-                f"There are two different states of rank {checkpoint.rank} of {checkpoint.ranks}. Ranks that read the "
+                f"There are two different states of {checkpoint.owner}. Ranks that read the "
                 "same data must save their states after the same step of the same run, and those of loaders with "
                 "distributed=False cannot be merged"
             )
     _check_complete([*checkpoints.values()])
     return state_of([*checkpoints.values()])
+
+
+def of_all_ranks(saved: Checkpoint, pipe: Any) -> Checkpoint:
+    """Return a state as that of every rank, if it is.
+
+    Args:
+        saved: the state of a rank, or of one of its workers.
+        pipe: the pipeline, whose `difference_of_ranks` is "".
+    """
+    source, workers = PipelineGraph(pipe).chain[-1], max(saved.workers, 1)
+    numbers = range(workers) if saved.worker is None else [saved.worker]
+    states = [(number, part.stages[0]) for number, part in zip(numbers, saved.parts, strict=False) if part.stages]
+    if all(state is None or source.is_alike_on_ranks(state, saved.ranks, workers, number) for number, state in states):
+        return replace(saved, rank=None)
+    return saved
 
 
 @refusing_corrupt_states()
@@ -79,7 +98,8 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
     Raises:
         StateError: a rank's state is missing, or the pipeline cannot be resharded.
     """
-    same = [checkpoint for checkpoint in saved if checkpoint.identity == identity]
+    on_rank = [checkpoint.on_rank(identity[0]) for checkpoint in saved]
+    same = [checkpoint for checkpoint in on_rank if checkpoint.identity == identity]
     if not same and all(checkpoint.is_over for checkpoint in saved):
         check_ranks(saved, identity[0], identity[1])
         same = list(saved)
@@ -101,7 +121,7 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
 def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Checkpoint:
     """Return the state from which a rank resumes with a different number of ranks or workers."""
     rank, ranks, distributed, workers = identity
-    _check_complete(saved)
+    _check_complete(saved, pipe)
     parts = [part for checkpoint in saved for part in checkpoint.parts]
     if any(checkpoint.replay is not None for checkpoint in saved) or any(is_replayed(part.stages) for part in parts):
         raise StateError(
@@ -109,7 +129,7 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Chec
             "workers as before"
         )
     check_resharding(pipe)
-    by_rank = sorted(saved, key=lambda checkpoint: checkpoint.rank)
+    by_rank = [saved[0]] * saved[0].ranks if saved[0].rank is None else sorted(saved, key=lambda each: each.rank or 0)
     # In the numbering of the instances: the first worker of every rank, then the second.
     own = [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
     states = reshard_states(pipe, own, [[] for _ in own], ranks * max(workers, 1))
@@ -118,15 +138,22 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Chec
     return replace(running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed)
 
 
-def _check_complete(saved: Sequence[Checkpoint]) -> None:
-    """Check that there are the states of all ranks, from the same epoch."""
-    first = saved[0]
-    found = sorted(checkpoint.rank for checkpoint in saved)
-    if any(checkpoint.ranks != first.ranks for checkpoint in saved) or not is_all(found, first.ranks):
+def _are_of_all(saved: Sequence[Checkpoint]) -> bool:
+    """Whether states are those of all ranks of a run, or one is."""
+    ranks = saved[0].ranks
+    if saved[0].rank is None:
+        return len(saved) == 1 and 0 < ranks <= MAX_RANKS
+    found = [-1 if each.rank is None or each.ranks != ranks else each.rank for each in saved]
+    return is_all(sorted(found), ranks)
+
+
+def _check_complete(saved: Sequence[Checkpoint], pipe: Any = None) -> None:
+    """Check that there are the states of all ranks, from the same epoch; ``pipe`` tells why one does not suffice."""
+    if not _are_of_all(saved):
+        why = "" if pipe is None else f", as {difference_of_ranks(pipe)}"
         raise StateError(
-            f"There are states of ranks {', '.join(map(str, found))}, from runs with this number of ranks: "
-            f"{', '.join(sorted({str(checkpoint.ranks) for checkpoint in saved}))}. Resuming with a different number "
-            f"of ranks or workers requires one state per rank: merge_states([...])"
+            f"There are states of {', '.join(sorted(each.owner for each in saved))}. Resuming with a different number "
+            f"of ranks or workers requires one state per rank: merge_states([...]){why}"
         )
     workers = [max(checkpoint.workers, 1) for checkpoint in saved]
     if len({*workers}) > 1:
@@ -141,9 +168,7 @@ def _check_complete(saved: Sequence[Checkpoint]) -> None:
         )
 
 
-def check_ranks(
-    loaded: Sequence[Checkpoint], rank: int, ranks: int, end_together: Callable[[], bool] = lambda: True
-) -> None:
+def check_ranks(loaded: Sequence[Checkpoint], rank: int, ranks: int, pipe: Any = None) -> None:
     """Check that this rank can resume from the states: they are of all ranks, or its own.
 
     A rank whose epoch has ended cannot know from its own state whether other ranks are still in that epoch.
@@ -152,24 +177,23 @@ def check_ranks(
         loaded: the states of some ranks.
         rank: the number of this rank.
         ranks: the current number of ranks.
-        end_together: returns whether epochs have the same number of items on each rank, or are known to have ended on
-            all.
+        pipe: the pipeline, unless its epoch is known to have ended on all ranks.
 
     Raises:
         StateError: it cannot.
     """
     first = loaded[0]
-    if is_all(sorted(checkpoint.rank for checkpoint in loaded), first.ranks):
+    if _are_of_all(loaded):
         return
     if all(checkpoint.is_over and (checkpoint.epoch < 0 or checkpoint.next is None) for checkpoint in loaded):
         return  # none of them has started
     own = [checkpoint for checkpoint in loaded if (checkpoint.rank, checkpoint.ranks) == (rank, ranks)]
     if not own:
         raise StateError(
-            f"This is the state of rank {first.rank} of {first.ranks}, but it was loaded on rank {rank} of {ranks}. "
-            f"{ADVICE}"
+            f"This is the state of {first.owner}, but it was loaded on rank {rank} of {ranks}"
+            f"{'' if pipe is None else f', and {difference_of_ranks(pipe)}'}. {ADVICE}"
         )
-    if own[0].is_over and not end_together():
+    if own[0].is_over and pipe is not None and not _ends_together(pipe):
         raise StateError(
             f"The epoch of rank {rank} had ended when this state was saved, but the state does not record whether "
             f"those of the other {ranks - 1} had: this rank must either wait for them or begin the next epoch. Load "
@@ -177,7 +201,7 @@ def check_ranks(
         )
 
 
-def ends_together(pipe: Any) -> bool:
+def _ends_together(pipe: Any) -> bool:
     """Whether an epoch of a pipeline has the same number of items on each rank, as with ``with_epoch``."""
     try:
         len(pipe)

@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
-from wds_datapipes.loading.checkpoint.resharding import check_ranks, ends_together, state_of_rank
+from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks, state_of_rank
 from wds_datapipes.loading.data_parallel import DataParallelGroup, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import EpochSeeds, is_drawn
@@ -16,7 +16,7 @@ from wds_datapipes.loading.splitting import RankIdentity
 from wds_datapipes.loading.workers.loop_items import LoopItems
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.pipes.state.pipeline_state import replay_reason
+from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayed
 from wds_datapipes.seeds import SeedGenerator
 
@@ -50,6 +50,7 @@ class StateManager:
         self.group = group
         self._workers = workers
         self._described: list[str] = []
+        self._alike: Any = None  # the pipeline, if one state is that of all ranks
         self._loaded: list[Checkpoint] = []
         self._seeds_too = False
         self._seed: int | None = None
@@ -78,6 +79,7 @@ class StateManager:
     def describe(self, pipe: Any) -> None:
         """Record the pipeline, before the split."""
         self._described = descriptions(pipe)
+        self._alike = None if difference_of_ranks(pipe) else pipe
 
     def expect(self, seed: int | None) -> None:
         """Record the seed that was set on the loader since the previous epoch began, or ``None``."""
@@ -130,7 +132,7 @@ class StateManager:
         for checkpoint in loaded:
             checkpoint.check(self._described, ranks_now)
         if self.group.is_split and ranks is None:  # nothing but the states tells whether the epoch is over on all
-            check_ranks(loaded, rank, ranks_now, lambda: ends_together(pipe))
+            check_ranks(loaded, rank, ranks_now, pipe)
             is_over = all(checkpoint.is_over for checkpoint in loaded)
             loaded = [replace(checkpoint, is_over=is_over) for checkpoint in loaded]
         self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self.group.is_split, self._workers))
@@ -231,6 +233,8 @@ class StateManager:
             parts=parts,
             replay=replay,
         )
+        if self._alike is not None and replay is None:
+            checkpoint = of_all_ranks(checkpoint, self._alike)
         return state_of([checkpoint])
 
     def _identity(self, ranks: Ranks | None) -> RankIdentity:

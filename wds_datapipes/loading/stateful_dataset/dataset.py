@@ -18,7 +18,7 @@ from wds_datapipes.loading.checkpoint.format import (
     state_of,
     state_of_stream,
 )
-from wds_datapipes.loading.checkpoint.resharding import check_ranks, ends_together
+from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks
 from wds_datapipes.loading.data_parallel import (
     DataParallelGroup,
     Distributed,
@@ -47,7 +47,7 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
 from wds_datapipes.loading.torchdata_patches.local_functions import find_local_classes
 from wds_datapipes.pipes.sharding import advice_for_split, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.pipes.state.pipeline_state import replay_reason
+from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, replay_reason
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.user_warnings import warn_user
 
@@ -111,6 +111,7 @@ class StatefulShards(IterableDataset[Any]):
         self.pipe = pipe
         self.seed = seed
         self._stages = descriptions(pipe)
+        self._is_alike = not difference_of_ranks(pipe)
         self._shared = SharedEpochs()
         self._epochs = Epochs(pipe, seed, self._shared, self._group, replay_reason(pipe))
         self._tracked: TrackedEpoch | None = None
@@ -239,7 +240,7 @@ class StatefulShards(IterableDataset[Any]):
         Raises:
             StateError: it cannot.
         """
-        check_ranks(loaded, self._epochs.rank, self._epochs.ranks, lambda: ends_together(self.pipe))
+        check_ranks(loaded, self._epochs.rank, self._epochs.ranks, self.pipe)
 
     def recorded(self, batch: Any) -> Any:
         """Return a batch; in a worker of a tracked loop, with the worker's position after it."""
@@ -321,7 +322,7 @@ class StatefulShards(IterableDataset[Any]):
     def _saved(self, row: WorkerRow, **facts: Any) -> Checkpoint:
         """Return the position of the loop in the epoch of a row; before the first epoch, the preceding one is over."""
         begun, epochs = row.epoch > 0, self._epochs
-        return Checkpoint(
+        saved = Checkpoint(
             stages=self._stages,
             seed=row.seed if begun else self.seed,
             epoch=row.epoch - 1,
@@ -333,6 +334,7 @@ class StatefulShards(IterableDataset[Any]):
             distributed=epochs.distributed,
             **facts,
         )
+        return of_all_ranks(saved, self.pipe) if self._is_alike else saved
 
     def _resume_from(self, loaded: list[Checkpoint]) -> None:
         """Resume from checkpoints at the next iteration."""

@@ -313,6 +313,11 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         rest = RestOfEpoch.from_state(state.get("rest"))
         self._loaded = state.get("passed", 0), rest, tuple(sorted(position.start for position in again))
 
+    def is_alike_on_ranks(self, state: Mapping[str, Any], ranks: int, workers: int, worker: int) -> bool:
+        """Whether a state is that of the same worker on every rank: the position in the epoch determines it."""
+        share = self._share_of(ranks, 0, workers, worker, RestOfEpoch.from_state(state.get("rest")))
+        return share.is_alike_on_ranks(state["passed"])
+
     def reshard_states(
         self, states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
     ) -> list[dict[str, Any]]:

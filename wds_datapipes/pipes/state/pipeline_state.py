@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from wds_datapipes.errors import StateError, WdsError
+from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.inspection import name_of, upstream
+from wds_datapipes.pipes.inspection import call_of, name_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.position import SamplePosition, unpack_positions
 
@@ -69,6 +70,24 @@ def replay_reason(pipe: Any, later_stages: Sequence[Any] = ()) -> str:
     if obstacle := next(filter(None, (PipelineGraph(each).replay_obstacle for each in (pipe, *later_stages))), ""):
         raise StateError(f"{reason}. The pipeline cannot be replayed: {obstacle}")
     return reason
+
+
+def difference_of_ranks(pipe: Any) -> str:
+    """Return why the position of a pipeline differs between ranks that are in step; "" if its source knows."""
+    try:
+        first, *others = PipelineGraph(pipe).stateful_stages()
+    except StateError as error:
+        return str(error)
+    if type(first).is_alike_on_ranks is Declarations.is_alike_on_ranks:
+        return f"each rank has its own state, as {name_of(first)} has another position on each"
+    if others:
+        return f"each rank has its own state, as {call_of(others[0])} has another state on each"
+    for stage in upstream(pipe):
+        known = declared(stage)
+        is_even = known.is_one_to_one and known.on_error == "raise"
+        if not (stage is first or is_even or known.samples_per_batch or known.is_transparent):
+            return f"each rank has its own state, as {call_of(stage)} may yield fewer items on some than on others"
+    return ""
 
 
 @refusing_corrupt_states()
