@@ -200,3 +200,27 @@ def test_a_host_has_the_same_shards_in_all_epochs(lanes: int, samples: int, epoc
         touched.append({*np.concatenate([order.find(each)[0] for each in part.positions()]).tolist()})
     assert most * 0.95 < len(touched[0]) <= most
     assert all(shards == touched[0] for shards in touched)
+
+
+@pytest.mark.parametrize("kind", ["global", "window"])
+@pytest.mark.parametrize("number", [512, 4096])
+def test_a_worker_of_many_sorts_the_windows_of_its_own_lanes(kind: Order, number: int) -> None:
+    """Of 512 ranks with 8 workers, one looks 9 times for each of its samples; with one lane, 4,000 times."""
+    asked = []
+
+    class CountingOrder(EpochOrder):
+        def find(self, positions: Any) -> Any:
+            asked.append(len(positions))
+            return super().find(positions)
+
+    batch, workers = 32_768, 8
+    sizes = [5000] * (40 * batch // 5000)
+    lanes = Lanes(sum(sizes), batch, number)
+    order = CountingOrder(sizes, kind, seed=1, lanes=number)
+    lengths = np.arange(sum(sizes)) % 97
+    by_length = LengthOrder(order, lengths, starts_of(sizes), lanes=lanes, window=10, seed=1)
+    share = BatchShare(sum(sizes), batch, "drop", 512, 17, workers, 3, lanes=number)
+    for positions in share.positions():
+        LaneOrder(by_length, lanes).find(positions)
+    assert sum(asked) <= (workers + 1) * (len(share) + batch // 512)
+    assert len(asked) <= 10

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MAX_PERIOD, MixedOrder, integer_weights
-from wds_datapipes.index.order.permutation import Permutation
+from wds_datapipes.index.order.permutation import Permutation, permute
 from wds_datapipes.index.order.sample_order import EpochOrder, LengthOrder, Order, SampleOrder
 
 ORDERS: Any = st.sampled_from(["global", "window", "sequential"])
@@ -56,6 +56,18 @@ def test_a_number_is_mapped_alike_alone_and_among_others(size: int, seed: int, d
     assert ((moved >= 0) & (moved < size)).all()
     assert len(set(moved.tolist())) == len(numbers)
     assert [permutation(numbers[[place]])[0] for place in range(len(numbers))] == moved.tolist()
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=4), SEEDS)
+def test_numbers_are_mapped_by_several_permutations_as_by_each(sizes: list[int], seed: int) -> None:
+    permutations = [Permutation(size, seed=seed) for size in sizes]
+    which = np.repeat(np.arange(len(sizes)), sizes)
+    expected = [permutation(np.arange(permutation.size)) for permutation in permutations]
+    mixed = np.random.default_rng(seed).permutation(len(which))
+    numbers = np.concatenate([np.arange(size) for size in sizes])
+    for order in (np.arange(len(which)), mixed):
+        found = permute(numbers[order], which[order], permutations)
+        assert np.array_equal(found, np.concatenate(expected)[order])
 
 
 def test_a_permutation_depends_on_the_arguments_only() -> None:

@@ -105,7 +105,8 @@ class EpochOptions:
             order of the shards, or a function that returns the lengths for the `ShardIndex` of one shard. Takes 8 bytes
             per sample, and needs ``global_batch_size``.
         bucket_window: how many global batches are sorted by length together. Their order is then shuffled again,
-            except with ``order="sequential"``. A larger window leaves less padding, and mixes samples less.
+            except with ``order="sequential"``. A larger window leaves less padding, and mixes samples less. A worker
+            computes whole windows of the lanes of its rank, so choose ``lanes`` if there are many ranks.
 
     Raises:
         TypeError, ValueError: a number is not an integer from 1.

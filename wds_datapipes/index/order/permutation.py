@@ -17,6 +17,8 @@ ROUNDS, MANY_ROUNDS, FEW_BITS = 8, 24, 10
 #: The multipliers of the finalizer of MurmurHash3.
 FACTORS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 HALF = np.uint64(33)
+#: The most numbers that are permuted at a time.
+CHUNK = 1 << 13
 
 
 class Permutation:
@@ -56,13 +58,16 @@ class Permutation:
 
 def permute(numbers: Numbers, which: Numbers, permutations: Sequence[Permutation]) -> Numbers:
     """Return where each of some numbers is mapped to by its own permutation, whose index is in ``which``."""
-    found, pending = numbers.astype(np.uint64), np.arange(len(numbers))
+    found = numbers.astype(np.uint64)
     sizes = np.array([each.size for each in permutations], np.uint64)
     table = np.stack([each.row for each in permutations], axis=1) if permutations else sizes
-    while len(pending):
-        own = which[pending]
-        moved = found[pending] = _encrypt(found[pending], table[:, own] if len(permutations) > 1 else table)
-        pending = pending[moved >= sizes[own]]
+    for start in range(0, len(numbers), CHUNK):  # the table of a chunk has 49 numbers for each
+        pending = np.arange(start, min(start + CHUNK, len(numbers)))
+        while len(pending):
+            own = which[pending]
+            rows = table[:, own[:1] if (own == own[0]).all() else own]
+            moved = found[pending] = _encrypt(found[pending], rows)
+            pending = pending[moved >= sizes[own]]
     return found.astype(np.int64)
 
 

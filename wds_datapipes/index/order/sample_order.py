@@ -196,30 +196,29 @@ class LengthOrder:
         """Return the shard of the sample at each position of the epoch, and the number of the sample in it."""
         lanes, numbers = self._lanes.split(positions)
         windows, numbers = np.divmod(numbers, self._size)
-        count = int(windows.max(initial=0)) + 1
-        moved = np.empty_like(positions)
-        pairs = lanes * count + windows
-        for pair in np.unique(pairs).tolist():
-            inside = pairs == pair
-            moved[inside] = self._positions(*divmod(pair, count))[numbers[inside]]
+        moved = positions.copy()
+        for window in np.unique(windows).tolist():
+            count = min(self._lanes.whole - window * self._size, self._size)
+            inside = (windows == window) & (numbers < count)
+            if inside.any():
+                used, which = np.unique(lanes[inside], return_inverse=True)
+                moved[inside] = self._positions(window, count, used.tolist())[which, numbers[inside]]
         return self._order.find(moved)
 
-    def _positions(self, lane: int, window: int) -> Numbers:
-        """Return the positions in the other order, for a window of a lane."""
-        if self._last.get(lane, (-1,))[0] != window:
-            first, share = window * self._size, self._lanes.share
-            count = max(min(self._lanes.whole - first, self._size), 0) // share
-            start, end = self._lanes.starts[lane : lane + 2].tolist()
-            positions = np.arange(start + first, min(start + first + self._size, end))
-            whole, rest = np.split(positions, [count * share])
-            shards, places = self._order.find(whole)
-            by_length = whole[np.argsort(self._lengths[self._starts[shards] + places], kind="stable")]
-            batches = by_length.reshape(count, share)
+    def _positions(self, window: int, count: int, lanes: list[int]) -> Numbers:
+        """Return the positions in the other order, for the samples of a window in some lanes, with a row for each."""
+        if new := [lane for lane in lanes if self._last.get(lane, (-1,))[0] != window]:
+            positions = self._lanes.starts[new][:, None] + window * self._size + np.arange(count)
+            shards, places = self._order.find(positions.ravel())
+            lengths = self._lengths[self._starts[shards] + places].reshape(positions.shape)
+            by_length = np.take_along_axis(positions, np.argsort(lengths, axis=1, kind="stable"), axis=1)
+            batches = by_length.reshape(len(new), -1, self._lanes.share)
             if self._seed is not None:
+                order = np.arange(batches.shape[1])
                 seed = derived_seed("batches by length", self._seed, window)
-                batches = batches[Permutation(count, seed=seed)(np.arange(count))]
-            self._last[lane] = window, np.concatenate([batches.ravel(), rest])
-        return self._last[lane][1]
+                batches = batches[:, Permutation(len(order), seed=seed)(order)]
+            self._last.update(zip(new, ((window, row) for row in batches.reshape(positions.shape)), strict=True))
+        return np.stack([self._last[lane][1] for lane in lanes])
 
 
 def check_lengths(lengths: Any, count: int, owner: str) -> Numbers:
