@@ -50,10 +50,11 @@ def padding(batches: list[list[int]]) -> float:
     return sum(max(batch) * len(batch) - sum(batch) for batch in batches) / sum(map(sum, batches))
 
 
-@pytest.mark.parametrize("order", ["global", "window"])
-def test_batches_need_less_padding_and_have_each_sample_once(order: Any, lengths: list[int]) -> None:
+@pytest.mark.parametrize(("order", "lanes"), [("global", 1), ("window", 1), ("window", 2)])
+def test_batches_need_less_padding_and_have_each_sample_once(order: Any, lanes: int, lengths: list[int]) -> None:
+    common: dict[str, Any] = {"global_batch_size": BATCH, "remainder": "keep", "order": order, "lanes": lanes}
     plain, grouped = (
-        list(loader_of(IndexedSamples("{0..5}.tar", global_batch_size=BATCH, remainder="keep", order=order, **options)))
+        list(loader_of(IndexedSamples("{0..5}.tar", **common, **options)))
         for options in (dict[str, Any](), {"epoch": EpochOptions(bucket_by=text_sizes)})
     )
     assert sorted(length for batch in grouped for length in batch) == sorted(lengths)

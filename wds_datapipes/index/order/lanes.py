@@ -7,13 +7,17 @@ import numpy as np
 from wds_datapipes.index.order.permutation import Numbers
 
 
-def lane_starts(count: int, lanes: int) -> Numbers:
+def lane_starts(count: int, lanes: int, *, passes: int = 0) -> Numbers:
     """Return how many of ``count`` samples are before each of the lanes, and in all of them.
 
-    >>> lane_starts(11, 4).tolist()
-    [0, 2, 5, 8, 11]
+    In each pass, other lanes have a sample more than the rest. So lanes from which equally many samples are drawn end
+    their passes together, and all samples come equally often.
+
+    >>> lane_starts(11, 4).tolist(), lane_starts(11, 4, passes=1).tolist()
+    ([0, 2, 5, 8, 11], [0, 3, 6, 9, 11])
     """
-    return np.array([lane * count // lanes for lane in range(lanes + 1)], np.int64)
+    starts: Numbers = np.arange(passes, passes + lanes + 1) * count // lanes - passes * count // lanes
+    return starts
 
 
 class Lanes:

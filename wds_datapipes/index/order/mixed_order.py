@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from wds_datapipes.index.order.lanes import Lanes, lane_starts
+from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.permutation import Numbers, hash_numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, Order
 from wds_datapipes.samples.mixing import check_weights
@@ -24,7 +24,7 @@ class MixedOrder:
     A period is the shortest sequence of draws with the exact proportions. In each, the draws from a dataset are evenly
     spaced, and the seed chooses where that pattern begins, so that no rank always reads the same dataset. Successive
     draws from a dataset read it in an order of its own, and in another one when all of its samples have been read: no
-    sample is read again before all others have been. Like an `EpochOrder`, it is computed and not stored.
+    sample is read again before all others of its lane have been. Like an `EpochOrder`, it is computed and not stored.
 
     Each lane draws from its own lane of each dataset. The pattern continues from lane to lane in the slots of a batch,
     so that the proportions are exact in batches of whole periods too.
@@ -54,8 +54,7 @@ class MixedOrder:
         window_shards: int = 16,
     ) -> None:
         self._datasets = [np.asarray(sizes, np.int64) for sizes in datasets]
-        #: For each dataset, where its lanes begin.
-        self._starts = [lane_starts(int(sizes.sum()), len(lanes)) for sizes in self._datasets]
+        self._sizes = [int(sizes.sum()) for sizes in self._datasets]
         ends = np.cumsum([len(sizes) for sizes in self._datasets])
         self._first_shards = ends - [len(sizes) for sizes in self._datasets]
         self._order, self._seed, self._lanes, self._window_shards = order, seed, lanes, window_shards
@@ -90,11 +89,13 @@ class MixedOrder:
         rounds = periods * self._weights[chosen] + earlier % self._weights[chosen]
         shards, places = np.empty_like(rounds), np.empty_like(rounds)
         for number in np.unique(chosen).tolist():
-            starts = self._starts[number][lanes]
-            passes, rest = np.divmod(rounds, self._starts[number][lanes + 1] - starts)
+            size, count = self._sizes[number], len(self._lanes)
+            draws = rounds + lanes * size // count
+            # In pass p, the lane begins at (p + lane) * size // count - p * size // count; see `lane_starts`.
+            passes = ((draws + 1) * count - 1) // size - lanes
             for epoch in np.unique(passes[chosen == number]).tolist():
                 own = (chosen == number) & (passes == epoch)
-                found, places[own] = self._order_of(number, epoch).find((starts + rest)[own])
+                found, places[own] = self._order_of(number, epoch).find(draws[own] - epoch * size // count)
                 shards[own] = found + self._first_shards[number]
         return shards, places
 
@@ -103,7 +104,7 @@ class MixedOrder:
         return np.searchsorted(self._places, datasets * len(self._pattern) + places)
 
     def _order_of(self, number: int, epoch: int) -> EpochOrder:
-        """Return the order of a dataset in an epoch of its own; the last two are kept, since lanes differ in length."""
+        """Return the order of a dataset in an epoch of its own; the last two are kept, as lanes differ by a sample."""
         if (number, epoch) not in self._orders:
             seed = derived_seed("dataset", self._seed, number, epoch)
             self._orders = {at: order for at, order in self._orders.items() if at[0] != number or at[1] == epoch - 1}
@@ -113,6 +114,7 @@ class MixedOrder:
                 seed=seed,
                 window_shards=self._window_shards,
                 lanes=len(self._lanes),
+                passes=epoch,
             )
         return self._orders[number, epoch]
 

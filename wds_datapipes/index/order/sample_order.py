@@ -85,6 +85,7 @@ class EpochOrder:
         seed: the seed of the epoch.
         window_shards: how many shards ``"window"`` shuffles together.
         lanes: the number of lanes.
+        passes: how many times the lanes have read the dataset before, see `lane_starts`.
 
     Examples:
         >>> order = EpochOrder([2, 3], "sequential", seed=0)
@@ -93,7 +94,14 @@ class EpochOrder:
     """
 
     def __init__(
-        self, sizes: Sequence[int] | Numbers, order: Order, *, seed: int, window_shards: int = 16, lanes: int = 1
+        self,
+        sizes: Sequence[int] | Numbers,
+        order: Order,
+        *,
+        seed: int,
+        window_shards: int = 16,
+        lanes: int = 1,
+        passes: int = 0,
     ) -> None:
         counts = np.asarray(sizes, np.int64)
         shards = np.arange(len(counts))
@@ -102,7 +110,7 @@ class EpochOrder:
         ends = np.cumsum(counts[shards])
         starts = ends - counts[shards]
         self._size = int(ends[-1]) if len(counts) else 0
-        cuts = lane_starts(self._size, lanes)
+        cuts = lane_starts(self._size, lanes, passes=passes)
         # Lanes begin within shards, so some shards have parts in two or more of them.
         parts = np.sort(np.concatenate([starts, cuts[1:-1]]))
         places = np.minimum(np.searchsorted(ends, parts, "right"), len(counts) - 1)  # empty shards may be at the end

@@ -197,13 +197,11 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                     "or set its weight to 0"
                 )
         used = zip(counts.values(), self.weights or [1] * len(parts), strict=True)
-        counted = [count for count, weight in used if weight]
-        self._count = epoch.samples or sum(counted)
-        fewest = min(self._count, *(counted if self.weights else [sum(counted)]))
-        if fewest < lanes:
+        self._count = epoch.samples or sum(count for count, weight in used if weight)
+        if self._count < lanes:
             raise ValueError(
-                f"IndexedSamples cannot cut {fewest} samples into {lanes} lanes, each of which needs one. Choose at "
-                f"most {fewest} lanes{', since they divide each dataset of a mixture' if self.weights else ''}"
+                f"IndexedSamples has {self._count} samples in an epoch, and {lanes} lanes, each of which needs one. "
+                f"Choose at most {self._count} lanes"
             )
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
