@@ -20,6 +20,7 @@ PAGES_OF_PEERS = {
     "dali": ["docs/how-to/feed-dali.md"],
     "nodes": ["docs/how-to/load-with-torchdata-nodes.md"],
     "trainers": [
+        "docs/how-to/monitor-a-run.md",
         "docs/how-to/preprocess-on-a-cluster.md",
         "docs/how-to/train-with-accelerate.md",
         "docs/how-to/train-with-distributed-checkpoint.md",
