@@ -92,8 +92,8 @@ class PositionedSamples(SnapshotStage[Sample]):
 
     def _seen(self) -> list[Seen]:
         """Return the identifiers of the lists of shards; the same object until they change."""
-        if self._listed_at != ShardOrder.changes and self._loaded is None:
-            self._listed_at = ShardOrder.changes
+        if self._listed_at != ShardOrder.changes[0] and self._loaded is None:
+            self._listed_at = ShardOrder.changes[0]
             seen = [listing.seen for listing in self._listings.value]
             if len(seen) != len(self._listed) or any(map(operator.is_not, seen, self._listed)):
                 self._listed = seen

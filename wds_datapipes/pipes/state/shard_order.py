@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from hashlib import blake2b
 from itertools import chain, islice
-from typing import Any
+from typing import Any, ClassVar
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import splits, upstream
-from wds_datapipes.pipes.stage import EngineStage
+from wds_datapipes.pipes.stage import EngineStage, iterated_by_loader
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.urls import mask_credentials, may_hold_credentials
@@ -27,8 +27,11 @@ Seen = list[Any]
 
 #: The maximum length of an item's text in a message.
 MAX_TEXT = 200
+#: The most items that are added to the digest at once.
+MAX_UNSEEN = 4096
 
 
+@iterated_by_loader
 class ShardOrder(EngineStage[Any]):
     """Yields the items of a list, such as the URLs of shards, and keeps a digest of them.
 
@@ -48,7 +51,6 @@ class ShardOrder(EngineStage[Any]):
 
     Attributes:
         whole: the digest of the first pass of the epoch, once it has ended; None before.
-        seen: the digest of the current pass. Each change creates a new object.
         seeds: the seeds of its passes, if the list may depend on them. It has no ``set_seed``: loaders draw a seed for
             each stage that has one, so the orders of all other stages would change.
 
@@ -58,15 +60,16 @@ class ShardOrder(EngineStage[Any]):
 
     is_transparent = True
     is_stateless = True
-    #: The number of changes to ``seen`` in all instances.
-    changes = 0
+    #: The number of changes to ``seen`` in all instances, in a list: setting an attribute of a class takes longer.
+    changes: ClassVar[list[int]] = [0]
 
     def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True, may_draw: bool = False) -> None:
         self.source = source
         self.is_split = is_split
         self.seeds = SeededStage() if may_draw else None
         self.whole: Seen | None = None
-        self.seen: Seen = [0, "", ""]
+        self._seen: Seen = [0, "", ""]
+        self._unseen: list[Any] = []
         self._expected: Seen | None = None
 
     def expect(self, seen: Seen) -> None:
@@ -75,21 +78,31 @@ class ShardOrder(EngineStage[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         expected, self._expected = self._expected or [0, "", ""], None
-        self._see([0, "", ""])
+        self._seen, self._unseen, self._number_of_samples_yielded = [0, "", ""], [], 0
+        unseen, changes = self._unseen, ShardOrder.changes
+        changes[0] += 1
         items = iter(self.source) if self.seeds is None else _draw_alike(self.source, self.seeds.take_seed())
         begun = list(islice(items, expected[0]))
         _check(begun, expected)
         for item in chain(begun, items):
-            self._see(_with(self.seen, item))
+            unseen.append(item)
+            if len(unseen) == MAX_UNSEEN:
+                self._seen = self.seen
+            changes[0] += 1
+            self._number_of_samples_yielded += 1
             yield item
         self.whole = self.whole or self.seen
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def _see(self, seen: Seen) -> None:
-        self.seen = seen
-        ShardOrder.changes += 1
+    @property
+    def seen(self) -> Seen:
+        """The digest of the current pass; the same object until the next item."""
+        if self._unseen:
+            self._seen = _with(self._seen, self._unseen)
+            self._unseen.clear()
+        return self._seen
 
 
 def _draw_alike(source: IterDataPipe[Any], seed: int) -> Iterator[Any]:
@@ -166,9 +179,7 @@ def _check(begun: list[Any], expected: Seen) -> None:
     Raises:
         ChangedShardError: it does not.
     """
-    found: Seen = [0, "", ""]
-    for item in begun:
-        found = _with(found, item)
+    found: Seen = _with([0, "", ""], begun) if begun else [0, "", ""]
     if found != expected:
         raise ChangedShardError(
             f"The list of shards has changed since the state was saved: it began with {expected[0]} items, up to "
@@ -178,12 +189,15 @@ def _check(begun: list[Any], expected: Seen) -> None:
         )
 
 
-def _with(seen: Seen, item: Any) -> Seen:
-    """Return the digest with one more item."""
+def _with(seen: Seen, items: Sequence[Any]) -> Seen:
+    """Return the digest with more items; it does not depend on how many come at a time."""
     count, digest, _ = seen
-    text = _text(item, mask_credentials)
-    digest = blake2b(f"{digest} {text}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return [count + 1, digest, _text(item, redact)[-MAX_TEXT:]]
+    texts = items if {*map(type, items)} == {str} else [_text(item, mask_credentials) for item in items]
+    joined = "\0".join(texts)
+    if may_hold_credentials(joined):
+        joined = "\0".join([_text(text, mask_credentials) for text in texts])
+    crc = crc32(f"{joined}\0".encode("utf-8", "surrogatepass"), int(digest or "0", 16))
+    return [count + len(items), f"{crc:08x}", _text(items[-1], redact)[-MAX_TEXT:]]
 
 
 def _text(item: Any, hide: Callable[[str], str]) -> str:
