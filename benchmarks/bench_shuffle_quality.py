@@ -15,7 +15,9 @@ compared with those in a uniform permutation. Medians over the rounds, each with
 
 Results: with a buffer of 1000, 8 shards contribute to a batch, as with webdataset; with 16 open shards, 18 do, and with
 16 open shards and a buffer of 100, still 16. "window" does the same without a buffer, and "global" mixes like a
-uniform permutation. The figures depend on the numbers of shards and samples, and not on the machine.
+uniform permutation. With 16 lanes, windows of one shard mix as one window of 16 shards does; in a batch, the four
+samples of a lane are adjacent, and often from one shard. The figures depend on the numbers of shards and samples, and
+not on the machine.
 """
 
 from __future__ import annotations
@@ -96,14 +98,19 @@ def stream(
     return _seeded(samples.map(meter.count).shuffle_samples(buffer_size), seed)
 
 
-def indexed(urls: list[str], _meter: Meter, seed: int, *, order: Order, open_shards: int) -> Iterable[dict[str, Any]]:
-    manifest = Manifest(build_indexes(urls))
-    return _seeded(
-        IndexedSamples(
-            manifest, order=order, epoch=EpochOptions(window_shards=16), access=AccessOptions(open_shards=open_shards)
-        ),
-        seed,
+def indexed(
+    urls: list[str], _meter: Meter, seed: int, *, order: Order, open_shards: int, window: int = 16, lanes: int = 1
+) -> Iterable[dict[str, Any]]:
+    samples = IndexedSamples(
+        Manifest(build_indexes(urls)),
+        order=order,
+        global_batch_size=BATCH,
+        lanes=lanes,
+        remainder="keep",
+        epoch=EpochOptions(window_shards=window),
+        access=AccessOptions(open_shards=open_shards),
     )
+    return _seeded(samples, seed)
 
 
 def _seeded(pipe: Any, seed: int) -> Iterable[dict[str, Any]]:
@@ -121,6 +128,9 @@ CONTENDERS: dict[str, Begin] = {
     "16 open shards, buffer 100": partial(stream, buffer_size=100, open_shards=16),
     "16 open shards, buffer 1000": partial(stream, buffer_size=1000, open_shards=16),
     'index, "window" of 16': partial(indexed, order="window", open_shards=16),
+    'index, "window" of 1, 16 lanes': partial(indexed, order="window", open_shards=16, window=1, lanes=16),
+    'index, "window" of 2, 16 lanes': partial(indexed, order="window", open_shards=32, window=2, lanes=16),
+    'index, "global", 16 lanes': partial(indexed, order="global", open_shards=64, lanes=16),
     'index, "global"': partial(indexed, order="global", open_shards=64),
 }
 

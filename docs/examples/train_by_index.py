@@ -23,10 +23,13 @@ from wds_datapipes import IndexedSamples, ShardReadingService
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 
+#: Parts of the dataset, each of which one rank reads in all epochs: at least as many as there will ever be ranks.
+LANES = 16
+
 
 def make_loader(urls: str, batch_size: int, workers: int) -> DataLoader2[Any]:
     """Return the loader of this rank, which has its part of every global batch."""
-    samples = IndexedSamples(urls, global_batch_size=batch_size, remainder="pad")
+    samples = IndexedSamples(urls, global_batch_size=batch_size, lanes=LANES, remainder="pad")
     pipe = samples.wds_decode("torchl").to_tuple("__key__", "png", "cls", "__padding__")
     pipe = pipe.batch(batch_size // dist.get_world_size()).collate()
     service = ShardReadingService(num_workers=workers, distributed=True, timeout_s=60)
@@ -74,7 +77,7 @@ def main() -> None:
     parser.add_argument("urls")
     parser.add_argument("--folder", type=Path, default=Path("run"), help="of the checkpoint and the log")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=64, help="of a global batch")
+    parser.add_argument("--batch-size", type=int, default=64, help="of a global batch, a multiple of 16")
     parser.add_argument("--workers", type=int, default=1, help="of each rank")
     parser.add_argument("--save-every", type=int, default=10, help="steps between two checkpoints")
     parser.add_argument("--die-at", type=int, help="step at which the last rank kills itself, for a demonstration")

@@ -15,6 +15,7 @@ from global_batches import global_batches, keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService
@@ -295,6 +296,23 @@ def test_wrong_arguments_are_refused(
     arguments = [manifest] if make is IndexedSamples else []
     with pytest.raises(error, match=message):
         make(*arguments, **options)
+
+
+def test_windows_of_more_shards_than_are_open_are_warned_of(manifest: Manifest) -> None:
+    def read(ranks: int, open_shards: int, **options: Any) -> None:
+        access = AccessOptions(open_shards=open_shards)
+        pipe = IndexedSamples(manifest, global_batch_size=8, access=access, **options)
+        pipe.apply_sharding(ranks, 0, SHARDING_PRIORITIES.DISTRIBUTED)
+        list(pipe)
+
+    message = (
+        r"has 2 of 4 lanes, so its batches have samples of 4 shards, .* keeps 3 open.*AccessOptions\(open_shards=4\)"
+    )
+    with pytest.warns(UserWarning, match=message):
+        read(2, 3, order="window", lanes=4)
+    read(2, 4, order="window", lanes=4)
+    read(4, 3, order="window", lanes=4)
+    read(2, 3, order="window")
 
 
 @pytest.mark.parametrize("order", ["global", "sequential"])

@@ -160,6 +160,11 @@ class IndexedShards:
         return self._find((shards, np.arange(len(self)) - self.starts[shards]))
 
     @property
+    def most_open(self) -> int:
+        """The most shards of a dataset that a process keeps open."""
+        return self._access.open_shards
+
+    @property
     def starts(self) -> Numbers:
         """The number of the first selected sample of each shard."""
         return self._ends - self.sizes

@@ -29,6 +29,7 @@ from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.fields import PADDING_MARK, Lacking
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
+from wds_datapipes.user_warnings import warn_user
 
 Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 """The shards of a dataset: a manifest, a pattern, or URLs."""
@@ -225,6 +226,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def __iter__(self) -> Iterator[Sample]:
         warn_of_copies(self)
+        self._warn_of_reopened_shards()
         order = self._order_of_epoch()
         (self._done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, ()), None
         policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
@@ -244,6 +246,19 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         if policy.has_ended:
             policy.count_unread(self._share(self._rest), self._done + 1)
         policy.finish()
+
+    def _warn_of_reopened_shards(self) -> None:
+        """Warn if the windows of this rank's lanes have more shards than are kept open."""
+        ranks, rank, _, worker = self._instance()
+        window = min(self.epoch.window_shards, len(self._shards.sizes) // self.lanes + 1)
+        lanes = -(-self.lanes // ranks)
+        if self.lanes == 1 or self.order != "window" or lanes * window <= self._shards.most_open or rank or worker:
+            return
+        warn_user(
+            f"Each rank has {lanes} of {self.lanes} lanes, so its batches have samples of {lanes * window} shards, and "
+            f"each of its workers keeps {self._shards.most_open} open: most samples open a shard again. Choose smaller "
+            f"windows by EpochOptions(window_shards=), fewer lanes, or AccessOptions(open_shards={lanes * window})"
+        )
 
     def _order_of_epoch(self) -> LaneOrder:
         """Return the order of the next epoch."""
