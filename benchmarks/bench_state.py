@@ -25,7 +25,6 @@ from __future__ import annotations
 import functools
 import io
 import itertools
-import json
 import logging
 import os
 import statistics
@@ -50,7 +49,9 @@ from rich.progress import track
 from rich.table import Table
 
 from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.loading.checkpoint.format import checkpoints_in
 from wds_datapipes.loading.progress import SnapshotWriter
+from wds_datapipes.shards.position import unpack_positions
 
 # Silenced by the import above.
 from torchdata.dataloader2 import DataLoader2  # isort: skip
@@ -195,8 +196,8 @@ def share_of(reports: list[tuple[float, float]]) -> float:
 
 
 def waiting_in(data: bytes) -> int:
-    parts = json.loads(data)["ranks"][0]["parts"] if data else []
-    return sum(len((stage or {}).get("waiting", ())) for part in parts for stage in part["stages"] or ())
+    parts = checkpoints_in(data)[0].parts if data else []
+    return sum(len(unpack_positions((stage or {}).get("waiting", ()))) for part in parts for stage in part.stages or ())
 
 
 def close(loader: Any) -> None:

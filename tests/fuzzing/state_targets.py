@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import re
 import warnings
+import zlib
 from functools import cache
 from itertools import islice
 from random import Random
 from typing import Any, BinaryIO
-from zlib import crc32
 
 from harness import Target, change_json
 from shard_targets import scratch
@@ -18,8 +19,9 @@ from shard_targets import scratch
 from wds_datapipes import ShardList, StatefulShards
 from wds_datapipes.errors import ChangedShardError, ShardError, StateError
 from wds_datapipes.io.openers import open_url, register_opener
-from wds_datapipes.loading.checkpoint.format import STATE, checkpoints_in
+from wds_datapipes.loading.checkpoint.format import STATE, checkpoints_in, with_checksum
 from wds_datapipes.loading.checkpoint.resharding import merge_states
+from wds_datapipes.shards.packed_rows import pack_rows, unpack_rows
 from wds_datapipes.testing import build_shard
 
 #: The most items of a loader that are read.
@@ -29,7 +31,7 @@ LOOKED_AT = 100
 @cache
 def shards() -> str:
     for shard in range(3):
-        build_shard(scratch() / f"s{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(6)])
+        build_shard(scratch() / f"s{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(9)])
     register_opener("fuzzed", opened)
     return "fuzzed:s{0..2}.tar"  # the same in every process, so that a state can be loaded again elsewhere
 
@@ -78,9 +80,8 @@ def with_checksums(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     state = {key: with_checksums(value) for key, value in state.items()}
-    with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
-        content = json.loads(state[STATE])
-        state[STATE] = json.dumps({**content, "crc32": crc32(json.dumps(content["ranks"]).encode())})
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        state[STATE] = with_checksum(*state[STATE].split("\n")[1:])
     return state
 
 
@@ -104,7 +105,10 @@ def change_state(data: bytes, rng: Random) -> bytes:
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError, RecursionError):
         state = json.loads(data)
         if rng.random() < 0.6:
-            state[STATE] = change_json(state[STATE].encode(), rng).decode("utf-8", "replace")
+            lines = state[STATE].split("\n")
+            line = rng.randrange(len(lines))
+            lines[line] = change_json(lines[line].encode(), rng).decode("utf-8", "replace")
+            state[STATE] = "\n".join(lines)
             return json.dumps(state).encode()
     return change_json(data, rng)
 
@@ -112,6 +116,24 @@ def change_state(data: bytes, rng: Random) -> bytes:
 TOKENS = [b'"stages"', b'"parts"', b'"next"', b"null", b"[]", b"{}", b"-1", b"1e999", b'"waiting"', b'"again"']
 TOKENS += [b'"version"', b'"ranks"', b'"_snapshot"', b'"dataset_state"', b"999999999999", b"NaN", b"true"]
 
+
+def packed(data: bytes) -> str:
+    """Return the text that unpacks these bytes as positions."""
+    packer = zlib.compressobj(wbits=-15)
+    return base64.b64encode(packer.compress(data) + packer.flush()).decode()
+
+
+def positions() -> list[bytes]:
+    tables = [[[n // 9, 512 * n, 512 * n + 1024] for n in range(40)], [[0, n, -1, n % 3, 7] for n in range(300)]]
+    return [zlib.decompress(base64.b64decode(pack_rows(table)), -15) for table in tables]
+
+
+def unpack(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        assert all(len(row) >= 3 for row in unpack_rows(packed(data)))
+
+
 TARGETS = [
     Target("states", load, states, 120, TOKENS, change_state),
+    Target("positions", unpack, positions, 200),
 ]

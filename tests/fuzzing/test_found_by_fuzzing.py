@@ -8,19 +8,27 @@ import os
 import struct
 import warnings
 import wave
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
-from state_targets import loader, states
+from state_targets import loader, packed, states
 
 from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.codecs.media import AudioDecoder
 from wds_datapipes.errors import CorruptSidecarError, EncodeError, SpecError, StateError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import retry_after
-from wds_datapipes.loading.checkpoint.format import STATE
+from wds_datapipes.loading.checkpoint.format import (
+    STATE,
+    VERSION,
+    WorkerState,
+    checkpoints_in,
+    state_of,
+    with_checksum,
+)
 from wds_datapipes.on_error.policy import read_quarantine
 from wds_datapipes.samples.caching import END, FRAME, MAGIC, TRAILER, DamagedFile, open_samples
 from wds_datapipes.shard_cache.entry import Entry
@@ -186,7 +194,17 @@ def gone_on(state: Any) -> list[Any]:
 
 
 def test_an_unchanged_state_resumes() -> None:
-    assert len(gone_on(json.loads(states()[1]))) == 17
+    assert len(gone_on(json.loads(states()[1]))) == 26
+
+
+def head(*numbers: int, more: bytes = bytes(500)) -> str:
+    """Packed positions with a head of these numbers."""
+    return packed(struct.pack("<3q", *numbers) + more)
+
+
+#: Texts that are no packed positions.
+PACKED = ("", "%", "AAAA", head(0, 3, 1), head(-1, 3, 1), head(1 << 62, 3, 1), head(20, 2, 1), head(20, 1 << 40, 1))
+PACKED += (head(20, 3, 512), head(20, 4, 1, more=b"\xff" * 2000), packed(b"\x01"), "gzip"[:3])
 
 
 @pytest.mark.parametrize(
@@ -197,33 +215,32 @@ def test_an_unchanged_state_resumes() -> None:
         {"ranks": 10**12},
         {"stages": [1]},
         {"parts": []},
-        {"parts": [{"items": 1, "stages": None}]},
-        {"parts": [{"stages": '[{"next": 7}, {}]'}]},
-        {"parts": [{"stages": '[{"next": [0, 512, ""]}, {"draws": {}}]'}]},
-        {"parts": [{"stages": '[{"next": [0, 512, ""]}, {"waiting": [[0, 1024, 512]]}]'}]},
-        {"parts": [{"stages": json.dumps([{"next": [0, 0, ""]}, {"waiting": [[0, 0, 1024]] * 2}])}]},
-        {"workers": 2, "parts": [{"stages": '[{"next": 7}, {}]'}]},
-        {
-            "parts": [
-                {"stages": '[{"next": [0, 8, ""], "dealt": {"pieces": [], "every": 0, "turn": 0, "since": 0}}, {}]'}
-            ]
-        },
+        {"parts": ["{"]},
+        {"parts": ["5"]},
+        {"parts": ['[{"next": 7}, {}]']},
+        {"parts": ['[{"next": [0, 0, ""]}, {"draws": {}}]']},
+        {"parts": [json.dumps([{"next": [0, 0, ""]}, {"waiting": [[0, 0, 1024]] * 2}])]},
+        {"parts": ['[{"next": [0, 512, ""]}, {"waiting": [[0, 1024, 512]]}]']},
+        *({"parts": [f'[{{"next": [0, 0, ""]}}, {{"waiting": "{text}"}}]']} for text in PACKED),
+        {"workers": 2, "parts": ['[{"next": 7}, {}]']},
+        {"parts": ['[{"next": [0, 8, ""], "dealt": {"pieces": [], "every": 0, "turn": 0, "since": 0}}, {}]']},
     ],
 )
 def test_a_state_with_a_value_of_another_kind_is_refused(change: dict[str, Any]) -> None:
-    saved = json.loads(json.loads(states()[1])[STATE])
-    state = {STATE: json.dumps({**saved, "ranks": [{**saved["ranks"][0], **change}]})}
+    (saved,) = checkpoints_in(json.loads(states()[1]))
+    parts = [*map(WorkerState, change.get("parts", [part.text for part in saved.parts]))]
     with pytest.raises(StateError):
-        gone_on(state)
+        gone_on(state_of([replace(saved, **{**change, "parts": parts})]))
 
 
 @pytest.mark.parametrize(
     "state",
     [
         NESTED,
-        {STATE: '{"version":7,"ranks":[]}'},
+        {STATE: with_checksum('{"parts":3}')},
+        {STATE: with_checksum("[]")},
         {STATE: "[" * 100_000},
-        {STATE: {"version": 7, "ranks": []}},
+        {STATE: {"version": VERSION}},
         {"dataset_state": json.loads(states()[1])},
         {"_snapshot": {"_worker_snapshots": {}, "_last_yielded_worker_id": 0}, "_steps_since_snapshot": 0},
     ],

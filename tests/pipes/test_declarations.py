@@ -28,6 +28,7 @@ from wds_datapipes.pipes.foreign_stages import STAGES, declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import count_yielded, loop_of, upstream
 from wds_datapipes.pipes.state.pipeline_state import check_resharding, reshard_states, save_state
+from wds_datapipes.shards.assignment import Resharding
 
 PACKAGE = Path(wds_datapipes.__file__).parent
 MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
@@ -182,7 +183,7 @@ def after_some_items(pipe: Any) -> tuple[Any, Any, list[bool]]:
     resharded: Any = "refused"
     with suppress(StateError):
         check_resharding(pipe)
-        resharded = reshard_states(pipe, [state], [[]], 3)
+        resharded = reshard_states(pipe, Resharding([state], lambda _: (), 3, range(3)))
     readers = [stage for stage in upstream(pipe) if declared(stage).reads_members]
     return state, resharded, [count_yielded(reader) > 0 for reader in readers]
 

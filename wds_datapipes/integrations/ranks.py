@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from zlib import crc32
 
 import torch.distributed as dist
 
+from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.resharding import merge_states
 
 
@@ -14,16 +16,19 @@ def gather_states(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of a loader on all ranks, which each rank of this and of any other number of ranks can load.
 
     All ranks of the default process group call this at the same step: each waits for the others. Without a process
-    group, there is one rank.
+    group, there is one rank. Only rank 0 receives the states of the others, unless all are equal, as those of an
+    indexed dataset are.
 
     Args:
         state: the state of the loader on this rank.
 
     Returns:
-        The result of `merge_states`, the same on all ranks.
+        On rank 0, which saves it, the result of `merge_states`. On the other ranks, the state of that rank; if all
+        ranks have the same, also that result.
 
     Raises:
-        StateError: one of the states is not that of a loader; or they belong to different pipelines or epochs.
+        StateError: on all ranks, if one of the states is not that of a loader, or they belong to different pipelines
+            or epochs.
 
     Examples:
         >>> from wds_datapipes.integrations.ranks import gather_states
@@ -31,8 +36,21 @@ def gather_states(state: Mapping[str, Any]) -> dict[str, Any]:
         >>> state = gather_states(data.state_dict())
         >>> data.load_state_dict(state)
     """
-    states: list[Any] = [state]
-    if dist.is_available() and dist.is_initialized():
-        states = [None] * dist.get_world_size()
-        dist.all_gather_object(states, state)
-    return merge_states(states)
+    if not (dist.is_available() and dist.is_initialized()):
+        return merge_states([state])
+    digests: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, crc32(repr(state).encode()))
+    if len({*digests}) == 1:
+        return merge_states([state])
+    states: list[Any] | None = [None] * len(digests) if dist.get_rank() == 0 else None
+    dist.gather_object(state, states)
+    merged, refusal = dict(state), [""]
+    if states is not None:
+        try:
+            merged = merge_states(states)
+        except StateError as error:
+            refusal = [str(error)]
+    dist.broadcast_object_list(refusal)
+    if refusal[0]:
+        raise StateError(refusal[0])
+    return merged

@@ -251,14 +251,14 @@ class EpochRun:
         load_state(self.items, None)
         self.spans_epochs = spans_epochs(pipe)
         self.is_resumed = start.state is not None
-        self.base = start.state or (self._continued() if self.spans_epochs else WorkerState(None))
+        self.base = start.state or (self._continued() if self.spans_epochs else WorkerState())
         if start.state is not None:
             start.state.load(self.items)
 
     def _continued(self) -> WorkerState | str:
         """Return the state at which an epoch begins that continues the previous one; or why there is none."""
         try:
-            return WorkerState(next_epoch_state(save_state(self.items)))
+            return WorkerState.of(next_epoch_state(save_state(self.items)))
         except StateError as error:
             return str(error)
 

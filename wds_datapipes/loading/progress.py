@@ -112,7 +112,7 @@ class LoopPosition:
 
     def __init__(self, base: WorkerState | None = None) -> None:
         self.delivered = self.earlier = 0
-        self.begin(base or WorkerState(None))
+        self.begin(base or WorkerState())
 
     def begin(self, base: WorkerState) -> None:
         """Begin an epoch.
@@ -164,7 +164,7 @@ class LoopPosition:
         snapshot = snapshots[self.delivered - found[-1].first]
         if isinstance(snapshot, str):
             raise StateError(snapshot)
-        return WorkerState(plain_state(snapshot, {number: self._history(number) for number in found[-1].histories}))
+        return WorkerState.of(plain_state(snapshot, {number: self._history(number) for number in found[-1].histories}))
 
     def _history(self, number: int) -> BufferHistory:
         """Return a history as far as it has arrived."""

@@ -11,6 +11,7 @@ from wds_datapipes.datapipes import SHARDING_PRIORITIES
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.inspection import loop_of, name_of
+from wds_datapipes.shards.assignment import Resharding
 from wds_datapipes.shards.position import SamplePosition
 
 #: The groups of torch's ``ShardingFilter``: sharding priority -> number of instances, index of this instance.
@@ -183,28 +184,11 @@ class Declarations:
                 f"different number of ranks or workers. Resume with as many ranks and workers as before, or remove it"
             )
 
-    def reshard_states(
-        self,
-        states: Sequence[Mapping[str, Any] | None],
-        waiting: Sequence[Sequence[SamplePosition]],
-        instances: int,
-    ) -> list[dict[str, Any]]:
-        """Return the states from which another number of instances resumes, if its state has the position.
-
-        Args:
-            states: the states of all previous instances, in the order of `instance_of`.
-            waiting: for each, the positions of samples that later stages have buffered.
-            instances: the current number of instances.
-        """
+    def reshard_states(self, rest: Resharding) -> list[dict[str, Any]]:
+        """Return the states from which some of another number of instances resume, if its state has the position."""
         raise NotImplementedError
 
-    def is_alike_on_ranks(
-        self,
-        state: Mapping[str, Any],  # noqa: ARG002
-        ranks: int,  # noqa: ARG002
-        workers: int,  # noqa: ARG002
-        worker: int,  # noqa: ARG002
-    ) -> bool:
+    def is_alike_on_ranks(self, state: Mapping[str, Any], ranks: int, workers: int, worker: int) -> bool:  # noqa: ARG002
         """Whether a state is that of the same worker on every rank that has yielded as many items."""
         return False
 

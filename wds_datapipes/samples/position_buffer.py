@@ -7,7 +7,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from wds_datapipes.shards.position import SamplePosition, pack_positions
+from wds_datapipes.shards.packed_rows import pack_rows
+from wds_datapipes.shards.position import SamplePosition, rows_of
 
 #: Marks a position that was appended, among the slots of those that were taken.
 APPENDED = -1
@@ -25,7 +26,7 @@ class BufferHistory:
         number: identifies the history in its process.
         changes: the changes in order: `APPENDED`; the slot of a position that was taken, and replaced by the last one;
             or ``-2 - slot`` if the positions after it moved up instead.
-        appended: the positions that were appended, as `pack_positions` makes them.
+        appended: the positions that were appended, as `rows_of` makes them.
     """
 
     __slots__ = ("appended", "changes", "number")
@@ -36,7 +37,7 @@ class BufferHistory:
         self.appended: list[Sequence[int]] = []
 
     def contents(self, count: int) -> list[list[int]]:
-        """Return the positions after some changes, as `pack_positions` does."""
+        """Return the positions after some changes, as `rows_of` does."""
         return [[*self.appended[number]] for number in list_buffered(self.changes[:count])]
 
 
@@ -95,7 +96,7 @@ class PositionBuffer:
         if history is None or len(history.changes) > self._limit:
             self._history = history = BufferHistory(next(_numbers))
             self._limit = MAX_CHANGES + 4 * len(self.positions)
-            history.appended += pack_positions(self.positions)
+            history.appended += rows_of(self.positions)
             history.changes.extend([APPENDED] * len(self.positions))
         return history, len(history.changes)
 
@@ -142,6 +143,6 @@ def plain_state(value: Any, histories: Mapping[int, BufferHistory] | None = None
         return {key: plain_state(each, histories) for key, each in value.items()}
     if isinstance(value, list | tuple):
         if value and isinstance(history := value[0], BufferHistory):
-            return (history if histories is None else histories[history.number]).contents(value[1])
+            return pack_rows((history if histories is None else histories[history.number]).contents(value[1]))
         return [plain_state(each, histories) for each in value]
     return value

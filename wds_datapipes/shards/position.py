@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import ChangedShardError
+from wds_datapipes.shards.packed_rows import pack_rows, unpack_rows
 
 NextPosition: TypeAlias = tuple[int, int, str]
 """The position of the next sample: the number of its shard, its offset, and its key, or "" if that is unknown."""
@@ -42,22 +43,27 @@ class SamplePosition(NamedTuple):
         return self.shard, self.start, *self.route
 
 
-def pack_positions(positions: Iterable[SamplePosition]) -> list[list[int]]:
-    """Return positions as plain lists, for a state.
+def rows_of(positions: Iterable[SamplePosition]) -> list[list[int]]:
+    """Return positions as plain lists.
 
-    >>> pack_positions([SamplePosition(0, 512, 1024, (1, 3))])
+    >>> rows_of([SamplePosition(0, 512, 1024, (1, 3))])
     [[0, 512, 1024, 1, 3]]
     """
     return [[shard, start, end, *route] for shard, start, end, route in positions]
 
 
-def unpack_positions(values: Iterable[Sequence[int]]) -> list[SamplePosition]:
+def pack_positions(positions: Iterable[SamplePosition]) -> list[list[int]] | str:
+    """Return positions for a state: as plain lists, or as text if there are many."""
+    return pack_rows(rows_of(positions))
+
+
+def unpack_positions(packed: Iterable[Sequence[int]] | str) -> list[SamplePosition]:
     """Return the positions that `pack_positions` has packed.
 
     >>> unpack_positions([[0, 512, 1024, 3], [1, 0, -1]])
     [SamplePosition(shard=0, start=512, end=1024, route=(3,)), SamplePosition(shard=1, start=0, end=-1, route=())]
     """
-    return [SamplePosition(shard, start, end, tuple(route)) for shard, start, end, *route in values]
+    return [SamplePosition(shard, start, end, tuple(route)) for shard, start, end, *route in unpack_rows(packed)]
 
 
 class Progress:
@@ -171,14 +177,16 @@ class ShardShare:
     @cached_property
     def _plain(self) -> dict[str, Any]:
         pieces = [(number, start, end) for number, spans in self.pieces.items() for start, end in spans]
-        return {"every": self.every, "turn": self.turn, "since": self.since, "pieces": pieces}
+        return {"every": self.every, "turn": self.turn, "since": self.since, "pieces": pack_rows(pieces)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ShardShare:
         """Create a share from the result of `state_dict`."""
         pieces = defaultdict[int, list[tuple[int, int]]](list)
-        for shard, start, end in state["pieces"]:
+        for shard, start, end in unpack_rows(state["pieces"]):
             pieces[shard].append((start, end))
+        if not 0 <= state["turn"] < state["every"]:
+            raise ValueError(f"the share {state['turn']} of {state['every']}")
         return cls(state["every"], state["turn"], state["since"], pieces)
 
 
@@ -232,63 +240,6 @@ class Resume:
 
 #: All shards of a list.
 ALL_SHARDS = Resume()
-
-
-def assign_shards(
-    states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
-) -> list[ShardShare]:
-    """Assign the samples that the previous instances have not yielded to a different number of instances.
-
-    The rest of a partly read shard goes to one instance, along with the samples held back from it. So does each other
-    shard before the last one that was started; the later shards, however many, are assigned round-robin.
-
-    Args:
-        states: for each previous instance, the position in its shards after the delivered items, as in the state of
-            ``.group_samples()``; ``None`` is the beginning.
-        waiting: for each previous instance, the samples that its stages hold back.
-        instances: the current number of instances.
-    """
-    remaining = [
-        _remaining(state or {}, number, len(states), held)
-        for number, (state, held) in enumerate(zip(states, waiting, strict=True))
-    ]
-    since = max(max(share.since, resume.next[0] + (resume.next[1] > 0)) for share, resume in remaining)
-    # For each piece: whether it is known to contain many samples, and the bytes of single ones.
-    pieces: dict[int, list[tuple[int, int]]] = {}
-    sizes: dict[int, tuple[bool, int]] = {}
-    for share, resume in remaining:
-        for shard in {*resume.again, *share.shards(since)}:
-            if spans := resume.spans(shard):
-                pieces[shard] = spans
-                is_open = resume.unread(shard) != [] and spans[-1][1] < 0
-                sizes[shard] = is_open, sum(max(0, end - start) for start, end in spans)
-    # Assign large pieces first, so that no instance has much more than another.
-    order = sorted(pieces, key=lambda shard: (*sizes[shard], -shard), reverse=True)
-    return [
-        ShardShare(
-            every=instances,
-            turn=(instance - len(pieces) + since) % instances,
-            since=since,
-            pieces={shard: pieces[shard] for shard in sorted(order[instance::instances])},
-        )
-        for instance in range(instances)
-    ]
-
-
-def _remaining(
-    state: Mapping[str, Any], number: int, instances: int, waiting: Sequence[SamplePosition]
-) -> tuple[ShardShare, Resume]:
-    """Return the share of an instance, and the rest of it that is unread."""
-    shard, start, key = state.get("next", (0, 0, ""))
-    again = defaultdict[int, list[tuple[int, int]]](list)
-    if "dealt" in state:
-        share, every, turn = ShardShare.from_state(state["dealt"]), 1, 0
-    else:  # it counts the shards assigned to it at the start of the epoch
-        share, every, turn = ShardShare(instances, number), instances, number
-    for address in waiting:
-        again[address.shard * every + turn].append((address.start, address.end))
-    was_open = [(number * every + turn, at, key) for number, at, key in state.get("open", ())]
-    return share, Resume((shard * every + turn, start, key), again, share, open=was_open)
 
 
 def missing_samples_error(count: int) -> ChangedShardError:

@@ -22,7 +22,7 @@ from web_server import QuietHandler, serving
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
-from wds_datapipes.shards.position import merge_spans
+from wds_datapipes.shards.position import merge_spans, unpack_positions
 from wds_datapipes.testing import build_shard
 
 SECRET = "hunter2hunter2"
@@ -58,7 +58,9 @@ def resumed(pipe: IterDataPipe[Any], state: Any) -> IterDataPipe[Any]:
 
 def waiting_runs(state: Any, shard: int = 0) -> list[tuple[int, int]]:
     """The parts of a shard that contain buffered samples."""
-    return merge_spans([(start, end) for number, start, end in state[1]["waiting"] if number == shard])
+    return merge_spans(
+        [(start, end) for number, start, end, _ in unpack_positions(state[1]["waiting"]) if number == shard]
+    )
 
 
 def place(state: Any) -> int:

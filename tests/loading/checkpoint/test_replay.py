@@ -126,7 +126,7 @@ def test_fewer_items_are_an_error() -> None:
         list(itertools.islice(epoch, 6))
         state = loader.reading_service.state_dict()
     (saved,) = checkpoints_in(state)
-    parts = [WorkerState([{"replayed": 60, "digest": [0, 0]}])]
+    parts = [WorkerState.of([{"replayed": 60, "digest": [0, 0]}])]
     state = state_of([replace(saved, parts=parts)])
     with (
         loader_of(listed(), 0, state) as loader,

@@ -1,8 +1,9 @@
 """The states of loaders between two items, and the checkpoints in them, for all kinds of loaders.
 
-A state is a dictionary with one JSON text. So it always has the same shape, and anything that saves dictionaries keeps
-it unchanged: torch's distributed checkpoints load only the keys that they find in the state of a loader that has not
-started.
+A state is a dictionary with one text. So it always has the same shape, and anything that saves dictionaries keeps it
+unchanged: torch's distributed checkpoints load only the keys that they find in the state of a loader that has not
+started. Each line of the text is JSON: the first has the version and a checksum of the others; each rank has one; and
+after it comes one for each of its workers, which only a process that resumes from it parses.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from functools import cached_property
+from itertools import islice, zip_longest
 from typing import Any
 from zlib import crc32
 
@@ -25,7 +27,7 @@ logger = logging.getLogger("wds_datapipes")
 #: The only key of a state.
 STATE = "wds_datapipes"
 #: The version of the format.
-VERSION = 8
+VERSION = 9
 #: Replaces the state of a worker that does not know which part of its stream the loop will receive.
 STREAM = "stream"
 #: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.
@@ -48,21 +50,35 @@ ADVICE = (
 class WorkerState:
     """The state from which a worker resumes in the middle of an epoch.
 
-    Attributes:
-        stages: the state of the pipeline, as JSON-compatible values; ``None`` is its beginning.
+    Args:
+        text: the state of the pipeline, as JSON in one line; ``null`` is its beginning.
     """
 
-    stages: Sequence[Mapping[str, Any] | None] | None
+    text: str = "null"
+
+    @classmethod
+    def of(cls, stages: Sequence[Mapping[str, Any] | None] | None) -> WorkerState:
+        """Return the state of a pipeline, from JSON-compatible values."""
+        return cls(json.dumps(stages, separators=(",", ":")))
+
+    @cached_property
+    def stages(self) -> Sequence[Mapping[str, Any] | None] | None:
+        """The state of the pipeline, parsed at first use."""
+        with refusing_corrupt_states():
+            found: list[Mapping[str, Any] | None] = json.loads(self.text) or []
+            if not all(isinstance(stage, dict | None) for stage in found):
+                raise TypeError(f"the states of stages are {found!r:.100}")
+        return found or None
 
     @property
     def mark(self) -> int | None:
         """A number that identifies a position in an epoch; ``None`` at the beginning of one, or if it is replayed."""
         begins = all(set(stage or ()) <= {"lasting", "replayed", "digest"} for stage in self.stages or ())
-        return None if begins else crc32(json.dumps(self.stages).encode())
+        return None if begins else crc32(self.text.encode())
 
     def renewed(self) -> WorkerState:
         """Return the position at which the next epoch begins, if this is the end of one."""
-        return WorkerState(next_epoch_state(self.stages))
+        return WorkerState.of(next_epoch_state(self.stages))
 
     def load(self, pipe: Any) -> None:
         """Load this state into a pipeline, which resumes at the next iteration."""
@@ -134,15 +150,6 @@ class Checkpoint:
         number = (process + self.turn) % len(self.parts)
         return number, self.parts[number]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the checkpoint as plain values."""
-        return {**vars(self), "parts": [vars(part) for part in self.parts]}
-
-    @classmethod
-    def of_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
-        """Return the checkpoint from the return value of `as_dict`."""
-        return cls(**{**state, "parts": [WorkerState(**part) for part in state["parts"]]})
-
     def ended(self) -> Checkpoint:
         """Return the state in which this epoch is over: the next one follows."""
         return replace(self, is_over=True, is_drained=False, parts=[part.renewed() for part in self.parts])
@@ -160,6 +167,8 @@ class Checkpoint:
         Raises:
             StateError: it is the state of a different pipeline.
         """
+        if not self.is_over and len(self.parts) != (max(self.workers, 1) if self.worker is None else 1):
+            raise StateError(f"This state is corrupt: it has {len(self.parts)} states of {self.workers} workers")
         if not self.stages:  # it was saved before any pipeline began
             return
         for number, (saved, own) in enumerate(zip_longest(self.stages, stages)):
@@ -237,20 +246,24 @@ def state_of(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
 
 def text_of(checkpoints: Sequence[Checkpoint]) -> str:
     """Return the text of a state."""
-    return _encode([checkpoint.as_dict() for checkpoint in checkpoints])
+    lines = list[str]()
+    for each in checkpoints:
+        facts = {**vars(each), "parts": len(each.parts)}
+        lines += json.dumps(facts, separators=(",", ":")), *(part.text for part in each.parts)
+    return with_checksum(*lines)
 
 
 def state_of_stream() -> dict[str, str]:
     """Return the state of a worker that does not know which part of its stream the loop will receive."""
-    return {STATE: _encode(STREAM)}
+    return {STATE: with_checksum(STREAM)}
 
 
-def _encode(ranks: Any) -> str:
-    return json.dumps({"version": VERSION, "crc32": _crc32(ranks), "ranks": ranks}, separators=(",", ":"))
-
-
-def _crc32(ranks: Any) -> int:
-    return crc32(json.dumps(ranks).encode())
+def with_checksum(*lines: str) -> str:
+    """Return the text of a state, from all its lines but the first."""
+    checksum = 0
+    for line in lines:  # together, they may have some ten megabytes
+        checksum = crc32(f"\n{line}".encode(), checksum)
+    return "\n".join([f'{{"version":{VERSION},"crc32":{checksum}}}', *lines])
 
 
 @refusing_corrupt_states()
@@ -302,23 +315,31 @@ def _find_checkpoints(state: Any) -> list[Checkpoint]:
 def _decode(text: Any) -> list[Checkpoint]:
     """Return the checkpoints in the text of a state."""
     try:
-        found = json.loads(text)
+        first, end, lines = (text.decode() if isinstance(text, bytes) else text).partition("\n")
+        found = json.loads(first)
         version = found["version"]
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise StateError(f"This is not the state of a loader, a JSON text with its version: {error}") from None
     if version != VERSION:
         raise StateError(
             f"This state has version {version}, but this release of wds-datapipes reads only version {VERSION}. Load "
             "it with the release that saved it, or restart the epoch"
         )
-    if found.get("crc32") != _crc32(found.get("ranks")):
+    if found.get("crc32") != crc32(lines.encode(), crc32(end.encode())):
         raise StateError("This state of a loader is corrupt: its checksum differs. Load another one")
-    if found["ranks"] == STREAM:
+    if lines == STREAM:
         raise StateError(
             "A StatefulDataLoader cannot determine the position of a pipeline that with_epoch cuts into epochs. Loop "
             "over data.tracked(loader), and save and load the dataset: data.state_dict(), data.load_state_dict(state)"
         )
-    return [Checkpoint.of_dict(each) for each in found["ranks"]]
+    rest, checkpoints = iter(lines.splitlines()), list[Checkpoint]()
+    for line in rest:
+        facts = json.loads(line)
+        parts = [*map(WorkerState, islice(rest, facts["parts"]))]
+        if len(parts) != facts["parts"]:
+            raise ValueError(f"{facts['parts']} workers, and {len(parts)} states")
+        checkpoints.append(Checkpoint(**{**facts, "parts": parts}))
+    return checkpoints
 
 
 def _of_main_process(checkpoint: Checkpoint, is_over: bool) -> Checkpoint:

@@ -19,6 +19,7 @@ from wds_datapipes.pipes.state.pipeline_state import (
     reshard_states,
 )
 from wds_datapipes.pipes.state.replay import is_replayed
+from wds_datapipes.shards.assignment import Resharding
 
 #: The most ranks of a run.
 MAX_RANKS = 1 << 20
@@ -132,8 +133,9 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Chec
     by_rank = [saved[0]] * saved[0].ranks if saved[0].rank is None else sorted(saved, key=lambda each: each.rank or 0)
     # In the numbering of the instances: the first worker of every rank, then the second.
     own = [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
-    states = reshard_states(pipe, own, [[] for _ in own], ranks * max(workers, 1))
-    resumed = [WorkerState(state) for state in states[rank::ranks]]
+    instances = ranks * max(workers, 1)
+    rest = Resharding(own, lambda _: (), instances, range(rank, instances, ranks))
+    resumed = [*map(WorkerState.of, reshard_states(pipe, rest))]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     return replace(running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed)
 

@@ -23,6 +23,7 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.sharding import Instance
 from wds_datapipes.pipes.state.description import descriptions
+from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
 
 NO_PIPELINE = (
     "The state contains no pipeline, since functions and credentials may change. Create the loader with its pipeline, "
@@ -83,6 +84,7 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
                     "ShardReadingService(distributed=True) alone, which splits the data between ranks itself"
                 )
 
+    @refusing_corrupt_states()
     def load_state_dict(self, state_dict: Any) -> None:
         """Load a state into the loader, which resumes with its own pipeline at the next iteration.
 

@@ -218,7 +218,7 @@ class StateManager:
         if source is None:
             parts = []
         elif self.replay_reason:
-            parts = [WorkerState(None)] * max(self._workers, 1)
+            parts = [WorkerState()] * max(self._workers, 1)
         else:
             parts = source.states()
         checkpoint = Checkpoint(

@@ -47,7 +47,7 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
 from wds_datapipes.loading.torchdata_patches.local_functions import find_local_classes
 from wds_datapipes.pipes.sharding import advice_for_split, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, replay_reason
+from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, refusing_corrupt_states, replay_reason
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.user_warnings import warn_user
 
@@ -159,7 +159,8 @@ class StatefulShards(IterableDataset[Any]):
                 yield batch
             self._epochs.is_over, self._epochs.is_drained = True, False
             return
-        self._shared.is_tracked = self._epochs.is_tracked = True
+        self._epochs.is_tracked = True
+        self._shared.set(is_tracked=True)
         iterator, tracked = None, None
         try:
             tracked = self._tracking(loader)
@@ -181,7 +182,8 @@ class StatefulShards(IterableDataset[Any]):
                 loader._iterator = None
             # Workers that are still starting belong to this loop, and must end before it is recorded as over.
             iterator = None
-            self._shared.is_tracked = self._epochs.is_tracked = False
+            self._epochs.is_tracked = False
+            self._shared.set(is_tracked=False)
 
     def state_dict(self) -> dict[str, str]:
         """Return the position of the loop, or, in a worker, of the worker, as a dictionary with one text.
@@ -197,6 +199,7 @@ class StatefulShards(IterableDataset[Any]):
             return state_of_stream()  # StatefulDataLoader calls this with each batch, without knowing the epoch's end
         return state_of(self._checkpoints())
 
+    @refusing_corrupt_states()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state at the next iteration. Call this before a loader of the dataset starts its workers.
 
@@ -288,7 +291,7 @@ class StatefulShards(IterableDataset[Any]):
                 "called, so each rank would read all of the data. Create it after that call"
             )
         is_checked, self._is_checked = self._is_checked, True
-        if self._agreement is not None and (get_worker_info() is None or not self._shared.is_tracked):
+        if self._agreement is not None and (get_worker_info() is None or not self._shared.loop.is_tracked):
             self._agreement.compare(facts_of(self.pipe, self._group, workers=workers))
         advice = "" if self._knows_ranks else advice_for_torchrun()
         advice = advice or advice_for_split(self.pipe, workers=workers, ranks=self._epochs.ranks, knows_workers=True)
@@ -311,7 +314,7 @@ class StatefulShards(IterableDataset[Any]):
             parts = tracked.states()
             facts = {"is_over": tracked.is_over, "workers": len(parts), "turn": tracked.turn}
             return [self._saved(tracked.row, **facts, parts=parts)]
-        if self._shared.has_workers:
+        if self._shared.loop.has_workers:
             raise StateError(
                 "The positions of the worker processes are unknown here. Loop over data.tracked(loader), call "
                 "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
@@ -365,7 +368,7 @@ class StatefulShards(IterableDataset[Any]):
     def _tracking(self, loader: DataLoader[Any]) -> TrackedEpoch:
         """Return the object that tracks an epoch."""
         epochs, last, row = self._epochs, self._tracked, self._shared.read(0)
-        turn, parts = 0, [WorkerState(None)] * loader.num_workers
+        turn, parts = 0, [WorkerState()] * loader.num_workers
         epochs.before = None
         if row.loaded:
             resumed_from = epochs.placed(loader.num_workers)

@@ -67,7 +67,7 @@ class Epochs:
         # The state of the current epoch.
         self._epoch_seed = seed
         self._has_begun = False
-        self._base = WorkerState(None)
+        self._base = WorkerState()
         self._has_items = False
         self._records = False
         self._has_recorded_end = False
@@ -81,7 +81,7 @@ class Epochs:
         is_uninterrupted = self.spans_epochs and self._base.stages is None
         if not self._has_items and not is_uninterrupted:
             return self._base
-        return WorkerState(save_state(self._pipe if self._run is None else self._run.items))
+        return WorkerState.of(save_state(self._pipe if self._run is None else self._run.items))
 
     def identity(self, workers: int) -> tuple[int, int, bool, int]:
         """Return the rank, ranks, distribution and workers of this process, in the form of a checkpoint."""
@@ -115,13 +115,13 @@ class Epochs:
         return recorded._replace(is_empty=not batch)
 
     def __iter__(self) -> Iterator[Any]:
-        self._has_begun, self.is_over, self._base, self._has_items = False, True, WorkerState(None), False
+        self._has_begun, self.is_over, self._base, self._has_items = False, True, WorkerState(), False
         self.is_drained = False
         self._snapshots = None
         refusal = None
         if get_worker_info() is not None:
             # Not with the first item: a loop that stops immediately has started its epoch in all workers.
-            self._shared.has_workers = True
+            self._shared.set(has_workers=True)
             try:
                 self._begin()
             except StateError as error:  # torch's loader would lose it here, so the first item raises it
@@ -139,7 +139,8 @@ class Epochs:
         own, workers = (0, 0) if info is None else (info.id, info.num_workers)
         row = self._shared.read(own)
         # The arguments of a new process are correct even if the loop has stopped meanwhile.
-        self._records = info is not None and (self._shared.is_tracked if self._has_begun_any else self.is_tracked)
+        is_tracked = self._shared.loop.is_tracked if self._has_begun_any else self.is_tracked
+        self._records = info is not None and bool(is_tracked)
         self.check_workers(row, workers, is_tracked=self._records)
         seeds = EpochSeeds(wanted=self._shared.chosen(row.begun))
         if row.epoch:
@@ -176,7 +177,7 @@ class Epochs:
         seeds.end(generator)
         row = WorkerRow(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
         if info is None:
-            self._shared.has_workers = False
+            self._shared.set(has_workers=False)
         self._shared.write(row, None if info is None else own)
         self._has_begun, self.is_over = True, False
         self._has_recorded_end = False

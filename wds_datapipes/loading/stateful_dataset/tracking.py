@@ -138,6 +138,22 @@ class WorkerRow(NamedTuple):
     loaded: int = 0
 
 
+class LoopRow(NamedTuple):
+    """The facts about a loop, for all of its workers. All are non-negative numbers, initially 0.
+
+    Attributes:
+        has_workers: whether any worker has begun an epoch since a state was loaded.
+        is_tracked: whether workers add their position to each batch.
+        wanted: the number that is selected for an epoch, plus 1; 0 if none is.
+        begun: the number of epochs that have begun before that one.
+    """
+
+    has_workers: int = 0
+    is_tracked: int = 0
+    wanted: int = 0
+    begun: int = 0
+
+
 class SharedEpochs:
     """Memory shared with the processes that are started with it, one row per worker.
 
@@ -145,7 +161,7 @@ class SharedEpochs:
     """
 
     def __init__(self) -> None:
-        # A row for each worker, and one for all.
+        # A row for each worker, and one for the loop.
         tensor = torch.zeros((MAX_WORKERS + 1, len(WorkerRow._fields)), dtype=torch.int64)
         share: Callable[[], torch.Tensor] = tensor.share_memory_
         self._shared = share()
@@ -170,8 +186,7 @@ class SharedEpochs:
             begun: the number of epochs begun before it. By default, the maximum over all workers: some may still be
                 about to begin the latest one.
         """
-        found = self.begun if begun is None else begun
-        self._numbers[-1, 2:4] = (0 if epoch is None else epoch + 1), found
+        self.set(wanted=0 if epoch is None else epoch + 1, begun=self.begun if begun is None else begun)
 
     @property
     def begun(self) -> int:
@@ -180,26 +195,18 @@ class SharedEpochs:
 
     def chosen(self, begun: int) -> int | None:
         """Return the epoch selected for the time when ``begun`` epochs have begun, or ``None``."""
-        wanted, found = map(int, self._numbers[-1, 2:4])
-        return wanted - 1 if wanted and found == begun else None
+        loop = self.loop
+        return loop.wanted - 1 if loop.wanted and loop.begun == begun else None
 
     @property
-    def has_workers(self) -> bool:
-        """Whether any worker has begun an epoch since a state was loaded."""
-        return bool(self._numbers[-1, 0])
+    def loop(self) -> LoopRow:
+        """The row of the loop."""
+        return LoopRow(*map(int, self._numbers[-1, : len(LoopRow._fields)]))
 
-    @has_workers.setter
-    def has_workers(self, value: bool) -> None:
-        self._numbers[-1, 0] = value
-
-    @property
-    def is_tracked(self) -> bool:
-        """Whether workers add their position to each batch."""
-        return bool(self._numbers[-1, 1])
-
-    @is_tracked.setter
-    def is_tracked(self, value: bool) -> None:
-        self._numbers[-1, 1] = value
+    def set(self, **values: int) -> None:
+        """Set some numbers in the row of the loop; other processes may set others."""
+        for name, value in values.items():
+            self._numbers[-1, LoopRow._fields.index(name)] = value
 
     @property
     def _numbers(self) -> Any:

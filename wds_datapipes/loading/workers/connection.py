@@ -26,7 +26,7 @@ from wds_datapipes.loading.workers.shutdown import describe_exit, is_running
 PULSE_S = 1.0
 
 #: The position at the beginning of an epoch.
-BEGINNING = WorkerState(None)
+BEGINNING = WorkerState()
 
 
 T = TypeVar("T")

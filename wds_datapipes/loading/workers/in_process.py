@@ -63,7 +63,7 @@ class LocalItems(LoopItems):
         self._run = EpochRun(self.source, start, counters=self.counters, seeded=pipe)
         self.source = self._run.pipe
         base = self._run.base
-        self._positions[0].begin(WorkerState(None) if isinstance(base, str) else base)  # a state would raise it
+        self._positions[0].begin(WorkerState() if isinstance(base, str) else base)  # a state would raise it
         self._has_begun = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -96,7 +96,7 @@ class LocalItems(LoopItems):
         if self._run is not None and (
             (self.ahead is None and self._has_begun) or (self.is_over and self._run.spans_epochs)
         ):
-            return [WorkerState(save_state(self._run.items))]
+            return [WorkerState.of(save_state(self._run.items))]
         return super().states()
 
     def reports(self) -> list[WorkerReport]:

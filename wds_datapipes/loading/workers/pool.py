@@ -125,7 +125,7 @@ class PooledItems(LoopItems):
         self._awaits_beginning = self._continues and resumed is None
         seed_stages(pipe, seed_generator)
         for number, connection in enumerate(self._pool.workers):
-            base = WorkerState(None) if resumed is None else resumed.parts[number]
+            base = WorkerState() if resumed is None else resumed.parts[number]
             connection.begin(self.epoch, (seed_generator.spawn(number), iter_reset_fn), base)
 
     def __iter__(self) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, TypeVar
@@ -62,8 +63,9 @@ class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
             StateError: the state is corrupt.
         """
         waiting = unpack_positions(state.get("waiting", ()))
-        if len({position.identity for position in waiting}) < len(waiting):
-            raise StateError(f"The state of {name_of(self)} is corrupt: it lists a buffered sample twice")
+        is_distinct = len({position.identity for position in waiting}) == len(waiting)
+        if not is_distinct or any(-1 < position.end <= position.start for position in waiting):
+            raise StateError(f"The state of {name_of(self)} is corrupt: it lists a buffered sample twice, or none")
         self._loaded = self._progress(state, waiting, again)
 
     def position_reader(self) -> Callable[[], SamplePosition] | None:
@@ -157,7 +159,7 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
         self, state: Mapping[str, Any], waiting: Iterable[SamplePosition] = (), again: Iterable[SamplePosition] = ()
     ) -> ShuffleState:
         loaded = ShuffleState(state.get("room", self.initial if self._enabled else 1), waiting)
-        loaded.draws = state.get("draws", 0)
+        loaded.draws = operator.index(state.get("draws", 0))
         loaded.again = set(again)
         return loaded
 

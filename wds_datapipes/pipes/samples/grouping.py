@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_datapipes.arguments import check_choice, check_fields
@@ -21,6 +21,7 @@ from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, listings_bef
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, RecordGrouping, SampleGrouping, split_by_shard
 from wds_datapipes.samples.interleaving import interleave_samples
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
+from wds_datapipes.shards.assignment import Resharding, assign_shards
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import (
     ALL_SHARDS,
@@ -29,7 +30,6 @@ from wds_datapipes.shards.position import (
     Resume,
     SamplePosition,
     ShardShare,
-    assign_shards,
 )
 from wds_datapipes.types import Member, Sample
 
@@ -135,14 +135,11 @@ class PositionedSamples(SnapshotStage[Sample]):
         if (reader := self.shard_reader) is not None:
             unsplit(reader.source)
 
-    def reshard_states(
-        self, states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
-    ) -> list[dict[str, Any]]:
+    def reshard_states(self, rest: Resharding) -> list[dict[str, Any]]:
         """Return the states from which another number of instances resumes: each gets its share of the shards."""
-        seen = merge_seen([(state or {}).get("listed", ()) for state in states])
+        seen = merge_seen([(state or {}).get("listed", ()) for state in rest.states])
         listed = {"listed": seen} if seen else {}
-        shares = assign_shards(states, waiting, instances)
-        return [{"next": [0, 0, ""], **listed, "dealt": share.state_dict()} for share in shares]
+        return [{"next": [0, 0, ""], **listed, "dealt": share.state_dict()} for share in assign_shards(rest)]
 
     def __iter__(self) -> Iterator[Sample]:
         self._empty_passes.check(self, rotation_period(self.source))

@@ -27,6 +27,7 @@ from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, war
 from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.fields import PADDING_MARK, Lacking
+from wds_datapipes.shards.assignment import Resharding
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
@@ -331,17 +332,16 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         share = self._share_of(ranks, 0, workers, worker, RestOfEpoch.from_state(state.get("rest")))
         return share.is_alike_on_ranks(state["passed"])
 
-    def reshard_states(
-        self, states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
-    ) -> list[dict[str, Any]]:
+    def reshard_states(self, resharding: Resharding) -> list[dict[str, Any]]:
         """Return the states from which another number of instances resumes: all share the rest of the epoch."""
-        known = [state or {} for state in states]
+        known = [state or {} for state in resharding.states]
         # An instance that has not begun does not know it, and nothing depends on it if none has.
         ranks = next((state["ranks"] for state in known if state.get("passed")), 1)
         rest = RestOfEpoch.from_state(next((state["rest"] for state in known if "rest" in state), None))
         shares = [
-            (self._share_of(ranks, number % ranks, len(states) // ranks, number // ranks, rest), state.get("passed", 0))
+            (self._share_of(ranks, number % ranks, len(known) // ranks, number // ranks, rest), state.get("passed", 0))
             for number, state in enumerate(known)
         ]
-        left = rest_of_epoch(shares, [position.start for held in waiting for position in held])
-        return [{"passed": 0, "rest": left.state_dict()} for _ in range(instances)]
+        held = chain.from_iterable(map(resharding.waiting, range(len(known))))
+        left = rest_of_epoch(shares, [position.start for position in held])
+        return [{"passed": 0, "rest": left.state_dict()} for _ in resharding.own]

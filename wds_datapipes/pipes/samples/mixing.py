@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -15,6 +16,7 @@ from wds_datapipes.pipes.state.pipeline_state import reshard_states
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.mixing import MixState, Stop, check_weights, mix_samples
 from wds_datapipes.seeds import derived_seed
+from wds_datapipes.shards.assignment import Resharding
 from wds_datapipes.shards.position import SamplePosition
 
 
@@ -88,18 +90,18 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         """Whether the rest of an epoch can be assigned to another number of workers."""
         return self.stop == "all"
 
-    def reshard_states(
-        self, states: Sequence[Mapping[str, Any] | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
-    ) -> list[dict[str, Any]]:
+    def reshard_states(self, rest: Resharding) -> list[dict[str, Any]]:
         """Return the states from which another number of instances resumes: that of each source is resharded."""
         resharded = []
         for number, source in enumerate(self.nested_sources()):
-            own = [None if state is None else state["sources"][number]["state"] for state in states]
-            # The source and pass numbers come first; all instances have the same pass.
-            held = [
-                [each._replace(route=each.route[2:]) for each in some if each.route[0] == number] for some in waiting
-            ]
-            resharded.append(reshard_states(source, own, held, instances))
+
+            def held(instance: int, number: int = number) -> list[SamplePosition]:
+                # The source and pass numbers come first; all instances have the same pass.
+                found = rest.waiting(instance)
+                return [each._replace(route=each.route[2:]) for each in found if each.route[0] == number]
+
+            parts = [None if state is None else state["sources"][number]["state"] for state in rest.states]
+            resharded.append(reshard_states(source, replace(rest, states=parts, waiting=held)))
         return [{"sources": [{"pass": 0, "state": state} for state in each]} for each in zip(*resharded, strict=True)]
 
     def position_reader(self) -> Callable[[], SamplePosition] | None:

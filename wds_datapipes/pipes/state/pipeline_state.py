@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from wds_datapipes.errors import StateError, WdsError
@@ -12,6 +14,7 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of, name_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
+from wds_datapipes.shards.assignment import Resharding
 from wds_datapipes.shards.position import SamplePosition, unpack_positions
 
 Part = Sequence[Mapping[str, Any] | None]
@@ -157,23 +160,19 @@ def check_resharding(pipe: Any) -> None:
         check_resharding(branch)
 
 
-def reshard_states(
-    pipe: Any, parts: Sequence[Part | None], waiting: Sequence[Sequence[SamplePosition]], instances: int
-) -> list[list[dict[str, Any] | None]]:
-    """Return the state from which each instance of a pipeline resumes after resharding.
+def reshard_states(pipe: Any, rest: Resharding) -> list[list[dict[str, Any] | None]]:
+    """Return the states from which some instances of a pipeline resume after resharding.
 
     Args:
         pipe: the pipeline, or a source of it.
-        parts: the states of all previous instances.
-        waiting: for each, the samples that later stages hold back.
-        instances: the current number of instances.
+        rest: the states of all its stages in the previous instances, and the current ones.
     """
     first, *others = PipelineGraph(pipe).stateful_stages()
-    held = [[*later, *_waiting_positions(part)] for later, part in zip(waiting, parts, strict=True)]
-    firsts = first.reshard_states([None if part is None else part[0] for part in parts], held, instances)
+
+    def held(number: int) -> list[SamplePosition]:
+        own = [unpack_positions((stage or {}).get("waiting", ())) for stage in rest.states[number] or ()]
+        return [*rest.waiting(number), *chain.from_iterable(own)]
+
+    states = [None if part is None else part[0] for part in rest.states]
+    firsts = first.reshard_states(replace(rest, states=states, waiting=held))
     return [[each, *[None] * len(others)] for each in firsts]
-
-
-def _waiting_positions(part: Part | None) -> list[SamplePosition]:
-    """Return the positions of the samples that the stages of an instance hold back."""
-    return [at for stage in part or () for at in unpack_positions((stage or {}).get("waiting", ()))]

@@ -1,0 +1,97 @@
+"""States of all ranks of a process group: gathered on rank 0, and saved by torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from data_parallel_pipelines import KEYS, flat, indexed, stream, write_shards
+from forked_ranks import on_ranks
+
+from wds_datapipes import StatefulShards
+from wds_datapipes.errors import StateError
+from wds_datapipes.integrations.ranks import gather_states
+from wds_datapipes.loading.checkpoint.format import checkpoints_in
+
+EXAMPLES = Path(__file__).parents[3] / "docs/examples"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"))
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        import train_stream
+
+        yield train_stream
+        del sys.modules["train_stream"]
+
+
+def gathered(folder: Path, build: Any, steps: int) -> tuple[list[str], dict[str, Any]]:
+    """Return what this rank has read in some steps, and the result of `gather_states`."""
+    data = StatefulShards(build(folder, dist.get_world_size()))
+    head = flat(islice(data, steps))
+    return head, gather_states(data.state_dict())
+
+
+def test_rank_0_gathers_the_states_of_a_stream(folder: Path) -> None:
+    found = on_ranks(3, lambda _: gathered(folder, stream, 2))
+    assert [[each.rank for each in checkpoints_in(state)] for _, state in found] == [[0, 1, 2], [1], [2]]
+    data = StatefulShards(stream(folder, 1))
+    data.load_state_dict(found[0][1])
+    assert sorted([*flat(head for head, _ in found), *flat(data)]) == KEYS
+
+
+def test_the_states_of_an_indexed_dataset_are_one(folder: Path) -> None:
+    (_, one), *others = on_ranks(2, lambda _: gathered(folder, indexed, 2))
+    assert [state for _, state in others] == [one]
+    (saved,) = checkpoints_in(one)
+    assert saved.rank is None
+
+
+def test_all_ranks_refuse_states_of_different_epochs(folder: Path) -> None:
+    def program(rank: int) -> str:
+        data = StatefulShards(stream(folder, 2))
+        for _ in range(rank + 1):
+            list(data)
+        next(iter(data))
+        with pytest.raises(StateError, match="from different epochs") as raised:
+            gather_states(data.state_dict())
+        return str(raised.value)
+
+    assert len({*on_ranks(2, program)}) == 1
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (3, 1)])
+def test_a_rank_saves_its_state_with_dcp_and_loads_no_other(
+    folder: Path, example: Any, tmp_path: Path, ranks: int, workers: int
+) -> None:
+    urls, saved = str(folder / "*.tar"), str(tmp_path / "saved")
+
+    def begin(_: int) -> tuple[list[str], list[str]]:
+        with example.make_loader(urls, 0) as loader:
+            items = iter(loader)
+            head = [key for key, _ in next(items)]
+            example.save(loader, saved)
+            return head, [key for batch in items for key, _ in batch]
+
+    def resume(_: int) -> tuple[list[str], list[str]]:
+        with example.make_loader(urls, workers) as loader:
+            keys = example.load(loader, saved)
+            return keys, [key for batch in loader for key, _ in batch]
+
+    begun, resumed = on_ranks(2, begin), on_ranks(ranks, resume)
+    if ranks == 2:
+        assert resumed == [([f"data.{rank}-of-2"], rest) for rank, (_, rest) in enumerate(begun)]
+    else:
+        assert all(keys == ["data.0-of-2", "data.1-of-2"] for keys, _ in resumed)
+        assert sorted(flat([*(head for head, _ in begun), *(rest for _, rest in resumed)])) == KEYS

@@ -1,0 +1,100 @@
+"""Positions as text of a few bytes each, for states."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: Fewer rows stay lists, which people can read.
+MIN_ROWS = 16
+#: From so many rows on, a Huffman table for each byte of a column saves more than the 60 bytes that it takes.
+TABLE_ROWS = 250
+#: The most bytes to decompress, those of some million rows: a corrupt text may expand a thousandfold.
+MAX_BYTES = 1 << 28
+
+#: The types of whole columns, and of the numbers in a head: of rows, of columns, and the greatest common divisor.
+_INTEGERS, _HEAD = np.dtype("<i8"), 3
+
+
+def pack_rows(rows: Sequence[Sequence[int]]) -> list[list[int]] | str:
+    """Return rows of integers, such as positions, as text; as lists if there are few, or some are not positions.
+
+    The text has the sorted positions as the gaps between them and their sizes, and their order. The bytes of each place
+    of a column are compressed together.
+
+    Args:
+        rows: a shard, two offsets, the second of which is -1 at the end of the shard, and any other numbers.
+    """
+    plain = [[*row] for row in rows]
+    if len(plain) < MIN_ROWS or len({*map(len, plain)}) != 1:
+        return plain
+    table = np.array(plain, np.int64)
+    shard, start, end = table.T[:3]
+    size = np.where(end == -1, 0, end - start)
+    if np.any((size <= 0) != (end == -1)):
+        return plain
+    unit = int(np.gcd.reduce(np.concatenate((start, size)))) or 1
+    keys = np.column_stack((table[:, 3:], shard, start // unit, size // unit))
+    order = np.lexsort(keys.T[::-1])
+    keys = keys[order]
+    steps = np.diff(keys, axis=0, prepend=np.zeros_like(keys[:1]))
+    steps[1:, -2] -= keys[:-1, -1]
+    is_gap = steps[:, :-1].any(axis=1)
+    gaps = steps[is_gap, :-1].T
+    head = np.array([*keys.shape, unit], _INTEGERS).tobytes() + np.packbits(is_gap).tobytes()
+    # Only runs are found, as there is nothing else to find; so this takes no time.
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
+    parts = [packer.compress(head)]
+    for column in (order, *((gaps << 1) ^ (gaps >> 63)), keys[:, -1]):
+        for place in column.astype(_INTEGERS).view(np.uint8).reshape(-1, _INTEGERS.itemsize).T:
+            parts += (
+                packer.flush(zlib.Z_BLOCK if len(plain) >= TABLE_ROWS else zlib.Z_NO_FLUSH),
+                packer.compress(place.tobytes()),
+            )
+    return base64.b64encode(b"".join([*parts, packer.flush()])).decode()
+
+
+def unpack_rows(packed: Any) -> Any:
+    """Return the rows that `pack_rows` has packed.
+
+    Raises:
+        ValueError: the text is corrupt.
+    """
+    if not isinstance(packed, str):
+        return packed
+    try:
+        data = zlib.decompressobj(-15).decompress(base64.b64decode(packed, validate=True), MAX_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"packed positions cannot be decompressed: {error}") from error
+    count, width, unit = np.frombuffer(data, _INTEGERS, _HEAD).tolist()
+    if not (0 < count <= len(data) and _HEAD <= width <= len(data)):
+        raise ValueError(f"packed positions have {count} rows of {width} numbers")
+    places = np.frombuffer(data, np.uint8, offset=_HEAD * _INTEGERS.itemsize)
+    ends = -(-count // 8)
+    is_gap = np.unpackbits(places[:ends], count=count).astype(bool)
+
+    def column(rows: int) -> npt.NDArray[np.int64]:
+        nonlocal ends
+        start, ends = ends, ends + rows * _INTEGERS.itemsize
+        return (
+            np.ascontiguousarray(places[start:ends].reshape(-1, rows).T).view(_INTEGERS).reshape(rows).astype(np.int64)
+        )
+
+    order, gaps, steps = column(count), int(is_gap.sum()), np.zeros((count, width - 1), np.int64)
+    for number in range(width - 1 if gaps else 0):
+        signed = column(gaps)
+        steps[is_gap, number] = ((signed >> 1) & np.iinfo(np.int64).max) ^ -(signed & 1)
+    size = column(count)
+    if np.any(np.sort(order) != np.arange(count)):
+        raise ValueError("packed positions have no order")
+    steps[1:, -1] += size[:-1]
+    keys = np.cumsum(steps, axis=0)
+    start = keys[:, -1] * unit
+    table = np.empty((count, width), np.int64)
+    table[order] = np.column_stack((keys[:, -2], start, np.where(size == 0, -1, start + size * unit), keys[:, :-2]))
+    return table.tolist()
