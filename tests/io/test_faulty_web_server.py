@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from faults import Fault, FaultProxy, fault_proxy
+from fsspec.asyn import get_loop  # type: ignore[import-untyped]  # it carries no types
 from nginx_server import Nginx
 
 from wds_datapipes import ShardList
@@ -120,7 +121,7 @@ def if_short(at: int) -> type[ShardError] | None:
 
 
 REPLACED = r"/fault/a\.tar was replaced while it was read: after {at} bytes"
-FAILED = r"Reading http://\S+/fault/a\.tar failed after {at} bytes: "
+FAILED = r"Reading \w+://\S*fault/a\.tar failed after {at} bytes: "
 CASES = {
     "reset": Case(lambda at: [Fault(at=at, how="reset")]),
     "close": Case(lambda at: [Fault(at=at, how="close")]),
@@ -142,7 +143,7 @@ CASES = {
         once_read(ChangedShardError),
         REPLACED,
     ),
-    "404": Case(held(Fault(status=404)), if_left, FAILED + "HTTP status 404"),
+    "404": Case(held(Fault(status=404)), if_left, FAILED + "(HTTP status 404|there is no such file)"),
     "403": Case(held(Fault(status=403)), if_left, FAILED + "HTTP status 403"),
     "416": Case(held(Fault(status=416)), if_left, FAILED + "HTTP status 416"),
     "503 for good": Case(held(*[Fault(status=503)] * 9), if_left, FAILED + "HTTP status 503"),
@@ -161,6 +162,7 @@ def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
     (nginx.files / "fault" / "a.tar").write_bytes(SHARD)
     (nginx.files / "fault" / "b.tar").write_bytes(OTHER_SHARD)
     os.utime(nginx.files / "fault" / "b.tar", (1e9, 1e9))  # nginx derives the ETag from the size and this second
+    get_loop()  # which has descriptors for as long as the process runs
     with fault_proxy(("127.0.0.1", nginx.http)) as made:
         yield made
 
@@ -191,27 +193,43 @@ def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     proxy.released.set()
 
 
-def read(proxy: FaultProxy, *stages: Path, **options: Any) -> list[tuple[str, bytes, bytes]]:
-    shards: Any = ShardList(f"http://127.0.0.1:{proxy.port}/fault/a.tar")
+#: Both are read by the same client. S3's requests are signed, and nginx does not check the signatures.
+SCHEMES = ["http", "s3"]
+
+
+def address(proxy: FaultProxy, scheme: str) -> tuple[str, dict[str, Any]]:
+    """Return the URL of the shard, and the storage options."""
+    site = f"http://127.0.0.1:{proxy.port}"
+    if scheme == "http":
+        return f"{site}/fault/a.tar", {}
+    return "s3://fault/a.tar", {"storage_options": {"key": "access", "secret": "hunter2", "endpoint_url": site}}
+
+
+def read(proxy: FaultProxy, *stages: Path, scheme: str = "http", **options: Any) -> list[tuple[str, bytes, bytes]]:
+    url, storage = address(proxy, scheme)
+    shards: Any = ShardList(url)
     for stage in stages:
         shards = shards.cache_wds_shards(stage)
-    samples = shards.load_wds_shards(retries=4, **options).group_samples()
+    samples = shards.load_wds_shards(retries=4, **options, **storage).group_samples()
     return [(sample["__key__"], sample["bin"], sample["cls"]) for sample in samples]
 
 
 @leaves_nothing
 @pytest.mark.parametrize("name", CASES)
-def test_a_fault_changes_no_sample_or_is_an_error(proxy: FaultProxy, reached: Callable[[int], None], name: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_fault_changes_no_sample_or_is_an_error(
+    proxy: FaultProxy, reached: Callable[[int], None], name: str, scheme: str
+) -> None:
     case = CASES[name]
     for region, at in REGIONS.items():
         proxy.faults[:] = case.faults(at)
         reached(at)
         error = case.error(at)
         if error is None:
-            assert read(proxy) == WANT, region
+            assert read(proxy, scheme=scheme) == WANT, region
             continue
         with pytest.raises(ShardError) as found:
-            read(proxy)
+            read(proxy, scheme=scheme)
         assert type(found.value) is error, f"{region}: {found.value}"
         assert re.search(case.match.format(at=at), str(found.value)), f"{region}: {found.value}"
 
@@ -256,20 +274,21 @@ def test_all_bytes_are_those_of_one_version_although_no_validator_is_strong(
 
 
 @leaves_nothing
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_server_that_sends_small_parts_needs_no_retry(
-    proxy: FaultProxy, reached: Callable[[int], None], pauses: list[float]
+    proxy: FaultProxy, reached: Callable[[int], None], pauses: list[float], scheme: str
 ) -> None:
-    url = f"http://127.0.0.1:{proxy.port}/fault/a.tar"
+    url, storage = address(proxy, scheme)
     proxy.part_bytes = 700  # of 20,480
     try:
-        parts = open_parts(url)
+        parts = open_parts(url, **storage)
         assert parts is not None
         with parts.part(300, SIZE) as stream:
             assert b"".join(iter(lambda: stream.read(SIZE), b"")) == SHARD[300:]
         assert pauses == []
         proxy.faults[:] = [Fault(at=1000, how="held")]
         reached(1000)
-        assert read(proxy) == WANT
+        assert read(proxy, scheme=scheme) == WANT
         assert len(pauses) == 1
         # One that sends nothing of what is left does not advance.
         proxy.faults[:] = [None, None, *[Fault(body=b"", headers={"Content-Range": f"bytes 1000-999/{SIZE}"})] * 99]
@@ -280,12 +299,14 @@ def test_a_server_that_sends_small_parts_needs_no_retry(
 
 
 @leaves_nothing
-def test_a_stalled_answer_is_abandoned(proxy: FaultProxy, reached: Callable[[int], None]) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_stalled_answer_is_abandoned(proxy: FaultProxy, reached: Callable[[int], None], scheme: str) -> None:
     at = REGIONS["in data"]
     proxy.stalled.clear()
     proxy.faults[:] = [Fault(at=at, how="stall")]
-    assert read(proxy, timeout_s=2) == WANT
-    assert proxy.asked[-1] == ("/fault/a.tar", f"bytes={at}-")
+    assert read(proxy, scheme=scheme, timeout_s=2) == WANT
+    path, part = proxy.asked[-1]
+    assert (path.partition("?")[0], part) == ("/fault/a.tar", f"bytes={at}-")
     proxy.stalled.set()
 
 
@@ -294,10 +315,13 @@ RESTORED = ["close", "again at the next byte", "503 at first"]
 
 @leaves_nothing
 @pytest.mark.parametrize("name", RESTORED)
-def test_a_resumed_pass_continues_despite_faults(proxy: FaultProxy, reached: Callable[[int], None], name: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_resumed_pass_continues_despite_faults(
+    proxy: FaultProxy, reached: Callable[[int], None], name: str, scheme: str
+) -> None:
     def pipeline() -> Any:
-        url = f"http://127.0.0.1:{proxy.port}/fault/a.tar"
-        pipe = ShardList(url).load_wds_shards(retries=9).group_samples().shuffle_samples(3)
+        url, storage = address(proxy, scheme)
+        pipe = ShardList(url).load_wds_shards(retries=9, **storage).group_samples().shuffle_samples(3)
         pipe.set_seed(5)
         return pipe
 
@@ -317,8 +341,9 @@ def test_a_resumed_pass_continues_despite_faults(proxy: FaultProxy, reached: Cal
 
 
 @pytest.mark.parametrize("name", [*RESTORED, "no ranges by then", "another ETag", "503 for good", "too small a length"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_copy_is_complete_or_absent(
-    proxy: FaultProxy, reached: Callable[[int], None], name: str, tmp_path: Path
+    proxy: FaultProxy, reached: Callable[[int], None], name: str, scheme: str, tmp_path: Path
 ) -> None:
     case = CASES[name]
     for region, at in REGIONS.items():
@@ -328,11 +353,11 @@ def test_a_copy_is_complete_or_absent(
         reached(at)
         is_short = name == "too small a length" and at < SIZE
         if case.error(at) is None and not is_short:
-            assert read(proxy, folder) == WANT, region
+            assert read(proxy, folder, scheme=scheme) == WANT, region
             assert b"".join(path.read_bytes() for path in folder.rglob("*.tar")) in (b"", SHARD)
         else:
             with pytest.raises(ShardError, match=r"/fault/a\.tar"):
-                read(proxy, folder)
+                read(proxy, folder, scheme=scheme)
         assert [path for path in folder.rglob("*") if "part" in path.suffix] == []
 
 

@@ -5,6 +5,7 @@ This needs the packages of the dependency group ``stores``; `nox -s "peers(store
 
 from __future__ import annotations
 
+import base64
 import http.server
 import json
 import os
@@ -21,12 +22,16 @@ os.environ["HF_HUB_DISABLE_XET"] = os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
+from azure.core.credentials import AccessToken
+from faults import Fault, fault_proxy
+from nginx_server import Nginx
 
 from wds_datapipes import ShardList, TarWriter
 from wds_datapipes.errors import ChangedShardError, ShardOpenError
 from wds_datapipes.index import build_indexes, read_index
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.remote_file import open_ranges
+from wds_datapipes.io.remote.signing import sign_azure
 from wds_datapipes.testing import build_shard
 
 #: Warnings that libraries raise among themselves.
@@ -87,13 +92,75 @@ def test_google_is_read_in_parts_and_indexed(google: dict[str, Any]) -> None:
     parts.close()
 
 
+@pytest.mark.parametrize("fault", [Fault(at=1000, how="close"), Fault(status=503), Fault(status=429)])
+def test_google_is_read_despite_faults(google: dict[str, Any], fault: Fault) -> None:
+    with TarWriter("gs://bucket/f/0.tar", storage_options=google) as writer:
+        writer.write(SAMPLES[0])
+    with fault_proxy(("127.0.0.1", int(google["endpoint_url"].rpartition(":")[2]))) as proxy:
+        proxy.faults[:] = [fault]
+        options = {**google, "endpoint_url": f"http://127.0.0.1:{proxy.port}"}
+        assert found(["gs://bucket/f/0.tar"], storage_options=options) == WANT[:1]
+        assert len(proxy.asked) == 2
+
+
 def test_google_replaces_no_file_unnoticed(google: dict[str, Any]) -> None:
-    fsspec.filesystem("gs", **google).pipe_file("bucket/r.tar", b"a" * (20 << 20))
-    with open_url("gs://bucket/r.tar", storage_options=google) as stream:
-        assert stream.read(100) == b"a" * 100
-        fsspec.filesystem("gs", **google).pipe_file("bucket/r.tar", b"b" * (20 << 20))
-        with pytest.raises(ChangedShardError, match=r"r\.tar was replaced while it was read: after 8388608 bytes"):
-            list(iter(lambda: stream.read(1 << 20), b""))
+    fsspec.filesystem("gs", **google).pipe_file("bucket/r.tar", b"a" * 2000)
+    with fault_proxy(("127.0.0.1", int(google["endpoint_url"].rpartition(":")[2]))) as proxy:
+        options = {**google, "endpoint_url": f"http://127.0.0.1:{proxy.port}"}
+        # The emulator sends no ETag; those of Google's store have no quotes.
+        proxy.faults[:] = [*[Fault(headers={"ETag": "CJ1EAE="})] * 2, Fault(headers={"ETag": "CJ2EAE="})]
+        parts = open_parts("gs://bucket/r.tar", storage_options=options)
+        assert parts is not None
+        assert parts.part(500, 600).read() == b"a" * 100
+        with pytest.raises(ChangedShardError, match=r"gs://bucket/r\.tar was replaced while it was read"):
+            parts.part(600, 700)
+
+
+# Azure's store, whose signatures nginx does not check ---------------------------------------------------------------
+
+KEY = base64.b64encode(b"hunter2hunter2").decode()
+
+
+class Token:
+    """Azure's credential with a token."""
+
+    async def get_token(self, *scopes: str, **_: object) -> Any:
+        assert scopes == ("https://storage.azure.com/.default",)
+        return AccessToken("token0123456789", 1 << 40)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "signature", [f"AccountName=account;AccountKey={KEY}", "SharedAccessSignature=sv=2021&sig=abc"]
+)
+def test_azure_is_read_despite_faults(nginx: Nginx, signature: str) -> None:
+    (nginx.files / "account" / "c").mkdir(parents=True, exist_ok=True)
+    build_shard(nginx.files / "account" / "c" / "0.tar", SAMPLES)
+    with fault_proxy(("127.0.0.1", nginx.http)) as proxy:
+        options = {"connection_string": f"{signature};BlobEndpoint=http://127.0.0.1:{proxy.port}/account"}
+        proxy.faults[:] = [Fault(status=503), Fault(at=9 << 20, how="close")]
+        assert found(["az://c/0.tar"], storage_options=options) == WANT
+        paths, parts = zip(*proxy.asked, strict=True)
+        assert [path.partition("?")[0] for path in paths] == ["/account/c/0.tar"] * 3
+        assert parts == (None, None, f"bytes={9 << 20}-")
+        assert "sig=" in paths[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "query", "token"),
+    [
+        ({"account_key": KEY}, "?se=", None),
+        ({"sas_token": "?sv=2021-08-06&sig=abc"}, "?sv=2021-08-06&sig=abc", None),
+        ({"credential": Token()}, "", "Bearer token0123456789"),
+        ({"anon": True}, "", None),
+    ],
+)
+def test_azure_is_asked_with_its_credentials(options: dict[str, Any], query: str, token: str | None) -> None:
+    url, more = sign_azure(fsspec.filesystem("az", account_name="account", **options), "c/a b.tar")
+    assert url.startswith(f"https://account.blob.core.windows.net/c/a%20b.tar{query}")
+    assert more["headers"].get("Authorization") == token
 
 
 # Hugging Face's hub -------------------------------------------------------------------------------------------------

@@ -170,7 +170,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             }
             if fault is not None and fault.no_range:
                 headers.pop("Range", None)
-            if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("Range", "")):
+            asked = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("Range", ""))
+            if asked and self.server.part_bytes < sys.maxsize:
                 last = min(int(asked[2] or sys.maxsize), int(asked[1]) + self.server.part_bytes - 1)
                 headers["Range"] = f"bytes={asked[1]}-{last}"
             path = self.path if fault is None or not fault.path else fault.path

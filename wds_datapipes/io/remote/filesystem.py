@@ -20,7 +20,7 @@ from wds_datapipes.errors import MissingDependencyError, ShardOpenError, Unknown
 from wds_datapipes.extras import require
 from wds_datapipes.io.call_threads import start_call, wait_for
 from wds_datapipes.io.remote.http import HttpClient, is_web
-from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, is_untrusted
+from wds_datapipes.io.remote.retry import CREDENTIAL_STATUSES, RetryPolicy, concerns_all, is_untrusted
 from wds_datapipes.io.urls import STORE_OPTIONS, known_schemes, split_scheme
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
@@ -43,6 +43,9 @@ AUTHORITIES = {
     **dict.fromkeys(("http", "https"), 'storage_options={"ca_file": "authority.pem"}'),
     **dict.fromkeys(("s3", "s3a"), 'storage_options={"client_kwargs": {"verify": "authority.pem"}}'),
 }
+
+#: The end of a message about rejected credentials.
+CREDENTIALS_ADVICE = ". Check the credentials in storage_options or the environment"
 
 #: References to the file systems of the process that forks; a list of lists, since forked processes fork too.
 _inherited: list[list[Any]] = []
@@ -74,6 +77,7 @@ class RemotePath:
 
     Attributes:
         name: the URL without credentials.
+        options: the storage options, without those of this package.
         filesystem: the file system.
         path: the path in it.
 
@@ -97,6 +101,7 @@ class RemotePath:
         self.scheme, rest = split_scheme(url)
         self._unused: list[Any] = []
         self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
+        self.options = options
         self.hide = redactor_of(options, url)
         self.name = self.hide(url)
         self.counters = Counters() if counters is None else counters
@@ -190,9 +195,12 @@ class RemotePath:
         if isinstance(error, FileNotFoundError):
             return "HTTP status 404, not found" if is_web(self.scheme) else "there is no such file"
         if status is not None:
-            return f"HTTP status {status}, {self.hide(str(getattr(error, 'message', '')))}"
+            advice = "" if is_web(self.scheme) or status not in CREDENTIAL_STATUSES else CREDENTIALS_ADVICE
+            if region := getattr(error, "region", None):
+                advice = f'. Pass storage_options={{"client_kwargs": {{"region_name": "{region}"}}}}'
+            return f"HTTP status {status}, {self.hide(str(getattr(error, 'message', '')))}{advice}"
         if isinstance(error, PermissionError) or "AuthenticationEx" in type(error).__name__:
-            return f"permission denied ({text}). Check the credentials in storage_options or the environment"
+            return f"permission denied ({text}){CREDENTIALS_ADVICE}"
         return f"{type(error).__name__}: {text}"
 
     def raise_open_error(self, error: Exception, where: str = "") -> NoReturn:
@@ -261,18 +269,20 @@ def with_timeouts(scheme: str, options: Mapping[str, Any], timeout_s: float | No
     """Return storage options with time-outs added, in the form that the library of a scheme expects.
 
     >>> with_timeouts("s3", {"anon": True}, 20)
-    {'anon': True, 'config_kwargs': {'connect_timeout': 20, 'read_timeout': 20}}
+    {'anon': True, 'config_kwargs': {'signature_version': 's3v4', 'connect_timeout': 20, 'read_timeout': 20}}
     >>> with_timeouts("s3", {"config_kwargs": {"read_timeout": 5}}, 20)
-    {'config_kwargs': {'connect_timeout': 20, 'read_timeout': 5}}
+    {'config_kwargs': {'signature_version': 's3v4', 'connect_timeout': 20, 'read_timeout': 5}}
 
     Args:
         scheme: the scheme of the URL.
         options: the user's options, which take precedence.
         timeout_s: the time-out in seconds; None keeps a library's default, and is `TIMEOUT_S` for those without one.
     """
-    if scheme in ("s3", "s3a") and timeout_s is not None:
-        limits = {"connect_timeout": timeout_s, "read_timeout": timeout_s}
-        return {**options, "config_kwargs": {**limits, **options.get("config_kwargs", {})}}
+    if scheme in ("s3", "s3a"):
+        limits = {} if timeout_s is None else {"connect_timeout": timeout_s, "read_timeout": timeout_s}
+        # The default for URLs is an older signature, which newer buckets reject.
+        own = {"signature_version": "s3v4", **limits}
+        return {**options, "config_kwargs": {**own, **(options.get("config_kwargs") or {})}}
     seconds = TIMEOUT_S if timeout_s is None else timeout_s
     if scheme in ("gs", "gcs"):
         if "requests_timeout" in options or "timeout" in (options.get("session_kwargs") or {}):

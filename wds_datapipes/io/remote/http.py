@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from datetime import timezone
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from http.client import HTTPMessage
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.request import getproxies
 
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
@@ -61,7 +61,8 @@ def opened_by(response: Response, requested: str | None) -> OpenedSource:
         size = int(length) if SIZE.fullmatch(length) else None
         version = version_of(*(headers.get(name) for name in ("ETag", "Last-Modified")))
         facts = version, etag_of({"ETag": etag}), is_strong_etag(etag)
-        if response.status == 206:
+        # Some servers, such as that of rclone for S3, send a part with status 200.
+        if response.status == 206 or (requested is not None and "Content-Range" in headers):
             first, last, total = _sent_part(headers, requested, encoding, size)
             return OpenedSource(response, first, total, *facts, last + 1)
         if encoding in GZIP_CODINGS:  # its bytes may differ with each response
@@ -202,21 +203,22 @@ class HttpStore:
 
     Args:
         remote: the path of the file.
+        locate: returns the client and the URL for a request.
     """
 
-    def __init__(self, remote: RemotePath) -> None:
-        self._remote = remote
+    def __init__(self, remote: RemotePath, locate: Callable[[], tuple[HttpClient, str]]) -> None:
+        self._remote, self._locate = remote, locate
         self._etag: str | None = None
         self._sends_ranges = False
 
     def open_at(self, start: int, end: int | None = None) -> OpenedSource:
         """Open the file at an offset; a server without range support sends it from the beginning."""
-        remote, client = self._remote, self._remote.filesystem
+        client, url = self._locate()
         if end is not None:
-            opened = client.open(remote.path, f"{start}-{end - 1}")
+            opened = client.open(url, f"{start}-{end - 1}")
         else:
-            opened = client.open(remote.path, *((f"{start}-", self._etag) if start else ()))
-        self._etag = f'"{opened.etag}"' if opened.is_strong else None
+            opened = client.open(url, *((f"{start}-", self._etag) if start else ()))
+        self._etag = opened.version[0] if opened.is_strong else None
         self._sends_ranges = opened.stop is not None
         if opened.stop is not None and opened.size is None:
             opened.file.close()
@@ -224,7 +226,7 @@ class HttpStore:
                 f"the server sends bytes {opened.start} to {opened.stop - 1} of a file whose size it does not report "
                 "(Content-Range with a star), so it is unknown whether they are the last ones"
             )
-        return cast(OpenedSource, opened._replace(file=MonitoredFile(opened.file, remote)))
+        return opened._replace(file=MonitoredFile(opened.file, self._remote))
 
     def can_seek(self) -> bool:
         """Whether the server has sent a range."""

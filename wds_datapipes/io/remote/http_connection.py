@@ -285,6 +285,8 @@ USER_AGENT = {"User-Agent": "wds-datapipes"}
 CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 #: The time limit in seconds for connecting; a slower host is down, or blocked by a firewall.
 CONNECT_S = 10.0
+#: The elements of an error of S3 and the like that are shown, and the most bytes in which they are searched.
+ERROR_PARTS, ERROR_BYTES = re.compile(r"<(Code|Region)>([\w.-]{1,100})</"), 4 << 10
 #: The message of http.client if a proxy rejects a connection.
 TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)", re.DOTALL)
 
@@ -294,13 +296,16 @@ class HttpStatusError(Exception):
 
     Attributes:
         status: the HTTP status.
-        message: the server's description of the status.
+        message: the server's description of the status, and the code of the error, if the body has one.
         headers: the headers of the response.
+        region: where the requested bucket is, if a store says that it is elsewhere.
     """
 
-    def __init__(self, status: int, message: str, headers: HTTPMessage) -> None:
-        super().__init__(f"{status}, {message}")
-        self.status, self.message, self.headers = status, message, headers
+    def __init__(self, status: int, message: str, headers: HTTPMessage, body: str = "") -> None:
+        parts = dict(ERROR_PARTS.findall(body))
+        self.message = f"{message} ({parts['Code']})" if "Code" in parts else message
+        self.status, self.headers, self.region = status, headers, parts.get("Region")
+        super().__init__(f"{status}, {self.message}")
 
 
 def send_request(
@@ -411,10 +416,14 @@ def _connect(connection: HTTPConnection) -> None:
 def _accept_response(response: Response) -> Response:
     if response.status in WITH_CONTENT:
         return response
+    body = b""
+    if "xml" in response.headers.get("Content-Type", ""):
+        with suppress(OSError, EOFError):
+            body = response.read(ERROR_BYTES)
     response.close()
     if response.status == 404:
         raise FileNotFoundError(404, response.reason)
-    raise HttpStatusError(response.status, response.reason, response.headers)
+    raise HttpStatusError(response.status, response.reason, response.headers, body.decode(errors="replace"))
 
 
 def _proxy_of(url: SplitResult, proxies: Mapping[str, str]) -> SplitResult | None:

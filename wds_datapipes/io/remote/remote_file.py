@@ -19,6 +19,7 @@ from wds_datapipes.io.remote.fsspec_file import FsspecStore
 from wds_datapipes.io.remote.http import HttpStore, UnexpectedResponseError, is_web
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, ResumingStream, etag_of, fill
 from wds_datapipes.io.remote.retry import status_of
+from wds_datapipes.io.remote.signing import signer_of
 from wds_datapipes.io.urls import known_schemes, split_scheme
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone
@@ -186,7 +187,10 @@ def _stream(remote: RemotePath, open_at: Callable[[int], OpenedSource], where: s
 
 
 def _store_of(remote: RemotePath, *, keep_open: bool = False) -> Store:
-    return HttpStore(remote) if is_web(remote.scheme) else FsspecStore(remote, keep_open=keep_open)
+    if is_web(remote.scheme):
+        return HttpStore(remote, lambda: (remote.filesystem, remote.path))
+    signer = signer_of(remote)
+    return FsspecStore(remote, keep_open=keep_open) if signer is None else HttpStore(remote, signer)
 
 
 #: Bytes of the first read after a seek; doubled with each sequential read.

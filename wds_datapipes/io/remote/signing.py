@@ -1,0 +1,130 @@
+"""Signed requests: the HTTP client reads S3, Google Cloud Storage and Azure with their libraries' credentials."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from inspect import isawaitable
+from typing import Any, NamedTuple, TypeAlias
+
+from wds_datapipes.io.call_threads import start_call, wait_for
+from wds_datapipes.io.remote.filesystem import RemotePath, silent_after
+from wds_datapipes.io.remote.http import HttpClient
+
+#: The seconds for which a signature is used, and those for which it is valid. Credentials may be temporary.
+REUSED_S, VALID_S = 300, 3600
+#: Storage options that only the library of a store can apply, which then reads the files as well.
+LIBRARY_OPTIONS = frozenset(
+    {
+        *("proxies", "proxies_config", "client_cert", "SSECustomerKey"),  # s3fs
+        *("session_kwargs", "use_mtls_endpoint"),  # gcsfs
+        *("request_session", "version_aware", "location_mode"),  # adlfs
+    }
+)
+#: The version of Azure's interface, and the scope of its tokens.
+AZURE_VERSION, AZURE_SCOPE = "2021-08-06", "https://storage.azure.com/.default"
+
+
+class SignedRequest(NamedTuple):
+    """How to request a file: its URL, and the options of `HttpClient`."""
+
+    url: str
+    options: dict[str, Any]
+
+
+Sign: TypeAlias = Callable[[Any, str], SignedRequest]
+"""Signs the requests for a path of a file system."""
+
+
+def sign_s3(filesystem: Any, path: str) -> SignedRequest:
+    """Sign by the query of the URL, also with the credentials of a profile, a role or an instance."""
+    url = filesystem.sign(path, expiration=VALID_S, **filesystem.req_kw)
+    authority = filesystem.client_kwargs.get("verify", filesystem.session.get_config_variable("ca_bundle"))
+    headers = {"x-amz-request-payer": filesystem.req_kw["RequestPayer"]} if filesystem.req_kw else {}
+    return SignedRequest(url, {"headers": headers, "ca_file": None if authority is True else authority})
+
+
+def sign_google(filesystem: Any, path: str) -> SignedRequest:
+    """Sign by a token, unless access is anonymous."""
+    headers: dict[str, str] = {}
+    filesystem.credentials.apply(headers)
+    payer = filesystem.requester_pays
+    query = f"&userProject={payer if isinstance(payer, str) else filesystem.project}" if payer else ""
+    return SignedRequest(filesystem.url(path) + query, {"headers": headers})
+
+
+def sign_azure(filesystem: Any, path: str) -> SignedRequest:
+    """Sign by the query of the URL if there is a key or a signature, and by a token otherwise."""
+    headers = {"x-ms-version": AZURE_VERSION}
+    if filesystem.account_key or "AccountKey=" in (filesystem.connection_string or ""):
+        return SignedRequest(filesystem.url(path, expires=VALID_S), {"headers": headers})
+    container, blob, _ = filesystem.split_path(path)
+    url = filesystem.service_client.get_blob_client(container, blob).url
+    if filesystem.credential is not None and not filesystem.sas_token:
+
+        async def token() -> Any:
+            found = filesystem.credential.get_token(AZURE_SCOPE)
+            return await found if isawaitable(found) else found
+
+        from fsspec.asyn import sync  # type: ignore[import-untyped]  # it carries no types
+
+        headers["Authorization"] = f"Bearer {sync(filesystem.loop, token).token}"
+    return SignedRequest(url, {"headers": headers})
+
+
+SIGNS: dict[str, Sign] = {
+    **dict.fromkeys(("s3", "s3a"), sign_s3),
+    **dict.fromkeys(("gs", "gcs"), sign_google),
+    **dict.fromkeys(("az", "abfs", "abfss"), sign_azure),
+}
+
+
+class RequestSigner:
+    """Signs the requests for a file, and again after some minutes; it is thread-safe.
+
+    Args:
+        remote: the path of the file.
+        sign: signs the requests for it.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, remote: RemotePath, sign: Sign, clock: Callable[[], float] = time.monotonic) -> None:
+        self._remote, self._clock, self._until = remote, clock, 0.0
+        self._sign = partial(sign, remote.filesystem, remote.path)
+        self._signed: tuple[HttpClient, str] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self) -> tuple[HttpClient, str]:
+        """Return a client, and the URL to request from it.
+
+        Raises:
+            TooSlowError: new credentials take too long.
+            Exception: any error of the store's library.
+        """
+        with self._lock:
+            if self._signed is None or self._clock() >= self._until:
+                # New credentials may come from a server.
+                url, options = wait_for(start_call(self._sign), silent_after(self._remote.timeout_s))
+                self._signed = HttpClient("", options, self._remote.timeout_s), url
+                self._until = self._clock() + REUSED_S
+            return self._signed
+
+
+def signer_of(remote: RemotePath) -> RequestSigner | None:
+    """Return what signs the requests for a file; None if its library must read it."""
+    sign, options = SIGNS.get(remote.scheme), remote.options
+    if sign is None or not LIBRARY_OPTIONS.isdisjoint(_names_in(options)):
+        return None
+    if (options.get("client_kwargs") or {}).get("verify") is False:
+        return None
+    return RequestSigner(remote, sign)
+
+
+def _names_in(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of options, and of those within them."""
+    for name, value in options.items():
+        yield name
+        if isinstance(value, Mapping):
+            yield from value
