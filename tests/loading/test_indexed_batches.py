@@ -100,17 +100,19 @@ def on_ranks(
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers", "remainder"),
+    ("kind", "workers", "remainder", "lanes"),
     [
-        *product([Tracked], [0], ["drop", "pad", "keep"]),
-        *((Service, 0, "pad"), (Service, 2, "keep"), (Tracked, 2, "drop"), (Stateful, 0, "keep"), (Stateful, 2, "pad")),
+        *product([Tracked], [0], ["drop", "pad", "keep"], [1]),
+        *((Service, 0, "pad", 1), (Service, 2, "keep", 1), (Tracked, 2, "drop", 1)),
+        *((Stateful, 0, "keep", 1), (Stateful, 2, "pad", 1)),
+        *((Tracked, 0, "pad", 3), (Service, 2, "drop", 12), (Tracked, 0, "keep", 4)),
     ],
 )
 def test_the_state_of_one_rank_resumes_all_ranks_of_any_run(
-    manifest: Manifest, kind: Any, workers: int, remainder: str
+    manifest: Manifest, kind: Any, workers: int, remainder: str, lanes: int
 ) -> None:
     def build(ranks: int) -> Any:
-        return pipeline(manifest, ranks=ranks, remainder=remainder)
+        return pipeline(manifest, ranks=ranks, remainder=remainder, lanes=lanes)
 
     whole, ended = on_ranks(Tracked, build, 1, 0, None)
     following, _ = on_ranks(Tracked, build, 1, 0, None, ended[0])

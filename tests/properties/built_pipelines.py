@@ -46,9 +46,9 @@ def policy(name: str) -> Any:
 
 def indexed(name: str, sizes: tuple[int, ...], size: int | None, remainder: Any, order: Any) -> Pipe:
     shards: Any = read_manifest(f"{name}.json") if len(sizes) % 4 else f"{name}-{{0..{len(sizes) - 1}}}.tar"
-    return IndexedSamples(
-        shards, global_batch_size=size, remainder=remainder, order=order, epoch=EpochOptions(window_shards=2)
-    )
+    lanes = 2 if size and order != "sequential" and len(sizes) % 2 else 1
+    window = EpochOptions(window_shards=2)
+    return IndexedSamples(shards, global_batch_size=size, lanes=lanes, remainder=remainder, order=order, epoch=window)
 
 
 def listing(kind: str, name: str, sizes: tuple[int, ...], _: object = ()) -> Pipe:
