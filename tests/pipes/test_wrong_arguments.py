@@ -59,6 +59,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
         ("bucket_samples", ("txt",), {"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ("bucket_samples", ("txt",), {"max_tokens": 2.5}, "max_tokens must be an integer, not 2.5"),
         ("bucket_samples", ("txt",), {"batch_size": 2, "boundaries": [4, 4]}, "boundaries must be in ascending order"),
+        ("bucket_samples", ("txt",), {"batch_size": 2, "boundaries": [-1]}, "each of boundaries must be at least 0"),
         ("pack_samples", ("txt", "cls"), {}, "max_length must be an integer, not 'txt'"),
         ("pack_samples", (8, ()), {}, "needs fields with distinct names"),
         ("pack_samples", (8, ("txt", "position_ids")), {}, "needs fields with distinct names, other than"),

@@ -98,6 +98,12 @@ def test_a_repeated_key_can_be_an_error() -> None:
     assert [(sample["__key__"], fields(sample)) for sample in kept] == [("a", ["jpg"]), ("b", ["jpg"]), ("c", ["jpg"])]
 
 
+def test_as_many_keys_are_remembered_as_asked() -> None:
+    names = ["a.x", "b.x", "a.y", "b.y"]
+    kept = group(*names, on_repeated_key="raise", on_error="skip", remembered_keys=1)
+    assert [sample["__key__"] for sample in kept] == ["a", "b", "b"]
+
+
 # Comparison with a simple implementation
 
 NAMES = st.builds(
@@ -140,6 +146,7 @@ def simply_grouped(
     wanted=st.none() | st.sets(st.sampled_from(["x", "y", "X"])),
 )
 @example(shards=[("1", ["__a__.x", "__a__.x__"], True)], on_duplicate="first", lowercase=True, wanted=None)
+@example(shards=[("1", ["a.x"], True)], on_duplicate="first", lowercase=True, wanted={"X"})
 @settings(deadline=None, max_examples=100)
 def test_grouping_agrees_with_a_simple_implementation(
     shards: list[ShardSpec], on_duplicate: Any, lowercase: bool, wanted: set[str] | None

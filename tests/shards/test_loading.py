@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import psutil
 import pytest
 
 from wds_datapipes.errors import (
@@ -15,8 +17,11 @@ from wds_datapipes.errors import (
     TruncatedShardError,
 )
 from wds_datapipes.io import urls as schemes
+from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards
+from wds_datapipes.shards.loading import ReadOptions, ShardReader, load_wds_shards, read_shards
+from wds_datapipes.shards.position import END_OF_SHARDS, Resume
+from wds_datapipes.shards.seeking import ArchiveSpans
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import Shard
 
@@ -90,6 +95,24 @@ def test_a_shard_that_fails(shard: str, url: str, error: type[Exception], messag
     assert [sample["__key__"] for sample in samples if sample["__url__"] == shard] == ["a", "b", "c"] * 2
     # The exit status reports a failure, so the last sample may be incomplete.
     assert len(samples) <= 8
+
+
+def test_no_more_shards_are_taken_than_remain(shard: str) -> None:
+    def urls() -> Iterator[str]:
+        yield shard
+        pytest.fail("a queue would hand out one more")
+
+    reader = ShardReader(urls(), ReadOptions(), Resume(END_OF_SHARDS, again={0: [(0, 2048)]}))
+    assert [name for _, members in reader for _, name, _, _ in members] == ALL[:2]
+
+
+def test_a_span_of_a_local_shard_is_reached_by_seeking(tmp_path: Path) -> None:
+    url = build_shard(tmp_path / "large.tar", [{"__key__": key, "bin": bytes(8 << 20)} for key in "ab"])
+    start = (8 << 20) + 512
+    with ArchiveSpans(url, {}, ReadLimits(), start) as archive:
+        before = psutil.Process().io_counters().read_chars
+        assert archive.open_span(start, start + 512).read(512)[:5] == b"b.bin"
+        assert psutil.Process().io_counters().read_chars - before < 4 << 20
 
 
 def test_an_error_of_a_user_function_is_not_an_error_of_the_shard(shard: str) -> None:

@@ -14,6 +14,7 @@ from wds_datapipes.errors import SpecError
 from wds_datapipes.io import urls as schemes
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.openers import open_url, register_opener
+from wds_datapipes.shards.listing import url_of
 from wds_datapipes.shards.patterns import expand_urls
 
 
@@ -202,6 +203,8 @@ def test_a_host_missing_from_the_found_names_stays_in_the_url(memory: Any) -> No
     fsspec.register_implementation("hostmemory", Host, clobber=True)
     expected = ["hostmemory://me@host/d/a.tar", "hostmemory://me@host/d/b.tar"]
     assert expand("hostmemory://me@host/d/[ab]*") == expand("hostmemory://me@host/d/")[:2] == expected
+    # The file system lists the path under another name than that of the URL.
+    assert url_of("/d/a.tar", "memory://alias", "/d", memory) == "memory:///d/a.tar"
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ def test_a_state_does_not_fit_a_shard_that_has_changed(ending: str) -> None:
     state = save_state(pipe)
     items.close()
     others = [{**sample, "__key__": f"x{number:02d}"} for number, sample in enumerate(SAMPLES)]
-    for changed in (others, SAMPLES[:1]):
+    for changed in (others, SAMPLES[:1], [SAMPLES[0], [1]]):
         write(f"a.{ending}", changed)
         load_state(pipe, state)
         with pytest.raises(ChangedShardError, match="has changed since the state was saved"):

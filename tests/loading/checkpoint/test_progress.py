@@ -10,7 +10,7 @@ import pytest
 
 from wds_datapipes import ShardList
 from wds_datapipes.loading.progress import LoopPosition, Snapshot, SnapshotWriter
-from wds_datapipes.pipes.state.pipeline_state import save_state
+from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
 SAMPLES = 3000
@@ -58,3 +58,14 @@ def test_each_snapshot_is_small_and_its_state_is_that_of_the_pipeline(
         position.delivered += 1
         if state is not None:
             assert position.state().stages == json.loads(state)
+
+
+def test_without_a_state_a_pipeline_that_has_one_restarts(tmp_path: Path) -> None:
+    shard = build_shard(tmp_path / "a.tar", [{"__key__": key, "cls": "1"} for key in "abc"])
+    pipe = ShardList(shard).load_wds_shards().group_samples()
+    items = iter(pipe)
+    next(items)
+    load_state(pipe, save_state(pipe))
+    items.close()
+    load_state(pipe, None)
+    assert [sample["__key__"] for sample in pipe] == ["a", "b", "c"]

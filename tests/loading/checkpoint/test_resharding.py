@@ -28,6 +28,7 @@ from pipeline_table import (
 from wds_datapipes import IndexedSamples, ShardList, merge_states
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions
+from wds_datapipes.shards.position import SamplePosition, assign_shards
 
 shards = shards_of(3)
 
@@ -150,6 +151,13 @@ def test_an_epoch_is_resharded_from_loader_to_loader(chain: list[tuple[Any, int]
             assert came + bag(rest) == whole
             assert bag(run.epoch()).total() == whole.total()
         before = workers
+
+
+def test_the_rest_of_an_open_shard_is_assigned_before_single_samples() -> None:
+    """Whoever gets the rest, whose size is unknown, gets no samples of other shards if another instance can."""
+    held = [SamplePosition(0, 0, 5000), SamplePosition(1, 0, 5000)]
+    shares = assign_shards([{"next": [2, 512, "k"]}], [held], 3)
+    assert [share.pieces for share in shares] == [{2: [(512, -1)]}, {0: [(0, 5000)]}, {1: [(0, 5000)]}]
 
 
 def test_resharding_draws_nothing_in_the_main_process() -> None:

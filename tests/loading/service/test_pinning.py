@@ -20,6 +20,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService
 from wds_datapipes.loading.service.pinning import MemoryPinner, pin_memory_of
+from wds_datapipes.loading.workers.connection import is_abandoned
 
 #: The time limit before anything counts as a hang, in seconds.
 LIMIT_S = 300
@@ -82,6 +83,28 @@ def test_one_item_is_made_ahead() -> None:
             source.asked.release()
             assert source.begun == number + 2
     assert next(iterator, None) is None
+
+
+class Waiting(IterDataPipe[int]):
+    """Yields a number, and then waits like a stage that reads from a worker, until the loop is left."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        self.asked.set()
+        deadline = time.monotonic() + LIMIT_S
+        while not is_abandoned():
+            assert time.monotonic() < deadline
+
+
+def test_a_source_that_waits_is_told_when_the_loop_is_left() -> None:
+    source = Waiting()
+    iterator = iter(MemoryPinner(source, same))
+    assert next(iterator) == 0
+    assert source.asked.wait(LIMIT_S)
+    iterator.close()  # type: ignore[attr-defined]  # no_thread_left waits for the thread
 
 
 def test_ctrl_c_at_the_start_of_the_thread_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:

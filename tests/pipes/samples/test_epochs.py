@@ -230,6 +230,13 @@ def test_a_copy_of_a_stream_starts_at_the_beginning() -> None:
     assert list(pipe) == [3, 4, 5]
 
 
+def test_a_loaded_state_begins_an_epoch_unless_it_counts_its_items() -> None:
+    pipe: Any = numbers(10).with_epoch(3)
+    pipe.load_state_dict({"lasting": None})
+    assert pipe.snapshot() == {"given": 0, "lasting": None}
+    assert list(pipe) == [0, 1, 2]
+
+
 def test_forked_workers_leave_the_stream_of_the_main_process_alone(tmp_path: Path) -> None:
     """Otherwise they would read on at the same offset of the same open file."""
     build_shard(tmp_path / "a.tar", [{"__key__": str(number), "bin": bytes(5000)} for number in range(100)])

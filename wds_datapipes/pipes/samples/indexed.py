@@ -295,8 +295,6 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def _instance(self) -> tuple[int, int, int, int]:
         """Return the number of ranks, this rank, the number of its workers, and this worker."""
-        if not self.groups:
-            return 1, 0, 1, 0
         rank, workers, worker = rank_and_worker_of(self.groups)
         return instance_of(self.groups)[0] // workers, rank, workers, worker
 
