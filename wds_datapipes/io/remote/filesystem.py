@@ -78,6 +78,7 @@ class RemotePath:
     Attributes:
         name: the URL without credentials.
         options: the storage options, without those of this package.
+        store: the scheme and the host or bucket of the URL.
         filesystem: the file system.
         path: the path in it.
 
@@ -105,9 +106,8 @@ class RemotePath:
         self.hide = redactor_of(options, url)
         self.name = self.hide(url)
         self.counters = Counters() if counters is None else counters
-        store = store_of(self.name)
-        self._bytes_figure, self._seconds_figure = f"fetched_bytes/{store}", f"fetching_s/{store}"
-        on_retry = partial(self.counters.count_retry, f"retries/{store}")
+        self.store = store_of(self.name)
+        on_retry = partial(self.counters.count_retry, f"retries/{self.store}")
         self.retry = RetryPolicy(retries, RETRY_S, pause, silent_s=silent_after(self.timeout_s), on_retry=on_retry)
         if self.scheme in EXTRAS:
             package, extra = EXTRAS[self.scheme]
@@ -155,11 +155,6 @@ class RemotePath:
         except IndexError:
             self._connect()
             return self._unused.pop()
-
-    def count_fetched(self, count: int, waited_s: float) -> None:
-        """Count bytes received from the store, and the seconds waited for them."""
-        self.counters.count(self._bytes_figure, count)
-        self.counters.count(self._seconds_figure, waited_s)
 
     def call(self, attempt: Callable[[], T]) -> T:
         """Call ``attempt`` and return its result, with retries after transient errors.

@@ -60,7 +60,8 @@ class MonitoredFile:
         begin = clock()
         count = self._file.readinto(buffer)
         waited_s = clock() - begin
-        self._remote.count_fetched(count, waited_s)
+        self._remote.counters.count(f"fetched_bytes/{self._remote.store}", count)
+        self._remote.counters.count(f"fetching_s/{self._remote.store}", waited_s)
         self._bytes += count
         self._waited_s += waited_s
         if self._waited_s >= self._remote.timeout_s:

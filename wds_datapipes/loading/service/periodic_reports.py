@@ -33,18 +33,23 @@ class PeriodicReports:
         self._items, self._ranks, self._service, self._every_s = items, ranks, service, every_s
         self._before = self._all_before = LoadingReport(0, [])
         self._stragglers = set[str]()
-        self._is_closed = threading.Event()
+        self._is_closed = False
+        # Not an event: the garbage collection that ends a loader may interrupt its wait(), and set() would wait for it.
+        self._closing = threading.Lock()
+        self._closing.acquire()
         self._thread = threading.Thread(target=self._run, name="wds_datapipes reports", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop reporting: the callback is not called any more."""
-        self._is_closed.set()
+        if not self._is_closed:
+            self._is_closed = True
+            self._closing.release()
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        while not self._is_closed.wait(self._every_s):
+        while not self._closing.acquire(timeout=min(self._every_s, threading.TIMEOUT_MAX)):
             try:
                 self._report()
             except Exception:  # noqa: BLE001, PERF203  the user's function may raise anything
@@ -64,7 +69,7 @@ class PeriodicReports:
                 if reads:
                     found.update({f"all_ranks_{name}": value for name, value in recent.as_dict().items()})
         on_report = getattr(self._service(), "on_report", None)
-        if on_report is not None and not self._is_closed.is_set():
+        if on_report is not None and not self._is_closed:
             on_report(found)
 
 
