@@ -44,6 +44,7 @@ COMMANDS = {
     "index": "index:index",
     "stats": "ls:stats",
     "bench": "bench:bench",
+    "plan": "plan:plan",
     "split": "copy:split",
     "shuffle": "copy:shuffle",
     "sort": "copy:sort",

@@ -60,6 +60,7 @@ class Manifest:
 
     Attributes:
         counts: the number of samples of each shard.
+        sizes: the size of each shard in bytes, or 0 if it is unknown.
         fingerprint: the SHA-256 of the shards' base names, counts, sizes and digests, in order.
 
     Examples:
@@ -94,9 +95,9 @@ class Manifest:
             counts.extend(samples)
             sizes.extend(totals)
             digests.append(np.array([each or "" for each in sha256s], "S64" if any(sha256s) else "S1"))
-        self.counts, self._sizes = np.frombuffer(counts, np.int64), np.frombuffer(sizes, np.int64)
+        self.counts, self.sizes = np.frombuffer(counts, np.int64), np.frombuffer(sizes, np.int64)
         self._digests: npt.NDArray[np.bytes_] = np.concatenate(digests)
-        for column in (self.counts.astype("<i8"), self._sizes.astype("<i8"), self._digests):
+        for column in (self.counts.astype("<i8"), self.sizes.astype("<i8"), self._digests):
             digest.update(column.tobytes())
         self.fingerprint = digest.hexdigest()
 
@@ -128,7 +129,7 @@ class Manifest:
 
     def _rows(self) -> Iterator[tuple[str, int, int, str | None]]:
         digests = (each.decode() or None for each in self._digests)
-        return zip(self.urls, self.counts.tolist(), self._sizes.tolist(), digests, strict=True)
+        return zip(self.urls, self.counts.tolist(), self.sizes.tolist(), digests, strict=True)
 
     @property
     def samples(self) -> int:
@@ -138,7 +139,7 @@ class Manifest:
     @property
     def bytes(self) -> int:
         """The total size of the shards in bytes."""
-        return sum(self._sizes.data)
+        return sum(self.sizes.data)
 
 
 def _facts_of(shard: Any) -> tuple[Any, Any, Any, Any]:

@@ -20,6 +20,28 @@ def lane_starts(count: int, lanes: int, *, passes: int = 0) -> Numbers:
     return starts
 
 
+def check_lanes(lanes: int, batch: int, count: int) -> None:
+    """Check that a dataset can have some lanes.
+
+    Args:
+        lanes: the number of lanes.
+        batch: the number of samples in a global batch.
+        count: the number of samples in an epoch.
+
+    Raises:
+        ValueError: a batch cannot have equally many samples of each, or a lane would have none.
+    """
+    if lanes > 1 and batch % lanes:
+        raise ValueError(
+            f"An epoch has {lanes} lanes, of which each global batch has equally many samples, and "
+            f"global_batch_size={batch}. Choose a multiple of {lanes}, or lanes that divide it"
+        )
+    if count < lanes:
+        raise ValueError(
+            f"An epoch has {count} samples, and {lanes} lanes, each of which needs one. Choose at most {count} lanes"
+        )
+
+
 class Lanes:
     """Divides an epoch into lanes: each global batch has samples of the same lanes in the same slots.
 

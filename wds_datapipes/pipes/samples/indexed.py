@@ -16,7 +16,7 @@ from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, EpochOptions
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
-from wds_datapipes.index.order.lanes import Lanes
+from wds_datapipes.index.order.lanes import Lanes, check_lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder, integer_weights
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
@@ -155,11 +155,6 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         global_batch_size = check_optional_integer("global_batch_size", global_batch_size, 1)
         check_fields(fields)
         lanes = check_integer("lanes", lanes, 1)
-        if lanes > 1 and (global_batch_size or 1) % lanes:
-            raise ValueError(
-                f"IndexedSamples has {lanes} lanes, of which each global batch has equally many samples, and "
-                f"global_batch_size={global_batch_size}. Choose a multiple of {lanes}, or lanes that divide it"
-            )
         if epoch.bucket_by is not None and global_batch_size is None:
             raise ValueError("bucket_by makes batches of samples of similar length, and needs their global_batch_size")
         self.order = order
@@ -200,11 +195,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 )
         used = zip(counts.values(), self.weights or [1] * len(parts), strict=True)
         self._count = epoch.samples or sum(count for count, weight in used if weight)
-        if self._count < lanes:
-            raise ValueError(
-                f"IndexedSamples has {self._count} samples in an epoch, and {lanes} lanes, each of which needs one. "
-                f"Choose at most {self._count} lanes"
-            )
+        check_lanes(lanes, global_batch_size or 1, self._count)
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""

@@ -1,0 +1,135 @@
+"""The plan of a run has the figures of the loaders that run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+
+from wds_datapipes import IndexedSamples
+from wds_datapipes.index import EpochOptions, Manifest
+from wds_datapipes.index.manifest import ManifestEntry
+from wds_datapipes.prepare.run_plan import RunPlan, RunShape, downloads_of, plan_run
+from wds_datapipes.seeds import derived_seed
+
+FLEET: dict[str, Any] = {"hosts": 64, "global_batch_size": 512 * 8}
+
+
+def manifest_of(counts: list[int], size: int = 10**8) -> Manifest:
+    return Manifest([ManifestEntry(f"{number}.tar", count, size) for number, count in enumerate(counts)])
+
+
+LARGE = manifest_of([500] * 2000)
+
+
+def planned(**options: Any) -> RunPlan:
+    return plan_run(LARGE, RunShape(**FLEET, **options))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 8])
+@pytest.mark.parametrize("order", ["global", "window"])
+def test_shards_of_a_host_are_those_that_its_workers_read(order: Any, lanes: int) -> None:
+    counts, hosts, ranks, workers, batch = [7, 0, 31, 12, 5, 40, 9, 24], 2, 2, 3, 16
+    shape = RunShape(
+        hosts=hosts,
+        ranks_per_host=ranks,
+        num_workers=workers,
+        global_batch_size=batch,
+        order=order,
+        lanes=lanes,
+        window_shards=2,
+        epochs=1,
+    )
+    pipe = IndexedSamples(
+        manifest_of(counts), order=order, global_batch_size=batch, lanes=lanes, epoch=EpochOptions(window_shards=2)
+    )
+    read, samples = set(), 0
+    for rank in range(ranks):
+        for worker in range(workers):
+            pipe.apply_sharding(hosts * ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+            pipe.apply_sharding(workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+            pipe.set_seed(derived_seed("epoch", 0, 0))
+            order_of_epoch = pipe._order_of_epoch()
+            for positions in pipe._share().positions():
+                samples += len(positions)
+                read.update(order_of_epoch.find(positions)[0].tolist())
+    plan = plan_run(manifest_of(counts), shape)
+    assert plan.shards_per_host == (len(read), len(read))
+    assert plan.steps * batch // hosts == samples
+    assert plan.unread == sum(counts) % batch
+
+
+def test_lanes_keep_shards_on_their_host_and_open() -> None:
+    without, some, enough = planned(), planned(lanes=64), planned(lanes=512)
+    assert [plan.shards_per_host[1] for plan in (without, some, enough)] == [2000, 32, 32]
+    assert without.opens_per_sample > 5 * some.opens_per_sample > 10 * enough.opens_per_sample
+    assert without.shards_per_batch < some.shards_per_batch < enough.shards_per_batch
+    assert without.requests_per_s > enough.requests_per_s
+
+
+def test_a_cache_that_holds_the_lanes_of_a_host_serves_all_later_epochs() -> None:
+    needed = planned(lanes=512).cache_bytes
+    assert needed == 32 * 10**8
+    with_all = planned(lanes=512, cache_bytes=needed)
+    assert with_all.hit_rates == (0.0, 1.0, 1.0)
+    assert with_all.bytes_per_epoch == (needed, 0, 0)
+    half = planned(lanes=512, cache_bytes=needed // 2)
+    assert min(half.bytes_per_epoch) > 0
+    assert planned(cache_bytes=needed).hit_rates[1] < 0.05
+
+
+@given(uses=st.lists(st.integers(0, 5), min_size=1, max_size=20), room=st.integers(1, 6))
+@settings(max_examples=100)
+def test_no_other_eviction_downloads_less(uses: list[int], room: int) -> None:
+    found = downloads_of([[np.array([shard]) for shard in uses]], np.ones(6, np.int64), room)
+    states = {frozenset[int](): 0}  # the copies after each use -> the fewest downloads
+    for shard in uses:
+        following: dict[frozenset[int], int] = {}
+        for held, count in states.items():
+            kept = [held] if shard in held or len(held) < room else [held - {gone} for gone in held]
+            for choice in ({shard, *copies} for copies in kept):
+                fewest = following.get(frozenset(choice), len(uses))
+                following[frozenset(choice)] = min(fewest, count + (shard not in held))
+        states = following
+    assert sum(map(len, found)) == min(states.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "each host reads 2000 of 2000 shards, where 32 would do: choose lanes=512"),
+        ({"lanes": 64}, "512 ranks do not divide 64 lanes"),
+        ({"order": "global"}, 'samples: choose order="window", more lanes'),
+        ({"lanes": 512, "cache_bytes": 10**9}, "choose cache_bytes=3200000000, or more lanes"),
+        ({"num_workers": 400}, "156 of 400 workers have no batch, as an epoch has 244"),
+        ({"global_batch_size": 512 * 1200}, "an epoch drops 385600 of 1000000 samples"),
+    ],
+)
+def test_warnings_name_the_argument_to_change(options: dict[str, Any], text: str) -> None:
+    plan = plan_run(LARGE, RunShape(**{**FLEET, **options}))
+    assert any(text in warning for warning in plan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"global_batch_size": 100}, "512 ranks cannot share"),
+        ({"lanes": 3}, "global_batch_size=4096. Choose a multiple of 3"),
+        ({"global_batch_size": 512 * 4096}, "an epoch would be empty"),
+        ({"order": "random"}, "order must be"),
+        ({"hosts": 0}, "hosts must be at least 1"),
+        ({"steps_per_s": 0}, "steps_per_s must be a positive number"),
+    ],
+)
+def test_impossible_runs_are_errors(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        plan_run(LARGE, RunShape(**{**FLEET, **options}))
+
+
+def test_a_manifest_without_sizes_is_an_error() -> None:
+    with pytest.raises(ValueError, match="lacks the sizes of some shards"):
+        plan_run(manifest_of([5, 5], size=0), RunShape(ranks_per_host=1, global_batch_size=2))

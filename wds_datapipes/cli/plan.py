@@ -1,0 +1,197 @@
+"""The command ``plan``: what each host of a run reads and holds, before the run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any, Literal
+
+from wds_datapipes.cli._app import WrongUse
+from wds_datapipes.cli._declaration import Positive
+from wds_datapipes.cli._options import StoreArguments, parse_bytes, parse_pairs, wrong_use
+from wds_datapipes.cli._report import plural, print_json, print_table
+from wds_datapipes.extras import require
+from wds_datapipes.index.manifest import read_manifest
+from wds_datapipes.parallel.progress import human_bytes
+from wds_datapipes.prepare.run_plan import RunPlan, RunShape, plan_run
+
+#: What ``--compare`` can vary.
+COMPARED = ("lanes", "window_shards", "open_shards", "cache_bytes", "hosts", "num_workers", "order")
+#: The figures of the table and of the plot, with their titles.
+FIGURES = {
+    "opens_per_sample": "opens per sample",
+    "shards_per_host": "shards per host",
+    "shards_per_batch": "shards per batch",
+    "bytes_per_epoch": "bytes of the last epoch",
+    "hit_rates": "hits",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArguments:
+    """The options that describe a run.
+
+    Run:
+        --hosts NUMBER: The number of hosts.
+        --ranks-per-host NUMBER: The number of ranks, such as GPUs, of each host.
+        --num-workers NUMBER: The number of workers of each rank.
+        --global-batch-size NUMBER: The number of samples in a batch of all ranks together.
+        --epochs NUMBER: The number of epochs.
+        --steps-per-s NUMBER: How many batches are consumed in a second.
+        --seed NUMBER: The seed of the run.
+
+    Order:
+        --order: The order of the samples.
+        --lanes NUMBER: The number of lanes.
+        --window-shards NUMBER: How many shards are shuffled together.
+        --remainder: What to do with the samples after the last whole batch.
+        --open-shards NUMBER: The most shards that a process keeps open.
+        --cache-bytes BYTES: The space for copies on each host, such as 4TB; by default, there is no cache.
+    """
+
+    global_batch_size: Positive
+    hosts: Positive = 1
+    ranks_per_host: Positive = 8
+    num_workers: Positive = 8
+    epochs: Positive = 3
+    steps_per_s: float = 1.0
+    seed: int = 0
+    order: Literal["global", "window", "sequential"] = "window"
+    lanes: Positive = 1
+    window_shards: Positive = 16
+    remainder: Literal["drop", "pad", "keep"] = "drop"
+    open_shards: Positive = 64
+    cache_bytes: str = ""
+
+    @property
+    def shape(self) -> RunShape:
+        """The shape of the run."""
+        with wrong_use():
+            return RunShape(**{**asdict(self), "cache_bytes": bytes_of(self.cache_bytes)})
+
+
+def plan(
+    manifest: str,
+    options: RunArguments,
+    stores: StoreArguments,
+    compare: list[str] | None = None,
+    plot: str | None = None,
+    price: float = 0.4,
+    json: bool = False,
+) -> None:
+    """Print what each host of a run reads and holds, and which arguments to change.
+
+    Runs the code that orders the samples of IndexedSamples for the first host of the run, and reads the manifest only.
+
+    Options:
+        MANIFEST: The manifest of the dataset, as `index --manifest` writes it.
+        --compare NAME=VALUES: Print a table of plans, such as lanes=1,64,512; may be repeated, for all combinations.
+        --plot FILE: Draw the figures of --compare, as PNG, SVG or PDF; needs the extra "plot".
+        --price DOLLARS: The price of a million requests to the store.
+        --json: Print the facts as JSON.
+    """
+    if plot and not compare:
+        raise WrongUse("--plot draws the plans that --compare makes, which is missing")
+    dataset = read_manifest(manifest, storage_options=stores.store)
+    shapes = list(variants(options.shape, compare or ()))
+    with wrong_use():
+        plans = [plan_run(dataset, shape) for shape, _ in shapes]
+    names = [" ".join(f"{name}={value}" for name, value in varied.items()) for _, varied in shapes]
+    if json:
+        print_json([{**asdict(shape), **each.as_dict()} for (shape, _), each in zip(shapes, plans, strict=True)])
+    elif compare:
+        print_table([("", *FIGURES.values()), *(row_of(name, each) for name, each in zip(names, plans, strict=True))])
+    else:
+        print_plan(options.shape, plans[0], price)
+    if plot:
+        draw(plot, names, plans)
+    for name, each in zip(names, plans, strict=True):
+        for warning in each.warnings if not json else ():
+            sys.stdout.write(f"Warning: {name}{': ' if name else ''}{warning}\n")
+
+
+def variants(shape: RunShape, compare: Sequence[str]) -> list[tuple[RunShape, dict[str, str]]]:
+    """Return the shapes to compare, and the values in which they differ."""
+    rule = f"--compare must be NAME=VALUES with one of the names {', '.join(COMPARED)}, each once"
+    pairs = parse_pairs(
+        [each.replace("-", "_", each.partition("=")[0].count("-")) for each in compare], "|".join(COMPARED), rule
+    )
+    found = []
+    for values in product(*(text.split(",") for text in pairs.values())):
+        varied = dict(zip(pairs, values, strict=True))
+        with wrong_use("--compare: "):
+            parsed: dict[str, Any] = {
+                name: bytes_of(value) if name == "cache_bytes" else value if name == "order" else int(value)
+                for name, value in varied.items()
+            }
+            found.append((replace(shape, **parsed), varied))
+    return found
+
+
+def bytes_of(text: str) -> int | None:
+    """Return a number of bytes; None stands for no cache."""
+    return int(parse_bytes(text, "--cache-bytes")) if text and text != "none" else None
+
+
+def row_of(name: str, found: RunPlan) -> tuple[str, ...]:
+    """Return a row of the table of plans."""
+    return (
+        name,
+        f"{found.opens_per_sample:.4g}",
+        f"{found.shards_per_host[1]:,}",
+        f"{found.shards_per_batch:,}",
+        human_bytes(found.bytes_per_epoch[-1]),
+        f"{found.hit_rates[-1]:.1%}" if found.hit_rates else "-",
+    )
+
+
+def print_plan(shape: RunShape, found: RunPlan, price: float) -> None:
+    """Print the figures of a plan."""
+    requests = found.requests_per_s / shape.steps_per_s * found.steps
+    rows = [
+        ("ranks, workers", f"{shape.ranks:,}, {shape.ranks * shape.num_workers:,}"),
+        ("steps of an epoch", f"{found.steps:,}"),
+        ("samples that an epoch drops or repeats", f"{found.unread:,}"),
+        ("idle workers of a rank", f"{found.idle_workers:,}"),
+        ("shards of a batch", f"{found.shards_per_batch:,}"),
+        ("shards of a host, in an epoch", f"{found.shards_per_host[0]:,}"),
+        ("shards of a host, in all epochs", f"{found.shards_per_host[1]:,}"),
+        ("samples for each shard opened", f"{1 / found.opens_per_sample:,.4g}" if found.opens_per_sample else "-"),
+        ("requests per sample, without a cache", f"{found.requests_per_sample:.4g}"),
+        ("requests per second, of all hosts", f"{found.requests_per_s:,.0f}"),
+        ("requests of an epoch", f"{requests:,.0f}, {requests / 1e6 * price:,.2f} dollars"),
+        *(
+            (f"bytes to a host in epoch {epoch}", human_bytes(size))
+            for epoch, size in enumerate(found.bytes_per_epoch, 1)
+        ),
+        *((f"hits in epoch {epoch}", f"{rate:.1%}") for epoch, rate in enumerate(found.hit_rates, 1)),
+        ("copies of all shards of a host", human_bytes(found.cache_bytes)),
+        ("memory of a worker for reading", human_bytes(found.worker_bytes)),
+    ]
+    print_table(rows)
+    sys.stdout.write(f"{plural(len(found.warnings), 'warning')}\n")
+
+
+def draw(path: str, names: Sequence[str], plans: Sequence[RunPlan]) -> None:
+    """Draw the figures of some plans, one below the other."""
+    pyplot: Any = require("matplotlib.pyplot", extra="plot", purpose="draw plans")
+    pyplot.switch_backend("agg")
+    shown = {name: title for name, title in FIGURES.items() if name != "hit_rates" or plans[0].hit_rates}
+    figure, axes = pyplot.subplots(1, len(shown), figsize=(2.2 * len(shown) + 2, 0.4 * len(names) + 1.2), sharey=True)
+    texts = list(zip(*(row_of("", each)[1:] for each in plans), strict=True))
+    for axis, (name, title), labels in zip(axes, shown.items(), texts, strict=False):
+        values = [getattr(each, name) for each in plans]
+        bars = axis.barh(names, [value[-1] if isinstance(value, tuple) else value for value in values])
+        axis.bar_label(bars, labels, padding=2)
+        axis.set_title(title, fontsize="medium", loc="left")
+        axis.xaxis.set_visible(False)
+        axis.spines[:].set_visible(False)
+    axes[0].invert_yaxis()
+    try:
+        figure.savefig(path, bbox_inches="tight", dpi=150)
+    except (OSError, ValueError) as error:
+        raise WrongUse(f"--plot {path}: {error}") from None
+    finally:
+        pyplot.close(figure)

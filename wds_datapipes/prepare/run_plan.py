@@ -1,0 +1,332 @@
+"""Plan of a run: what its hosts read and hold, computed from the order of its samples without reading them."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
+from wds_datapipes.index.manifest import Manifest
+from wds_datapipes.index.order.batch_share import BatchShare, Remainder
+from wds_datapipes.index.order.lanes import Lanes, check_lanes
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, Order
+from wds_datapipes.index.reading.dataset_reader import WINDOW_BYTES, WINDOWS
+from wds_datapipes.index.reading.read_plan import GAP_BYTES
+from wds_datapipes.seeds import derived_seed
+
+#: The most samples of a host for which the order is computed, in each epoch. Beyond that, some of each batch stand for
+#: all, and some workers.
+MAX_SAMPLES = 1 << 18
+#: The size of an index in memory, in bytes for each sample of a shard with two fields.
+INDEX_BYTES = 100
+#: Bounds beyond which a figure causes a warning.
+MAX_OPENS, MAX_LOSS, MIN_SPREAD = 0.05, 0.01, 64
+
+_COUNTS = (
+    *("hosts", "ranks_per_host", "num_workers", "global_batch_size", "lanes"),
+    *("window_shards", "open_shards", "epochs"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunShape:
+    """The processes of a run, and how they read an indexed dataset; see `IndexedSamples`.
+
+    Args:
+        hosts: the number of hosts.
+        ranks_per_host: the number of ranks on each.
+        num_workers: the number of workers of each rank.
+        global_batch_size: the number of samples in a batch of all ranks together.
+        order: the order of the samples.
+        lanes: the number of lanes.
+        window_shards: the number of shards that ``order="window"`` shuffles together.
+        remainder: what to do with the samples after the last whole batch.
+        open_shards: the most shards that a process keeps open.
+        cache_bytes: the most bytes of the copies on each host; None if there is no cache.
+        epochs: the number of epochs.
+        steps_per_s: how many batches are consumed in a second.
+        seed: the seed of the run.
+
+    Raises:
+        ValueError: a number is not positive.
+    """
+
+    hosts: int = 1
+    ranks_per_host: int = 8
+    num_workers: int = 8
+    global_batch_size: int
+    order: Order = "window"
+    lanes: int = 1
+    window_shards: int = 16
+    remainder: Remainder = "drop"
+    open_shards: int = 64
+    cache_bytes: int | None = None
+    epochs: int = 3
+    steps_per_s: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            check_integer(name, getattr(self, name), 1)
+        check_choice("order", self.order, Order)
+        check_choice("remainder", self.remainder, Remainder)
+        check_optional_integer("cache_bytes", self.cache_bytes, 1)
+        if not 0 < self.steps_per_s < math.inf:
+            raise ValueError(f"steps_per_s must be a positive number, not {self.steps_per_s}")
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.hosts * self.ranks_per_host
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What each host of a run reads and holds. The figures are those of its first host.
+
+    Attributes:
+        steps: the number of steps of an epoch.
+        unread: the number of samples that an epoch drops, or repeats to fill up its last batch.
+        idle_workers: the number of workers of each rank that have no batch.
+        shards_per_batch: the number of shards of which a global batch has samples.
+        shards_per_host: the number of shards of which a host has samples, in an epoch and in all epochs.
+        opens_per_sample: how often a worker opens a shard, and reads its index, for each sample.
+        requests_per_sample: the number of requests to the store for each sample, without a cache.
+        requests_per_s: the same for all hosts in a second.
+        bytes_per_epoch: the bytes that a host fetches in each epoch: samples, or copies of shards with a cache.
+        hit_rates: the part of the copies that a host needs in each epoch and finds in its cache; empty without one.
+        cache_bytes: the bytes of copies that make all of them but the first one hits.
+        worker_bytes: the memory of a worker for open indexes and samples that are read ahead, in bytes.
+        warnings: what is bad about this shape, and which argument to change.
+    """
+
+    steps: int
+    unread: int
+    idle_workers: int
+    shards_per_batch: int
+    shards_per_host: tuple[int, int]
+    opens_per_sample: float
+    requests_per_sample: float
+    requests_per_s: float
+    bytes_per_epoch: tuple[int, ...]
+    hit_rates: tuple[float, ...]
+    cache_bytes: int
+    worker_bytes: int
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as JSON values."""
+        return asdict(self)
+
+
+def plan_run(manifest: Manifest, shape: RunShape) -> RunPlan:
+    """Return what each host of a run reads and holds, computed from the order of its samples.
+
+    Args:
+        manifest: the dataset, with the sizes of its shards.
+        shape: the run.
+
+    Raises:
+        ValueError: the run is impossible, such as one whose ranks cannot share a batch evenly; or the manifest lacks
+            the sizes of shards.
+
+    Examples:
+        >>> from wds_datapipes.index.manifest import ManifestEntry
+        >>> manifest = Manifest([ManifestEntry(f"{n}.tar", 1000, 10**8) for n in range(64)])
+        >>> shape = RunShape(hosts=4, ranks_per_host=2, num_workers=2, global_batch_size=64, lanes=8)
+        >>> plan = plan_run(manifest, shape)
+        >>> plan.steps, plan.shards_per_host
+        (1000, (16, 16))
+    """
+    if not all(manifest.sizes):
+        raise ValueError("The manifest lacks the sizes of some shards, in bytes. Write it from build_indexes")
+    check_lanes(shape.lanes, shape.global_batch_size, manifest.samples)
+    return _Planner(manifest, shape).plan()
+
+
+class _Planner:
+    """Computes the figures of a run.
+
+    Args:
+        manifest: the dataset.
+        shape: the run.
+    """
+
+    def __init__(self, manifest: Manifest, shape: RunShape) -> None:
+        self.shape, self.counts, self.sizes = shape, manifest.counts, manifest.sizes
+        self.samples = manifest.samples
+        self.lanes = Lanes(self.samples, shape.global_batch_size, shape.lanes)
+        self.steps = self.share(0, 0).whole_batches
+        self.sample_bytes = int(self.sizes.sum()) / self.samples
+        self.own = shape.global_batch_size // shape.hosts
+
+    def share(self, rank: int, worker: int) -> BatchShare:
+        shape = self.shape
+        return BatchShare(
+            self.samples,
+            shape.global_batch_size,
+            shape.remainder,
+            shape.ranks,
+            rank,
+            shape.num_workers,
+            worker,
+            lanes=shape.lanes,
+        )
+
+    def order(self, epoch: int) -> LaneOrder:
+        shape = self.shape
+        seed = derived_seed("epoch", shape.seed, epoch)
+        order = EpochOrder(self.counts, shape.order, seed=seed, window_shards=shape.window_shards, lanes=shape.lanes)
+        return LaneOrder(order, self.lanes)
+
+    def plan(self) -> RunPlan:
+        shape = self.shape
+        orders = [self.order(epoch) for epoch in range(shape.epochs)]
+        uses = [self.uses_of_host(order) for order in orders]
+        needed = [np.unique(np.concatenate(epoch)) for epoch in uses]
+        touched = np.unique(np.concatenate(needed))
+        opens, requests = self.reads(orders[0])
+        batch = np.arange(min(shape.global_batch_size, self.samples))
+        fetched: list[int] = [int(self.own * self.steps * self.sample_bytes)] * shape.epochs
+        hits: list[float] = []
+        if shape.cache_bytes is not None:
+            downloads = downloads_of(uses, self.sizes, shape.cache_bytes)
+            fetched = [int(self.sizes[epoch].sum()) for epoch in downloads]
+            hits = [max(0.0, 1 - len(some) / len(all_)) for some, all_ in zip(downloads, needed, strict=True)]
+        rest = self.samples % shape.global_batch_size
+        unread = {"drop": rest, "pad": -self.samples % shape.global_batch_size, "keep": 0}[shape.remainder]
+        per_shard = int(self.counts.max())
+        plan = RunPlan(
+            steps=self.steps,
+            unread=unread,
+            idle_workers=max(0, shape.num_workers - self.steps),
+            shards_per_batch=len(np.unique(orders[0].find(batch)[0])),
+            shards_per_host=(round(sum(map(len, needed)) / shape.epochs), len(touched)),
+            opens_per_sample=round(opens, 6),
+            requests_per_sample=round(requests, 6),
+            requests_per_s=round(requests * shape.global_batch_size * shape.steps_per_s, 3),
+            bytes_per_epoch=tuple(fetched),
+            hit_rates=tuple(round(rate, 4) for rate in hits),
+            cache_bytes=int(self.sizes[touched].sum()),
+            worker_bytes=shape.open_shards * per_shard * INDEX_BYTES + WINDOWS * WINDOW_BYTES,
+        )
+        return RunPlan(**{**vars(plan), "warnings": tuple(self.warnings(plan))})
+
+    def uses_of_host(self, order: LaneOrder) -> list[Numbers]:
+        """Return the shards of which the first host has samples, for each batch."""
+        slots = np.arange(0, self.own, min(-(-self.steps * self.own // MAX_SAMPLES), self.own))
+        return [np.unique(order.find(batch * self.shape.global_batch_size + slots)[0]) for batch in range(self.steps)]
+
+    def reads(self, order: LaneOrder) -> tuple[float, float]:
+        """Return how often a worker opens a shard for each sample, and its requests for each sample."""
+        done = opens = ranges = 0
+        ahead = max(int(WINDOW_BYTES / self.sample_bytes), 1)
+        gap = 1 + GAP_BYTES / self.sample_bytes
+        workers = [
+            (rank, worker) for worker in range(self.shape.num_workers) for rank in range(self.shape.ranks_per_host)
+        ]
+        for rank, worker in workers:
+            opened = OrderedDict[int, None]()
+            for positions in self.share(rank, worker).positions():
+                shards, numbers = order.find(positions)
+                is_change = np.diff(shards, prepend=-1) != 0
+                for shard in shards[is_change].tolist():
+                    opens += shard not in opened
+                    opened[shard] = None
+                    opened.move_to_end(shard)
+                    if len(opened) > self.shape.open_shards:
+                        opened.popitem(last=False)
+                for start in range(0, len(shards), ahead):  # those that are read ahead together
+                    some, of = numbers[start : start + ahead], shards[start : start + ahead]
+                    by_place = np.lexsort((some, of))
+                    is_next = (np.diff(of[by_place]) == 0) & (np.diff(some[by_place]) <= gap)
+                    ranges += len(some) - int(is_next.sum())
+                done += len(positions)
+            if done > MAX_SAMPLES:
+                break
+        return opens / max(done, 1), (opens + ranges) / max(done, 1)
+
+    def warnings(self, plan: RunPlan) -> Iterator[str]:
+        """Yield what is bad about a plan, and which argument to change."""
+        shape, total = self.shape, len(self.counts)
+        fair = -(-total // shape.hosts)
+        if plan.idle_workers:
+            yield (
+                f"{plan.idle_workers} of {shape.num_workers} workers have no batch, as an epoch has {plan.steps}: "
+                "choose a smaller num_workers or global_batch_size"
+            )
+        if shape.hosts > 1 and plan.shards_per_host[1] > 2 * fair:
+            lanes = math.lcm(shape.ranks, shape.lanes)
+            divides = shape.global_batch_size % lanes == 0
+            choice = f"lanes={lanes}" if divides else "lanes that the number of ranks divides"
+            yield (
+                f"each host reads {plan.shards_per_host[1]} of {total} shards, where {fair} would do: choose {choice}"
+            )
+        if shape.lanes > 1 and shape.lanes % shape.ranks:
+            yield f"{shape.ranks} ranks do not divide {shape.lanes} lanes, so some ranks share the shards of a lane"
+        if plan.opens_per_sample > MAX_OPENS:
+            window = 'order="window", ' if shape.order == "global" else ""
+            yield (
+                f"a worker opens a shard for every {1 / plan.opens_per_sample:.3g} samples: choose {window}more lanes, "
+                "a smaller window_shards, or a larger open_shards"
+            )
+        if plan.hit_rates and shape.epochs > 1 and min(plan.hit_rates[1:]) < 1 - MAX_OPENS:
+            yield f"the cache holds a part of what a host reads: choose cache_bytes={plan.cache_bytes}, or more lanes"
+        if plan.unread > MAX_LOSS * self.samples:
+            what = "repeats" if shape.remainder == "pad" else "drops"
+            yield f"an epoch {what} {plan.unread} of {self.samples} samples: choose a smaller global_batch_size"
+        if plan.shards_per_batch < min(MIN_SPREAD, shape.global_batch_size, total) // 2:
+            yield (
+                f"a batch has samples of {plan.shards_per_batch} shards only: choose more lanes or a larger "
+                "window_shards"
+            )
+
+
+def downloads_of(uses: Sequence[Iterable[Numbers]], sizes: Numbers, cache_bytes: int) -> list[list[int]]:
+    """Return the shards that a host downloads in each epoch, if the copy whose next use is farthest is evicted.
+
+    >>> downloads_of([[np.array([0]), np.array([1])], [np.array([1]), np.array([0])]], np.array([5, 5]), 5)
+    [[0, 1], [0]]
+
+    Args:
+        uses: the shards of each step of each epoch.
+        sizes: the sizes of all shards in bytes.
+        cache_bytes: the most bytes of the copies.
+    """
+    steps = [shards.tolist() for epoch in uses for shards in epoch]
+    later: dict[int, list[int]] = defaultdict(list)
+    for at in range(len(steps) - 1, -1, -1):
+        for shard in steps[at]:
+            later[shard].append(at)
+    downloads: list[list[int]] = []
+    copies: dict[int, int] = {}  # the next use of each copy
+    farthest: list[tuple[int, int]] = []
+    held = 0
+    for epoch in uses:
+        downloads.append([])
+        for shards in epoch:
+            used = {*shards.tolist()}
+            for shard in used:
+                later[shard].pop()
+                if shard not in copies:
+                    downloads[-1].append(shard)
+                    held += int(sizes[shard])
+                copies[shard] = later[shard][-1] if later[shard] else len(steps)
+            kept = []
+            while held > cache_bytes and farthest:
+                following, shard = heapq.heappop(farthest)
+                if shard in used:  # it is being read
+                    kept.append((following, shard))
+                elif copies.get(shard) == -following:
+                    del copies[shard]
+                    held -= int(sizes[shard])
+            for entry in [*kept, *((-copies[shard], shard) for shard in used)]:
+                heapq.heappush(farthest, entry)
+    return downloads
