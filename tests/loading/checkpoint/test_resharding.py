@@ -28,7 +28,8 @@ from pipeline_table import (
 from wds_datapipes import IndexedSamples, ShardList, merge_states
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions
-from wds_datapipes.shards.position import SamplePosition, assign_shards
+from wds_datapipes.shards.assignment import Resharding, assign_shards
+from wds_datapipes.shards.position import SamplePosition
 
 shards = shards_of(3)
 
@@ -156,7 +157,7 @@ def test_an_epoch_is_resharded_from_loader_to_loader(chain: list[tuple[Any, int]
 def test_the_rest_of_an_open_shard_is_assigned_before_single_samples() -> None:
     """Whoever gets the rest, whose size is unknown, gets no samples of other shards if another instance can."""
     held = [SamplePosition(0, 0, 5000), SamplePosition(1, 0, 5000)]
-    shares = assign_shards([{"next": [2, 512, "k"]}], [held], 3)
+    shares = assign_shards(Resharding([{"next": [2, 512, "k"]}], lambda _: held, 3, range(3)))
     assert [share.pieces for share in shares] == [{2: [(512, -1)]}, {0: [(0, 5000)]}, {1: [(0, 5000)]}]
 
 
