@@ -49,13 +49,10 @@ def pack_rows(rows: Sequence[Sequence[int]]) -> list[list[int]] | str:
     head = np.array([*keys.shape, unit], _INTEGERS).tobytes() + np.packbits(is_gap).tobytes()
     # Only runs are found, as there is nothing else to find; so this takes no time.
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
-    parts = [packer.compress(head)]
+    parts, mode = [packer.compress(head)], zlib.Z_BLOCK if len(plain) >= TABLE_ROWS else zlib.Z_NO_FLUSH
     for column in (order, *((gaps << 1) ^ (gaps >> 63)), keys[:, -1]):
         for place in column.astype(_INTEGERS).view(np.uint8).reshape(-1, _INTEGERS.itemsize).T:
-            parts += (
-                packer.flush(zlib.Z_BLOCK if len(plain) >= TABLE_ROWS else zlib.Z_NO_FLUSH),
-                packer.compress(place.tobytes()),
-            )
+            parts += packer.flush(mode), packer.compress(place.tobytes())
     return base64.b64encode(b"".join([*parts, packer.flush()])).decode()
 
 
@@ -81,9 +78,8 @@ def unpack_rows(packed: Any) -> Any:
     def column(rows: int) -> npt.NDArray[np.int64]:
         nonlocal ends
         start, ends = ends, ends + rows * _INTEGERS.itemsize
-        return (
-            np.ascontiguousarray(places[start:ends].reshape(-1, rows).T).view(_INTEGERS).reshape(rows).astype(np.int64)
-        )
+        values = np.ascontiguousarray(places[start:ends].reshape(-1, rows).T).view(_INTEGERS)
+        return values.reshape(rows).astype(np.int64)
 
     order, gaps, steps = column(count), int(is_gap.sum()), np.zeros((count, width - 1), np.int64)
     for number in range(width - 1 if gaps else 0):
