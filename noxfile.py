@@ -246,6 +246,15 @@ def bench(session: nox.Session) -> None:
             session.run("python", str(benchmark), *session.posargs)
 
 
+@nox.session
+def scale(session: nox.Session) -> None:
+    """Print what a run on 64 hosts costs each of them: before there were lanes, now, and the goals."""
+    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("bench"))
+    for name in ("scale", "merged_state"):
+        if Path(f"benchmarks/bench_{name}.py").exists():
+            session.run("python", f"benchmarks/bench_{name}.py", *session.posargs)
+
+
 def write_results(session: nox.Session, results: Path, report_options: list[str]) -> None:
     """Run the benchmarks in the documentation, and write their results to a folder and to the page."""
     for name, arguments in REPORTED.items():
