@@ -193,8 +193,8 @@ class LengthOrder:
     ) -> None:
         self._order, self._lengths, self._starts = order, lengths, starts
         self._lanes, self._size, self._seed = lanes, window * lanes.share, seed
-        #: For each lane, the window that was used last, and its positions in the other order.
-        self._last: dict[int, tuple[int, Numbers]] = {}
+        #: The positions in the other order for each part of the windows that were used last.
+        self._sorted: dict[int, Numbers] = {}
 
     def __len__(self) -> int:
         """Return the number of samples in the epoch."""
@@ -204,29 +204,40 @@ class LengthOrder:
         """Return the shard of the sample at each position of the epoch, and the number of the sample in it."""
         lanes, numbers = self._lanes.split(positions)
         windows, numbers = np.divmod(numbers, self._size)
+        inside = numbers < self._lanes.whole - windows * self._size
+        parts, which = np.unique(windows[inside] * len(self._lanes) + lanes[inside], return_inverse=True)
+        self._sort(parts)
+        rows = [self._sorted[part] for part in parts.tolist()]
+        starts = np.cumsum([0, *map(len, rows)])[which]
         moved = positions.copy()
-        for window in np.unique(windows).tolist():
-            count = min(self._lanes.whole - window * self._size, self._size)
-            inside = (windows == window) & (numbers < count)
-            if inside.any():
-                used, which = np.unique(lanes[inside], return_inverse=True)
-                moved[inside] = self._positions(window, count, used.tolist())[which, numbers[inside]]
+        moved[inside] = np.concatenate([moved[:0], *rows])[starts + numbers[inside]]
         return self._order.find(moved)
 
-    def _positions(self, window: int, count: int, lanes: list[int]) -> Numbers:
-        """Return the positions in the other order, for the samples of a window in some lanes, with a row for each."""
-        if new := [lane for lane in lanes if self._last.get(lane, (-1,))[0] != window]:
-            positions = self._lanes.starts[new][:, None] + window * self._size + np.arange(count)
+    def _sort(self, parts: Numbers) -> None:
+        """Find the positions in the other order of parts, which are lanes of windows, and discard those before."""
+        count = len(self._lanes)
+        oldest = int(parts[0]) // count * count if len(parts) else 0
+        self._sorted = {part: row for part, row in self._sorted.items() if part >= oldest}
+        new = np.array([part for part in parts.tolist() if part not in self._sorted], np.int64)
+        sizes = np.minimum(self._lanes.whole - new // count * self._size, self._size)
+        for size in np.unique(sizes).tolist():  # that of the last window may be smaller
+            windows, lanes = np.divmod(new[sizes == size], count)
+            positions = (self._lanes.starts[lanes] + windows * self._size)[:, None] + np.arange(size)
             shards, places = self._order.find(positions.ravel())
             lengths = self._lengths[self._starts[shards] + places].reshape(positions.shape)
             by_length = np.take_along_axis(positions, np.argsort(lengths, axis=1, kind="stable"), axis=1)
-            batches = by_length.reshape(len(new), -1, self._lanes.share)
-            if self._seed is not None:
-                order = np.arange(batches.shape[1])
-                seed = derived_seed("batches by length", self._seed, window)
-                batches = batches[:, Permutation(len(order), seed=seed)(order)]
-            self._last.update(zip(new, ((window, row) for row in batches.reshape(positions.shape)), strict=True))
-        return np.stack([self._last[lane][1] for lane in lanes])
+            batches = by_length.reshape(len(positions), -1, self._lanes.share)
+            orders = {window: self._order_of_batches(window, batches.shape[1]) for window in {*windows.tolist()}}
+            order = np.stack([orders[window] for window in windows.tolist()])
+            batches = np.take_along_axis(batches, order[:, :, None], axis=1)
+            self._sorted.update(zip(new[sizes == size].tolist(), batches.reshape(positions.shape), strict=True))
+
+    def _order_of_batches(self, window: int, count: int) -> Numbers:
+        """Return the order of the batches of a window, which all lanes share."""
+        numbers = np.arange(count)
+        if self._seed is None:
+            return numbers
+        return Permutation(count, seed=derived_seed("batches by length", self._seed, window))(numbers)
 
 
 def check_lengths(lengths: Any, count: int, owner: str) -> Numbers:
