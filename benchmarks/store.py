@@ -44,7 +44,7 @@ class Store(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handles GET requests for a file or a range of it."""
+    """Handles GET requests for a file or a range of it, and HEAD requests, also with the signature of an S3 client."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # as web servers do: otherwise a body would wait for the client's acknowledgement
@@ -53,18 +53,23 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Wait, then send the file."""
         time.sleep(self.server.latency_s)
-        with (self.server.folder / self.path.lstrip("/")).open("rb") as file:
+        with (self.server.folder / self.path.partition("?")[0].lstrip("/")).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            start, end = (int(requested[1]), int(requested[2] or size - 1) + 1) if requested else (0, size)
+            start, end = (int(requested[1]), min(int(requested[2] or size), size - 1) + 1) if requested else (0, size)
             self.send_response(206 if requested else 200)
             if requested:
                 self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
             self.send_header("Content-Length", str(end - start))
             self.send_header("ETag", f'"{size}"')
+            self.send_header("Last-Modified", "Sun, 06 Nov 1994 08:49:37 GMT")  # S3 clients need one
             self.end_headers()
+            if self.command == "HEAD":
+                return
             with contextlib.suppress(ConnectionError):  # the client may disconnect early
                 self._send(file.fileno(), start, end)
+
+    do_HEAD = do_GET
 
     def _send(self, file: int, start: int, end: int) -> None:
         begin, at = time.perf_counter(), start
