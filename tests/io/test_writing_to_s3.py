@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -253,6 +254,34 @@ def test_a_converting_process_aborts_its_upload_when_its_parent_is_killed(
     assert gate.done == ["create", "part", "abort"]
     assert uploads(bucket) == []
     assert bucket.find("bucket/w") == []
+
+
+def test_a_conversion_killed_at_any_request_that_writes_resumes(
+    bucket: Any, gate: Gate, options: dict[str, Any], forked: Callable[[Callable[[], object]], int | None]
+) -> None:
+    expected = wanted()
+    requests = ["create", *["part"] * 3, "complete", "put"]
+
+    def convert_here() -> None:
+        Path("pid").write_text(str(os.getpid()))
+        convert(options, num_workers=0)
+
+    def kill(kind: str, moment: str, done: list[str]) -> None:
+        if gate.done == done and moment == ("after" if done else "before"):
+            os.kill(int(Path("pid").read_text()), signal.SIGKILL)
+
+    for number in range(len(requests) + 1):  # how many of them the store executes before the process is killed
+        gate.act, gate.done = partial(kill, done=requests[:number]), []
+        assert forked(convert_here) == -signal.SIGKILL
+        assert gate.done[:number] == requests[:number]
+        gate.act = lambda kind, moment: None
+        there = shards(bucket)
+        assert there == {name: expected[name] for name in there}  # each of them is whole
+        # The process that was killed at the end of a shard could not note that in its journal.
+        assert new(convert(options, num_workers=0)) == ["a.tar", "b.tar"][number > 5 :]
+        assert shards(bucket) == expected
+        bucket.rm("bucket/w", recursive=True)
+        Path("s.journal").unlink()
 
 
 def test_a_forked_process_closes_no_connection_of_its_parent(
