@@ -54,6 +54,11 @@ TABLE = [
         ("loading/stateful_dataset/dataset.py", "loading/stateful_dataset/tracking.py"),
         "the iterator of a DataLoader that keeps its workers, and the length that it warns of",
     ),
+    Adapted(
+        {"_list_connected_datapipes": "torch.utils.data.graph:_list_connected_datapipes"},
+        ("datapipes.py",),
+        "the traversal of a pipeline, which two threads must not do at once",
+    ),
     Adapted({"_utils": "torch.utils.data:_utils.pin_memory.pin_memory"}, ("loading/service/pinning.py",), "pin_memory"),
     Adapted(
         {"_serialization": SERIALIZATION, "_find_replicable_branches": "torchdata.dataloader2.graph.utils:"}

@@ -1,5 +1,9 @@
 """The datapipes of torch, for all other modules: a release of torch that moves or deprecates them concerns this one."""
 
+import os
+import threading
+from typing import Any
+
 from torch.utils.data import IterDataPipe, MapDataPipe, graph, graph_settings
 from torch.utils.data.datapipes.iter import (
     Batcher,
@@ -12,3 +16,17 @@ from torch.utils.data.datapipes.iter import (
 )
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import traverse_dps
+
+#: Held while torch traverses a pipeline: it pickles with hooks that all threads share, and refuses a second traversal.
+_traversal = threading.RLock()
+_list_unlocked = graph._list_connected_datapipes
+
+
+def _list_locked(*arguments: Any, **options: Any) -> Any:
+    """List the datapipes that one refers to, while no other thread does so, and no process is forked with the hooks."""
+    with _traversal:
+        return _list_unlocked(*arguments, **options)
+
+
+graph._list_connected_datapipes = _list_locked
+os.register_at_fork(before=_traversal.acquire, after_in_parent=_traversal.release, after_in_child=_traversal.release)
