@@ -45,7 +45,8 @@ class Buckets(Stage[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         waiting, self.loaded, self.held = len(self.loaded), [], []
-        position: Any = self.source_position()
+        known: Any = self.source_position()
+        position: Any = known or (lambda: None)
         for sample in self.source:
             self.held.append((position(), sample))
             if len(self.held) == (waiting or self.size):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from operator import itemgetter
 from random import Random
 from typing import Any
 
 import webdataset
 from pipeline_model import Steps, key_of, number_of, others_of, shards_of
+from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
+from users_stages import Buckets
 
 from wds_datapipes import ErrorBudget, IndexedSamples, ShardList
 from wds_datapipes.index import EpochOptions, Manifest, build_indexes, read_manifest, write_manifest
@@ -17,6 +20,26 @@ from wds_datapipes.testing import build_shard
 from wds_datapipes.writing import RecordWriter
 
 Pipe = Any
+
+
+class Own(IterDataPipe[Any]):
+    """A user's stage that declares nothing."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in self.source:
+            yield {**each, "own": 1}
+
+
+class Sorted(Buckets):
+    """A user's stage with a state, which holds samples back: sorts each group of samples by their keys."""
+
+    def release(self) -> Iterator[Any]:
+        self.held.sort(key=lambda each: key_of(each[1]))
+        while self.held:
+            yield self.held.pop(0)[1]
 
 
 def tagged(each: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +99,12 @@ STAGES: dict[str, Any] = {
     ).group_samples(),
     "load_records": lambda pipe, open_shards=1: pipe.load_wds_records(open_shards=open_shards),
     "mix": lambda pipe, weights, stop, *others: pipe.mix_samples(*map(build, others), weights=weights, stop=stop),
+    "mux": lambda pipe, weights, stop, *others: pipe.mux(*map(build, others)),
+    "zip": lambda pipe, weights, stop, *others: pipe.zip(*map(build, others)).map(itemgetter(0)),
+    "torch_shuffle": lambda pipe, size: pipe.shuffle(buffer_size=size),
+    "prefetch": lambda pipe, size: pipe.prefetch(size),
+    "own": Own,
+    "sorted": Sorted,
     "shuffle_samples": lambda pipe, size, initial: pipe.shuffle_samples(size, initial=initial),
     "tag": lambda pipe: pipe.map_samples(tagged),
     "compose": lambda pipe: pipe.compose(copied),

@@ -60,7 +60,7 @@ def names_of(steps: Steps) -> list[str]:
 
 def holds(steps: Steps) -> bool:
     """Whether a stage buffers items without a state, so that a pipeline resumes by replay, if at all."""
-    return bool({"compose", "unbatch"} & {*names_of(steps)})
+    return bool({"compose", "unbatch", "mux", "zip", "torch_shuffle", "prefetch", "own"} & {*names_of(steps)})
 
 
 #: Policies for damaged shards; those with two words and more are functions of webdataset.
@@ -85,7 +85,7 @@ def must_resume(steps: Steps) -> bool:
 #: Steps of pipelines that other ranks and workers can resume.
 RESHARDED = {
     "indexed", "list", "shuffle", "split", "load", "load_records", "shuffle_samples", "tag",
-    "keep", "draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix",
+    "keep", "draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix", "sorted",
 }  # fmt: skip
 
 
@@ -167,9 +167,11 @@ def draw_steps(rng: Random) -> Steps:
         # A split in one source applies to all: otherwise some parts come once, and others to each worker.
         others = [other for other in others if is_split(other) == is_split(steps)]
         weights = tuple(rng.randint(1, 5) for _ in range(1 + len(others))) if rng.random() < 0.4 else None
-        if others and all(has_each_pass(each) for each in (steps, *others)):
+        if others and rng.random() < 0.8 and all(has_each_pass(each) for each in (steps, *others)):
             stop = "never" if is_endless else rng.choice(["all", "all", "first"])
             steps = (*steps, ("mix", weights, stop, *others))
+        elif others and not any(map(has_no_end, others)) and rng.random() < 0.7:
+            steps = (*steps, (rng.choice(["mux", "zip"]), None, "first", *others))
     return steps + draw_later(rng, steps)
 
 
@@ -179,7 +181,7 @@ def is_split(steps: Steps) -> bool:
 
 def has_each_pass(steps: Steps) -> bool:
     """Whether all passes over a source yield something, so that a stage that restarts it makes progress."""
-    drops = any(step[0] in ("slice", "rsample") or step[::2] == ("batch", True) for step in steps)
+    drops = any(step[0] in ("slice", "rsample", "mux", "zip") or step[::2] == ("batch", True) for step in steps)
     # Workers take whole batches, and the same ones in each pass.
     few = any(sum(step[2]) < WORKERS * (step[3] or 2) for step in steps if step[0] == "indexed")
     is_uneven = "indexed" in names_of(steps) and "keep" in names_of(steps)
@@ -253,13 +255,15 @@ def draw_step(rng: Random, name: str) -> Steps:
         "slice": rng.choice([(rng.randint(1, 20),), (rng.randint(0, 3), rng.randint(3, 20), rng.randint(1, 3))]),
         "batch": (rng.randint(1, 6), rng.random() < 0.2),
         "buckets": (rng.randint(1, 4),),
+        **dict.fromkeys(("torch_shuffle", "prefetch", "sorted"), (size,)),
     }
     return ((name, *arguments.get(name, ())),)
 
 
 #: The stages after a source, in their order, each with its probability.
 LATER = [
-    ("tag", 0.2), ("keep", 0.2), ("slice", 0.08), ("shuffle_samples", 0.5), ("draw", 0.15),
+    ("tag", 0.2), ("keep", 0.2), ("slice", 0.08), ("shuffle_samples", 0.5), ("sorted", 0.08), ("draw", 0.15),
+    ("own", 0.04), ("torch_shuffle", 0.04), ("prefetch", 0.04),
     ("decode", 0.5), ("shuffle_samples", 0.05), ("rsample", 0.05), ("compose", 0.05), ("select", 0.1),
 ]  # fmt: skip
 

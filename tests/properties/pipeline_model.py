@@ -16,7 +16,9 @@ Step = tuple[Any, ...]
 Steps = tuple[Step, ...]
 
 #: Steps after which the order is random.
-SHUFFLING = ("shuffle", "shuffle_samples")
+SHUFFLING = ("shuffle", "shuffle_samples", "torch_shuffle")
+#: Steps that read other pipelines as well.
+MIXING = ("mix", "mux", "zip")
 #: What is known of the order, from most to least: see `known`.
 DEGREES = ["order", "bag", "within", "drawn"]
 END = object()
@@ -85,6 +87,9 @@ def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
         _, stop, *others = arguments
         read = endless if stop == "never" else one_pass
         yield from in_turn([read(each, place, turn) for each in (source, *others)], stop=stop)
+    elif name in MIXING:
+        for items in zip(*(one_pass(each, place, turn) for each in (source, *arguments[2:])), strict=False):
+            yield from items if name == "mux" else items[:1]
     else:
         yield from applied(steps[-1:], one_pass(source, place, turn))
 
@@ -174,6 +179,12 @@ def key_of(each: dict[str, Any]) -> str:
     return str(each["__key__"]) + "+" * bool(each.get("__padding__"))
 
 
+def sorted_in_groups(items: Iterable[Any], size: int) -> Iterator[Any]:
+    """Yield the samples of each group in the order of their keys."""
+    for group in batched(items, size, False):
+        yield from sorted(group, key=key_of)
+
+
 #: The fields that remain after the step "select".
 SELECTED = ("__key__", "__padding__", "cls")
 #: The steps that each process applies to its own items. Others keep the items, in some order.
@@ -182,6 +193,8 @@ MAKING: dict[str, Any] = {
     "load_records": loaded,
     "tag": lambda items: ({**each, "tag": number_of(each)} for each in items),
     "keep": lambda items, modulus: (each for each in items if number_of(each) % modulus),
+    "own": lambda items: ({**each, "own": 1} for each in items),
+    "sorted": sorted_in_groups,
     "decode": lambda items: map(decoded, items),
     "to_tuple": lambda items: ((each["__key__"], each["cls"]) for each in items),
     "key": lambda items: map(key_of, items),
@@ -201,7 +214,7 @@ def splits(steps: Steps) -> bool:
 
 def others_of(step: Step) -> Sequence[Steps]:
     """Return the other pipelines that a step reads."""
-    return step[3:] if step[0] == "mix" else ()
+    return step[3:] if step[0] in MIXING else ()
 
 
 def known(steps: Steps) -> str:
@@ -225,7 +238,7 @@ def known(steps: Steps) -> str:
             found = max(found, "bag" if arguments[3] == "keep" else "within", key=DEGREES.index)
         elif name == "slice" or (name == "batch" and arguments[1]):
             found = "within" if found == "bag" else found
-        elif name == "mix":
+        elif name in MIXING:
             weighted, stop, *others = arguments
             found = max(found, *map(known, others), "bag" if weighted else "order", key=DEGREES.index)
             if found != "order" and stop != "all":
@@ -242,15 +255,15 @@ def uncut(steps: Steps) -> Steps:
     """Return a pipeline without the steps that drop items by position."""
     left: list[Step] = []
     for name, *arguments in steps:
-        if name == "mix":
-            left.append((name, None, "all", *map(uncut, arguments[2:])))
+        if name in ("mix", "mux"):
+            left.append(("mix", None, "all", *map(uncut, arguments[2:])))
         elif name == "indexed":
             left.append((name, *arguments[:3], "any" if arguments[3] == "pad" else "keep", arguments[4]))
         elif name == "load":
             left.append((name, *arguments[:1]))
         elif name == "batch":
             left.append((name, arguments[0], False))
-        elif name not in ("slice", "with_epoch", "resample", "rsample"):
+        elif name not in ("slice", "with_epoch", "resample", "rsample", "zip"):
             left.append((name, *arguments))
     return tuple(left)
 

@@ -265,7 +265,7 @@ def drops(case: Case) -> bool:
 
 def has_drops(steps: Steps) -> bool:
     return ends_early(steps) or any(
-        step[0] in ("slice", "rsample")
+        step[0] in ("slice", "rsample", "mux", "zip")
         or (step[0] == "batch" and step[2])
         or (step[0] == "mix" and step[2] != "all")
         or any(map(has_drops, others_of(step)))
