@@ -186,7 +186,8 @@ def draw(path: str, names: Sequence[str], plans: Sequence[RunPlan]) -> None:
         bars = axis.barh(names, [value[-1] if isinstance(value, tuple) else value for value in values])
         axis.bar_label(bars, labels, padding=2)
         axis.set_title(title, fontsize="medium", loc="left")
-        axis.xaxis.set_visible(False)
+        axis.margins(x=0.3)
+        axis.tick_params(bottom=False, labelbottom=False, left=False)
         axis.spines[:].set_visible(False)
     axes[0].invert_yaxis()
     try:
