@@ -52,7 +52,7 @@ class WorkerReport:
         received: the number of its items that the loop has received.
         ahead: the number of its items that the loop has not received yet.
         figures: further sums by name: bytes, seconds and retries of each store, such as
-            ``"fetched_bytes/s3://bucket"``, and hits and misses of caches.
+            ``"fetched_bytes/s3://bucket"``, and the numbers of cached shards that were opened and downloaded.
         waits: the number of waits of the loop, by `wait_bucket`.
         rank: the number of its rank.
         host: the name of its host.

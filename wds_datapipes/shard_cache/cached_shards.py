@@ -58,6 +58,8 @@ class CachedShard(OpeningURL):
 
     def opened(self, **options: Any) -> BinaryIO:
         """Open the copy, or the source if the cache is full."""
+        if (counters := options.get("counters")) is not None:
+            counters.count("cached_shards/opened")
         try:
             copy = self._folder.open(self._request(options))
         except CacheFullError:

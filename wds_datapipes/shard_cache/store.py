@@ -124,6 +124,8 @@ class CacheFolder:
     def _fetch(self, entry: Entry, request: DownloadRequest, should_continue: Callable[[], bool]) -> BinaryIO:
         LOGGER.debug("Downloading %s to %s", request.name, entry.path)
         begin = time.monotonic()
+        if (counters := request.options.get("counters")) is not None:
+            counters.count("cached_shards/downloaded")
         try:
             copy = fetch_copy(self.path, entry, request, self.max_bytes, should_continue)
         except (CorruptShardError, TruncatedShardError) as error:

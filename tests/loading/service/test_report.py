@@ -172,6 +172,17 @@ def test_a_very_long_url_is_reported_truncated(tmp_path: Path) -> None:
         assert shard.startswith(report(loader).workers[0].shard.rstrip("\ufffd"))
 
 
+@pytest.mark.parametrize("workers", WORKERS)
+def test_hits_of_a_cache_are_reported(workers: int, tmp_path: Path) -> None:
+    names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "txt": name}]) for name in "abcd"]
+    pipe = ShardList(names).sharding_filter().cache_wds_shards(tmp_path / "cache").load_wds_shards().group_samples()
+    with load(pipe, workers) as loader:
+        for epoch in (1, 2):
+            assert len(list(loader)) == 4
+            found = report(loader).as_dict()
+            assert (found["cached_shards/opened"], found["cached_shards/downloaded"]) == (4 * epoch, 4)
+
+
 # skipped shards and samples
 
 
