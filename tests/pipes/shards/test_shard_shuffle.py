@@ -6,6 +6,7 @@ import io
 import itertools
 import sys
 import tarfile
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,6 +110,26 @@ def test_the_digest_of_a_list_does_not_depend_on_when_it_is_asked_for(name: Any)
     assert [listing.whole for listing in listings] == [every[-1]] * 3
     assert "secret" not in repr(every)
     assert len({digest for _, digest, _ in every}) == SHARDS
+
+
+class Samples(IterDataPipe[Any]):
+    """Yields objects, and knows those that something still refers to."""
+
+    def __init__(self) -> None:
+        self.held = weakref.WeakSet[Any]()
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(100):
+            sample: Any = type("Sample", (), {})()
+            self.held.add(sample)
+            yield sample
+
+
+def test_the_digest_of_samples_keeps_none_of_them() -> None:
+    samples = Samples()
+    listing = ShardOrder(samples)
+    assert max(len(samples.held) for _ in listing) < 4
+    assert listing.seen[0] == 100
 
 
 def spread(order: list[int]) -> int:

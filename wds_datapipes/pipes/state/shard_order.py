@@ -69,7 +69,7 @@ class ShardOrder(EngineStage[Any]):
         self.seeds = SeededStage() if may_draw else None
         self.whole: Seen | None = None
         self._seen: Seen = [0, "", ""]
-        self._unseen: list[Any] = []
+        self._unseen: list[str] = []
         self._expected: Seen | None = None
 
     def expect(self, seen: Seen) -> None:
@@ -85,7 +85,7 @@ class ShardOrder(EngineStage[Any]):
         begun = list(islice(items, expected[0]))
         _check(begun, expected)
         for item in chain(begun, items):
-            unseen.append(item)
+            unseen.append(item if type(item) is str else _text(item, mask_credentials))  # a sample may be large
             if len(unseen) == MAX_UNSEEN:
                 self._seen = self.seen
             changes[0] += 1
@@ -179,7 +179,9 @@ def _check(begun: list[Any], expected: Seen) -> None:
     Raises:
         ChangedShardError: it does not.
     """
-    found: Seen = _with([0, "", ""], begun) if begun else [0, "", ""]
+    found: Seen = [0, "", ""]
+    if begun:
+        found = _with(found, [_text(item, mask_credentials) for item in begun])
     if found != expected:
         raise ChangedShardError(
             f"The list of shards has changed since the state was saved: it began with {expected[0]} items, up to "
@@ -189,15 +191,14 @@ def _check(begun: list[Any], expected: Seen) -> None:
         )
 
 
-def _with(seen: Seen, items: Sequence[Any]) -> Seen:
-    """Return the digest with more items; it does not depend on how many come at a time."""
+def _with(seen: Seen, texts: Sequence[str]) -> Seen:
+    """Return the digest with the texts of more items; it does not depend on how many come at a time."""
     count, digest, _ = seen
-    texts = items if {*map(type, items)} == {str} else [_text(item, mask_credentials) for item in items]
     joined = "\0".join(texts)
     if may_hold_credentials(joined):
         joined = "\0".join([_text(text, mask_credentials) for text in texts])
     crc = crc32(f"{joined}\0".encode("utf-8", "surrogatepass"), int(digest or "0", 16))
-    return [count + len(items), f"{crc:08x}", _text(items[-1], redact)[-MAX_TEXT:]]
+    return [count + len(texts), f"{crc:08x}", _text(texts[-1], redact)[-MAX_TEXT:]]
 
 
 def _text(item: Any, hide: Callable[[str], str]) -> str:
