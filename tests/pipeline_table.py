@@ -246,6 +246,9 @@ def nested() -> Pipe:
 #: These resume at their position.
 EXACT: dict[str, Build] = {
     "keys": lambda: split().shuffle_samples(5).map(key_of),
+    "shards in lanes": lambda: (
+        ShardList("{0..5}.tar").shuffle(lanes=2).sharding_filter().load_wds_shards().group_samples().map(key_of)
+    ),
     "a chain": lambda: split().shuffle_samples(5).wds_decode().to_tuple("__key__", "cls").batch(3),
     "a long chain": long_chain,
     "random crops": lambda: split().shuffle_samples(5).map(with_image).wds_decode(CROPS).to_tuple("__key__", "ppm"),

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from nginx_server import Nginx
 
 from wds_datapipes import IndexedSamples
+from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardError, UnsupportedSidecarError
-from wds_datapipes.index import AccessOptions, IndexOptions, Manifest, build_indexes, read_index
+from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, build_indexes, read_index
 from wds_datapipes.index.reading import dataset_reader
 from wds_datapipes.index.reading.dataset_reader import WINDOWS, DatasetReader
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
@@ -266,11 +267,40 @@ def test_samples_are_read_from_copies_of_their_shards(
 def test_samples_of_shards_that_do_not_fit_into_the_cache_are_requested(
     nginx: Nginx, shards: tuple[str, Path], tmp_path: Path
 ) -> None:
-    samples = dataset(nginx.http, shards, {"cache_dir": tmp_path, "cache_bytes": 100_000})
-    with pytest.warns(UserWarning, match="has no space for"):
+    sizes = [(nginx.files / "by-address" / f"{number}.tar").stat().st_size for number in range(3)]
+    samples = dataset(nginx.http, shards, {"cache_dir": tmp_path, "cache_bytes": max(sizes) + 1})
+    with pytest.warns(UserWarning, match="has no space for"):  # shards stay open
         found = list(samples)
-    assert {sample["__key__"][0] for sample in found if "__local_path__" not in sample} == {"0", "2"}
+    assert {sample["__key__"][0] for sample in found if "__local_path__" not in sample} == {"1", "2"}
     assert [fields_of(sample) for sample in found] == [sample for shard in SAMPLES for sample in shard]
+    figures = samples.counters.figures()
+    assert (figures["cache_hits"], figures["cache_misses"], figures["cache_misses_bytes"]) == (0, 3, sizes[0])
+    assert figures[f"fetched_bytes/http://127.0.0.1:{nginx.http}"] >= sum(sizes[:1])
+
+
+def test_a_cache_smaller_than_what_is_read_at_a_time_is_refused(
+    nginx: Nginx, shards: tuple[str, Path], tmp_path: Path
+) -> None:
+    sizes = [(nginx.files / "by-address" / f"{number}.tar").stat().st_size for number in range(3)]
+    needs = {"sequential": max(sizes), "window": sum(sizes) * 2 // 3, "global": sum(sizes)}
+    for order, need in needs.items():
+        options = {"order": order, "epoch": EpochOptions(window_shards=2)}
+        dataset(nginx.http, shards, {"cache_dir": tmp_path, "cache_bytes": max(need, *sizes)}, **options)
+        with pytest.raises(ValueError, match=r"cache_bytes=\d+ is too small: [123] of the 3 shards"):
+            dataset(nginx.http, shards, {"cache_dir": tmp_path, "cache_bytes": max(need, *sizes) - 1}, **options)
+
+
+def test_epochs_keep_the_copies_that_they_still_need(nginx: Nginx, shards: tuple[str, Path], tmp_path: Path) -> None:
+    sizes = [(nginx.files / "by-address" / f"{number}.tar").stat().st_size for number in range(3)]
+    access = {"cache_dir": tmp_path, "cache_bytes": sum(sizes) - 1, "open_shards": 1}
+    samples = dataset(nginx.http, shards, access)
+    whole = [sample for shard in SAMPLES for sample in shard]
+    hits = []
+    for _ in range(3):
+        before = samples.counters.figures()["cache_hits"]
+        assert [*map(fields_of, samples)] == whole
+        hits.append(samples.counters.figures()["cache_hits"] - before)
+    assert hits == [0, 1, 1]  # the least recently used copy is always the one that is needed next
 
 
 @pytest.mark.usefixtures("small_windows")
@@ -329,7 +359,7 @@ def test_a_join_does_not_read_ahead_past_samples_without_a_counterpart(
             assert asked < 100, "it reads ahead without a limit"
             yield np.array([0]), np.array([number])
 
-    with samples.open() as readers:
+    with samples.open(Counters()) as readers:
         items: list[Any] = list(islice(samples.stream(readers, chunks()), len(wanted)))
     assert [item.get("json") for item in items] == [None if number else b"[0, 7]" for number in wanted]
     assert asked <= len(wanted) + WINDOWS + 2

@@ -19,11 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from wds_datapipes.counters import Counters
 from wds_datapipes.errors import CacheError, ShardOpenError, TruncatedShardError
 from wds_datapipes.io import call_threads
 from wds_datapipes.io.openers import open_url, register_opener
 from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards, warm_cache
-from wds_datapipes.shard_cache.entry import Entry, entries, reserve_space, used_bytes
+from wds_datapipes.shard_cache.entry import Entry, Passes, entries, reserve_space, used_bytes
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
 from wds_datapipes.testing import build_shard
 
@@ -193,6 +194,50 @@ def test_the_least_recently_used_copy_is_evicted_whatever_the_clock_says(
             assert used_bytes(folder.path) == sum(model.sizes.values()) <= max_bytes
 
 
+def hits_of_belady(uses: list[int], copies: int) -> int:
+    """Return the most hits that any order of eviction has, if all uses are known."""
+    kept, hits = set[int](), 0
+    for at, shard in enumerate(uses):
+        hits += shard in kept
+        if shard not in kept and len(kept) == copies:
+            later = uses[at + 1 :]
+            kept.remove(max(kept, key=lambda each: later.index(each) if each in later else len(uses)))
+        kept.add(shard)
+    return hits
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(passes=st.lists(st.permutations(range(6)), min_size=2, max_size=4), copies=st.integers(1, 6))
+def test_a_pass_has_at_most_one_hit_less_than_with_all_uses_known(
+    tmp_path_factory: pytest.TempPathFactory, store: Store, passes: list[list[int]], copies: int
+) -> None:
+    known, counters = Passes(), Counters()
+    folder = CacheFolder(tmp_path_factory.mktemp("copies"), copies * 1024, priority=known.priority)
+    store.shards = {str(shard): bytes(1024) for shard in range(6)}
+    for each in passes:
+        known.begin(folder.path)
+        for shard in each:
+            with cast(BinaryIO, folder.open(DownloadRequest(f"store:{shard}", 1024, None, {"counters": counters}))):
+                pass
+    uses = [shard for each in passes for shard in each]
+    assert counters.figures()["cache_hits"] >= hits_of_belady(uses, copies) - (len(passes) - 1)
+
+
+def test_copies_that_two_passes_did_not_use_are_evicted_first(folder: CacheFolder, store: Store) -> None:
+    store.shards = {name: bytes(1024) for name in "wxyzabcd"}
+    for name in "wxyz":  # of another dataset
+        read(folder, f"store:{name}", size=1024)
+    known = Passes()
+    small = CacheFolder(folder.path, 4096, priority=known.priority)
+    found = []
+    for _ in range(3):
+        known.begin(folder.path)
+        for name in "abcd":
+            read(small, f"store:{name}", size=1024)
+        found.append("".join(sorted(kept(folder))))
+    assert found == ["dxyz", "cdyz", "abcd"]
+
+
 def test_copies_in_use_are_not_evicted(folder: CacheFolder, store: Store) -> None:
     store.shards = {name: name.encode() * 1000 for name in "abc"}
     small = CacheFolder(folder.path, 2500)
@@ -359,6 +404,22 @@ def until(is_so: Callable[[], bool]) -> None:
 
 def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
+
+
+def test_a_prefetched_copy_stays_until_it_is_read(folder: CacheFolder, store: Store) -> None:
+    store.shards = {name: bytes(1024) for name in "abc"}
+    small = CacheFolder(folder.path, 2048)
+    with contextlib.closing(shards_of(["store:a", "store:b", "store:b"], small, prefetch=2)) as found:
+        with open_url(next(found)):
+            until(lambda: len(kept(folder)) == 2)
+        read(small, "store:c")  # the copy of b is older than that of a was, and stays
+        assert kept(folder).keys() == {"b", "c"}
+        for url in found:
+            with open_url(url):
+                assert kept(folder).keys() == {"b", "c"}
+    assert store.opened == ["a", "b", "c"]
+    with cast(BinaryIO, small.open(wanted("store:a"))):
+        assert kept(folder).keys() == {"a", "c"}  # nothing pins the copy any more
 
 
 def test_an_interrupted_pass_leaves_no_thread_and_no_partial_file(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError
 from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
 from wds_datapipes.index.file_format import index_url, index_urls, read_index, write_index
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, IndexOptions
+from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex, rule_name
 from wds_datapipes.index.user_columns import ComputeColumns, columns_fingerprint
 from wds_datapipes.io.file_lock import NO_LOCKS, lock_file
@@ -198,23 +201,30 @@ class _Indexer:
         return _result(url, path, index, is_new=True)
 
 
-def shard_sizes(shards: Manifest | Shards, access: AccessOptions) -> list[tuple[str, int]]:
+def shard_sizes(
+    shards: Manifest | Shards, access: AccessOptions, *, window: int = 1, lanes: int = 1
+) -> list[tuple[str, int]]:
     """Return the shards and their numbers of samples, which costs no access to a shard if there is a manifest.
 
     Args:
         shards: a manifest, a pattern, or the URLs.
         access: where the indexes are, and whether missing and stale ones are built.
+        window: the most shards of a lane whose samples are shuffled together.
+        lanes: the number of lanes.
 
     Raises:
         StaleSidecarError: a shard has no valid index.
         ShardError: a shard cannot be indexed.
+        ValueError: the cache has no space for a window.
     """
     if isinstance(shards, Manifest):
+        _check_cache(access, shards.sizes, window, lanes)
         return list(zip(shards.urls, shards.counts.tolist(), strict=True))
     urls, index_dir, options = resolve_shards(shards), access.index_dir, IndexOptions(limits=access.limits)
     store = access.storage_options
     if access.indexes == "build":
         results = build_indexes(urls, index_dir=index_dir, options=options, storage_options=store)
+        _check_cache(access, [result.bytes for result in results], window, lanes)
         return [(result.url, result.samples) for result in results]
     with ThreadPoolExecutor(THREADS) as threads:
         found = list(threads.map(_Indexer(index_dir, options, storage_options=store).find, urls))
@@ -224,7 +234,32 @@ def shard_sizes(shards: Manifest | Shards, access: AccessOptions) -> list[tuple[
                 f"{redact(index_url(url, index_dir))} is missing, damaged, stale or built with other options. Build it "
                 'with `wds-datapipes index`, or pass indexes="build"'
             )
+    _check_cache(access, [result.bytes for result in found if result is not None], window, lanes)
     return [(result.url, result.samples) for result in found if result is not None]
+
+
+def _check_cache(access: AccessOptions, sizes: Sequence[int] | Numbers, window: int, lanes: int) -> None:
+    """Make sure that the cache has space for the largest shard, and for a window of a lane.
+
+    Args:
+        access: has the limit.
+        sizes: the size of each shard in bytes; 0 if unknown.
+        window: see `shard_sizes`.
+        lanes: see `shard_sizes`.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if access.cache_bytes is None or not len(sizes):
+        return
+    count = max(min(window, len(sizes) // lanes), 1)
+    need = max(int(np.max(sizes)), int(np.sum(sizes)) * count // len(sizes))
+    if access.cache_bytes < need:
+        raise ValueError(
+            f"cache_bytes={access.cache_bytes} is too small: {count} of the {len(sizes)} shards are read at a time, "
+            f"and need {need} bytes, so copies would be evicted before they were read. Choose at least that for each "
+            'rank of the host, order="window" with fewer window_shards, or more lanes'
+        )
 
 
 def _result(url: str, path: str, index: ShardIndex, *, is_new: bool) -> IndexResult:

@@ -66,8 +66,9 @@ class AccessOptions:
         open_shards: the most shards that a process keeps open.
         cache_dir: a folder for copies of remote shards, as of ``.cache_wds_shards()``: each shard is downloaded as a
             whole before its first sample is read. By default, samples are requested from the store.
-        cache_bytes: the most bytes of all copies in ``cache_dir``; by default, it is limited only by the disk. Samples
-            of shards that do not fit are requested from the store, with a warning.
+        cache_bytes: the most bytes of all copies in ``cache_dir``; by default, it is limited only by the disk. Copies
+            that this epoch has already used are evicted first. Samples of shards that do not fit, as all others are in
+            use, are requested from the store, with a warning.
         storage_options: options for fsspec, such as credentials.
         limits: limits on the size of members, and others, see `ReadLimits`.
 

@@ -52,7 +52,8 @@ class WorkerReport:
         received: the number of its items that the loop has received.
         ahead: the number of its items that the loop has not received yet.
         figures: further sums by name: bytes, seconds and retries of each store, such as
-            ``"fetched_bytes/s3://bucket"``, and the numbers of cached shards that were opened and downloaded.
+            ``"fetched_bytes/s3://bucket"``; and ``"cache_hits"``, shards whose copies were cached, ``"cache_misses"``,
+            shards that were downloaded or did not fit, ``"cache_hits_bytes"`` and ``"cache_misses_bytes"``.
         waits: the number of waits of the loop, by `wait_bucket`.
         rank: the number of its rank.
         host: the name of its host.
@@ -93,6 +94,12 @@ class WorkerReport:
     def retries(self) -> int:
         """The number of requests to stores that were repeated."""
         return int(self._sum("retries/"))
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """The part of the shards opened with a cache whose copies it had; 0.0 without a cache."""
+        hits, misses = self.figures["cache_hits"], self.figures["cache_misses"]
+        return hits / max(hits + misses, 1)
 
     def _sum(self, prefix: str) -> float:
         return sum((amount for name, amount in self.figures.items() if name.startswith(prefix)), 0.0)
@@ -178,7 +185,7 @@ class LoadingReport:
         ``"wait_p99_s"``, within which it received 99% of the items.
         """
         total, per_s = self.total, 1 / self.elapsed_s if self.elapsed_s else 0.0
-        sums = (*_SUMS[:-2], "fetched_bytes", "fetching_s", "retries")
+        sums = (*_SUMS[:-2], "fetched_bytes", "fetching_s", "retries", "cache_hit_rate")
         stores = [name for name in total.figures if name.startswith("fetched_bytes/")]
         return {
             "epoch": self.epoch,
@@ -206,6 +213,8 @@ class LoadingReport:
             makers = name[:1].lower() + name[1:]
         fetched, fetching_s = total.fetched_bytes, total.fetching_s
         stores = f"; {human_bytes(fetched)} came from stores, in {fetching_s:.1f} s" if fetched or fetching_s else ""
+        hits, misses = int(total.figures["cache_hits"]), int(total.figures["cache_misses"])
+        stores += f"; {hits} of {hits + misses} shards were cached" if hits + misses else ""
         return (
             f"{self.epoch} epoch{'s' * (self.epoch != 1)}: {self.items:,} items, {human_bytes(total.bytes)}, from "
             f"{makers}; the loop waited {total.waited_s:.1f} s for them, and they waited {total.waiting_s:.1f} s "

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+from wds_datapipes.datapipes import SHARDING_PRIORITIES
 from wds_datapipes.pipes.declarations import Declarations, instance_of
 from wds_datapipes.pipes.inspection import loop_of, takes_seed, upstream
 
@@ -105,6 +106,8 @@ class _ShardingFilter(ForeignStage):
         pipe.instance_id = (instance + vars(pipe).get(_ROTATION, 0)) % instances
 
     def rotate_assignment(self, turn: int) -> None:
+        if any(declared(stage).lanes > 1 for stage in upstream(self.pipe)):  # only between the workers of a rank
+            turn *= self.pipe.groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))[0]
         vars(self.pipe)[_ROTATION] = turn
         self.number_instances()
 
@@ -121,6 +124,11 @@ class _Shuffler(ForeignStage):
     def is_default_shuffle(self) -> bool:  # type: ignore[override]  # it depends on an argument
         is_torchs = type(self.pipe).__module__.partition(".")[0] == "torch"
         return is_torchs and self.pipe.buffer_size == TORCH_BUFFER_SIZE
+
+    @property
+    def lanes(self) -> int:  # type: ignore[override]  # it is an argument of ours
+        count: int = getattr(self.pipe, "lanes", 1)
+        return count
 
 
 class _InMemoryCache(ForeignStage):

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
@@ -39,6 +40,7 @@ class CachedShard(OpeningURL):
     _sha256: str | None
     _following: Sequence[CachedShard]
     _prefetcher: CopyPrefetch | None
+    _prefetched: Future[BinaryIO | None] | None
 
     def __new__(cls, url: str, folder: CacheFolder, size: int | None = None, sha256: str | None = None) -> Self:
         """Make a URL that opens its copy in ``folder``."""
@@ -46,6 +48,7 @@ class CachedShard(OpeningURL):
         self.local_path = str(folder.entry(url).path)
         self._folder, self._size, self._sha256 = folder, size, sha256
         self._following, self._prefetcher = (), None
+        self._prefetched = None
         return self
 
     def __reduce__(self) -> tuple[type[CachedShard], tuple[Any, ...]]:
@@ -58,26 +61,42 @@ class CachedShard(OpeningURL):
 
     def opened(self, **options: Any) -> BinaryIO:
         """Open the copy, or the source if the cache is full."""
-        if (counters := options.get("counters")) is not None:
-            counters.count("cached_shards/opened")
+        request = self._request(options)
+        copy = self._take()
         try:
-            copy = self._folder.open(self._request(options))
+            copy = copy or self._folder.open(request)
         except CacheFullError:
-            self._folder.warn_cache_full(redact(self))
-            copy = None
+            self._folder.warn_cache_full(request)
         if self._prefetcher is not None:
             self._prefetcher.fetch(self._following, options)
         return open_url(str(self), **options) if copy is None else copy
+
+    def _take(self) -> BinaryIO | None:
+        """Return the copy that was prefetched, if any; opening it again raises the error of prefetching it."""
+        prefetched, self._prefetched = self._prefetched, None
+        with suppress(Exception):
+            if prefetched is not None and not prefetched.cancel():
+                return prefetched.result()
+        return None
 
     def disown(self, error: ShardError) -> None:
         """Remove the copy."""
         self._folder.discard(str(self), error)
 
-    def fetch(self, options: Mapping[str, Any], stop: threading.Event) -> None:
-        """Download the copy, unless another process is downloading it or the cache is full."""
-        copy = self._folder.open(self._request(options), wait=False, should_continue=lambda: not stop.is_set())
-        if copy is not None:
-            copy.close()
+    def prefetch(self, options: Mapping[str, Any], threads: CallThreads) -> None:
+        """Download the copy in a thread, unless another process is downloading it or the cache is full."""
+        if self._prefetched is None:
+            fetch = partial(self._fetch, options, threads.is_closed)
+            self._prefetched = threads.submit(fetch)
+
+    def _fetch(self, options: Mapping[str, Any], stop: threading.Event) -> BinaryIO | None:
+        return self._folder.open(self._request(options), wait=False, should_continue=lambda: not stop.is_set())
+
+    def release(self) -> None:
+        """Close the copy that was prefetched, if any."""
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is not None and not prefetched.cancel():
+            prefetched.add_done_callback(_close_copy)
 
     def _request(self, options: Mapping[str, Any]) -> DownloadRequest:
         """Return the request to download the shard.
@@ -90,21 +109,32 @@ class CachedShard(OpeningURL):
         return DownloadRequest(str(self), self._size, self._sha256, options)
 
 
+def _close_copy(prefetched: Future[BinaryIO | None]) -> None:
+    if prefetched.exception() is None and (copy := prefetched.result()) is not None:
+        copy.close()
+
+
 class CopyPrefetch:
-    """Downloads copies in a thread."""
+    """Downloads copies in a thread, and pins them until they are opened."""
 
     def __init__(self) -> None:
         self._threads = CallThreads(1, "wds-cache")
-        self._waiting: list[Future[None]] = []
-        self.close = self._threads.close
+        self._waiting: Sequence[CachedShard] = ()
 
-    def fetch(self, shards: Iterable[CachedShard], options: Mapping[str, Any]) -> None:
+    def fetch(self, shards: Sequence[CachedShard], options: Mapping[str, Any]) -> None:
         """Download these shards in order, instead of those requested before; opening one raises its error again."""
-        for future in self._waiting:
-            future.cancel()
-        self._waiting = [
-            self._threads.submit(partial(shard.fetch, options, self._threads.is_closed)) for shard in shards
-        ]
+        for shard in self._waiting:
+            if all(shard is not each for each in shards):  # equal URLs may have several copies
+                shard.release()
+        self._waiting = shards
+        for shard in shards:
+            shard.prefetch(options, self._threads)
+
+    def close(self) -> None:
+        """Stop the downloads, and release the copies."""
+        self._threads.close()
+        for shard in self._waiting:
+            shard.release()
 
 
 def cache_wds_shards(

@@ -12,10 +12,12 @@ import os
 import re
 import secrets
 import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from wds_datapipes.io.file_lock import READ_ONLY, lock_file
 from wds_datapipes.io.openers import redact, split_scheme
@@ -162,7 +164,43 @@ LOGGER = logging.getLogger("wds_datapipes")
 STRAY_S = 3600.0
 
 
-def reserve_space(folder: Path, own: Path | None, need: int, max_bytes: int) -> bool:
+#: A copy that was not used in this many whole passes is stale. Processes of a host begin a pass at different times.
+STALE_PASSES = 2
+
+
+class Passes:
+    """Passes of a process over a dataset that read each shard once; a copy is evicted if its next use is farthest.
+
+    A shard that was read in the current pass is needed again in the next one, later than all that were not. So a copy
+    is evicted before its pass only to make space for the first shards of that pass: with one reader, a pass has at most
+    one hit less than if all future uses were known (Belady's rule).
+    """
+
+    def __init__(self) -> None:
+        #: For each of the last passes, the last use of any copy before it began.
+        self._begun = deque([0], maxlen=STALE_PASSES + 1)
+
+    def begin(self, folder: Path) -> None:
+        """Begin a pass."""
+        try:
+            self._begun.append((folder / FOLDER_LOCK).stat().st_mtime_ns)
+        except OSError:  # nothing was ever copied
+            self._begun.append(0)
+
+    def priority(self, entry: Entry) -> tuple[int, int]:
+        """Return a key by which copies are evicted: stale ones, then those that were used in this pass, then others."""
+        last_use = entry.last_use()
+        group = 0 if last_use <= self._begun[0] else 1 if last_use > self._begun[-1] else 2
+        return group, last_use
+
+
+Priority: TypeAlias = "Callable[[Entry], Any]"
+"""Returns a key of a copy; the copy with the least one is evicted first."""
+
+
+def reserve_space(
+    folder: Path, own: Path | None, need: int, max_bytes: int, priority: Priority = Entry.last_use
+) -> bool:
     """Evict copies until ``need`` bytes are free, and reserve them; return whether that succeeded.
 
     Downloads in progress in other processes count with their final size.
@@ -172,6 +210,7 @@ def reserve_space(folder: Path, own: Path | None, need: int, max_bytes: int) -> 
         own: the download to reserve space for, which does not count.
         need: its final size, in bytes.
         max_bytes: the maximum total size of all copies.
+        priority: the order of eviction; by default, the least recently used copy is evicted first.
     """
     if need > max_bytes:
         return False
@@ -179,7 +218,7 @@ def reserve_space(folder: Path, own: Path | None, need: int, max_bytes: int) -> 
         _remove_abandoned(folder, own)
         used = used_bytes(folder, own)
         if used + need > max_bytes:
-            for entry in by_last_use(folder):
+            for entry in sorted(entries(folder), key=priority):
                 used -= evict(entry)
                 if used + need <= max_bytes:
                     break
@@ -189,10 +228,10 @@ def reserve_space(folder: Path, own: Path | None, need: int, max_bytes: int) -> 
         return is_reserved
 
 
-def evict_oldest(folder: Path) -> bool:
-    """Evict the least recently used copy that is not in use; return whether there was one."""
+def evict_one(folder: Path, priority: Priority = Entry.last_use) -> bool:
+    """Evict a copy that is not in use; return whether there was one."""
     with lock_file(folder / FOLDER_LOCK, keep_file=True):
-        return any(evict(entry) for entry in by_last_use(folder))
+        return any(evict(entry) for entry in sorted(entries(folder), key=priority))
 
 
 def evict(entry: Entry) -> int:

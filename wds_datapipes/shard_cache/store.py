@@ -27,7 +27,16 @@ from wds_datapipes.errors import (
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.remote.remote_file import file_facts
-from wds_datapipes.shard_cache.entry import CopyFacts, Entry, digest_of, evict, evict_oldest, reserve_space, stamp
+from wds_datapipes.shard_cache.entry import (
+    CopyFacts,
+    Entry,
+    Priority,
+    digest_of,
+    evict,
+    evict_one,
+    reserve_space,
+    stamp,
+)
 from wds_datapipes.tar.scanner import ShardScan
 from wds_datapipes.user_warnings import warn_user
 
@@ -44,6 +53,7 @@ class CacheFolder:
         folder: the folder, which is created if needed.
         max_bytes: the maximum total size of all copies; None for no limit but the disk.
         verbose: log each download as a warning, which is shown even if logging is not configured.
+        priority: the order of eviction; by default, the least recently used copy is evicted first.
 
     Raises:
         CacheError: the folder cannot be created.
@@ -55,20 +65,22 @@ class CacheFolder:
         max_bytes: int | None = None,
         *,
         verbose: bool = False,
+        priority: Priority = Entry.last_use,
     ) -> None:
         self.path = Path(folder)
-        self.verbose = verbose
+        self.verbose, self.priority = verbose, priority
         self.max_bytes = max_bytes
         self._warned = False
 
-    def warn_cache_full(self, name: str) -> None:
-        """Warn once that shards are read from their source because the cache is full."""
+    def warn_cache_full(self, request: DownloadRequest) -> None:
+        """Count a miss, and warn once that shards are read from their source because the cache is full."""
+        request.count("cache_misses")
         if not self._warned:
             self._warned = True
             warn_user(
-                f"The cache {self.path} has no space for {name}: it is limited to {self.max_bytes} bytes, and copies "
-                f"in use cannot be evicted. This shard, and others that do not fit, are read from their source. Pass a "
-                f"larger max_bytes"
+                f"The cache {self.path} has no space for {request.name}: it is limited to {self.max_bytes} bytes, and "
+                "copies in use cannot be evicted. This shard, and others that do not fit, are read from their source. "
+                "Pass a larger max_bytes"
             )
 
     def open(
@@ -90,14 +102,16 @@ class CacheFolder:
         entry = self.entry(request.url)
         try:
             if (copy := self._open_pinned(entry, request)) is not None:
-                return copy
+                return request.count("cache_hits", copy)
             self.path.mkdir(parents=True, exist_ok=True)
             with lock_file(entry.lock, wait=wait) as descriptor:
                 if descriptor is None:
                     return None
                 # Another process may have downloaded it meanwhile.
                 copy = self._open_pinned(entry, request, is_locked=True)
-                return self._fetch(entry, request, should_continue) if copy is None else copy
+                if copy is not None:
+                    return request.count("cache_hits", copy)
+                return request.count("cache_misses", self._fetch(entry, request, should_continue))
         except ShardError:
             raise
         except OSError as error:
@@ -124,13 +138,12 @@ class CacheFolder:
     def _fetch(self, entry: Entry, request: DownloadRequest, should_continue: Callable[[], bool]) -> BinaryIO:
         LOGGER.debug("Downloading %s to %s", request.name, entry.path)
         begin = time.monotonic()
-        if (counters := request.options.get("counters")) is not None:
-            counters.count("cached_shards/downloaded")
+        limit = self.max_bytes, self.priority
         try:
-            copy = fetch_copy(self.path, entry, request, self.max_bytes, should_continue)
+            copy = fetch_copy(self.path, entry, request, limit, should_continue)
         except (CorruptShardError, TruncatedShardError) as error:
             LOGGER.warning("%s. Trying again", error)
-            copy = fetch_copy(self.path, entry, request, self.max_bytes, should_continue, is_last=True)
+            copy = fetch_copy(self.path, entry, request, limit, should_continue, is_last=True)
         LOGGER.log(
             logging.WARNING if self.verbose else logging.INFO,
             "Downloaded %s: %d bytes in %.1f s, to %s",
@@ -218,12 +231,20 @@ class DownloadRequest:
         url: the shard.
         size: its size in bytes, if known.
         sha256: its digest, if known.
-        options: the options to open it with.
+        options: the options to open it with; its ``counters`` count hits and misses.
     """
 
     def __init__(self, url: str, size: int | None, sha256: str | None, options: Mapping[str, Any]) -> None:
         self.url, self.size, self.sha256, self.options = url, size, sha256, options
         self.name = redact(url)
+
+    def count(self, figure: str, copy: BinaryIO | None = None) -> BinaryIO | None:
+        """Count one of ``"cache_hits"`` or ``"cache_misses"``, and the bytes of the copy, which is returned."""
+        counters = self.options.get("counters")
+        if counters is not None:
+            counters.count(figure)
+            counters.count(f"{figure}_bytes", 0 if copy is None else os.fstat(copy.fileno()).st_size)
+        return copy
 
     def find_size(self) -> int | None:
         """Return the known size, or the one that the store reports.
@@ -241,7 +262,7 @@ def fetch_copy(
     folder: Path,
     entry: Entry,
     request: DownloadRequest,
-    max_bytes: int | None,
+    limit: tuple[int | None, Priority],
     should_continue: Callable[[], bool],
     *,
     is_last: bool = False,
@@ -265,7 +286,7 @@ def fetch_copy(
         raise _unwritable(entry.part, error) from error
     try:
         fcntl.flock(copy, fcntl.LOCK_SH)  # the pin, held until the file is closed
-        reservation = _Reservation(folder, entry.part, max_bytes)
+        reservation = _Reservation(folder, entry.part, *limit)
         reservation.extend(size or 0)
         digest = _copy_source(request, copy, reservation, size, should_continue)
         if size is None and not is_last:
@@ -281,15 +302,15 @@ def fetch_copy(
 class _Reservation:
     """The disk space reserved for one download, which grows if the size is unknown."""
 
-    def __init__(self, folder: Path, part: Path, max_bytes: int | None) -> None:
-        self._folder, self._part, self._max_bytes = folder, part, max_bytes
+    def __init__(self, folder: Path, part: Path, max_bytes: int | None, priority: Priority) -> None:
+        self._folder, self._part, self._max_bytes, self._priority = folder, part, max_bytes, priority
         self._reserved = 0
         self.written = 0
 
     def extend(self, need: int) -> None:
         if self._max_bytes is None or need <= self._reserved:
             return
-        if not reserve_space(self._folder, self._part, need, self._max_bytes):
+        if not reserve_space(self._folder, self._part, need, self._max_bytes, self._priority):
             raise CacheFullError
         self._reserved = need
 
@@ -301,7 +322,7 @@ class _Reservation:
             try:
                 count = copy.write(data)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not evict_oldest(self._folder):
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not evict_one(self._folder, self._priority):
                     raise _unwritable(self._part, error) from error
                 continue
             data = data[count:]

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import DirectoryShards, ShardList, StatefulShards
+from wds_datapipes import DirectoryShards, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import CorruptShardError
 from wds_datapipes.index import IndexOptions, Manifest, build_indexes, write_manifest
 from wds_datapipes.testing import build_shard
@@ -88,6 +89,8 @@ def test_copies_are_verified_by_a_manifest(pattern: str, tmp_path: Path, asked: 
     build_shard(tmp_path / "2.tar", [{"__key__": f"2-{n}", "cls": "x"} for n in range(6)])
     with pytest.raises(CorruptShardError, match=r"2\.tar was downloaded, but its SHA-256 is"):
         list(pipeline(pattern, tmp_path / "more", manifest=manifest))
+    with pytest.raises(ValueError, match=r"The largest shard of the manifest has \d+ bytes, and the cache is limited"):
+        pipeline(pattern, tmp_path / "copies", manifest=manifest, max_bytes=1000)
     bad = pipeline(pattern, tmp_path / "copies", manifest=manifest)
     assert sorted(bad) == KEYS  # the copies already exist
 
@@ -102,3 +105,21 @@ def test_a_shard_of_a_directory_is_read_before_it_is_deleted(tmp_path: Path) -> 
     )
     assert [sample["__key__"] for sample in shards.load_wds_shards().group_samples()] == ["0", "1", "2"]
     assert list(folder.glob("*.tar")) == []
+
+
+def test_a_report_has_hits_and_misses(pattern: str, tmp_path: Path) -> None:
+    pipe = pipeline(pattern, tmp_path / "copies")
+    with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=2)) as loader:
+        assert sorted(loader) == KEYS
+        first = loader.reading_service.report()
+        assert sorted(loader) == KEYS
+        second = loader.reading_service.report().since(first)
+    size = sum((tmp_path / f"{number}.tar").stat().st_size for number in range(5))
+    found = [{name: each.total.figures[f"cache_{name}"] for name in FIGURES} for each in (first, second)]
+    assert found[0] == {"hits": 0, "misses": 5, "hits_bytes": 0, "misses_bytes": size}
+    assert found[1] == {"hits": 5, "misses": 0, "hits_bytes": size, "misses_bytes": 0}
+    assert second.as_dict()["cache_hit_rate"] == 1
+    assert "; 5 of 5 shards were cached;" in str(second)
+
+
+FIGURES = ("hits", "misses", "hits_bytes", "misses_bytes")

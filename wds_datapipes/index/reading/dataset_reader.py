@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 
+from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, MissingSidecarError, WdsError
 from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.options import AccessOptions
@@ -21,6 +22,7 @@ from wds_datapipes.index.reading.sample_reader import SampleReader
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.call_threads import CallThreads
 from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.shard_cache.entry import Entry, Priority
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
 from wds_datapipes.types import Sample
 
@@ -50,6 +52,8 @@ class DatasetReader:
         access: where the indexes are, and how shards are opened.
         fields: the fields to read; by default all.
         names: the value of the field ``__dataset__`` for each shard, if its samples have one.
+        priority: the order in which copies are evicted.
+        counters: the counters of the pipeline.
 
     Examples:
         >>> from wds_datapipes.index import build_indexes
@@ -69,12 +73,17 @@ class DatasetReader:
         *,
         fields: Collection[str] | None = None,
         names: Sequence[str] | None = None,
+        priority: Priority = Entry.last_use,
+        counters: Counters | None = None,
     ) -> None:
         self._urls, self._sizes, self._access = urls, sizes, access
+        self._counters = counters or Counters()
         self._fields, self._names = fields, names
         self._is_local = all(local_path(url) is not None for url in urls)
         self._readers = OrderedDict[int, Future[SampleReader]]()  # the one that was used last is at the end
-        self._cache = None if access.cache_dir is None else CacheFolder(access.cache_dir, access.cache_bytes)
+        self._cache = (
+            None if access.cache_dir is None else CacheFolder(access.cache_dir, access.cache_bytes, priority=priority)
+        )
         self._is_closed = False
         self._threads = CallThreads(THREADS, "wds-read-ahead")
 
@@ -258,16 +267,17 @@ class DatasetReader:
             copy=copy,
             copy_path=copy_path,
             extra={} if self._names is None else {"__dataset__": self._names[shard]},
+            counters=self._counters,
         )
 
     def _open_copy(self, cache: CacheFolder, url: str, facts: ShardFacts) -> BinaryIO | None:
         """Return the copy of a shard, which is downloaded if needed; None if there is no space for it."""
-        options = {"storage_options": self._access.storage_options}
+        options = {"storage_options": self._access.storage_options, "counters": self._counters}
         request = DownloadRequest(url, facts.bytes, facts.sha256, options)
         try:
             return cache.open(request, should_continue=lambda: not self._is_closed)
         except CacheFullError:
-            cache.warn_cache_full(request.name)
+            cache.warn_cache_full(request)
             return None
 
 

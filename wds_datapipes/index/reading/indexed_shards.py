@@ -8,10 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from itertools import chain, tee
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from wds_datapipes.counters import Counters
 from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, MisalignedShardsError
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.file_format import index_urls
@@ -24,6 +26,7 @@ from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, note
 from wds_datapipes.samples.fields import Lacking, describe_sample
+from wds_datapipes.shard_cache.entry import Passes
 from wds_datapipes.types import Sample
 
 
@@ -74,6 +77,7 @@ class IndexedShards:
         self._all_sizes = self.sizes = np.array([size for _, size in every], np.int64)
         self._starts = np.cumsum(self._all_sizes) - self._all_sizes
         self._readers: tuple[int, list[DatasetReader]] | None = None
+        self._passes = Passes()
         if not self._all_sizes.any():
             raise EmptySourceError(f"There are no samples in {len(every)} shards. Check the pattern of the shards")
         index_urls({*self.urls, *chain(*(other.urls for other in join))}, access.index_dir)
@@ -177,13 +181,18 @@ class IndexedShards:
         return {**vars(self), "_readers": None}
 
     @contextmanager
-    def open(self) -> Iterator[list[DatasetReader]]:
-        """Open readers of all shards, and of those that are joined."""
+    def open(self, counters: Counters) -> Iterator[list[DatasetReader]]:
+        """Open readers of all shards, and of those that are joined, for an epoch."""
+        if self._access.cache_dir is not None:
+            self._passes.begin(Path(self._access.cache_dir))
+        options = {"priority": self._passes.priority, "counters": counters}
         with ExitStack() as stack:
-            yield [stack.enter_context(each._open()) for each in (self, *self._others)]
+            yield [stack.enter_context(each._open(**options)) for each in (self, *self._others)]
 
-    def _open(self) -> DatasetReader:
-        return DatasetReader(self.urls, self._all_sizes, self._access, fields=self._fields, names=self._names)
+    def _open(self, **options: Any) -> DatasetReader:
+        return DatasetReader(
+            self.urls, self._all_sizes, self._access, fields=self._fields, names=self._names, **options
+        )
 
     def stream(self, readers: Sequence[DatasetReader], chunks: Iterable[Chunk]) -> Iterator[Item]:
         """Yield samples with the fields of all joined datasets, and an error in the place of each that is unreadable.

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
 
+from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError, WdsError
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.read_plan import GAP_BYTES, ReadPlan, heads_of, plan_reading
@@ -71,7 +72,9 @@ class ShardRanges:
         *,
         copy: BinaryIO | None = None,
         copy_path: str | None = None,
+        counters: Counters | None = None,
     ) -> None:
+        self._counters = counters
         self.path = local_path(url) if copy is None else copy_path
         self._url, self._name, self._storage_options = url, redact(url), storage_options
         self._index = index
@@ -152,7 +155,7 @@ class ShardRanges:
                     self._streams.discard(stream)
 
     def _open(self) -> RemoteFile:
-        file = open_parts(self._url, storage_options=self._storage_options, pause=self._pause)
+        file = open_parts(self._url, storage_options=self._storage_options, pause=self._pause, counters=self._counters)
         if file is None:
             raise ShardOpenError(f"{self._name} can only be read sequentially")
         try:
@@ -230,6 +233,7 @@ class SampleReader:
         copy: an open local copy of the shard, which is read instead, and closed.
         copy_path: its path.
         extra: further fields of each sample.
+        counters: count the bytes that are read from a store.
 
     Examples:
         >>> from wds_datapipes.index.build import build_index
@@ -249,10 +253,11 @@ class SampleReader:
         copy: BinaryIO | None = None,
         copy_path: str | None = None,
         extra: Mapping[str, str] = MappingProxyType({}),
+        counters: Counters | None = None,
     ) -> None:
         self.url, self.index, self._name = url, index, redact(url)
         self._limits, self._extra = limits, extra
-        self._ranges = ShardRanges(url, index, storage_options, copy=copy, copy_path=copy_path)
+        self._ranges = ShardRanges(url, index, storage_options, copy=copy, copy_path=copy_path, counters=counters)
 
     def read(self, number: int, fields: Collection[str] | None = None) -> Sample:
         """Return a sample, with its fields as bytes. The shard does not stay open.

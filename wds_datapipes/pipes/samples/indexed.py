@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
@@ -109,7 +110,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         IndexError: ``select`` has the number of a sample that does not exist.
         MisalignedShardsError: samples have no counterpart in a joined dataset, and ``missing`` is ``"raise"``.
         DuplicateKeyError: two samples of a joined dataset have the same key, or two datasets the same field.
-        ValueError: an argument is invalid; or the ranks cannot share a batch evenly.
+        ValueError: an argument is invalid; the ranks cannot share a batch evenly; or ``cache_bytes`` is less than the
+            shards take that are read at a time: a window, or for ``"global"`` all of a lane.
         SidecarError: an index is missing, stale or damaged, or its shard is compressed.
         ShardError: a shard cannot be read.
         ChangedShardError: a shard has changed since it was indexed.
@@ -175,8 +177,9 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         for sizes in others:
             if not any(size for _, size in sizes):
                 raise EmptySourceError(f"A dataset of join= has no samples in {len(sizes)} shards. Check its pattern")
+        window = {"window": epoch.window_shards, "global": sys.maxsize if select is None else 1}.get(order, 1)
         self._shards = IndexedShards(
-            {name: shard_sizes(dataset, access) for name, dataset in datasets.items()},
+            {name: shard_sizes(dataset, access, window=window, lanes=lanes) for name, dataset in datasets.items()},
             select=select,
             join=[IndexedShards({"": sizes}, fields=fields, access=access) for sizes in others],
             missing=missing,
@@ -226,7 +229,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         marks = self.remainder == "pad" or (substitutes and not policy.always_raises)
         chunks = chain([np.array(again, np.int64)], self._share(self._rest).positions(self._done))
         left = len(again)
-        with self._shards.open() as readers:
+        with self._shards.open(self.counters) as readers:
             samples = self._shards.read_epoch(readers, order, chunks, policy=policy, substitutes=substitutes)
             for sample, self._position, is_substitute in samples:
                 left -= 1

@@ -15,6 +15,7 @@ from wds_datapipes.pipes.stage import EngineStage, register_stage
 if TYPE_CHECKING:
     from wds_datapipes.index.manifest import Manifest
     from wds_datapipes.shard_cache.cached_shards import KnownShards
+    from wds_datapipes.shard_cache.entry import Passes
 
 
 #: The environment variable of webdataset that logs each download.
@@ -32,7 +33,8 @@ class ShardCacher(EngineStage[str]):
     Any number of processes may share a folder: workers, ranks, other runs, and other hosts if the file system has locks
     between hosts. One process downloads a shard while others wait for it. A copy appears under its name when it is
     complete and synced. Copies that are being read are never evicted; of the others, the least recently used one is
-    evicted first. A copy that was modified is downloaded again.
+    evicted first. If the list is shuffled by ``.shuffle(lanes=)``, which keeps shards on their host, copies that were
+    used in this epoch are evicted before those that it still needs. A copy that was modified is downloaded again.
 
     All shards except standard input are copied, local files too, since the folder may be on a faster disk.
 
@@ -51,6 +53,7 @@ class ShardCacher(EngineStage[str]):
         manifest: the manifest of the dataset, its path or URL. Downloads must match its sizes and digests.
 
     Raises:
+        ValueError: ``max_bytes`` is less than the size of a shard in the manifest.
         CacheError: the folder cannot be written, or the disk is full and no copy can be evicted.
         TruncatedShardError: a download was incomplete twice.
         CorruptShardError: a download did not match the digest in the manifest twice.
@@ -83,13 +86,25 @@ class ShardCacher(EngineStage[str]):
         self.max_bytes = max_bytes
         self.prefetch = prefetch
         self._known = _known_shards(manifest)
+        self._passes: Passes | None = None
+        largest = max((size or 0 for size, _ in self._known.values()), default=0)
+        if max_bytes is not None and largest > max_bytes:
+            raise ValueError(
+                f"The largest shard of the manifest has {largest} bytes, and the cache is limited to "
+                f"max_bytes={max_bytes}. Choose at least that for each worker of the host, or write smaller shards"
+            )
 
     def __iter__(self) -> Iterator[str]:
         from wds_datapipes.shard_cache.cached_shards import cache_wds_shards
+        from wds_datapipes.shard_cache.entry import Passes
         from wds_datapipes.shard_cache.store import CacheFolder
 
         verbose = os.environ.get(VERBOSE, "0") not in ("", "0")
         folder = CacheFolder(self.cache_dir, self.max_bytes, verbose=verbose)
+        if any(declared(stage).lanes > 1 for stage in upstream(self.source)):
+            self._passes = self._passes or Passes()
+            self._passes.begin(folder.path)
+            folder.priority = self._passes.priority
         # Requesting the next shard from DirectoryShards marks the last one as read, which may delete it.
         prefetch = 0 if any(declared(stage).claims_shards for stage in upstream(self.source)) else self.prefetch
         yield from cache_wds_shards(self.source, folder, prefetch=prefetch, known=self._known)

@@ -9,13 +9,14 @@ from random import Random
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe, Shuffler
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import redact
 from wds_datapipes.pipes.foreign_stages import TORCH_BUFFER_SIZE, declared
-from wds_datapipes.pipes.inspection import sources_of, upstream
+from wds_datapipes.pipes.inspection import name_of, sources_of, upstream
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shards.patterns import Rewrite, expand_urls
@@ -35,22 +36,43 @@ class ShufflerIterDataPipe(Shuffler[T_co]):
 
     Args:
         datapipe: yields URLs of shards.
+
+    Attributes:
+        lanes: the number of lanes. Lane i consists of every ``lanes``-th item from item i, and is shuffled by itself.
     """
 
     _is_child_datapipe = False  # see `Stage`
+    lanes = 1
 
     def __iter__(self) -> Iterator[T_co]:
         if not self._enabled:
             yield from self.datapipe
             return
         held: list[Any] = list(declared(self.datapipe).known_list() or self.datapipe)
-        if len(held) > TORCH_BUFFER_SIZE:
+        if len(held) > TORCH_BUFFER_SIZE or self.lanes > 1:
             # NumPy guarantees the numbers of this generator, and draws a million in the time of 10,000 below.
-            for number in np.random.RandomState(self._rng.getrandbits(32)).permutation(len(held)).tolist():
+            draw = np.random.RandomState(self._rng.getrandbits(32))
+            order = draw.permutation(len(held)) if self.lanes == 1 else _permute_lanes(len(held), self.lanes, draw)
+            for number in order.tolist():
                 yield held[number]
             return
         while held:
             yield held.pop(self._rng.randint(0, len(held) - 1))
+
+    def __getstate__(self) -> Any:
+        return super().__getstate__(), self.lanes  # type: ignore[no-untyped-call]  # torch's
+
+    def __setstate__(self, state: Any) -> None:
+        own, self.lanes = state
+        super().__setstate__(own)  # type: ignore[no-untyped-call]  # torch's
+
+
+def _permute_lanes(count: int, lanes: int, draw: np.random.RandomState) -> npt.NDArray[np.int64]:
+    """Return a permutation that moves numbers only by multiples of ``lanes``."""
+    keys = draw.random_sample((-(-count // lanes), lanes))
+    keys.ravel()[count:] = 1  # more than all others
+    order: npt.NDArray[np.int64] = keys.argsort(axis=0, kind="stable") * lanes + np.arange(lanes)
+    return order.ravel()[:count]
 
 
 class ListingStage(EngineStage[T_co]):
@@ -58,18 +80,38 @@ class ListingStage(EngineStage[T_co]):
 
     lists_shards = True
 
-    def shuffle(self, buffer_size: int | None = None, *, unbatch_level: int = 0) -> Shuffler[T_co]:
+    def shuffle(self, buffer_size: int | None = None, *, lanes: int = 1, unbatch_level: int = 0) -> Shuffler[T_co]:
         """Shuffle the whole list, however long it is.
 
         Args:
             buffer_size: the number of shards to choose from, as for torch's ``.shuffle()``; by default, all.
+            lanes: move shards only by multiples of this number of places, in each epoch. So ``.sharding_filter()``
+                gives a shard to the same rank in all epochs, and a copy in the cache of its host is used again, if the
+                number of ranks divides that of lanes. Choose a number with many divisors, at least as large as the
+                number of ranks will ever be, such as 64, 512 or 4,096; each lane needs several shards to be shuffled.
             unbatch_level: as for torch's ``.shuffle()``.
 
         Raises:
-            ValueError: ``buffer_size`` is not positive.
+            ValueError: ``buffer_size`` or ``lanes`` is not positive, both are given, or there are fewer shards than
+                lanes, or not the same ones in each epoch.
+
+        Examples:
+            >>> urls = list(ShardList("{0..8}.tar").shuffle(lanes=3))
+            >>> [int(url[0]) % 3 for url in urls]
+            [0, 1, 2, 0, 1, 2, 0, 1, 2]
         """
+        lanes = check_integer("lanes", lanes, 1)
+        if lanes > 1 and (buffer_size is not None or lanes > len(self.known_list())):
+            raise ValueError(
+                f"shuffle(lanes={lanes}) divides a whole list that is the same in each epoch, and {name_of(self)} has "
+                f"{len(self.known_list())} such shards, with buffer_size={buffer_size}. Choose fewer lanes, and no "
+                "buffer_size"
+            )
         if buffer_size is None:
-            return ShufflerIterDataPipe(self, unbatch_level=unbatch_level)
+            shuffler = ShufflerIterDataPipe(self, unbatch_level=unbatch_level)
+            if lanes > 1:
+                shuffler.lanes = lanes
+            return shuffler
         buffer_size = check_integer("buffer_size", buffer_size, 1)
         return Shuffler(self, buffer_size=buffer_size, unbatch_level=unbatch_level)
 
