@@ -279,7 +279,7 @@ def test_a_batch_is_compared_with_the_part_of_a_rank(manifest: Manifest) -> None
             IndexedSamples,
             {"lanes": 64, "global_batch_size": 64, "remainder": "pad"},
             ValueError,
-            "has 50 samples in an epoch, and 64 lanes, each of which needs one. Choose at most 50 lanes",
+            "An epoch has 50 samples, and 64 lanes, each of which needs one. Choose at most 50 lanes",
         ),
         (IndexedSamples, {"order": "random"}, ValueError, 'order must be "global", "window" or "sequential", not'),
         (IndexedSamples, {"remainder": "fill"}, ValueError, 'remainder must be "drop", "pad" or "keep", not \'fill\''),

@@ -20,7 +20,7 @@ def lane_starts(count: int, lanes: int, *, passes: int = 0) -> Numbers:
     return starts
 
 
-def check_lanes(lanes: int, batch: int, count: int) -> None:
+def check_lanes(lanes: int, batch: int | None, count: int) -> None:
     """Check that a dataset can have some lanes.
 
     Args:
@@ -31,7 +31,7 @@ def check_lanes(lanes: int, batch: int, count: int) -> None:
     Raises:
         ValueError: a batch cannot have equally many samples of each, or a lane would have none.
     """
-    if lanes > 1 and batch % lanes:
+    if lanes > 1 and (batch or 1) % lanes:
         raise ValueError(
             f"An epoch has {lanes} lanes, of which each global batch has equally many samples, and "
             f"global_batch_size={batch}. Choose a multiple of {lanes}, or lanes that divide it"

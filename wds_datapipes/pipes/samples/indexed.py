@@ -198,7 +198,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 )
         used = zip(counts.values(), self.weights or [1] * len(parts), strict=True)
         self._count = epoch.samples or sum(count for count, weight in used if weight)
-        check_lanes(lanes, global_batch_size or 1, self._count)
+        check_lanes(lanes, global_batch_size, self._count)
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""
