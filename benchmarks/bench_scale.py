@@ -9,6 +9,8 @@ before there were lanes; the last one is the goal. `bench_merged_state.py` has t
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import time
 from collections import OrderedDict
@@ -24,19 +26,23 @@ from memory import in_use, peak, reset_peak
 from rich.console import Console
 from rich.table import Table
 
-from wds_datapipes import ShardList
+from wds_datapipes import ShardList, register_opener
+from wds_datapipes.counters import Counters
 from wds_datapipes.index import Manifest, read_manifest, write_manifest
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.index.order.batch_share import BatchShare
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
+from wds_datapipes.io.openers import open_url
 from wds_datapipes.pipes.state.shard_order import guard_listings
 
 HOSTS, RANKS, WORKERS, BATCH = 64, 512, 8, 32_768
 SHARDS, SAMPLES, MANY = 20_000, 5000, 10**6
 #: How many shards a worker keeps open, and the size of an index in bytes.
 OPEN_SHARDS, INDEX_BYTES = 64, 491_000
+#: The size of an archive without members.
+EMPTY_BYTES = 1024
 #: The number of global batches that are sorted by length together, and how many windows are timed.
 BUCKET_WINDOW, WINDOWS = 50, 40
 
@@ -168,6 +174,32 @@ def rows_of_orders(shards: int) -> Iterator[Row]:
         yield Row("  shards of epoch 2 that epoch 1 has read", "", f"{hits:.0%}", "at least 95 %")
 
 
+def hits_of_cache(shards: int, lanes: int, part: float) -> list[float]:
+    """Return which part of the shards of the second host, in three epochs, are in its cache, which holds a part."""
+    register_opener("empty", lambda _, /, **_options: io.BytesIO(bytes(EMPTY_BYTES)))
+    most = math.ceil(shards / HOSTS * part) * EMPTY_BYTES
+    found = []
+    with TemporaryDirectory() as folder:
+        order: Any = ShardList(f"empty:{{0..{shards - 1}}}.tar").shuffle(lanes=lanes)
+        pipe = order.sharding_filter().cache_wds_shards(folder, max_bytes=most, prefetch=0)
+        pipe.source.apply_sharding(HOSTS, 1)
+        for epoch in range(3):
+            order.set_seed(epoch)
+            counters = Counters()
+            for url in pipe:
+                open_url(url, counters=counters).close()
+            figures = counters.figures()
+            found.append(figures["cache_hits"] / (figures["cache_hits"] + figures["cache_misses"]))
+    return found
+
+
+def rows_of_caches(shards: int) -> Iterator[Row]:
+    for lanes, part, before, goal in ((1, 1, "0, 1.5, 3.0 %", ""), (512, 1, "", "95 %"), (512, 0.5, "", "47.5 %")):
+        named = f"hits of .cache_wds_shards(), {lanes:,} lane{'s' if lanes > 1 else ''}, disks of {part:.0%}"
+        hits = [f"{100 * each:.1f}" for each in in_child(hits_of_cache, shards, lanes, part)]
+        yield Row(named, before, f"{', '.join(hits)} %", goal)
+
+
 def rows_of_lengths(shards: int) -> Iterator[Row]:
     for lanes, before in ((1, "1,200 to 1,500"), (512, ""), (4096, "")):
         spent, longest = in_child(Run(shards, "window", lanes).sort_by_length)
@@ -194,7 +226,7 @@ def main() -> None:
     table = Table(title=f"{RANKS} ranks x {WORKERS} workers, {shards:,} shards", title_justify="left")
     for number, heading in enumerate(Row._fields):
         table.add_column(heading, justify="right" if number else "left")
-    for rows in (rows_of_orders(shards), rows_of_lengths(shards), rows_of_lists(many)):
+    for rows in (rows_of_orders(shards), rows_of_caches(shards), rows_of_lengths(shards), rows_of_lists(many)):
         for row in rows:
             table.add_row(*row)
     Console(width=110).print(table)
