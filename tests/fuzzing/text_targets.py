@@ -60,11 +60,12 @@ def headers(data: bytes) -> None:
     if waits is not None and not (waits >= 0 and math.isfinite(waits)):
         raise Finding(f"a server asks to wait for {waits} s")
     status_of(Refused(text))
+    remote = RemotePath("http://h/x")
     for status, answered in (
         (206, {"Content-Range": first, "Content-Length": second, "ETag": second}),
         (200, {"Content-Length": first, "Content-Encoding": second}),
     ):
-        origin = http.HttpStore(RemotePath("http://h/x"))
+        origin = http.HttpStore(remote, lambda: (remote.filesystem, remote.path))
         # The method would contact a server.
         answer = patch.object(http.HttpClient, "_request", return_value=Response(status, answered))
         with answer, contextlib.suppress(http.UnexpectedResponseError):

@@ -63,8 +63,10 @@ class ShufflerIterDataPipe(Shuffler[T_co]):
         return super().__getstate__(), self.lanes  # type: ignore[no-untyped-call]  # torch's
 
     def __setstate__(self, state: Any) -> None:
-        own, self.lanes = state
+        own, lanes = state
         super().__setstate__(own)  # type: ignore[no-untyped-call]  # torch's
+        if lanes > 1:  # states describe what is in an attribute
+            self.lanes = lanes
 
 
 def _permute_lanes(count: int, lanes: int, draw: np.random.RandomState) -> npt.NDArray[np.int64]:
