@@ -15,10 +15,10 @@ forked after the imports and killed with its workers after the measurement. Cont
 after a warm-up of a third of a second. The time to the first item includes building the loader. Memory is the increase
 of all processes together (PSS, which counts shared memory once) when prefetching has reached its limit.
 
-Results relative to WebLoader with one and two workers, on two idle cores: SMALL 22 and 20, IMG 12.6 and 8.9, ARRAY 40
-and 26, BATCHES 3.0 and 5.3, where copying in memory is the limit. The main process takes 2.7 µs per sample of SMALL,
-where WebLoader's takes 80, and 2 to 3 µs per sample of BATCHES, where WebLoader's takes 32. The first item takes as
-long as with DataLoader.
+Results relative to WebLoader with one and two workers, on two idle cores: SMALL 53 and 35, IMG 6.9 and 7.8, ARRAY 18
+and 26, BATCHES 4.4 and 4.4, where copying in memory is the limit. The main process takes 1.7 µs per sample of SMALL,
+where WebLoader's takes 81 to 94, and 2 to 3 µs per sample of BATCHES, where WebLoader's takes 34. The first item takes
+as long as with DataLoader.
 """
 
 from __future__ import annotations
