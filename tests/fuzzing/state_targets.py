@@ -125,7 +125,7 @@ def packed(data: bytes) -> str:
 
 def positions() -> list[bytes]:
     tables = [[[n // 9, 512 * n, 512 * n + 1024] for n in range(40)], [[0, n, -1, n % 3, 7] for n in range(300)]]
-    return [zlib.decompress(base64.b64decode(pack_rows(table)), -15) for table in tables]
+    return [zlib.decompress(base64.b64decode(str(pack_rows(table))), -15) for table in tables]
 
 
 def unpack(data: bytes) -> None:

@@ -203,6 +203,7 @@ def head(*numbers: int, more: bytes = bytes(500)) -> str:
 
 
 #: Texts that are no packed positions.
+PACKED: tuple[str, ...]
 PACKED = ("", "%", "AAAA", head(0, 3, 1), head(-1, 3, 1), head(1 << 62, 3, 1), head(20, 2, 1), head(20, 1 << 40, 1))
 PACKED += (head(20, 3, 512), head(20, 4, 1, more=b"\xff" * 2000), packed(b"\x01"), "gzip"[:3])
 

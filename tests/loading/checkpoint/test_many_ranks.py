@@ -29,7 +29,10 @@ def merged() -> dict[str, str]:
     rows = [[number * 7 % 3, 10_240 * number, 10_240 * (number + 1)] for number in range(0, 3 * BUFFER, 3)]
     waiting = pack_rows(sorted(rows, key=lambda row: row[1] * 7919 % 10_007))
     listed = [[3 * PARTS, "0123456789abcdef" * 2, "train-12287.tar"]]
-    states = [{"next": [3, 512, "003-0001"], "listed": listed}, {"waiting": waiting, "draws": 2000, "room": BUFFER}]
+    states: list[dict[str, Any]] = [
+        {"next": [3, 512, "003-0001"], "listed": listed},
+        {"waiting": waiting, "draws": 2000, "room": BUFFER},
+    ]
     facts: dict[str, Any] = {"seed": 1, "epoch": 0, "first": 1, "next": 2, "ranks": RANKS, "distributed": True}
     facts |= {"stages": descriptions(pipeline()), "workers": WORKERS, "parts": [WorkerState.of(states)] * WORKERS}
     return merge_states([state_of([Checkpoint(rank=rank, **facts)]) for rank in range(RANKS)])
