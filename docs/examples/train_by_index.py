@@ -23,7 +23,8 @@ from wds_datapipes import IndexedSamples, ShardReadingService
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 
-#: Parts of the dataset, each of which one rank reads in all epochs: at least as many as there will ever be ranks.
+#: The dataset is divided into this many parts, and each rank reads the same parts in every epoch. Use at least as many
+#: as the largest number of ranks you expect.
 LANES = 16
 
 

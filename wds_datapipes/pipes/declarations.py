@@ -75,7 +75,7 @@ class Declarations:
         open_shards: the number of shards that it keeps open.
         lists_shards: whether it is a source of shards, whose own ``.shuffle()`` shuffles the whole list.
         is_default_shuffle: whether it is torch's ``.shuffle()``, with its default buffer.
-        lanes: the number of lanes: parts of its items, of which each rank gets the same ones in every epoch.
+        lanes: the number of parts of its items; each rank gets the same parts in every epoch.
         claims_shards: whether it gives each shard to one process, and counts it as read when the next is requested.
         repeats_shards: whether a shard may occur more than once in an epoch.
         restarts_once: whether it restarts its source exactly once in each epoch.

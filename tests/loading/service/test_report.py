@@ -385,7 +385,7 @@ def test_a_function_hears_from_a_loop_that_waits(tmp_path: Path, caplog: pytest.
     def hear(report: dict[str, Any]) -> None:
         if (report["slowest_worker"], report["slowest_shard"]) == ("Worker 1", names[3]) and report["waited_share"] > 0:
             if not heard:
-                (tmp_path / "gate").write_text("go on")
+                (tmp_path / "gate").write_text("continue")
             heard.append(report)
             raise LookupError("no such board")
 

@@ -1,4 +1,4 @@
-"""Lanes: equal parts of a dataset, of which each global batch has equally many samples."""
+"""Lanes: equal parts of a dataset that contribute the same number of samples to each global batch."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ def check_lanes(lanes: int, batch: int | None, count: int) -> None:
         count: the number of samples in an epoch.
 
     Raises:
-        ValueError: a batch cannot have equally many samples of each, or a lane would have none.
+        ValueError: the number of lanes does not divide that of samples in a batch, or a lane would be empty.
     """
     if lanes > 1 and (batch or 1) % lanes:
         raise ValueError(
-            f"An epoch has {lanes} lanes, of which each global batch has equally many samples, and "
+            f"Each of the {lanes} lanes must contribute the same number of samples to a global batch, but "
             f"global_batch_size={batch}. Choose a multiple of {lanes}, or lanes that divide it"
         )
     if count < lanes:
         raise ValueError(
-            f"An epoch has {count} samples, and {lanes} lanes, each of which needs one. Choose at most {count} lanes"
+            f"lanes={lanes} is too large: an epoch has only {count} samples, and each lane needs at least one. Choose "
+            f"at most {count}"
         )
 
 

@@ -41,7 +41,7 @@ class LaneOrder:
 
     Args:
         order: the other order.
-        lanes: the lanes, of which each batch has equally many samples.
+        lanes: the lanes, which contribute the same number of samples to each batch.
 
     Examples:
         >>> order = LaneOrder(EpochOrder([5, 6], "sequential", seed=0, lanes=2), Lanes(11, batch=4, lanes=2))
@@ -176,7 +176,7 @@ class LengthOrder:
         order: the other order.
         lengths: the length of each sample, in the order of the shards.
         starts: the number of the first sample of each shard.
-        lanes: the lanes, of which each batch has equally many samples.
+        lanes: the lanes, which contribute the same number of samples to each batch.
         window: the number of batches in a window.
         seed: the seed of the epoch; None keeps the batches sorted.
 

@@ -78,10 +78,10 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             at a time, which suits remote shards and disks; ``"sequential"`` keeps the order.
         global_batch_size: the number of samples in a batch of all ranks together; by default, one per rank. Loaders
             compare it with the ``.batch()`` after this stage.
-        lanes: cut the dataset into this many equal parts, the same in every epoch and run. Each global batch has
-            equally many samples of each lane, in the same places, so a rank reads the shards of its own lanes only, if
-            the number of ranks divides that of lanes. Each lane has its own order and windows. Choose a number that
-            divides ``global_batch_size``, and is at least as large as the number of ranks will ever be.
+        lanes: divide the dataset into this many equal parts, the same in every epoch and run. Each global batch has
+            the same number of samples from each lane, in the same places, so a rank reads only the shards of its own
+            lanes if the number of ranks divides the number of lanes. Each lane is shuffled separately. Choose a divisor
+            of ``global_batch_size`` that is at least as large as the largest number of ranks you expect.
         remainder: the samples after the last whole batch: ``"drop"`` them; ``"pad"`` the batch with the first samples
             of the epoch, or of each lane, and mark these by ``__padding__``, which ``.to_tuple()`` keeps only if it is
             named; or ``"keep"`` them, which divides them between the ranks, so that some may lack a batch.
