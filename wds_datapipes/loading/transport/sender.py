@@ -114,9 +114,8 @@ class Sender:
             ) from error
         with self._lock:
             bundle = self._bundle
-            if not (bundle.add_plain(plain) if packed is None else bundle.add(packed)):
+            while not (bundle.add_plain(plain) if packed is None else bundle.add(packed)):
                 self._flush()
-                bundle.add_plain(plain) if packed is None else bundle.add(packed)
             if self.pack_records is not None:
                 self._records.append(record)
             if (
