@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -183,11 +184,11 @@ def rests(whole: list[Answer], saving: list[Answer], cut: tuple[int, int]) -> li
     return [[answer.epochs[epoch][count:], *answer.epochs[epoch + 1 :]] for answer in whole]
 
 
-def check_epochs(case: Case, topology: Topology, ranks: list[list[list[Any]]], what: str) -> None:
-    """Check epochs of all ranks against the model."""
+def check_epochs(case: Case, topology: Topology, ranks: list[list[list[Any]]], what: str, before: int = 0) -> None:
+    """Check epochs of all ranks against the model; rank 0 has read some samples before them."""
     steps, degree = case.steps, known_of(case)
     if degree == "drawn":
-        check_drawn(case, topology, ranks, what)
+        check_drawn(case, topology, ranks, what, before)
         return
     expected = model_epochs(case, topology, len(ranks[0]))
     for epoch in range(len(ranks[0])):
@@ -209,7 +210,7 @@ def check_epochs(case: Case, topology: Topology, ranks: list[list[list[Any]]], w
             check(came <= most, f"epoch {epoch} of {what} has too many of {came - most}")
 
 
-def check_drawn(case: Case, topology: Topology, ranks: list[list[list[Any]]], what: str) -> None:
+def check_drawn(case: Case, topology: Topology, ranks: list[list[list[Any]]], what: str, before: int) -> None:
     """Check epochs whose number of items is known, but not the items."""
     steps, allowed = case.steps, population(case.steps)
     for rank, found in enumerate(ranks):
@@ -224,9 +225,10 @@ def check_drawn(case: Case, topology: Topology, ranks: list[list[list[Any]]], wh
     if steps[-1][0] == "with_epoch" and is_alone and known(source) == "bag" and case.batch is None:
         stream = list(flat(item for items in ranks[0] for item in items))
         size = Counter(flat(one_pass(source, Place(), 0))).total()  # without the rest that batches drop
-        for start in range(0, len(stream), size):
-            came = Counter(stream[start : start + size])
-            check(came <= allowed, f"pass {start // size} of {what} has too many of {came - allowed}")
+        first = -before % size  # where the next pass begins, as epochs end within passes
+        for start, end in pairwise([0, *range(first, len(stream), size), len(stream)]):
+            came = Counter(stream[start:end])
+            check(came <= allowed, f"the pass from item {start} of {what} has too many of {came - allowed}")
 
 
 def check_resharded(
@@ -239,7 +241,13 @@ def check_resharded(
 ) -> None:
     """Check that other ranks and workers together yield the rest, and then a whole epoch."""
     if not splits(case.steps):  # a state of the beginning or the end; all ranks read everything
-        check_epochs(case, topology, [found[1:] for found in ranks], f"the epochs after {topology} resumed")
+        check_epochs(
+            case,
+            topology,
+            [found[1:] for found in ranks],
+            f"the epochs after {topology} resumed",
+            len([*flat(ranks[0][0])]),
+        )
         return
     degree = known_of(case)
     came = real(each for found in ranks for each in flat(found[0]))
@@ -255,7 +263,13 @@ def check_resharded(
     elif degree != "drawn":
         most = population(case.steps)
         check(came <= most, f"what {topology} resumed has too many of {came - most}")
-    check_epochs(case, topology, [found[1:] for found in ranks], f"the epochs after {topology} resumed")
+    check_epochs(
+        case,
+        topology,
+        [found[1:] for found in ranks],
+        f"the epochs after {topology} resumed",
+        len([*flat(ranks[0][0])]),
+    )
 
 
 def drops(case: Case) -> bool:
