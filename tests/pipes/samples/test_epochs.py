@@ -368,6 +368,15 @@ def test_a_stream_whose_items_are_all_dropped_is_an_error(make: Callable[[Any], 
         read2(make(ShardList(urls)), 2, 1)
 
 
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_epoch_of_many_passes_over_split_samples_is_no_error(workers: int, urls: str) -> None:
+    split = samples_of(ShardList(urls)).sharding_filter().with_epoch(500)
+    (epoch,) = read2(split, workers, 1)
+    assert len(epoch) == 500
+    with pytest.raises(EmptySourceError, match="gone through all its shards"):
+        read2(samples_of(ShardList(urls)).sharding_filter().filter(is_none).cycle().batch(2).with_epoch(2), workers, 1)
+
+
 def samples_of(shards: Any) -> Any:
     return shards.load_wds_shards().group_samples()
 

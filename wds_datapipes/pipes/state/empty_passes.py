@@ -80,7 +80,7 @@ class EmptyPassGuard:
 
 
 def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
-    """Return a stage and the later ones that wait for its items in this thread."""
+    """Return a stage and the later ones that wait for its items in this thread, and may drop some."""
     waiting: list[Any] = [stage]
     frame = sys._getframe(2)
     while frame is not None:
@@ -89,7 +89,9 @@ def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
         if isinstance(found, IterDataPipe) and found is not waiting[-1]:
             if all(each is not stage for each in upstream(found)):
                 break  # a function in another pipeline reads this one
-            waiting.append(found)
+            known = declared(found)
+            if not (known.is_transparent or known.is_loaders):  # they drop nothing, and torch may not count them
+                waiting.append(found)
         frame = frame.f_back  # type: ignore[assignment]  # it is None at the end
     return waiting
 
