@@ -76,7 +76,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=512)
     parser.add_argument("--workers", type=int, default=8, help="of each rank")
     parser.add_argument("--buffer", type=int, default=1000, help="of each worker, in samples")
+    parser.add_argument("--quick", action="store_true", help="use 8 ranks, as a smoke test")
     args = parser.parse_args()
+    if args.quick:
+        args.ranks = 8
     ranks, workers, pipe = args.ranks, args.workers, pipeline(args.buffer)
     parts = [make_part(seed, args.buffer) for seed in range(BUFFERS)]
     facts: dict[str, Any] = {"seed": 1, "epoch": 0, "first": 1, "next": 2, "ranks": ranks, "distributed": True}
