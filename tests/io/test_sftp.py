@@ -10,8 +10,10 @@ import os
 import random
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import paramiko  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from sftp_server import PASSWORD, USER, SftpServer
 from wires import Cut, Wire, wire
@@ -92,8 +94,8 @@ def state_at(pipe: Any, cut: int) -> Any:
 def test_a_shard_is_read_whole_and_listed(server: SftpServer) -> None:
     assert read(server.options()) == WANT
     url = f"sftp://{USER}:{PASSWORD}@127.0.0.1:{server.port}/a.tar"
-    found = ShardList(url).load_wds_shards().group_samples()
-    assert keys(found) == [key for key, _ in WANT]
+    found = ShardList(url).load_wds_shards(storage_options={"known_hosts": server.known_hosts(server.port)})
+    assert keys(found.group_samples()) == [key for key, _ in WANT]
     listed = ShardList("sftp://127.0.0.1/*.tar", storage_options=server.options())
     assert [url.rpartition("/")[2] for url in listed] == ["a.tar"]
 
@@ -183,6 +185,34 @@ def test_a_wrong_password_ends_the_run_under_any_policy(server: SftpServer, paus
     with pytest.raises(ShardOpenError, match="there is no such file"):
         list(ShardList("sftp://127.0.0.1/b.tar").load_wds_shards(storage_options=server.options()))
     server.stop()  # it keeps the refused connection for a while
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize(("known", "why"), [("", "not found in known_hosts"), ("another key", "does not match")])
+def test_a_server_whose_key_is_unknown_or_another_is_refused(
+    server: SftpServer, tmp_path: Path, pauses: list[float], known: str, why: str, on_error: str
+) -> None:
+    file = tmp_path / "known_hosts"
+    key = paramiko.ECDSAKey.generate()
+    file.write_text(f"[127.0.0.1]:{server.port} {key.get_name()} {key.get_base64()}\n" if known else "")
+    with pytest.raises(ShardOpenError, match=f"the key of the server is not trusted .*{why}.*known_hosts") as found:
+        read(server.options(known_hosts=str(file)), on_error=on_error)
+    assert found.value.concerns_all
+    assert pauses == []
+
+
+def test_keys_are_those_of_the_user_unless_any_is_accepted(
+    server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = server.options()
+    known = Path(options.pop("known_hosts"))
+    with pytest.raises(ShardOpenError, match="the key of the server is not trusted"):
+        list(ShardList("sftp://127.0.0.1/*.tar", storage_options=options))
+    assert read({**options, "known_hosts": None}) == WANT
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "known_hosts").write_text(known.read_text())
+    assert read(options) == WANT
 
 
 def test_two_shards_are_read_at_a_time_by_two_threads(server: SftpServer) -> None:

@@ -50,8 +50,16 @@ class SftpServer:
 
     def options(self, port: int | None = None, **others: Any) -> dict[str, Any]:
         """Return the storage options, with another port for a proxy in front of it."""
-        known = {"username": USER, "password": PASSWORD, "port": port or self.port}
-        return {**known, "look_for_keys": False, "allow_agent": False, **others}
+        login = {"username": USER, "password": PASSWORD, "port": port or self.port}
+        keys = {"known_hosts": self.known_hosts(port or self.port), "look_for_keys": False, "allow_agent": False}
+        return {**login, **keys, **others}
+
+    def known_hosts(self, port: int) -> str:
+        """Return a file with the keys of the server, as it is reached at a port."""
+        keys = [file.read_text().strip() for file in (self._folder / "cache" / "serve-sftp").glob("*.pub")]
+        file = self._folder / f"known_hosts-{port}"
+        file.write_text("".join(f"[127.0.0.1]:{port} {key}\n" for key in keys))
+        return str(file)
 
     def start(self) -> None:
         """Start it, at the same port."""

@@ -135,12 +135,14 @@ class RemotePath:
         arguments = with_timeouts(self.scheme, options, timeout_s)
         if self.scheme not in SFTP:
             return cast("tuple[Any, str]", url_to_fs(url, **arguments))
-        connecting = start_call(partial(url_to_fs, url, skip_instance_cache=True, **arguments))
-        filesystem, path = wait_for(connecting, silent_after(self.timeout_s))
+        from wds_datapipes.io.remote.sftp import KnownHostsFileSystem  # imports paramiko
+
+        arguments = {**KnownHostsFileSystem._get_kwargs_from_urls(url), **arguments, "skip_instance_cache": True}
+        filesystem = wait_for(start_call(partial(KnownHostsFileSystem, **arguments)), silent_after(self.timeout_s))
         filesystem.ftp.get_channel().settimeout(self.timeout_s)
         weakref.finalize(filesystem.ftp, filesystem.client.close)  # nothing else closes the connection
         self._unused.append(filesystem)
-        return filesystem, path
+        return filesystem, filesystem._strip_protocol(url)
 
     def filesystem_of_file(self) -> Any:
         """Return the file system to open a file with.
@@ -182,6 +184,11 @@ class RemotePath:
     def reason(self, error: Exception) -> str:
         """Return the message of a file system's error, without credentials."""
         status, text = getattr(error, "status", None), self.hide(str(error))
+        if is_untrusted(error) and self.scheme in SFTP:
+            return (
+                f"the key of the server is not trusted ({text}). Compare it with that of its administrator, and add it "
+                'to ~/.ssh/known_hosts, or to a file in storage_options={"known_hosts": ...}'
+            )
         if is_untrusted(error):
             return (
                 f"the certificate of the server is not trusted ({text}). If a private authority issued it, "

@@ -35,8 +35,8 @@ REQUEST_ERRORS = (*("InvalidURL", "InvalidUrl", "ParamValidation", "Certificate"
 CREDENTIAL_ERRORS = ("Credentials", "Authentication", "PasswordRequired")
 #: Texts in credential errors whose cause is a broken connection.
 CONNECTION_TEXTS = ("Authentication timeout", "transport shut down or saw EOF")
-#: The text in errors of a server whose certificate is not trusted.
-UNTRUSTED_TEXT = "CERTIFICATE_VERIFY_FAILED"
+#: Texts in errors of a server whose certificate or key is not trusted.
+UNTRUSTED_TEXTS = ("CERTIFICATE_VERIFY_FAILED", "not found in known_hosts", "Host key for server")
 
 #: Errors of this host: no disk space or quota, too many open files, no memory.
 HOST_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -169,7 +169,7 @@ def concerns_all(error: BaseException) -> bool:
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Whether the certificate of a server is not trusted, also if a library wraps that error.
+    """Whether the certificate or the key of a server is not trusted, also if a library wraps that error.
 
     >>> is_untrusted(SSLCertVerificationError()), is_untrusted(ConnectionResetError())
     (True, False)
@@ -177,7 +177,7 @@ def is_untrusted(error: BaseException | None) -> bool:
     for _ in range(DEPTH):
         if error is None or isinstance(error, SSLCertVerificationError):
             break
-        if UNTRUSTED_TEXT in str(error):
+        if any(text in str(error) for text in UNTRUSTED_TEXTS):
             return True
         error = error.__cause__ or error.__context__
     return isinstance(error, SSLCertVerificationError)
