@@ -135,14 +135,13 @@ class RemotePath:
         arguments = with_timeouts(self.scheme, options, timeout_s)
         if self.scheme not in SFTP:
             return cast("tuple[Any, str]", url_to_fs(url, **arguments))
-        from wds_datapipes.io.remote.sftp import KnownHostsFileSystem  # imports paramiko
+        from wds_datapipes.io.remote.sftp import connect  # imports paramiko
 
-        arguments = {**KnownHostsFileSystem._get_kwargs_from_urls(url), **arguments, "skip_instance_cache": True}
-        filesystem = wait_for(start_call(partial(KnownHostsFileSystem, **arguments)), silent_after(self.timeout_s))
+        filesystem, path = wait_for(start_call(partial(connect, url, arguments)), silent_after(self.timeout_s))
         filesystem.ftp.get_channel().settimeout(self.timeout_s)
         weakref.finalize(filesystem.ftp, filesystem.client.close)  # nothing else closes the connection
         self._unused.append(filesystem)
-        return filesystem, filesystem._strip_protocol(url)
+        return filesystem, path
 
     def filesystem_of_file(self) -> Any:
         """Return the file system to open a file with.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fsspec.implementations.sftp import SFTPFileSystem  # type: ignore[import-untyped]  # it carries no types
+from fsspec.utils import infer_storage_options  # type: ignore[import-untyped]  # the same
 from paramiko import AutoAddPolicy, SSHClient  # type: ignore[import-untyped]  # the same
 
 #: The files in which OpenSSH looks for the keys of servers.
@@ -37,3 +38,11 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]  # it carries 
         except BaseException:
             self.client.close()
             raise
+
+
+def connect(url: str, options: dict[str, Any]) -> tuple[KnownHostsFileSystem, str]:
+    """Return the file system of a URL, with a connection of its own, and the path in it."""
+    of_url = infer_storage_options(url)
+    path = of_url.pop("path")
+    del of_url["protocol"]
+    return KnownHostsFileSystem(**{**of_url, **options, "skip_instance_cache": True}), path
