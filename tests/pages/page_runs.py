@@ -21,7 +21,6 @@ PAGES_OF_PEERS = {
     "nodes": ["docs/how-to/load-with-torchdata-nodes.md"],
     "trainers": [
         "docs/how-to/monitor-a-run.md",
-        "docs/how-to/preprocess-on-a-cluster.md",
         "docs/how-to/train-with-accelerate.md",
         "docs/how-to/train-with-distributed-checkpoint.md",
         "docs/how-to/train-with-hugging-face-trainer.md",

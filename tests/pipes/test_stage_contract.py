@@ -6,8 +6,7 @@ import inspect
 import itertools
 import re
 import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -76,22 +75,6 @@ def halve_and_draw(sample: dict[str, int], rng: Random) -> dict[str, float]:
     return {"n": halve(sample["n"]), "drawn": rng.random()}
 
 
-def samples_of(urls: list[str]) -> Any:
-    return ShardList(urls).load_wds_shards().group_samples()
-
-
-class InThisThread(Executor):
-    """Runs each task at once."""
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        task: Future[Any] = Future()
-        try:
-            task.set_result(function(*args, **kwargs))
-        except Exception as error:
-            task.set_exception(error)
-        return task
-
-
 #: Every stage with a functional name. A new one gets its row here.
 TABLE = {
     "add_columns": Stage(
@@ -129,9 +112,6 @@ TABLE = {
         TOKENS, (3, "tokens"), {}, [{"__key__": "x", "tokens": [1] * 4}], SampleSizeError, "4 tokens.*max_length=3"
     ),
     "rename": Stage(SAMPLES, (), {"label": "class;cls"}, BARE, MissingFieldError, "'class;cls' was"),
-    "process_shards": Stage(
-        ["a.tar", "b.tar.gz"], (samples_of,), {"executor": InThisThread()}, ["c.tar"], ShardOpenError, "c.tar"
-    ),
     "resample_wds_shards": Stage(["a.tar", "b.tar"], (4,)),
     "rename_keys": Stage(
         SAMPLES, (("label", "c?s"),), {"text": "*.txt"}, BARE, MissingFieldError, "to rename to 'label'"
@@ -167,8 +147,6 @@ TABLE = {
     "with_epoch": Stage([1, 1, 1, 1], (3,)),
     "with_length": Stage(SAMPLES, (5,)),
 }
-#: Its executor works in one process only.
-WITHOUT_WORKERS = "process_shards"
 
 
 @pytest.fixture(autouse=True)
@@ -224,11 +202,7 @@ def test_the_table_contains_every_stage() -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_stage_keeps_the_contract(name: str) -> None:
-    if name == WITHOUT_WORKERS:
-        with pytest.raises(RuntimeError, match="num_workers=0"):
-            check_stage(lambda: functional(name))
-    else:
-        check_stage(lambda: functional(name))
+    check_stage(lambda: functional(name))
 
 
 def test_the_source_keeps_the_contract() -> None:
@@ -242,10 +216,6 @@ def test_the_source_keeps_the_contract() -> None:
 def test_an_error_arrives_with_its_type_and_text(name: str, workers: int) -> None:
     loader = DataLoader(failing(name), batch_size=None, num_workers=workers)
     error = error_of(loader)
-    if name == WITHOUT_WORKERS and workers:
-        assert type(error) is RuntimeError
-        assert "num_workers=0" in str(error)
-        return
     assert type(error) is TABLE[name].error
     assert re.search(TABLE[name].text, str(error))
 

@@ -1,13 +1,13 @@
-"""Calls a function for each of many shards, in several processes at once, or in order on an executor."""
+"""Calls a function for each of many shards, in several processes at once, or on an executor."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import closing
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from wds_datapipes.arguments import check_optional_integer
 from wds_datapipes.errors import SpecError, WorkerDiedError
@@ -18,9 +18,6 @@ from wds_datapipes.shards.patterns import expand_urls
 
 #: How often a process that waits for others looks for signals, in seconds.
 SIGNAL_CHECK_S = 1.0
-
-#: The executors of this process, by the numbers of their handles.
-_EXECUTORS: dict[int, Executor] = {}
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -122,7 +119,7 @@ def run_tasks(
         while waiting or running:
             while waiting and len(running) < pool.max_tasks:
                 key, arguments = waiting.popleft()
-                running[submit_task(pool, arguments)] = key
+                running[_submit_task(pool, arguments)] = key
             # Python misses Ctrl-C if it comes just before an unlimited wait.
             while not (done := wait(running, SIGNAL_CHECK_S, FIRST_COMPLETED).done):
                 pass
@@ -132,7 +129,7 @@ def run_tasks(
         pool.shutdown()
 
 
-def submit_task(pool: BorrowedExecutor | ForkedPool | Executor, arguments: tuple[Any, ...]) -> Future[Any]:
+def _submit_task(pool: BorrowedExecutor | ForkedPool, arguments: tuple[Any, ...]) -> Future[Any]:
     """Submit a call; if the executor refuses it, the future has that error, so that it is raised in turn."""
     try:
         return pool.submit(*arguments)
@@ -140,68 +137,3 @@ def submit_task(pool: BorrowedExecutor | ForkedPool | Executor, arguments: tuple
         refused: Future[Any] = Future()
         refused.set_exception(error)
         return refused
-
-
-class ExecutorHandle(NamedTuple):
-    """Stands for an executor of this process. Copies of a pipeline share the executor, which cannot be copied."""
-
-    number: int
-    pid: int
-
-    @classmethod
-    def of(cls, executor: Executor) -> ExecutorHandle:
-        """Return the handle of an executor, which lives as long as this process.
-
-        Raises:
-            TypeError: it has no ``submit``.
-        """
-        if not callable(getattr(executor, "submit", None)):
-            raise TypeError(
-                f"executor must be a concurrent.futures.Executor, with a method submit, not {executor!r:.200}; for "
-                "Dask, pass client.get_executor()"
-            )
-        _EXECUTORS[id(executor)] = executor
-        return cls(id(executor), os.getpid())
-
-    def get(self) -> Executor:
-        """Return the executor.
-
-        Raises:
-            RuntimeError: this is another process, where the executor does not work.
-        """
-        if self.pid != os.getpid():
-            raise RuntimeError(
-                "process_shards sends work to the processes of its executor, and cannot be used in a worker process of "
-                "the loader: pass num_workers=0"
-            )
-        return _EXECUTORS[self.number]
-
-
-def run_in_order(
-    executor: Executor, function: Callable[[str], T], urls: Iterable[str], prefetch: int
-) -> Generator[tuple[str, T], None, None]:
-    """Yield each URL with the result of a function, in order; at most ``prefetch`` of them are requested ahead.
-
-    Raises:
-        WorkerDiedError: the executor has lost a process, and does not repeat its tasks.
-    """
-    tasks: deque[tuple[str, Future[T]]] = deque()
-    remaining = iter(urls)
-    try:
-        while True:
-            while len(tasks) <= prefetch and (url := next(remaining, None)) is not None:
-                tasks.append((url, submit_task(executor, (function, url))))
-            if not tasks:
-                return
-            url, task = tasks.popleft()
-            try:
-                result = task.result()
-            except (BrokenExecutor, CancelledError) as error:
-                raise WorkerDiedError(
-                    f"The executor has ended without a result for {redact(url)}: {type(error).__name__}: {error}. "
-                    "ProcessPoolExecutor does not survive the end of a process; executors of Dask and Ray do"
-                ) from error
-            yield url, result
-    finally:
-        for _, task in tasks:
-            task.cancel()

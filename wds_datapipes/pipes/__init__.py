@@ -20,7 +20,6 @@ from wds_datapipes.pipes.samples.mapping import (
 from wds_datapipes.pipes.samples.mixing import SampleMixer
 from wds_datapipes.pipes.shards.directory_shards import DirectoryShards
 from wds_datapipes.pipes.shards.loading import ShardLoader
-from wds_datapipes.pipes.shards.processing import ShardProcessor
 from wds_datapipes.pipes.shards.records import RecordLoader
 from wds_datapipes.pipes.shards.resampling import ShardResampler
 from wds_datapipes.pipes.shards.shard_cache import ShardCacher
@@ -62,7 +61,6 @@ __all__ = [
     "ShardCacher",
     "ShardList",
     "ShardLoader",
-    "ShardProcessor",
     "ShardResampler",
     "Stage",
     "StreamComposer",

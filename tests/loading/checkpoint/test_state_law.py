@@ -260,8 +260,7 @@ AFTER_MEMBERS: dict[str, Build] = {
 }
 #: These have no state: they keep the order of the first epoch, or continue from one to the next.
 WITHOUT_STATE = {"in_memory_cache": "cannot be replayed", "with_epoch": "continues from one epoch to the next"}
-#: The file about process_shards has its law, as it uses no workers.
-ELSEWHERE = {"ShardProcessor", "ShardCacher", "SampleWriter"}
+ELSEWHERE = {"ShardCacher", "SampleWriter"}
 
 
 def before_shards(build: Build) -> Pipe:

@@ -8,7 +8,6 @@ import sys
 import tarfile
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -63,7 +62,6 @@ def test_every_epoch_permutes_the_whole_list(kind: str) -> None:
     [
         lambda urls: urls.sharding_filter().load_wds_shards(),
         lambda urls: urls.load_wds_records(),
-        lambda urls: urls.map(str).process_shards(list, executor=ThreadPoolExecutor(1)),
     ],
 )
 def test_a_list_that_is_read_is_permuted_whatever_it_comes_from(pipeline: Any, folder: Path) -> None:

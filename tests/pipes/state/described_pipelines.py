@@ -6,7 +6,6 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from random import Random
 from typing import Any
@@ -31,7 +30,6 @@ from wds_datapipes import (
 from wds_datapipes.pipes.state.description import descriptions
 
 Pipe = IterDataPipe[Any]
-EXECUTOR = ThreadPoolExecutor(1)
 
 
 def one(value: Any) -> Any:
@@ -176,7 +174,6 @@ ARGUMENTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "mix_samples": [given(MockSamples({}, 3), **options) for options in ({}, {"stop": "all"}, {"weights": [1, 2]})],
     "non_empty": [given()],
     "pack_samples": [given(8, "txt"), given(9, "txt"), given(8, ("txt", "cls")), given(8, "txt", open_rows=3)],
-    "process_shards": [given(function, executor=EXECUTOR) for function in (one, two)],
     "rename": [given(a="b"), given(a="c"), given(b="a"), given(a="b", keep=False)],
     "rename_keys": [given(a="b"), given(("a", "b")), given(a="b", keep_unselected=True)],
     "resample_wds_shards": [given(3), given(4), given(), given(3, seed=1)],
