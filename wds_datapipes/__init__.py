@@ -42,6 +42,7 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.prepare.create import create_shards
     from wds_datapipes.prepare.stats import dataset_stats
     from wds_datapipes.prepare.verify import verify_shards
+    from wds_datapipes.runs.steps import explain
     from wds_datapipes.writing import ShardWriter, TarWriter
 
     __version__: str
@@ -72,6 +73,7 @@ __all__ = [
     "convert_shards",
     "create_shards",
     "dataset_stats",
+    "explain",
     "first_dot",
     "handle_extension",
     "last_dot",
@@ -100,6 +102,7 @@ _LATER = {
         "prepare.create": "create_shards",
         "prepare.stats": "dataset_stats",
         "prepare.verify": "verify_shards",
+        "runs.steps": "explain",
         "writing": "ShardWriter TarWriter",
     }.items()
     for name in names.split()

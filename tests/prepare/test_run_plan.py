@@ -53,7 +53,7 @@ def test_shards_of_a_host_are_those_that_its_workers_read(order: Any, lanes: int
             pipe.apply_sharding(hosts * ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
             pipe.apply_sharding(workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
             pipe.set_seed(derived_seed("epoch", 0, 0))
-            order_of_epoch = pipe._order_of_epoch()
+            order_of_epoch = pipe.order_of_epoch()
             for positions in pipe._share().positions():
                 samples += len(positions)
                 read.update(order_of_epoch.find(positions)[0].tolist())

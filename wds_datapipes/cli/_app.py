@@ -45,6 +45,7 @@ COMMANDS = {
     "stats": "ls:stats",
     "bench": "bench:bench",
     "plan": "plan:plan",
+    "steps": "steps:steps",
     "split": "copy:split",
     "shuffle": "copy:shuffle",
     "sort": "copy:sort",

@@ -105,6 +105,31 @@ class EpochSeeds:
                 seed_generator.spawn(rank, inplace=True)
         self.seed = seed_of(seed_generator)
 
+    def of_epoch(self, number: int, *, is_split: bool) -> int:
+        """Return the seed of any epoch of the run.
+
+        Args:
+            number: the number of the epoch.
+            is_split: whether the ranks share a seed that they draw from that of the loader.
+
+        Raises:
+            StateError: ``set_epoch`` has selected this epoch, but not the first one, so the others are not known.
+        """
+        if number == self.epoch:
+            return self.seed
+        if self.epoch >= 0 and self.seed == derived_seed("epoch", self.first, self.epoch):
+            return derived_seed("epoch", self.first, number)
+        seeds = [self.first]
+        while len(seeds) <= max(number, self.epoch):
+            following = SeedGenerator(seeds[-1]).generate_shared_seed()
+            seeds.append(SeedGenerator(following).generate_shared_seed() if is_split else following)
+        if self.epoch >= 0 and seeds[self.epoch] != self.seed:
+            raise StateError(
+                f"The seeds of this run are known for epoch {self.epoch} only, which set_epoch({self.epoch}) has "
+                f"selected: epoch {number} depends on the calls of set_epoch"
+            )
+        return seeds[number]
+
     def end(self, seed_generator: Any) -> None:
         """Advance the generator, so that the next epoch has a different order; the result is the same on every rank."""
         seed_generator.seed(seed_generator.generate_shared_seed())

@@ -88,7 +88,7 @@ class IndexedShards:
             self._joins = [self._join(reader, other) for other in join]
             self._select(reader, select, missing)
             self._ends = np.cumsum(self.sizes)
-            if missing == "raise":
+            if self._joins and missing == "raise":
                 self._check_joins(reader)
             self.lengths = None if lengths is None else self._measure(reader, lengths)
 
@@ -161,7 +161,7 @@ class IndexedShards:
     def _selected(self) -> tuple[Numbers, Numbers]:
         """Return the shards of all selected samples, and their numbers in them."""
         shards = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        return self._find((shards, np.arange(len(self)) - self.starts[shards]))
+        return self.find((shards, np.arange(len(self)) - self.starts[shards]))
 
     @property
     def most_open(self) -> int:
@@ -204,7 +204,7 @@ class IndexedShards:
             readers: those of `open`.
             chunks: the shards of some samples, and their places among the selected samples of the shards.
         """
-        own, *copies = tee(map(self._find, chunks), len(readers))
+        own, *copies = tee(map(self.find, chunks), len(readers))
         samples = readers[0].stream(own)
         if not copies:
             return samples
@@ -221,8 +221,8 @@ class IndexedShards:
         found = np.searchsorted(other._ends, wanted, "right")
         return np.where(wanted < 0, -1, found), wanted - other._starts[found]
 
-    def _find(self, chunk: Chunk) -> Chunk:
-        """Return the shards of samples, and their numbers in them."""
+    def find(self, chunk: Chunk) -> Chunk:
+        """Return the shards of samples, and their numbers in these, from their places among the selected samples."""
         shards, places = chunk
         return shards, places if self._selection is None else self._selection.find(shards, places)
 
@@ -285,6 +285,16 @@ class IndexedShards:
                     return item  # the errors of others are reported at their own positions
         note(error, f"{TRIES} other samples of the epoch, which were tried in its place, could not be read either")
         raise error
+
+    def keys(self, shards: Numbers, numbers: Numbers) -> list[str]:
+        """Return the keys of samples, from the index of each of their shards, which is read once."""
+        with self._open() as reader:
+            indexes = {shard: reader.index_of(shard) for shard in {*shards.tolist()}}
+        return [indexes[shard][number].key for shard, number in zip(shards.tolist(), numbers.tolist(), strict=True)]
+
+    def names(self, shards: Numbers) -> list[str]:
+        """Return the names of the datasets of shards."""
+        return [""] * len(shards) if self._names is None else [self._names[shard] for shard in shards.tolist()]
 
     def samples(self, numbers: list[int]) -> list[Sample]:
         """Return samples by their numbers in the order of the shards."""

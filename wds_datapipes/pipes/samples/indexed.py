@@ -19,6 +19,7 @@ from wds_datapipes.index.options import AccessOptions, EpochOptions
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.order.lanes import Lanes, check_lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder, integer_weights
+from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.sample_table import Select
@@ -205,6 +206,11 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         self._shuffles = shuffle
         return self
 
+    @property
+    def dataset(self) -> IndexedShards:
+        """The shards, with their names and their numbers of samples."""
+        return self._shards
+
     def map_style(self) -> IndexedDataset:
         """Return a map-style dataset of all samples in the order of the shards, for torch's samplers."""
         return IndexedDataset(self._shards)
@@ -222,7 +228,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
     def __iter__(self) -> Iterator[Sample]:
         warn_of_copies(self)
         self._warn_of_reopened_shards()
-        order = self._order_of_epoch()
+        order = self.order_of_epoch()
         (self._done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, ()), None
         policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
         substitutes = self.remainder != "keep"
@@ -255,8 +261,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             f"windows by EpochOptions(window_shards=), fewer lanes, or AccessOptions(open_shards={lanes * window})"
         )
 
-    def _order_of_epoch(self) -> LaneOrder:
-        """Return the order of the next epoch."""
+    def order_of_epoch(self) -> LaneOrder:
+        """Return the order of the epoch whose seed was set last."""
         order = self.order if self._shuffles else "sequential"
         seed = 0 if order == "sequential" else self.take_seed()
         lanes = Lanes(self._count, self.global_batch_size or 1, self.lanes)
@@ -294,8 +300,32 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def _share_of(self, ranks: int, rank: int, workers: int, worker: int, rest: RestOfEpoch) -> BatchShare:
         return BatchShare(
-            self._count, self.global_batch_size or ranks, self.remainder, ranks, rank, workers, worker, rest, self.lanes
+            self._count, self.batch_of(ranks), self.remainder, ranks, rank, workers, worker, rest, self.lanes
         )
+
+    def batch_of(self, ranks: int) -> int:
+        """Return the number of samples in a batch of all ranks together."""
+        return self.global_batch_size or ranks
+
+    def count_batches(self, ranks: int, rest: RestOfEpoch = WHOLE_EPOCH) -> int:
+        """Return the number of global batches in an epoch, or in the rest of one; the last one may be smaller."""
+        share = self._share_of(ranks, 0, 1, 0, rest)
+        return share.whole_batches + share.has_smaller_batch
+
+    def find_batch(
+        self, order: LaneOrder, number: int, ranks: int, rest: RestOfEpoch = WHOLE_EPOCH
+    ) -> list[tuple[Numbers, Numbers, Numbers]]:
+        """Return the samples of a global batch on each rank: their shards, their places in these, and their positions.
+
+        Args:
+            order: the order of the epoch, from `order_of_epoch`.
+            number: the number of the batch in the epoch, or in the rest of one.
+            ranks: the number of ranks.
+            rest: the rest of the epoch, if other ranks or workers have begun it.
+        """
+        shares = (self._share_of(ranks, rank, 1, 0, rest) for rank in range(ranks))
+        parts = [np.concatenate([*share.positions(number * share.size, number + 1)]) for share in shares]
+        return [(*order.find(part), part) for part in parts]
 
     def position_reader(self) -> Callable[[], SamplePosition]:
         """Return a function that returns the position of the sample that was yielded last."""

@@ -1,0 +1,174 @@
+"""The samples of a step, as computed from a state, are those that the loops of all ranks received."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards, explain
+from wds_datapipes.errors import StateError
+from wds_datapipes.index import Manifest
+from wds_datapipes.index.manifest import ManifestEntry
+from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
+from wds_datapipes.runs.steps import RunSteps
+from wds_datapipes.testing import build_shard
+
+SIZES = [7, 0, 5, 9, 6]
+BATCH = 12
+
+Batches = list[list[str]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("steps"))
+        for number, size in enumerate(SIZES):
+            build_shard(f"{number}.tar", [{"__key__": f"{number}-{n}", "cls": str(n)} for n in range(size)])
+        yield
+
+
+def indexed(ranks: int, **options: Any) -> Any:
+    shards = {"a": "{0..2}.tar", "b": "{3,4}.tar"} if options.get("weights") else "{0..4}.tar"
+    return IndexedSamples(shards, global_batch_size=BATCH, **options).batch(BATCH // ranks)
+
+
+def keys_of(batch: Any) -> list[str]:
+    return [sample["__key__"] for sample in batch]
+
+
+def run(pipes: list[Any], workers: int, steps: int, state: Any = None, epoch: int | None = None) -> tuple[Any, Batches]:
+    """Read some steps on all ranks, one rank after the other; return the state of rank 0 and the global batches."""
+    ranks: list[Batches] = []
+    states = []
+    for rank, pipe in enumerate(pipes):
+        service = ShardReadingService(workers, "fork", distributed=(rank, len(pipes)))
+        with DataLoader2(pipe, reading_service=service) as loader:
+            loader.seed(5)
+            if state is not None:
+                loader.reading_service.load_state_dict(state)
+            if epoch is not None:
+                loader.set_epoch(epoch)
+            batches, items = list[list[str]](), iter(loader)
+            while len(batches) < steps:
+                if (batch := next(items, None)) is None:
+                    items = iter(loader)
+                else:
+                    batches.append(keys_of(batch))
+            ranks.append(batches)
+            states.append(loader.reading_service.state_dict())
+    assert all(each == states[0] for each in states)
+    return states[0], [[key for batch in of_ranks for key in batch] for of_ranks in zip(*ranks, strict=True)]
+
+
+PIPELINES = st.fixed_dictionaries(
+    {
+        "order": st.sampled_from(["global", "window", "sequential"]),
+        "lanes": st.sampled_from([1, 2, 3, 12]),
+        "remainder": st.sampled_from(["drop", "pad"]),
+        "weights": st.sampled_from([None, {"a": 1, "b": 2}]),
+    }
+)
+TOPOLOGIES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 2))
+
+
+@settings(max_examples=12)
+@given(PIPELINES, TOPOLOGIES, TOPOLOGIES, st.integers(1, 8), st.integers(1, 6))
+def test_a_step_has_the_samples_that_the_loops_of_all_ranks_received(
+    options: Any, first: tuple[int, int], second: tuple[int, int], begun: int, more: int
+) -> None:
+    (ranks, workers), (others, other_workers) = first, second
+    state, batches = run([indexed(ranks, **options) for _ in range(ranks)], workers, begun)
+    later, following = run([indexed(others, **options) for _ in range(others)], other_workers, more, state)
+    expected = batches + following
+    for saved, of_ranks in ((state, ranks), (later, others)):
+        steps = RunSteps(indexed(of_ranks, **options), saved)
+        for step, batch in enumerate(expected):
+            found = steps.samples(step)
+            assert [each.key for each in found] == batch
+            assert [each.rank for each in found] == [rank for rank in range(of_ranks) for _ in range(BATCH // of_ranks)]
+            for each in found:
+                assert each.key == f"{each.shard[0]}-{each.number}"
+                assert each.dataset == (("a" if each.shard[0] in "012" else "b") if options["weights"] else "")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_steps_after_epochs_that_were_selected(workers: int) -> None:
+    state, batches = run([indexed(1, order="window")], workers, 2, epoch=4)
+    steps = RunSteps(indexed(1, order="window"), state)
+    assert [[each.key for each in steps.samples(8 + number)] for number in range(2)] == batches
+    later, following = run([indexed(1, order="window")], workers, 2, epoch=6)
+    assert [[each.key for each in steps.samples(12 + number)] for number in range(2)] == following
+    assert {each.epoch for each in steps.samples(12)} == {6}
+    assert [*steps.find({following[1][0]}, range(12, 14))][-1][0] == 13
+    assert later != state
+
+
+def test_other_loaders_have_the_same_steps() -> None:
+    data = StatefulShards(indexed(1, lanes=2), seed=9)
+    before = data.state_dict()
+    batches = [keys_of(batch) for _ in range(3) for batch in data]
+    for state in (before, data.state_dict()):
+        assert [[each.key for each in explain(indexed(1, lanes=2), state, step)] for step in range(6)] == batches
+
+
+def test_the_samples_of_a_step_are_read_as_the_source_reads_them() -> None:
+    state, batches = run([indexed(1, remainder="pad")], 0, 3)
+    steps = RunSteps(indexed(1, remainder="pad"), state)
+    assert keys_of(steps.read(2)) == batches[2]
+    assert [each.is_padding for each in steps.samples(2)] == [False] * 3 + [True] * 9
+    assert [each.key for each in steps.samples(2, keys=False)] == [""] * 12
+
+
+def is_even(sample: Any) -> bool:
+    return int(sample["cls"]) % 2 == 0
+
+
+def test_pipelines_whose_steps_do_not_follow_from_their_state_are_refused() -> None:
+    state, _ = run([indexed(1)], 0, 1)
+    with pytest.raises(StateError, match="different pipeline"):
+        explain(indexed(1, order="window"), state, 0)
+    with pytest.raises(StateError, match="before the run began"):
+        explain(indexed(1), state_of([replace(each, stages=[]) for each in checkpoints_in(state)]), 0)
+    with pytest.raises(ValueError, match="step must be"):
+        explain(indexed(1), state, -1)
+    stream = ShardList("{0..4}.tar").load_wds_shards().group_samples()
+    with pytest.raises(ValueError, match="this pipeline has the order of SampleGrouper"):
+        explain(stream, begun(stream), 0)
+    shuffled = IndexedSamples("{0..4}.tar").shuffle_samples(5)
+    with pytest.raises(ValueError, match=r"\.shuffle_samples\(\) holds samples back"):
+        explain(shuffled, begun(shuffled), 0)
+    filtered = IndexedSamples("{0..4}.tar").filter(is_even)
+    with pytest.warns(UserWarning, match=r"If \.filter\(\) drops samples"):
+        explain(filtered, begun(filtered), 0)
+
+
+def test_a_run_whose_epochs_were_selected_one_by_one_is_known_in_part() -> None:
+    state, _ = run([indexed(1)], 0, 3)
+    checkpoint = state_of([replace(each, seed=1) for each in checkpoints_in(state)])
+    with pytest.raises(StateError, match="known for epoch 1 only"):
+        explain(indexed(1), checkpoint, 0)
+
+
+def test_no_array_has_an_element_for_each_sample() -> None:
+    """Ten billion samples in 10,000 shards: an array of their numbers would take 80 GB."""
+    shards = Manifest(ManifestEntry(f"{number}.tar", samples=10**6, bytes=10**9) for number in range(10**4))
+    pipe = IndexedSamples(shards, order="window", global_batch_size=4096, lanes=512).batch(4096)
+    tracemalloc.start()
+    steps = RunSteps(pipe, StatefulShards(pipe, seed=1).state_dict())
+    assert len({(each.shard, each.number) for each in steps.samples(1_234_567, keys=False)}) == 4096
+    assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    tracemalloc.stop()
+
+
+def begun(pipe: Any) -> Any:
+    data = StatefulShards(pipe, seed=1)
+    next(iter(data))
+    return data.state_dict()

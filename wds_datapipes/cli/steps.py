@@ -1,0 +1,126 @@
+"""The command ``steps``: the samples that a training run had at some steps, from a checkpoint."""
+
+from __future__ import annotations
+
+import json as json_format
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wds_datapipes.cli._app import FAULT_FOUND, WrongUse
+from wds_datapipes.cli._options import load_function, wrong_use
+from wds_datapipes.cli._report import plural, print_error, print_json, print_table
+from wds_datapipes.loading.checkpoint.format import STATE
+from wds_datapipes.runs.steps import RunSteps, StepSample
+from wds_datapipes.writing import TarWriter
+
+#: The columns of the table.
+COLUMNS = ("step", "rank", "worker", "dataset", "shard", "number", "key")
+
+
+def steps(
+    checkpoint: str,
+    pipeline: str,
+    step: str,
+    find: list[str] | None = None,
+    no_keys: bool = False,
+    tar: str | None = None,
+    json: bool = False,
+) -> None:
+    """Print the samples that a run had at a step, from a checkpoint of it and the indexes of its dataset.
+
+    The step may be before or after the checkpoint. The function builds the pipeline as for training, with
+    IndexedSamples; it is not read.
+
+    Options:
+        CHECKPOINT: A file of torch.save or JSON that contains the state of a loader, at any depth.
+        PIPELINE: MODULE:FUNCTION, a function without arguments that returns the pipeline of the run.
+        --step STEP: The step, from 0 at the beginning of the run, or FIRST:END for those before END.
+        --find KEY: Print only samples with this key; may be repeated.
+        --no-keys: Do not read the indexes, which have the keys.
+        --tar FILE: Copy the samples to a tar archive, in their order; each key is STEP/PLACE/KEY.
+        --json: Print each sample as JSON.
+    """
+    numbers = parse_steps(step)
+    if no_keys and find:
+        raise WrongUse("--find looks for keys, which --no-keys does not read")
+    build = load_function(pipeline, "PIPELINE")
+    with wrong_use():
+        run = RunSteps(build(), read_state(checkpoint))
+    wanted = {*find} if find else None
+    found = [
+        (number, each)
+        for number in numbers
+        for each in run.samples(number, keys=not no_keys)
+        if wanted is None or each.key in wanted
+    ]
+    if json:
+        for number, each in found:
+            print_json({"step": number, **each._asdict()}, indent=None)
+    elif found:
+        print_table([COLUMNS, *(row_of(number, each) for number, each in found)], left=(3, 4, 6))
+    if tar is not None:
+        with TarWriter(tar) as writer:
+            for number in numbers:
+                for place, sample in enumerate(run.read(number)):
+                    if wanted is None or sample["__key__"] in wanted:
+                        writer.write({**sample, "__key__": f"{number}/{place:05}/{sample['__key__']}"})
+    if wanted and not found:
+        print_error(f"none of {plural(len(numbers), 'step')} had a sample with such a key", "Note")
+        raise SystemExit(FAULT_FOUND)
+
+
+def row_of(step: int, sample: StepSample) -> tuple[str, ...]:
+    """Return the cells of a sample."""
+    mark = " (padding)" if sample.is_padding else ""
+    numbers = (str(each) for each in (step, sample.rank, sample.worker))
+    return (*numbers, sample.dataset, sample.shard, str(sample.number), f"{sample.key}{mark}")
+
+
+def parse_steps(text: str) -> range:
+    """Parse ``--step``.
+
+    >>> parse_steps("7"), parse_steps("7:9")
+    (range(7, 8), range(7, 9))
+
+    Raises:
+        WrongUse: it is neither a number nor a range of some.
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    first, end = (0, 0) if match is None else (int(match[1]), int(match[2] or int(match[1]) + 1))
+    if end <= first:
+        raise WrongUse(f"--step must be a number from 0, or FIRST:END with a larger END, not {text!r}")
+    return range(first, end)
+
+
+def read_state(path: str) -> Mapping[str, Any]:
+    """Return the state of a loader in a file.
+
+    Raises:
+        WrongUse: the file cannot be read, or has no state, or several.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            is_json = file.read(1) in b"{["
+            file.seek(0)
+            content = json_format.load(file) if is_json else torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, ValueError, RuntimeError, EOFError) as error:
+        raise WrongUse(f"{path} is not a file of torch.save or JSON: {error}") from None
+    states = {each[STATE]: each for each in states_in(content)}
+    if len(states) != 1:
+        raise WrongUse(f"{path} contains {plural(len(states), 'state')} of loaders, and must contain one")
+    return next(iter(states.values()))
+
+
+def states_in(content: Any) -> list[Mapping[str, Any]]:
+    """Return the states of loaders in a checkpoint, at any depth."""
+    if isinstance(content, Mapping):
+        if STATE in content:
+            return [content]
+        content = content.values()
+    elif not isinstance(content, list | tuple):
+        return []
+    return [state for each in content for state in states_in(each)]

@@ -1,0 +1,1 @@
+"""Runs of training: which samples each step had."""

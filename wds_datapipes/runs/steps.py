@@ -1,0 +1,197 @@
+"""Steps of a run: the samples of each global batch, computed from a state and the dataset, without reading data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from wds_datapipes.arguments import check_integer
+from wds_datapipes.counters import Counters
+from wds_datapipes.errors import StateError
+from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, RestOfEpoch
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.loading.checkpoint.format import Checkpoint, checkpoints_in
+from wds_datapipes.loading.epoch import EpochSeeds, seed_stages
+from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.inspection import call_of, name_of
+from wds_datapipes.pipes.samples.indexed import IndexedSamples
+from wds_datapipes.pipes.state.description import descriptions
+from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage
+from wds_datapipes.redaction import redact
+from wds_datapipes.seeds import SeedGenerator
+from wds_datapipes.types import Sample
+from wds_datapipes.user_warnings import warn_user
+
+
+class StepSample(NamedTuple):
+    """A sample of a step.
+
+    Attributes:
+        rank: the rank that received it.
+        worker: the worker of this rank that read it; 0 without workers.
+        dataset: the name of its dataset in a mixture, or ``""``.
+        shard: the URL of its shard.
+        number: its number in the shard, from 0.
+        key: its key; ``""`` if keys were not wanted.
+        epoch: the epoch of the step, from 0.
+        is_padding: whether it only fills up the last batch.
+    """
+
+    rank: int
+    worker: int
+    dataset: str
+    shard: str
+    number: int
+    key: str
+    epoch: int
+    is_padding: bool
+
+
+class RunSteps:
+    """The samples of each step of a run of `IndexedSamples`, on all ranks.
+
+    Step t is the t-th global batch that the loop received, from 0 at the beginning of the run. A state in the middle of
+    a batch that other ranks or workers resume counts the part before it as a step.
+
+    Args:
+        pipeline: the pipeline, as it was built for training.
+        state: a state of the run, from ``state_dict()`` of any loader.
+
+    Raises:
+        StateError: the state belongs to another pipeline.
+        ValueError: the pipeline does not begin with `IndexedSamples`, or holds samples back.
+    """
+
+    def __init__(self, pipeline: Any, state: Mapping[str, Any] | str | bytes) -> None:
+        saved = checkpoints_in(state)[0]
+        if not saved.stages:
+            raise StateError("This state was saved before the run began, so it does not know the seed of any epoch")
+        saved.check(descriptions(pipeline), saved.ranks)
+        source, *others = PipelineGraph(pipeline).stateful_stages()
+        if not isinstance(source, IndexedSamples):
+            raise ValueError(
+                f"The samples of a step follow from the order of IndexedSamples, and this pipeline has the order of "
+                f"{name_of(source)}. Write the keys of a stream to a log, as in the page on checkpoints"
+            )
+        if others:
+            raise ValueError(
+                f"{call_of(others[0])} holds samples back, so it depends on its draws which ones a step has"
+            )
+        if (uneven := first_uneven_stage(pipeline)) is not None:
+            warn_user(
+                f"If {call_of(uneven)} drops samples, the next samples of its worker come at an earlier step than this "
+                "one, since nothing records how many were dropped"
+            )
+        self._pipeline, self._source, self._saved = pipeline, source, saved
+        self._ranks = saved.ranks if saved.distributed else 1
+        self._rest = _rest_in(saved)
+        #: How many batches the epoch of the state had before its rest was divided anew.
+        self._before_rest = -(-(self._rest.start - len(self._rest.missing)) // source.batch_of(self._ranks))
+        self._order: tuple[int, Any] = -1, None
+
+    def samples(self, step: int, *, keys: bool = True) -> list[StepSample]:
+        """Return the samples of a step, in the order of the ranks.
+
+        Args:
+            step: the number of the step, from 0.
+            keys: whether to read the keys, from the index of each shard.
+
+        Raises:
+            StateError: ``set_epoch`` was called in the run, and the seed of this step's epoch is not known.
+        """
+        epoch, _, _, worker = self._locate(step)
+        dataset, found = self._source.dataset, list[StepSample]()
+        for rank, (shards, places, positions) in enumerate(self._batch(step)):
+            shards, numbers = dataset.find((shards, places))
+            texts = dataset.keys(shards, numbers) if keys else [""] * len(shards)
+            is_padding = (positions >= len(self._order[1])).tolist()
+            facts = zip(dataset.names(shards), shards.tolist(), numbers.tolist(), texts, is_padding, strict=True)
+            found += [
+                StepSample(rank, worker, name, redact(dataset.urls[shard]), number, key, epoch, padding)
+                for name, shard, number, key, padding in facts
+            ]
+        return found
+
+    def read(self, step: int) -> Iterator[Sample]:
+        """Yield the samples of a step as the source does, in the order of the ranks.
+
+        Raises:
+            ShardError: a sample cannot be read.
+        """
+        chunks = [(shards, places) for shards, places, _ in self._batch(step)]
+        with self._source.dataset.open(Counters()) as readers:
+            for item in self._source.dataset.stream(readers, chunks):
+                if isinstance(item, Exception):
+                    raise item
+                if item is not None:  # a joined dataset may lack it
+                    yield item
+
+    def find(self, keys: Collection[str], steps: Iterable[int]) -> Iterator[tuple[int, StepSample]]:
+        """Yield the steps, among some, that had samples with these keys, and the samples."""
+        wanted = {*keys}
+        for step in steps:
+            for each in self.samples(step):
+                if each.key in wanted:
+                    yield step, each
+
+    def _batch(self, step: int) -> list[tuple[Numbers, Numbers, Numbers]]:
+        epoch, batch, rest, _ = self._locate(step)
+        return self._source.find_batch(self._order_of(epoch), batch, self._ranks, rest)
+
+    def _locate(self, step: int) -> tuple[int, int, RestOfEpoch, int]:
+        """Return the epoch of a step, the number of its batch in the epoch or in the rest of it, and the worker."""
+        check_integer("step", step, 0)
+        workers, whole = max(self._saved.workers, 1), self._source.count_batches(self._ranks)
+        current = max(self._saved.epoch, 0)
+        here = step - current * whole - self._before_rest
+        if self._rest == WHOLE_EPOCH or here < 0:
+            return step // whole, step % whole, WHOLE_EPOCH, step % whole % workers
+        of_rest = self._source.count_batches(self._ranks, self._rest)
+        if here < of_rest:
+            return current, here, self._rest, here % workers
+        epochs, batch = divmod(here - of_rest, whole)
+        return current + 1 + epochs, batch, WHOLE_EPOCH, batch % workers
+
+    def _order_of(self, epoch: int) -> Any:
+        """Return the order of an epoch; the last one is kept."""
+        if self._order[0] != epoch:
+            seed = EpochSeeds.of(self._saved).of_epoch(epoch, is_split=self._saved.distributed)
+            seed_stages(self._pipeline, SeedGenerator(seed))
+            self._order = epoch, self._source.order_of_epoch()
+        return self._order[1]
+
+
+def explain(pipeline: Any, state: Mapping[str, Any] | str | bytes, step: int) -> list[StepSample]:
+    """Return the samples that the loop received at a step of a run, on all ranks.
+
+    Nothing is recorded while training: a state and the dataset determine each step, before or after the state. No data
+    is read, but the index of each shard, for the keys.
+
+    Args:
+        pipeline: the pipeline with `IndexedSamples`, as it was built for training.
+        state: a state of the run, from ``state_dict()`` of any loader.
+        step: the number of the step, from 0 at the beginning of the run.
+
+    Raises:
+        StateError: the state belongs to another pipeline, or does not tell the seed of the step's epoch.
+        ValueError: the pipeline does not begin with `IndexedSamples`, or holds samples back.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> _ = build_shard("a.tar", [{"__key__": f"{n}", "cls": f"{n}"} for n in range(8)])
+        >>> dp = IndexedSamples("a.tar", global_batch_size=2).batch(2)
+        >>> data = StatefulShards(dp, seed=3)
+        >>> batches = [[sample["__key__"] for sample in batch] for batch in data]
+        >>> [sample.key for sample in explain(dp, data.state_dict(), step=2)] == batches[2]
+        True
+    """
+    return RunSteps(pipeline, state).samples(step)
+
+
+def _rest_in(saved: Checkpoint) -> RestOfEpoch:
+    """Return the rest of the epoch that the ranks of a state share."""
+    stages = [part.stages for part in saved.parts if part.stages and not saved.is_over]
+    try:
+        return RestOfEpoch.from_state(next((each[0]["rest"] for each in stages if each[0] and "rest" in each[0]), None))
+    except (LookupError, TypeError, ValueError) as error:
+        raise StateError(f"This state of a loader is corrupt: {error}") from error
