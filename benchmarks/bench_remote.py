@@ -102,8 +102,9 @@ def indexed_contenders(urls: list[str], paths: list[str], folder: str) -> list[C
     manifest = Manifest(build_indexes(urls, index_dir=f"{folder}/indexes"))
     local = Manifest(build_indexes(paths, index_dir=f"{folder}/indexes-of-files"))
 
-    def samples(order: Order = "sequential", **options: Any) -> Iterable[Sample]:
-        return IndexedSamples(manifest, order=order, access=AccessOptions(index_dir=f"{folder}/indexes"), **options)
+    def samples(order: Order = "sequential", cache_dir: str | None = None, **options: Any) -> Iterable[Sample]:
+        access = AccessOptions(index_dir=f"{folder}/indexes", cache_dir=cache_dir)
+        return IndexedSamples(manifest, order=order, access=access, **options)
 
     return [
         Contender("stream", partial(ours, urls, "", None), payload),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from nginx_server import Nginx
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes import IndexedSamples
-from wds_datapipes.index import EpochOptions, Manifest
+from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
 from wds_datapipes.index.manifest import ManifestEntry
-from wds_datapipes.prepare.run_plan import RunPlan, RunShape, downloads_of, plan_run
+from wds_datapipes.prepare.planned_cache import PlannedCache
+from wds_datapipes.prepare.run_plan import RunPlan, RunShape, plan_run
 from wds_datapipes.seeds import derived_seed
+from wds_datapipes.testing import build_shard
 
 FLEET: dict[str, Any] = {"hosts": 64, "global_batch_size": 512 * 8}
 
@@ -82,20 +85,47 @@ def test_a_cache_that_holds_the_lanes_of_a_host_serves_all_later_epochs() -> Non
     assert planned(cache_bytes=needed).hit_rates[1] < 0.05
 
 
-@given(uses=st.lists(st.integers(0, 5), min_size=1, max_size=20), room=st.integers(1, 6))
-@settings(max_examples=100)
-def test_no_other_eviction_downloads_less(uses: list[int], room: int) -> None:
-    found = downloads_of([[np.array([shard]) for shard in uses]], np.ones(6, np.int64), room)
-    states = {frozenset[int](): 0}  # the copies after each use -> the fewest downloads
-    for shard in uses:
-        following: dict[frozenset[int], int] = {}
-        for held, count in states.items():
-            kept = [held] if shard in held or len(held) < room else [held - {gone} for gone in held]
-            for choice in ({shard, *copies} for copies in kept):
-                fewest = following.get(frozenset(choice), len(uses))
-                following[frozenset(choice)] = min(fewest, count + (shard not in held))
-        states = following
-    assert sum(map(len, found)) == min(states.values())
+@pytest.mark.filterwarnings("ignore:.*most samples open a shard again")
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("order", ["sequential", "window"])
+@pytest.mark.parametrize("part", [0.5, 0.7, 0.9])
+def test_downloads_of_a_cache_are_those_of_the_loader(
+    nginx: Nginx, tmp_path: Path, part: float, order: Any, lanes: int
+) -> None:
+    folder, epochs = nginx.files / tmp_path.name, 5
+    folder.mkdir()
+    for number in range(9):
+        samples = range(3 + number * 5 % 7)
+        build_shard(folder / f"{number}.tar", [{"__key__": f"{each}", "bin": bytes(20_000)} for each in samples])
+    options: dict[str, Any] = {"global_batch_size": 4, "order": order, "lanes": lanes}
+    urls = [f"http://127.0.0.1:{nginx.http}/{folder.name}/{number}.tar" for number in range(9)]
+    manifest = Manifest(build_indexes(urls, index_dir=tmp_path / "indexes"))
+    room = int(part * manifest.sizes.sum())
+    access = AccessOptions(
+        index_dir=tmp_path / "indexes", cache_dir=tmp_path / "copies", cache_bytes=room, open_shards=1
+    )
+    pipe = IndexedSamples(manifest, access=access, epoch=EpochOptions(window_shards=3), **options)
+    found = [0]
+    for epoch in range(epochs):
+        pipe.set_seed(derived_seed("epoch", 0, epoch))
+        deque(pipe, maxlen=0)
+        found.append(pipe.counters.figures()["cache_misses_bytes"])
+    shape: dict[str, Any] = {
+        "ranks_per_host": 1,
+        "num_workers": 1,
+        "open_shards": 1,
+        "window_shards": 3,
+        "epochs": epochs,
+    }
+    plan = plan_run(manifest, RunShape(cache_bytes=room, **shape, **options))
+    assert plan.bytes_per_epoch == tuple(np.diff(found))
+
+
+def test_a_copy_that_a_worker_keeps_open_is_not_evicted() -> None:
+    cache = PlannedCache([1] * 4, max_bytes=2, open_shards=1)
+    assert cache.read_epoch([(0, [0]), (1, [1]), (2, [2, 3])]) == [0, 1, 2, 3]  # two of them are not kept
+    assert cache.read_epoch([(0, [0]), (1, [1]), (0, [2]), (1, [0, 1])]) == [2, 0, 1]
+    assert PlannedCache([9], max_bytes=8, open_shards=1).read_epoch([(0, [0, 0])]) == [0]
 
 
 @pytest.mark.parametrize(

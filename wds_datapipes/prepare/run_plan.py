@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, Order
 from wds_datapipes.index.reading.dataset_reader import WINDOW_BYTES, WINDOWS
 from wds_datapipes.index.reading.read_plan import GAP_BYTES
+from wds_datapipes.prepare.planned_cache import PlannedCache
 from wds_datapipes.seeds import derived_seed
 
 #: The most samples of a host for which the order is computed, in each epoch. Beyond that, some of each batch stand for
@@ -189,17 +190,18 @@ class _Planner:
     def plan(self) -> RunPlan:
         shape = self.shape
         orders = [self.order(epoch) for epoch in range(shape.epochs)]
-        uses = [self.uses_of_host(order) for order in orders]
-        needed = [np.unique(np.concatenate(epoch)) for epoch in uses]
+        uses = [self.runs_of_host(order) for order in orders]
+        needed = [np.unique(np.concatenate([shards for _, shards in epoch])) for epoch in uses]
         touched = np.unique(np.concatenate(needed))
         opens, requests = self.reads(orders[0])
         batch = np.arange(min(shape.global_batch_size, self.samples))
         fetched: list[int] = [int(self.own * self.steps * self.sample_bytes)] * shape.epochs
         hits: list[float] = []
         if shape.cache_bytes is not None:
-            downloads = downloads_of(uses, self.sizes, shape.cache_bytes)
+            cache = PlannedCache(self.sizes, shape.cache_bytes, shape.open_shards)
+            downloads = [cache.read_epoch((worker, run.tolist()) for worker, run in epoch) for epoch in uses]
             fetched = [int(self.sizes[epoch].sum()) for epoch in downloads]
-            hits = [max(0.0, 1 - len(some) / len(all_)) for some, all_ in zip(downloads, needed, strict=True)]
+            hits = [1 - len({*some}) / len(all_) for some, all_ in zip(downloads, needed, strict=True)]
         rest = self.samples % shape.global_batch_size
         unread = {"drop": rest, "pad": -self.samples % shape.global_batch_size, "keep": 0}[shape.remainder]
         per_shard = int(self.counts.max())
@@ -219,10 +221,21 @@ class _Planner:
         )
         return RunPlan(**{**vars(plan), "warnings": tuple(self.warnings(plan))})
 
-    def uses_of_host(self, order: LaneOrder) -> list[Numbers]:
-        """Return the shards of which the first host has samples, for each batch."""
-        slots = np.arange(0, self.own, min(-(-self.steps * self.own // MAX_SAMPLES), self.own))
-        return [np.unique(order.find(batch * self.shape.global_batch_size + slots)[0]) for batch in range(self.steps)]
+    def runs_of_host(self, order: LaneOrder) -> list[tuple[int, Numbers]]:
+        """Return the shards that the workers of the first host read one after the other, in parts, by turns."""
+        shape, every = self.shape, min(-(-self.steps * self.own // MAX_SAMPLES), self.own)
+        shares = [
+            self.share(rank, worker).positions()
+            for worker in range(shape.num_workers)
+            for rank in range(shape.ranks_per_host)
+        ]
+        runs = []
+        for turn in zip_longest(*shares):
+            for worker, positions in enumerate(turn):
+                if positions is not None:
+                    shards = order.find(positions[::every])[0]
+                    runs.append((worker, shards[np.diff(shards, prepend=-1) != 0]))
+        return runs
 
     def reads(self, order: LaneOrder) -> tuple[float, float]:
         """Return how often a worker opens a shard for each sample, and its requests for each sample."""
@@ -287,46 +300,3 @@ class _Planner:
                 f"a batch has samples of {plan.shards_per_batch} shards only: choose more lanes or a larger "
                 "window_shards"
             )
-
-
-def downloads_of(uses: Sequence[Iterable[Numbers]], sizes: Numbers, cache_bytes: int) -> list[list[int]]:
-    """Return the shards that a host downloads in each epoch, if the copy whose next use is farthest is evicted.
-
-    >>> downloads_of([[np.array([0]), np.array([1])], [np.array([1]), np.array([0])]], np.array([5, 5]), 5)
-    [[0, 1], [0]]
-
-    Args:
-        uses: the shards of each step of each epoch.
-        sizes: the sizes of all shards in bytes.
-        cache_bytes: the most bytes of the copies.
-    """
-    steps = [shards.tolist() for epoch in uses for shards in epoch]
-    later: dict[int, list[int]] = defaultdict(list)
-    for at in range(len(steps) - 1, -1, -1):
-        for shard in steps[at]:
-            later[shard].append(at)
-    downloads: list[list[int]] = []
-    copies: dict[int, int] = {}  # the next use of each copy
-    farthest: list[tuple[int, int]] = []
-    held = 0
-    for epoch in uses:
-        downloads.append([])
-        for shards in epoch:
-            used = {*shards.tolist()}
-            for shard in used:
-                later[shard].pop()
-                if shard not in copies:
-                    downloads[-1].append(shard)
-                    held += int(sizes[shard])
-                copies[shard] = later[shard][-1] if later[shard] else len(steps)
-            kept = []
-            while held > cache_bytes and farthest:
-                following, shard = heapq.heappop(farthest)
-                if shard in used:  # it is being read
-                    kept.append((following, shard))
-                elif copies.get(shard) == -following:
-                    del copies[shard]
-                    held -= int(sizes[shard])
-            for entry in [*kept, *((-copies[shard], shard) for shard in used)]:
-                heapq.heappush(farthest, entry)
-    return downloads

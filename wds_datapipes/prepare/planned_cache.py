@@ -1,0 +1,82 @@
+"""Planned cache: which copies of shards a host downloads and evicts, with the rules of the loader's cache."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.shard_cache.entry import STALE_PASSES
+
+
+class PlannedCache:
+    """The copies on a host, as `CacheFolder` keeps them for the `DatasetReader` of each worker.
+
+    A worker pins the copies of the shards that it keeps open. Of the others, those are evicted first that were not used
+    in the last passes, then those that were used in this pass, as `Passes` says. The least recently opened comes first.
+
+    Args:
+        sizes: the sizes of all shards in bytes.
+        max_bytes: the most bytes of the copies.
+        open_shards: the most shards that a worker keeps open.
+
+    Examples:
+        >>> cache = PlannedCache([5, 5], max_bytes=5, open_shards=1)
+        >>> cache.read_epoch([(0, [0, 1])]), cache.read_epoch([(0, [1, 0])])
+        ([0, 1], [0])
+    """
+
+    def __init__(self, sizes: Sequence[int] | Numbers, max_bytes: int, open_shards: int) -> None:
+        self._sizes, self._max_bytes, self._open_shards = sizes, max_bytes, open_shards
+        self._free = max_bytes
+        #: The copies, in the order of their last use, and the pass of it: before this pass, and in it.
+        self._earlier, self._used = OrderedDict[int, int](), OrderedDict[int, int]()
+        self._pass = 0
+
+    def read_epoch(self, runs: Iterable[tuple[int, Iterable[int]]]) -> list[int]:
+        """Return the shards that are downloaded in an epoch, and those that are read from the store for lack of space.
+
+        Args:
+            runs: the worker, and the shards that it reads one after the other, in the order of all workers.
+        """
+        self._earlier.update(self._used)
+        self._used.clear()
+        self._pass += 1
+        opened = defaultdict[int, OrderedDict[int, bool]](OrderedDict)  # of each worker, and whether from a copy
+        pins = Counter[int]()
+        downloads, unstored = [], set[int]()
+        for worker, shards in runs:
+            own = opened[worker]
+            for shard in shards:
+                if shard not in own:
+                    if len(own) >= self._open_shards:
+                        closed, is_copy = own.popitem(last=False)
+                        pins[closed] -= is_copy
+                    is_copy = self._earlier.pop(shard, None) is not None or shard in self._used
+                    if not is_copy and (is_copy := self._reserve(int(self._sizes[shard]), pins)):
+                        downloads.append(shard)
+                    if is_copy:
+                        self._used[shard] = self._pass
+                        self._used.move_to_end(shard)
+                        pins[shard] += 1
+                    else:
+                        unstored.add(shard)
+                    own[shard] = is_copy
+                own.move_to_end(shard)
+        return [*downloads, *sorted(unstored)]
+
+    def _reserve(self, size: int, pins: Counter[int]) -> bool:
+        """Evict copies until there is space for another one; return whether there is, and take it."""
+        if size > self._max_bytes:
+            return False
+        while self._free < size:
+            oldest = next(iter(self._earlier.values()), self._pass)
+            copies = (self._used, self._earlier) if oldest >= self._pass - STALE_PASSES else (self._earlier, self._used)
+            found = next(((some, shard) for some in copies for shard in some if not pins[shard]), None)
+            if found is None:
+                return False
+            some, shard = found
+            del some[shard]
+            self._free += int(self._sizes[shard])
+        self._free -= size
+        return True
