@@ -6,8 +6,9 @@ record. BIG: an array of 4 MiB. The payload is noise from a fixed seed, so it is
 decoded.
 
 PHOTOGRAPHS are for programs that decode: JPEG files like those of a camera (quality 90, chroma subsampled 4:2:0), of
-400 to 500 pixels and about 80 KB ("IMG"), or of two megapixels and about 650 KB ("PHOTO"). Their classes number them,
-so that samples can be identified after batching.
+400 to 500 pixels and about 80 KB ("IMG"), or of two megapixels and about 650 KB ("PHOTO"). Those of IMAGENET are
+as large as ImageNet's: about 500 x 375 pixels, and 110 KB. Their classes number them, so that samples can be identified
+after batching.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ import numpy as np
 from contest import Contender, Contest, options, parse
 from PIL import Image
 
-__all__ = ["PHOTOGRAPHS", "SETS", "DataSet", "PhotographSet", "folder", "photograph", "run_on_sets", "write_shard"]
+__all__ = [
+    "IMAGENET",
+    "PHOTOGRAPHS",
+    "SETS",
+    "DataSet",
+    "PhotographSet",
+    "folder",
+    "photograph",
+    "run_on_sets",
+    "write_shard",
+]
 
 Fields = Mapping[str, bytes]
 
@@ -65,7 +76,7 @@ class PhotographSet(NamedTuple):
         shards: the number of shards.
         samples: the number of samples in a shard.
         distinct: the number of different images, which are repeated under other keys.
-        sides: the smallest and the largest width and height, in pixels.
+        sides: the smallest width and height, and the largest ones, in pixels.
         grain: the standard deviation of the noise, in levels of 255.
     """
 
@@ -73,7 +84,7 @@ class PhotographSet(NamedTuple):
     shards: int
     samples: int
     distinct: int
-    sides: tuple[int, int]
+    sides: tuple[tuple[int, int], tuple[int, int]]
     grain: float
 
     def write(self, folder: Path, scale: float = 1.0, *, multiple: int = 1) -> list[str]:
@@ -171,6 +182,8 @@ SETS = {
 }
 
 PHOTOGRAPHS = {
-    "IMG": PhotographSet("IMG", 8, 384, 512, (400, 500), 10),
-    "PHOTO": PhotographSet("PHOTO", 8, 128, 128, (1200, 1700), 6),
+    "IMG": PhotographSet("IMG", 8, 384, 512, ((400, 400), (500, 500)), 10),
+    "PHOTO": PhotographSet("PHOTO", 8, 128, 128, ((1200, 1200), (1700, 1700)), 6),
 }
+#: Images as those of ImageNet.
+IMAGENET = PhotographSet("IMAGENET", 16, 1024, 1024, ((475, 350), (525, 400)), 26)

@@ -10,7 +10,7 @@ from tar_loaders import BATCH, crop_pair
 from wds_datapipes import ImageDecoder, ShardList
 from wds_datapipes.codecs.crops import Box, Crop, RandomSource
 
-__all__ = ["SameCut", "cropped_by_pillow", "decoded_as_batches"]
+__all__ = ["SameCut", "cropped_by_pillow", "decoded_as_batches", "samples_of"]
 
 
 class SameCut(Crop):
@@ -25,10 +25,10 @@ def samples_of(urls: list[str]) -> Any:
     return ShardList(urls).sharding_filter().load_wds_shards().group_samples()
 
 
-def decoded_as_batches(urls: list[str], *, min_size: int | None = None) -> Any:
+def decoded_as_batches(urls: list[str], batch: int = BATCH, *, min_size: int | None = None) -> Any:
     """Crop while decoding, into one tensor."""
     decoder = ImageDecoder("torchrgb8", crop=SameCut(SIZE), min_size=min_size)
-    return samples_of(urls).batch(BATCH).decode_batch(decoder).to_tuple("jpg", "cls")
+    return samples_of(urls).batch(batch).decode_batch(decoder).to_tuple("jpg", "cls")
 
 
 def cropped_by_pillow(urls: list[str]) -> Any:

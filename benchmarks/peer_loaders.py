@@ -20,7 +20,16 @@ from PIL import Image
 from tar_loaders import BATCH, Batch
 from torch.utils.data import DataLoader
 
-__all__ = ["convert_for_litdata", "convert_for_streaming", "dali", "dali_fused", "litdata", "spdl", "streaming"]
+__all__ = [
+    "convert_for_litdata",
+    "convert_for_streaming",
+    "dali",
+    "dali_batches",
+    "dali_fused",
+    "litdata",
+    "spdl",
+    "streaming",
+]
 
 
 def read_pairs(urls: Iterable[str]) -> Iterator[tuple[bytes, int]]:
@@ -41,43 +50,66 @@ def decode_record(record: dict[str, Any]) -> tuple[torch.Tensor, int]:
     return random_resized_crop(Image.open(io.BytesIO(record["jpg"]))), record["cls"]
 
 
-def _dali_batches(urls: list[str], workers: int, *, is_fused: bool) -> Iterator[Batch]:
+def dali_batches(
+    urls: list[str],
+    workers: int,
+    *,
+    is_fused: bool,
+    batch: int = BATCH,
+    device_id: int | None = None,
+    samples: Any = None,
+    passes: int = 1,
+) -> Iterator[Batch]:
+    """Yield batches of DALI, on a GPU if ``device_id`` is given.
+
+    ``samples`` is a pipeline of ours that DALI reads instead of the shards, as often as it passes over them.
+    """
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     @pipeline_def(  # type: ignore[untyped-decorator]  # DALI has no types here
-        batch_size=BATCH, num_threads=max(workers, 1), device_id=None, prefetch_queue_depth=2
+        batch_size=batch, num_threads=max(workers, 1), device_id=device_id, prefetch_queue_depth=2
     )
     def pipeline() -> Any:
-        jpegs, labels = fn.readers.webdataset(paths=urls, ext=["jpg", "cls"], name="Reader")
+        if samples is None:
+            jpegs, labels = fn.readers.webdataset(paths=urls, ext=["jpg", "cls"], name="Reader")
+        else:
+            from wds_datapipes.integrations.dali import external_source
+
+            jpegs, labels = external_source(samples, extensions=["jpg", "cls"])
+        place = "cpu" if device_id is None else "mixed"
         options = {"random_area": AREA, "random_aspect_ratio": RATIO, "num_attempts": ATTEMPTS}
         if is_fused:
-            images = fn.decoders.image_random_crop(jpegs, **options)
+            images = fn.decoders.image_random_crop(jpegs, device=place, **options)
             images = fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR, antialias=True)
         else:
             images = fn.random_resized_crop(
-                fn.decoders.image(jpegs), size=SIZE, interp_type=types.INTERP_LINEAR, antialias=True, **options
+                fn.decoders.image(jpegs, device=place),
+                size=SIZE,
+                interp_type=types.INTERP_LINEAR,
+                antialias=True,
+                **options,
             )
         mirror = fn.random.coin_flip()
         return fn.crop_mirror_normalize(images, mirror=mirror, dtype=types.UINT8, output_layout="CHW"), labels
 
     powers = 10 ** torch.arange(5, -1, -1)
-    batches = DALIGenericIterator(
-        [pipeline()], ["images", "digits"], reader_name="Reader", last_batch_policy=LastBatchPolicy.PARTIAL
-    )
-    for (batch,) in batches:
-        yield batch["images"], ((batch["digits"].long() - ord("0")) * powers).sum(1)
+    reader = {"reader_name": "Reader", "last_batch_policy": LastBatchPolicy.PARTIAL} if samples is None else {}
+    batches = DALIGenericIterator([pipeline()], ["images", "digits"], **reader, auto_reset=True)
+    for _ in range(passes):
+        for (found,) in batches:
+            yield found["images"], ((found["digits"].cpu().long() - ord("0")) * powers).sum(1)
 
 
 def dali(urls: list[str], workers: int) -> Iterable[Batch]:
     """DALI on the CPU: decode, then crop."""
-    return _dali_batches(urls, workers, is_fused=False)
+    return dali_batches(urls, workers, is_fused=False)
 
 
 def dali_fused(urls: list[str], workers: int) -> Iterable[Batch]:
     """DALI on the CPU, which decodes only the crop."""
-    return _dali_batches(urls, workers, is_fused=True)
+    return dali_batches(urls, workers, is_fused=True)
 
 
 def spdl(urls: list[str], workers: int) -> Iterator[Batch]:

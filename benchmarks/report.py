@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench_growth import plot as plot_growth
+from crops import SIZE
 from loaders import LOADERS, LOCAL, OURS, REFERENCE
 from plots import Bar, Panels, bar_of, panels_of, plot_ratios
 
@@ -281,6 +282,59 @@ def section_of_training(facts: Any) -> Section:
     return Section(text, {f"{facts['training']}, relative to {facts['limit']}": panels})
 
 
+def section_of_gpu(facts: Any) -> Section:
+    """Return a table for each model: a row for each loader, and a column for each number of workers."""
+    texts = []
+    panels: dict[str, dict[str, Bar]] = {}
+    for model, runs in facts["runs"].items():
+        numbers = sorted({run["workers"] for run in runs})
+        loaders = dict.fromkeys(run["loader"] for run in runs)
+        cells = {
+            name: [[run for run in _runs_of(runs, name) if run["workers"] == n] for n in numbers] for name in loaders
+        }
+        rows = [[name, *(_gpu_cell(found) for found in cells[name])] for name in loaders]
+        limits = facts["limit"][model]
+        limit = statistics.median(run["samples_per_s"] for run in limits)
+        rates = _range([f"{run['samples_per_s']:,.0f}" for run in limits])
+        title = f"{model} on one {facts['device']}"
+        texts.append(f"**{title}**: {rates} images/s with data on the device")
+        texts.append(table(("loader", *(f"{n} worker{'s' * (n > 1)}" for n in numbers)), rows))
+        bars = panels[f"{title}, relative to data on the device"] = {}
+        for name, row in cells.items():
+            most = [found for found in row if found][-1]
+            bars[f"{name}, {most[0]['workers']} workers"] = bar_of(run["samples_per_s"] / limit for run in most)
+    if copies := facts["copies"]:
+        times = {name: f"{1e3 * seconds:.2f} ms" for name, seconds in copies.items()}
+        texts.append(
+            f"Copying a batch of {facts['batch'] * 3 * SIZE * SIZE / 1e6:.1f} MB to the GPU takes {times['pinned_s']} "
+            f"from page-locked memory, and the call returns after {times['pinned_returns_s']}. From other memory, it "
+            f"takes {times['pageable_s']}, and the call returns after {times['pageable_returns_s']}. Pinning the batch "
+            f"takes {times['pin_s']}, in a thread."
+        )
+    texts += [f"Left out: {name}: `{reason}`" for name, reason in facts["left_out"].items()]
+    texts.append("With " + ", ".join(f"{name} {number}" for name, number in facts["versions"].items()) + ".")
+    return Section("\n\n".join(texts), panels)
+
+
+def _runs_of(runs: Iterable[Any], loader: str) -> list[Any]:
+    return [run for run in runs if run["loader"] == loader]
+
+
+def _gpu_cell(runs: Sequence[Any]) -> str:
+    """Return the images per second, and in parentheses the share of busy time and the number of cores."""
+    if not runs:
+        return ""
+    rates = _range([f"{run['samples_per_s']:,.0f}" for run in runs])
+    shares = _range([f"{1 - run['idle']:.0%}" for run in runs])
+    cores = _range([f"{run['cores']:.0f}" for run in runs])
+    return f"{rates} ({shares}, {cores})"
+
+
+def _range(texts: Sequence[str]) -> str:
+    """Return the figures of several rounds."""
+    return " / ".join(dict.fromkeys(texts))
+
+
 SECTIONS: dict[str, Callable[[Any], Section]] = {
     "end_to_end": section_of_loaders,
     "reading": section_of_contests,
@@ -291,6 +345,7 @@ SECTIONS: dict[str, Callable[[Any], Section]] = {
     "state": section_of_states,
     "growth": section_of_growth,
     "training": section_of_training,
+    "gpu": section_of_gpu,
 }
 
 

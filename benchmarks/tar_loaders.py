@@ -60,11 +60,11 @@ def crop_pair(pair: tuple[Image.Image, int]) -> tuple[torch.Tensor, int]:
     return random_resized_crop(pair[0]), pair[1]
 
 
-def ours(urls: list[str], workers: int, *, pin_memory: bool = False) -> Iterable[Batch]:
+def ours(urls: list[str], workers: int, *, batch: int = BATCH, pin_memory: bool = False) -> Iterable[Batch]:
     """Return our pipeline, which crops while decoding, in ``DataLoader2`` with our reading service."""
     from our_pipelines import decoded_as_batches
 
-    return _in_our_service(decoded_as_batches(urls), workers, pin_memory=pin_memory)
+    return _in_our_service(decoded_as_batches(urls, batch), workers, pin_memory=pin_memory)
 
 
 def ours_scaled(urls: list[str], workers: int) -> Iterable[Batch]:
@@ -90,14 +90,14 @@ def _in_our_service(batches: Any, workers: int, *, pin_memory: bool = False) -> 
     return loader
 
 
-def dataloader(urls: list[str], workers: int, *, pin_memory: bool = False) -> Iterable[Batch]:
+def dataloader(urls: list[str], workers: int) -> Iterable[Batch]:
     """Return our pipeline in PyTorch's ``DataLoader``."""
     from our_pipelines import decoded_as_batches
 
-    return DataLoader(decoded_as_batches(urls), batch_size=None, num_workers=workers, pin_memory=pin_memory)
+    return DataLoader(decoded_as_batches(urls), batch_size=None, num_workers=workers)
 
 
-def webdataset(urls: list[str], workers: int, *, pin_memory: bool = False) -> Iterable[Batch]:
+def webdataset(urls: list[str], workers: int, *, batch: int = BATCH, pin_memory: bool = False) -> Iterable[Batch]:
     """Return the pipeline of webdataset in its ``WebLoader``, which reads from S3 through a command."""
     import webdataset as wds
     from webdataset.tariterators import tarfile_to_samples
@@ -110,7 +110,7 @@ def webdataset(urls: list[str], workers: int, *, pin_memory: bool = False) -> It
         wds.decode("pil"),
         wds.to_tuple("jpg", "cls"),
         wds.map(crop_pair),
-        wds.batched(BATCH),
+        wds.batched(batch),
     )
     loader: Iterable[Batch] = wds.WebLoader(pipeline, batch_size=None, num_workers=workers, pin_memory=pin_memory)
     return loader
