@@ -65,7 +65,8 @@ class AccessOptions:
             a manifest must exist. Of several processes, one builds, and the others wait for it; see `build_indexes`.
         open_shards: the most shards that a process keeps open.
         cache_dir: a folder for copies of remote shards, as of ``.cache_wds_shards()``: each shard is downloaded as a
-            whole before its first sample is read. By default, samples are requested from the store.
+            whole before its first sample is read. A loader with a seed knows the next epoch: its first shards are
+            downloaded before this epoch ends. By default, samples are requested from the store.
         cache_bytes: the most bytes of all copies in ``cache_dir``; by default, it is limited only by the disk. Copies
             that this epoch has already used are evicted first. Samples of shards that do not fit, as all others are in
             use, are requested from the store, with a warning.

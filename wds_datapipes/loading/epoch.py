@@ -121,8 +121,7 @@ class EpochSeeds:
             return derived_seed("epoch", self.first, number)
         seeds = [self.first]
         while len(seeds) <= max(number, self.epoch):
-            following = SeedGenerator(seeds[-1]).generate_shared_seed()
-            seeds.append(SeedGenerator(following).generate_shared_seed() if is_split else following)
+            seeds.append(_seed_after(seeds[-1], is_split=is_split))
         if self.epoch >= 0 and seeds[self.epoch] != self.seed:
             raise StateError(
                 f"The seeds of this run are known for epoch {self.epoch} only, which set_epoch({self.epoch}) has "
@@ -130,10 +129,22 @@ class EpochSeeds:
             )
         return seeds[number]
 
+    def following(self, *, is_split: bool) -> SeedGenerator:
+        """Return the generator of the next epoch, if that begins as this one did: selected by its number, or not."""
+        if self.seed == derived_seed("epoch", self.first, self.epoch):
+            return SeedGenerator(self.of_epoch(self.epoch + 1, is_split=is_split))
+        return SeedGenerator(_seed_after(self.seed, is_split=is_split))
+
     def end(self, seed_generator: Any) -> None:
         """Advance the generator, so that the next epoch has a different order; the result is the same on every rank."""
         seed_generator.seed(seed_generator.generate_shared_seed())
         self.next = seed_of(seed_generator)
+
+
+def _seed_after(seed: int, *, is_split: bool) -> int:
+    """Return the seed of the epoch after one that was not selected; see `EpochSeeds.of_epoch`."""
+    found = SeedGenerator(seed).generate_shared_seed()
+    return SeedGenerator(found).generate_shared_seed() if is_split else found
 
 
 def seed_of(seed_generator: Any) -> int:
@@ -153,7 +164,7 @@ def is_drawn(seed_generator: Any) -> bool:
     return seed_of(seed_generator) == getattr(_drawn, "seed", None)
 
 
-def seed_stages(pipe: Any, seed_generator: Any) -> None:
+def seed_stages(pipe: Any, seed_generator: Any, following: SeedGenerator | None = None) -> None:
     """Seed every stage that takes a seed: the same on every worker and rank before the split, different ones after it.
 
     A stage whose ``shares_seed`` is true has the same seed everywhere, even after the split.
@@ -164,6 +175,7 @@ def seed_stages(pipe: Any, seed_generator: Any) -> None:
     Args:
         pipe: the last stage.
         seed_generator: the seed generator of this worker.
+        following: the seed generator of the next epoch, if it is known.
     """
     derive_later_seeds(pipe)
     # Draw the seeds in the same order as torchdata, so that the order for a given seed does not change.
@@ -177,6 +189,11 @@ def seed_stages(pipe: Any, seed_generator: Any) -> None:
     sharing = [stage for stage in after if declared(stage).shares_seed]
     for number, stage in enumerate(sharing):
         stage.set_seed(derived_seed("shares_seed", seed_of(seed_generator), number))
+    if following is not None:
+        for stage in filter(takes_seed, before):
+            stage.next_seed = following.generate_shared_seed()
+        for number, stage in enumerate(sharing):
+            stage.next_seed = derived_seed("shares_seed", seed_of(following), number)
 
 
 def refuse_hidden_stages(pipe: Any) -> None:
@@ -224,6 +241,7 @@ class EpochStart:
         iter_reset_fn: the reset function of another reading service, called with the pipe, which it returns.
         worker_reset_fn: the user's, called with the pipe, the worker and the generator; it returns the pipe.
         info: the ``WorkerInfo`` of this process.
+        following: the seed generator of the next epoch, if it is known.
     """
 
     seeds: Any
@@ -233,6 +251,7 @@ class EpochStart:
     iter_reset_fn: Callable[[Any], Any] | None = None
     worker_reset_fn: Callable[[Any, Any, Any], Any] | None = None
     info: Any = None
+    following: SeedGenerator | None = None
 
 
 class EpochRun:
@@ -263,7 +282,7 @@ class EpochRun:
         remove_listings(pipe)
         if start.owns_generators:
             _seed_generators(start)
-        seed_stages(pipe if seeded is None else seeded, start.seeds)
+        seed_stages(pipe if seeded is None else seeded, start.seeds, start.following)
         if start.iter_reset_fn is not None:
             pipe = call_with_pipeline("iter_reset_fn", start.iter_reset_fn(pipe))
         if start.worker_reset_fn is not None:

@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -179,19 +179,25 @@ class Passes:
     def __init__(self) -> None:
         #: For each of the last passes, the last use of any copy before it began.
         self._begun = deque([0], maxlen=STALE_PASSES + 1)
+        self._expected = set[str]()
+
+    def expect(self, copies: Iterable[Entry]) -> None:
+        """Keep the copies with which the next pass begins longer than others that were used in this pass."""
+        self._expected.update(copy.digest for copy in copies)
 
     def begin(self, folder: Path) -> None:
         """Begin a pass."""
+        self._expected.clear()
         try:
             self._begun.append((folder / FOLDER_LOCK).stat().st_mtime_ns)
         except OSError:  # nothing was ever copied
             self._begun.append(0)
 
     def priority(self, entry: Entry) -> tuple[int, int]:
-        """Return a key by which copies are evicted: stale ones, then those that were used in this pass, then others."""
+        """Return a key by which copies are evicted: stale ones, those used in this pass, expected ones, then others."""
         last_use = entry.last_use()
-        group = 0 if last_use <= self._begun[0] else 1 if last_use > self._begun[-1] else 2
-        return group, last_use
+        group = 0 if last_use <= self._begun[0] else 1 if last_use > self._begun[-1] else 3
+        return max(group, 2 * (entry.digest in self._expected)), last_use
 
 
 Priority: TypeAlias = "Callable[[Entry], Any]"

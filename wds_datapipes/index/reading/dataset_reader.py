@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias, TypeVar
 import numpy as np
 
 from wds_datapipes.counters import Counters
-from wds_datapipes.errors import ChangedShardError, MissingSidecarError, WdsError
+from wds_datapipes.errors import CacheError, ChangedShardError, MissingSidecarError, WdsError
 from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
@@ -22,7 +23,7 @@ from wds_datapipes.index.reading.sample_reader import SampleReader
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.call_threads import CallThreads
 from wds_datapipes.io.openers import local_path, redact
-from wds_datapipes.shard_cache.entry import Entry, Priority
+from wds_datapipes.shard_cache.entry import Entry, Priority, stamp
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
 from wds_datapipes.types import Sample
 
@@ -77,14 +78,17 @@ class DatasetReader:
         counters: Counters | None = None,
     ) -> None:
         self._urls, self._sizes, self._access = urls, sizes, access
-        self._counters = counters or Counters()
+        self.counters = counters or Counters()
         self._fields, self._names = fields, names
         self._is_local = all(local_path(url) is not None for url in urls)
         self._readers = OrderedDict[int, Future[SampleReader]]()  # the one that was used last is at the end
         self._cache = (
             None if access.cache_dir is None else CacheFolder(access.cache_dir, access.cache_bytes, priority=priority)
         )
-        self._is_closed = False
+        self._is_ahead = False
+        self._next: DatasetReader | None = None
+        self._next_lock = threading.Lock()
+        self.is_closed = False
         self._threads = CallThreads(THREADS, "wds-read-ahead")
 
     def __enter__(self) -> Self:
@@ -223,9 +227,30 @@ class DatasetReader:
         self._readers[shard] = opened
         return reader
 
+    def open_next(self, following: DatasetReader, shards: Iterable[int]) -> None:
+        """Let the reader of the next epoch begin to open some shards; copies are downloaded meanwhile.
+
+        One that cannot be opened now is opened when it is due. If this reader needs the space of the copies, it closes
+        the other one.
+        """
+        following._is_ahead = True
+        with self._next_lock:
+            self._next = following
+            following._open_soon(shards)
+
+    def begin(self, counters: Counters) -> None:
+        """Begin an epoch, for which shards may have been opened before; their copies are used in this pass."""
+        self.counters, self._is_ahead = counters, False
+        for shard, opened in [*self._readers.items()]:
+            if opened.done() and (opened.cancelled() or opened.exception() is not None):
+                del self._readers[shard]
+            elif self._cache is not None:
+                with suppress(OSError):  # there is no copy of a local shard
+                    stamp(self._cache.path, self._cache.entry(self._urls[shard]).facts_path)
+
     def close(self) -> None:
         """Close all shards, and abort the requests that read ahead."""
-        self._is_closed = True
+        self.is_closed, self._next = True, None
         self._threads.stop()
         readers, self._readers = self._readers, OrderedDict()
         for opened in readers.values():
@@ -267,16 +292,24 @@ class DatasetReader:
             copy=copy,
             copy_path=copy_path,
             extra={} if self._names is None else {"__dataset__": self._names[shard]},
-            counters=self._counters,
+            counters=self.counters,
         )
 
-    def _open_copy(self, cache: CacheFolder, url: str, facts: ShardFacts) -> BinaryIO | None:
+    def _open_copy(self, cache: CacheFolder, url: str, facts: ShardFacts, *, is_last: bool = False) -> BinaryIO | None:
         """Return the copy of a shard, which is downloaded if needed; None if there is no space for it."""
-        options = {"storage_options": self._access.storage_options, "counters": self._counters}
+        options = {"storage_options": self._access.storage_options, "counters": self.counters}
         request = DownloadRequest(url, facts.bytes, facts.sha256, options)
+        is_ahead = self._is_ahead  # when it begins: the epoch may begin meanwhile
         try:
-            return cache.open(request, should_continue=lambda: not self._is_closed)
+            return cache.open(request, should_continue=lambda: not self.is_closed)
         except CacheFullError:
+            if is_ahead:
+                raise CacheError(f"The cache has no space for {request.name} yet") from None
+            with self._next_lock:
+                following = self._next
+            if following is not None and not is_last:
+                following.close()
+                return self._open_copy(cache, url, facts, is_last=True)
             cache.warn_cache_full(request)
             return None
 

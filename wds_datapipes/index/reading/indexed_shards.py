@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,7 +27,7 @@ from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, note
 from wds_datapipes.samples.fields import Lacking, describe_sample
-from wds_datapipes.shard_cache.entry import Passes
+from wds_datapipes.shard_cache.entry import Entry, Passes
 from wds_datapipes.types import Sample
 
 
@@ -77,6 +78,8 @@ class IndexedShards:
         self._all_sizes = self.sizes = np.array([size for _, size in every], np.int64)
         self._starts = np.cumsum(self._all_sizes) - self._all_sizes
         self._readers: tuple[int, list[DatasetReader]] | None = None
+        #: The process and its readers for the next epoch, which the stack closes.
+        self._ahead: tuple[int, list[DatasetReader], ExitStack] | None = None
         self._passes = Passes()
         if not self._all_sizes.any():
             raise EmptySourceError(f"There are no samples in {len(every)} shards. Check the pattern of the shards")
@@ -178,16 +181,50 @@ class IndexedShards:
         return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_readers": None}
+        return {**vars(self), "_readers": None, "_ahead": None}
 
     @contextmanager
     def open(self, counters: Counters) -> Iterator[list[DatasetReader]]:
         """Open readers of all shards, and of those that are joined, for an epoch."""
         if self._access.cache_dir is not None:
             self._passes.begin(Path(self._access.cache_dir))
+        (process, readers, stack), self._ahead = self._ahead or (0, [], ExitStack()), None
+        if process != os.getpid() or any(reader.is_closed for reader in readers):
+            stack.close()
+            readers = self._open_all(stack, counters)
+        with stack:
+            for reader in readers:
+                reader.begin(counters)
+            yield readers
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether copies of shards are kept in a cache."""
+        return self._access.cache_dir is not None
+
+    def open_ahead(self, readers: Sequence[DatasetReader], chunk: Chunk) -> None:
+        """Begin to open the shards of samples with which the next epoch begins, until `open` is called for it.
+
+        Args:
+            readers: those of `open`.
+            chunk: the shards of the samples, and their places among the selected samples of the shards.
+        """
+        own = self.find(chunk)
+        others = zip(self._joins, self._others, strict=True)
+        chunks = [own, *(self._counterparts(*other, own) for other in others)]
+        folder, stack = Path(str(self._access.cache_dir)), ExitStack()
+        self._ahead = os.getpid(), self._open_all(stack, readers[0].counters), stack
+        weakref.finalize(self, stack.close)
+        for each, reader, following, (found, _) in zip(
+            (self, *self._others), readers, self._ahead[1], chunks, strict=True
+        ):
+            shards = [*dict.fromkeys(found[found >= 0].tolist())][: self.most_open]
+            self._passes.expect(Entry.of(folder, each.urls[shard]) for shard in shards)
+            reader.open_next(following, shards)
+
+    def _open_all(self, stack: ExitStack, counters: Counters) -> list[DatasetReader]:
         options = {"priority": self._passes.priority, "counters": counters}
-        with ExitStack() as stack:
-            yield [stack.enter_context(each._open(**options)) for each in (self, *self._others)]
+        return [stack.enter_context(each._open(**options)) for each in (self, *self._others)]
 
     def _open(self, **options: Any) -> DatasetReader:
         return DatasetReader(

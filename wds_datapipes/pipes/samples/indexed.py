@@ -21,6 +21,7 @@ from wds_datapipes.index.order.lanes import Lanes, check_lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder, integer_weights
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
+from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.sample_table import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
@@ -233,9 +234,9 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
         substitutes = self.remainder != "keep"
         marks = self.remainder == "pad" or (substitutes and not policy.always_raises)
-        chunks = chain([np.array(again, np.int64)], self._share(self._rest).positions(self._done))
         left = len(again)
         with self._shards.open(self.counters) as readers:
+            chunks = chain([np.array(again, np.int64)], self._positions(readers, self._share(self._rest), self._done))
             samples = self._shards.read_epoch(readers, order, chunks, policy=policy, substitutes=substitutes)
             for sample, self._position, is_substitute in samples:
                 left -= 1
@@ -247,6 +248,21 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         if policy.has_ended:
             policy.count_unread(self._share(self._rest), self._done + 1)
         policy.finish()
+
+    def _positions(self, readers: Sequence[DatasetReader], share: BatchShare, done: int) -> Iterator[Numbers]:
+        """Yield the positions that remain to be read; before their end, open the first shards of the next epoch.
+
+        That is when the last window of each lane is half read, as other processes may still open its first shards.
+        """
+        left, seed = len(share) - done, self.next_seed
+        part = self.epoch.window_shards * self.lanes / len(self._shards.sizes) if self.order == "window" else 0
+        for chunk in share.positions(done):
+            yield chunk
+            left -= len(chunk)
+            if self._shards.has_copies and seed is not None and left <= len(share) * min(part, 1) / 2:
+                first = next(self._share().positions())
+                self._shards.open_ahead(readers, self.order_of_epoch(seed).find(first))
+                seed = None
 
     def _warn_of_reopened_shards(self) -> None:
         """Warn if the windows of this rank's lanes have more shards than are kept open."""
@@ -261,10 +277,13 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             f"windows by EpochOptions(window_shards=), fewer lanes, or AccessOptions(open_shards={lanes * window})"
         )
 
-    def order_of_epoch(self) -> LaneOrder:
-        """Return the order of the epoch whose seed was set last."""
+    def order_of_epoch(self, seed: int | None = None) -> LaneOrder:
+        """Return the order of the epoch with a seed; by default, of the one whose seed was set last."""
         order = self.order if self._shuffles else "sequential"
-        seed = 0 if order == "sequential" else self.take_seed()
+        if order == "sequential":
+            seed = 0
+        elif seed is None:
+            seed = self.take_seed()
         lanes = Lanes(self._count, self.global_batch_size or 1, self.lanes)
         samples = self._order_of_samples(order, seed, lanes)
         if self._shards.lengths is not None:

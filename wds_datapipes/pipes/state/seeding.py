@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: the one that marks a wrapped method.
 SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
 #: The attributes of a `SeededStage` with its seeds.
-SEEDS = frozenset({"_seed", "_last_seed", "_own_seed"})
+SEEDS = frozenset({"_seed", "_last_seed", "_own_seed", "next_seed"})
 
 
 class SeededStage:
@@ -29,15 +29,19 @@ class SeededStage:
 
     A loader sets seeds once per epoch, but a later stage, such as ``.cycle(2)``, may restart this one more often. Even
     then, stages before the split must draw the same numbers in all workers and ranks.
+
+    Attributes:
+        next_seed: the seed of the next epoch, as far as the loader knows it, so that a stage can prepare for it.
     """
 
     derives_seeds = True
+    next_seed: int | None = None
     _seed: int | None = None
     _last_seed: int | None = None
 
     def set_seed(self, seed: int) -> Self:
         """Set the seed of the next pass; called by loaders."""
-        self._seed = seed
+        self._seed, self.next_seed = seed, None
         return self
 
     def take_seed(self) -> int:
