@@ -154,7 +154,7 @@ class Benchmark:
                     if loader.has_same_boxes and off > MAX_DIFFERENCE:
                         raise WorkError(f"its pixels differ by {off:.1f} levels from Pillow's")
                     self.facts["levels_off"][name] = off if loader.has_same_boxes else None
-                found = self._train(self.trainers[model], chain([first], batches))
+                found = self._train(self.trainers[model], chain([first], batches), workers)
         except Exception as error:  # noqa: BLE001 - the other loaders are measured anyway
             self.facts["left_out"][name] = f"{type(error).__name__}: {error}".split("\n")[0][:200]
             print(f"left out: {name}, {workers} workers: {error}", flush=True)
@@ -164,8 +164,9 @@ class Benchmark:
             print(f"{model}, {name}, {workers} workers: {_line(found)}, {to_first:.2f} s to first", flush=True)
         write_report(self.arguments.json, self.facts)
 
-    def _train(self, trainer: Trainer, batches: Iterator[Batch]) -> Training:
-        return trainer.train(batches, duration_s=self.arguments.seconds, warm_up_s=self.arguments.seconds / 4)
+    def _train(self, trainer: Trainer, batches: Iterator[Batch], multiple: int = 1) -> Training:
+        seconds = self.arguments.seconds
+        return trainer.train(batches, duration_s=seconds, warm_up_s=seconds / 4, multiple=multiple)
 
 
 def _versions() -> Iterator[tuple[str, str]]:

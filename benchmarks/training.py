@@ -139,23 +139,30 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
 
-    def train(self, batches: Iterator[Batch], *, duration_s: float, warm_up_s: float = 0) -> Training:
-        """Train for some time after a warm-up; there must be enough batches."""
-        self._train(batches, warm_up_s, WARM_UP)
+    def train(
+        self, batches: Iterator[Batch], *, duration_s: float, warm_up_s: float = 0, multiple: int = 1
+    ) -> Training:
+        """Train for some time after a warm-up; there must be enough batches.
+
+        The number of steps is a multiple of a number, such as that of the workers, whose batches arrive together.
+        """
+        self._train(batches, warm_up_s, WARM_UP, multiple)
         cpu = cpu_seconds()
         begin = time.perf_counter()
-        samples, spans = self._train(batches, duration_s, 1)
+        samples, spans = self._train(batches, duration_s, 1, multiple)
         elapsed = time.perf_counter() - begin
         busy = sum(span() for span in spans)
         cores = (cpu_seconds() - cpu) / elapsed
         return Training(samples / elapsed, 1e3 * busy / len(spans), max(0.0, 1 - busy / elapsed), cores)
 
-    def _train(self, batches: Iterator[Batch], duration_s: float, steps: int) -> tuple[int, list[Callable[[], float]]]:
+    def _train(
+        self, batches: Iterator[Batch], duration_s: float, steps: int, multiple: int
+    ) -> tuple[int, list[Callable[[], float]]]:
         """Train for some time, and at least for some steps; return the number of samples, and the time of each step."""
         samples = 0
         spans: list[Callable[[], float]] = []
         begin = time.perf_counter()
-        while len(spans) < steps or time.perf_counter() - begin < duration_s:
+        while len(spans) < steps or len(spans) % multiple or time.perf_counter() - begin < duration_s:
             images, labels = next(batches)
             samples += len(labels)
             spans.append(self._run(images, labels))
