@@ -356,8 +356,8 @@ STREAMS: dict[str, Build] = {
 }
 #: These resume by replay.
 REPLAYED: dict[str, Build] = {
-    "batches taken apart": lambda: split().shuffle_samples(5).batch(3).unbatch_samples(collated=False),
-    "parts of samples": lambda: split().map(some).unbatch_samples(collated=False).shuffle_samples(6),
+    "batches taken apart": lambda: split().shuffle_samples(5).batch(3).unbatch(),
+    "parts of samples": lambda: split().map(some).unbatch().shuffle_samples(6),
     "columns of batches": lambda: split().to_tuple("__key__", "cls").batch(2).collate().unbatch_samples(),
     "functions": lambda: split().shuffle_samples(5).compose(neighbours).map_samples(as_it_is),
     "joined columns": lambda: split().add_columns(more_of).shuffle_samples(5),

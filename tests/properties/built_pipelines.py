@@ -117,7 +117,7 @@ STAGES: dict[str, Any] = {
     "key": lambda pipe: pipe.map(key_of),
     "batch": lambda pipe, size, drop_last: pipe.batch(size, drop_last=drop_last),
     "buckets": lambda pipe, size: pipe.bucket_samples(parity_of, boundaries=[0], batch_size=size),
-    "unbatch": lambda pipe: pipe.unbatch_samples(collated=False),
+    "unbatch": lambda pipe: pipe.unbatch(),
     "slice": lambda pipe, *positions: pipe.slice_samples(*positions),
     "with_epoch": lambda pipe, count: pipe.with_epoch(count),
 }

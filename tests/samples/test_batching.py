@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from wds_datapipes.samples.batching import split_lists, unbatch_samples
+from wds_datapipes.samples.batching import unbatch_samples
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - a plain one, as torch's collate knows them
 
@@ -79,21 +79,13 @@ def test_numbers_in_tensors_stay_tensors() -> None:
     assert type(real) is np.float32
 
 
-def test_lists_of_samples_are_unbatched_unchanged() -> None:
-    samples = [{"a": [1, 2]}, "b", (3, 4), None]
-    assert list(split_lists([samples[:1], [], tuple(samples[1:3]), iter(samples[3:])])) == samples
-    for batch, kind in ({"a": [1]}, "dict"), (b"ab", "bytes"), (3, "int"):
-        with pytest.raises(TypeError, match=f"splits lists of samples, but got a {kind}"):
-            list(split_lists([batch]))
-
-
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
         ({"a": [1, 2], "b": {"c": torch.zeros(3)}}, r"batch\['a'\] has 2 items and batch\['b'\]\['c'\] has 3. A li"),
         ({}, "got a dict without columns"),
         ({"a": [1, 2], "b": torch.tensor(3)}, r"got a Tensor of shape \(\) in batch\['b'\]"),
-        ([{"__key__": "a", "x": [0]}], r"got a str in batch\[0\]\['__key__'\]. To split lists of samples, pass"),
+        ([{"__key__": "a", "x": [0]}], r"got a str in batch\[0\]\['__key__'\]. To split lists of samples, use"),
         (3, "got a int in batch"),
     ],
 )

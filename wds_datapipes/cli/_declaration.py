@@ -40,7 +40,6 @@ class Bounds(NamedTuple):
 
 Natural: TypeAlias = Annotated[int, Bounds(int, 0)]
 Positive: TypeAlias = Annotated[int, Bounds(int, 1)]
-Share: TypeAlias = Annotated[float, Bounds(float, 0, 1)]
 
 HEADING = re.compile(r"[A-Z][\w ]*:")
 ENTRY = re.compile(r"((?:--[a-z-]+(?:/--[a-z-]+)?(?:, -\w)?)|[A-Z]+)(?: (\S+))?: (.+)")
@@ -114,7 +113,10 @@ def declare_options(
 
     def run(values: dict[str, Any]) -> None:
         for name, kind in groups.items():
-            values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+            try:
+                values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+            except ValueError as error:  # noqa: PERF203  a few groups
+                parser.error(str(error))
         command(**values)
 
     return added, run

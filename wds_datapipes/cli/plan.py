@@ -6,31 +6,27 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from wds_datapipes.cli._app import WrongUse
-from wds_datapipes.cli._declaration import Positive
 from wds_datapipes.cli._options import StoreArguments, parse_bytes, parse_pairs, wrong_use
 from wds_datapipes.cli._report import plural, print_json, print_table
-from wds_datapipes.extras import require
 from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.run_plan import RunPlan, RunShape, plan_run
 
 #: What ``--compare`` can vary.
 COMPARED = ("lanes", "window_shards", "open_shards", "cache_bytes", "hosts", "num_workers", "order")
-#: The figures of the table and of the plot, with their titles.
-FIGURES = {
-    "opens_per_sample": "opens per sample",
-    "shards_per_host": "shards per host",
-    "shards_per_batch": "shards per batch",
-    "bytes_per_epoch": "bytes of the last epoch",
-    "hit_rates": "hits",
-}
+#: The titles of the columns of the table.
+TITLES = ("", "opens per sample", "shards per host", "shards per batch", "bytes of the last epoch", "hits")
+
+
+def bytes_of(text: str) -> int | None:
+    """Return a number of bytes; None stands for no cache."""
+    return int(parse_bytes(text, "--cache-bytes")) if text != "none" else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunArguments:
+class RunArguments(RunShape):
     """The options that describe a run.
 
     Run:
@@ -51,25 +47,7 @@ class RunArguments:
         --cache-bytes BYTES: The space for copies on each host, such as 4TB; by default, there is no cache.
     """
 
-    global_batch_size: Positive
-    hosts: Positive = 1
-    ranks_per_host: Positive = 8
-    num_workers: Positive = 8
-    epochs: Positive = 3
-    steps_per_s: float = 1.0
-    seed: int = 0
-    order: Literal["global", "window", "sequential"] = "window"
-    lanes: Positive = 1
-    window_shards: Positive = 16
-    remainder: Literal["drop", "pad", "keep"] = "drop"
-    open_shards: Positive = 64
-    cache_bytes: str = ""
-
-    @property
-    def shape(self) -> RunShape:
-        """The shape of the run."""
-        with wrong_use():
-            return RunShape(**{**asdict(self), "cache_bytes": bytes_of(self.cache_bytes)})
+    cache_bytes: Annotated[int, bytes_of] | None = None
 
 
 def plan(
@@ -77,7 +55,6 @@ def plan(
     options: RunArguments,
     stores: StoreArguments,
     compare: list[str] | None = None,
-    plot: str | None = None,
     price: float = 0.4,
     json: bool = False,
 ) -> None:
@@ -88,25 +65,20 @@ def plan(
     Options:
         MANIFEST: The manifest of the dataset, as `index --manifest` writes it.
         --compare NAME=VALUES: Print a table of plans, such as lanes=1,64,512; may be repeated, for all combinations.
-        --plot FILE: Draw the figures of --compare, as PNG, SVG or PDF; needs the extra "plot".
         --price DOLLARS: The price of a million requests to the store.
         --json: Print the facts as JSON.
     """
-    if plot and not compare:
-        raise WrongUse("--plot draws the plans that --compare makes, which is missing")
     dataset = read_manifest(manifest, storage_options=stores.store)
-    shapes = list(variants(options.shape, compare or ()))
+    shapes = list(variants(options, compare or ()))
     with wrong_use():
         plans = [plan_run(dataset, shape) for shape, _ in shapes]
     names = [" ".join(f"{name}={value}" for name, value in varied.items()) for _, varied in shapes]
     if json:
-        print_json([{**asdict(shape), **each.as_dict()} for (shape, _), each in zip(shapes, plans, strict=True)])
+        print_json([{**asdict(shape), **asdict(each)} for (shape, _), each in zip(shapes, plans, strict=True)])
     elif compare:
-        print_table([("", *FIGURES.values()), *(row_of(name, each) for name, each in zip(names, plans, strict=True))])
+        print_table([TITLES, *(row_of(name, each) for name, each in zip(names, plans, strict=True))])
     else:
-        print_plan(options.shape, plans[0], price)
-    if plot:
-        draw(plot, names, plans)
+        print_plan(options, plans[0], price)
     for name, each in zip(names, plans, strict=True):
         for warning in each.warnings if not json else ():
             sys.stdout.write(f"Warning: {name}{': ' if name else ''}{warning}\n")
@@ -128,11 +100,6 @@ def variants(shape: RunShape, compare: Sequence[str]) -> list[tuple[RunShape, di
             }
             found.append((replace(shape, **parsed), varied))
     return found
-
-
-def bytes_of(text: str) -> int | None:
-    """Return a number of bytes; None stands for no cache."""
-    return int(parse_bytes(text, "--cache-bytes")) if text and text != "none" else None
 
 
 def row_of(name: str, found: RunPlan) -> tuple[str, ...]:
@@ -172,27 +139,3 @@ def print_plan(shape: RunShape, found: RunPlan, price: float) -> None:
     ]
     print_table(rows)
     sys.stdout.write(f"{plural(len(found.warnings), 'warning')}\n")
-
-
-def draw(path: str, names: Sequence[str], plans: Sequence[RunPlan]) -> None:
-    """Draw the figures of some plans, one below the other."""
-    pyplot: Any = require("matplotlib.pyplot", extra="plot", purpose="draw plans")
-    pyplot.switch_backend("agg")
-    shown = {name: title for name, title in FIGURES.items() if name != "hit_rates" or plans[0].hit_rates}
-    figure, axes = pyplot.subplots(1, len(shown), figsize=(2.2 * len(shown) + 2, 0.4 * len(names) + 1.2), sharey=True)
-    texts = list(zip(*(row_of("", each)[1:] for each in plans), strict=True))
-    for axis, (name, title), labels in zip(axes, shown.items(), texts, strict=False):
-        values = [getattr(each, name) for each in plans]
-        bars = axis.barh(names, [value[-1] if isinstance(value, tuple) else value for value in values])
-        axis.bar_label(bars, labels, padding=2)
-        axis.set_title(title, fontsize="medium", loc="left")
-        axis.margins(x=0.3)
-        axis.tick_params(bottom=False, labelbottom=False, left=False)
-        axis.spines[:].set_visible(False)
-    axes[0].invert_yaxis()
-    try:
-        figure.savefig(path, bbox_inches="tight", dpi=150)
-    except (OSError, ValueError) as error:
-        raise WrongUse(f"--plot {path}: {error}") from None
-    finally:
-        pyplot.close(figure)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 
@@ -121,10 +120,6 @@ class RunPlan:
     cache_bytes: int
     worker_bytes: int
     warnings: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON values."""
-        return asdict(self)
 
 
 def plan_run(manifest: Manifest, shape: RunShape) -> RunPlan:

@@ -110,16 +110,6 @@ def unbatch_samples(source: Iterable[Any]) -> Iterator[Any]:
         yield from _rows(batch, ())
 
 
-def split_lists(source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the items of each list unchanged."""
-    for batch in source:
-        if isinstance(batch, Mapping | str | bytes) or not isinstance(batch, Iterable):
-            raise TypeError(
-                f"unbatch_samples(collated=False) splits lists of samples, but got a {type(batch).__name__}"
-            )
-        yield from batch
-
-
 def _columns(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield the path and the length of each column of a batch."""
     parts = _parts(value, path)
@@ -161,7 +151,7 @@ def _parts(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, Any]] | None:
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         raise TypeError(
             f"unbatch_samples needs batches of columns ({KINDS}), but got a {type(value).__name__}{shape} in "
-            f"{_describe_path(path)}. To split lists of samples, pass collated=False"
+            f"{_describe_path(path)}. To split lists of samples, use .unbatch()"
         )
     return None
 

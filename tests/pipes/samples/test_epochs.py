@@ -400,5 +400,5 @@ def test_a_filter_after_a_buffer_waits_until_it_is_full(urls: str) -> None:
 def test_batches_unbatched_in_many_short_passes_are_no_empty_stream(urls: str, workers: int) -> None:
     """The stages before .unbatch_samples() are copied for each pass, and no copy is mistaken for another one."""
     shards = ShardList(urls).slice_samples(1).sharding_filter()
-    pipe = samples_of(shards).to_tuple("__key__").batch(2).unbatch_samples(collated=False).with_epoch(100)
+    pipe = samples_of(shards).to_tuple("__key__").batch(2).collate().unbatch_samples().with_epoch(100)
     assert [len(epoch) for epoch in read2(pipe, workers, 2)] == [100, 100]

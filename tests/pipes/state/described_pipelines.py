@@ -182,7 +182,7 @@ ARGUMENTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "shuffle_samples": [given(3), given(4), given(4, initial=2), given(4, max_bytes=10)],
     "slice_samples": [given(100), given(110), given(10, 100), given(10, 100, 2), given(10, None)],
     "to_tuple": [given("cls"), given("txt"), given("cls", "txt"), given("cls", missing="none")],
-    "unbatch_samples": [given(), given(collated=False)],
+    "unbatch_samples": [given()],
     "wds_decode": [
         *(given(*decoders) for decoders in ((), ("pil",), ("pil", "torch_audio"), (one,))),
         *(given(handle_extension("png", function)) for function in (one, two)),

@@ -16,7 +16,7 @@ from wds_datapipes.on_error.policy import OnError, refuse_handler
 from wds_datapipes.pipes.samples.field_codecs import DecodingStage
 from wds_datapipes.pipes.samples.mapping import SeedingStage
 from wds_datapipes.pipes.stage import EngineStage, register_stage
-from wds_datapipes.samples.batching import split_lists, unbatch_samples
+from wds_datapipes.samples.batching import unbatch_samples
 from wds_datapipes.types import Sample
 
 
@@ -105,12 +105,8 @@ class SampleUnbatcher(EngineStage[Any]):
     column is a tensor, an array or a list whose first dimension is the batch; or a nested dict or tuple of columns. A
     list inside a batch is one column, also where torch has collated tuples in samples to such a list.
 
-    With ``collated=False``, a batch is a list of samples, as from ``.batch()``, or from a function that splits a sample
-    into several::
-
-        pipe = pipe.map(patches).unbatch_samples(collated=False).shuffle_samples(1000)
-
-    A pipeline with this stage resumes by replay.
+    torch's ``.unbatch()`` splits lists of samples, as from ``.batch()``, or from a function that splits a sample into
+    several. A pipeline with either of them resumes by replay.
 
     After a loader, use it to shuffle the samples of all workers in the main process::
 
@@ -123,12 +119,10 @@ class SampleUnbatcher(EngineStage[Any]):
 
     Args:
         source: yields batches.
-        collated: the batch consists of columns; otherwise it is a list, a tuple or another iterable of samples, which
-            are yielded unchanged.
 
     Raises:
         ValueError: the columns of a batch have different lengths.
-        TypeError: a batch contains a value that is not a column; or, with ``collated=False``, is not iterable.
+        TypeError: a batch contains a value that is not a column.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -139,9 +133,8 @@ class SampleUnbatcher(EngineStage[Any]):
 
     holds_items = True
 
-    def __init__(self, source: IterDataPipe[Any], *, collated: bool = True) -> None:
+    def __init__(self, source: IterDataPipe[Any]) -> None:
         self.source = source
-        self.collated = collated
 
     def __iter__(self) -> Iterator[Any]:
-        yield from (unbatch_samples if self.collated else split_lists)(self.source)
+        yield from unbatch_samples(self.source)
