@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from record_files import write_records
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper, Mapper
 from users_stages import Buckets, OwnShuffler
@@ -17,7 +18,6 @@ from users_stages import Buckets, OwnShuffler
 from wds_datapipes import ImageDecoder, IndexedSamples, RandomResizedCrop, ShardList, Stage
 from wds_datapipes.index import EpochOptions, ShardIndex
 from wds_datapipes.testing import build_shard
-from wds_datapipes.writing import RecordWriter
 
 Pipe = Any
 Build = Callable[[], Pipe]
@@ -41,9 +41,7 @@ def write_shards(times: int = 1) -> None:
             build_shard(f"{name}{shard}.tar", samples)
             build_shard(f"more-{name}{shard}.tar", [{"__key__": key, "json": n} for key, n in numbers])
             if not name and samples:
-                with RecordWriter(RECORDS[shard]) as records:
-                    for sample in samples:
-                        records.write(sample)
+                write_records(RECORDS[shard], samples)
             if name == "b":
                 build_shard(f"{name}{shard}.tar.gz", samples)
     Path("cut.tar").write_bytes(Path("2.tar").read_bytes()[:4000])

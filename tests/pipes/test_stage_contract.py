@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from record_files import write_records
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -29,7 +30,6 @@ from wds_datapipes.errors import (
     WdsError,
 )
 from wds_datapipes.testing import build_shard, check_stage
-from wds_datapipes.writing import RecordWriter
 
 SAMPLES = [{"__key__": str(key), "__url__": "a.tar", "cls": b"%d" % key, "txt": "text"} for key in range(5)]
 #: Stages without a functional name, because they start a pipeline.
@@ -155,9 +155,7 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.tar", "b.tar.gz"):
         build_shard(name, [{"__key__": str(key), "txt": b"text"} for key in range(3)])
     for name in ("a.jsonl", "b.jsonl.gz"):
-        with RecordWriter(name) as records:
-            for key in range(3):
-                records.write({"__key__": str(key), "txt": "text"})
+        write_records(name, [{"__key__": str(key), "txt": "text"} for key in range(3)])
     build_shard("more.tar", [{"__key__": str(key), "cls": b"1"} for key in range(3)])
 
 

@@ -495,7 +495,6 @@ def test_pending_tasks_are_cancelled(shards: list[str]) -> None:
     ("arguments", "error", "text"),
     [
         ({"compres": "gz"}, TypeError, "argument 'compres'"),
-        ({"format": "jsonl"}, ValueError, "format must be tar, since .* not 'jsonl'"),
         ({"compress": "rar"}, ValueError, "rar"),
         ({"retries": -1}, ValueError, "retries must be at least 0, not -1"),
         ({"num_workers": -1}, ValueError, "with an executor, not -1"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import webdataset
 from pipeline_model import Steps, key_of, number_of, others_of, shards_of
+from record_files import write_records
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 from users_stages import Buckets
@@ -17,7 +18,6 @@ from users_stages import Buckets
 from wds_datapipes import ErrorBudget, IndexedSamples, ShardList
 from wds_datapipes.index import EpochOptions, Manifest, build_indexes, read_manifest, write_manifest
 from wds_datapipes.testing import build_shard
-from wds_datapipes.writing import RecordWriter
 
 Pipe = Any
 
@@ -146,9 +146,7 @@ def write_shards(steps: Steps) -> None:
     kind, name, sizes = steps[0][1:4] if steps[0][0] == "list" else steps[0][:3]
     for shard, samples in enumerate(shards_of(name, sizes)):
         if kind == "records":
-            with RecordWriter(f"{name}-{shard}.msgpack") as writer:
-                for sample in samples:
-                    writer.write(sample)
+            write_records(f"{name}-{shard}.msgpack", samples)
             continue
         build_shard(f"{name}-{shard}.tar{'.gz' if kind == 'gz' else ''}", samples)
     if kind == "indexed":

@@ -137,7 +137,6 @@ def write(url: str, folder: Path) -> Iterator[object]:
         yield lambda pattern=pattern: fill(ShardWriter(pattern, verbose=True))
         yield lambda pattern=pattern: fill(ShardWriter(pattern, resume=True))
         yield lambda pattern=pattern: fill(ShardWriter(pattern, resume=folder / "journal", maxcount=3))
-        yield lambda pattern=pattern: ShardWriter(pattern, format="jsonl", index=True)
     good = f"pipe:cat > /dev/null; : {url}%06d" if url.startswith("pipe:") else f"{url}%06d"
     for _ in range(2):
         yield lambda: fill(ShardWriter(good, resume=folder / "good", verbose=True))

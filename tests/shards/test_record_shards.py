@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cbor2
 import msgpack
 import pytest
 import zstandard
 from faults import Fault, fault_proxy
 from nginx_server import Nginx
+from record_files import ENCODERS, write_records
 
 from wds_datapipes import ErrorBudget, ReadLimits, ShardList
 from wds_datapipes.errors import (
@@ -34,21 +34,10 @@ from wds_datapipes.shards import records
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "folder")
 
-ENCODERS: dict[str, Callable[[Any], bytes]] = {
-    "jsonl": lambda value: json.dumps(value).encode() + b"\n",
-    "msgpack": msgpack.packb,
-    "cbors": cbor2.dumps,
-}
 FORMATS = pytest.mark.parametrize("ending", ENCODERS)
 SAMPLES = [
     {"__key__": f"{number:03d}", "n": number, "text": "é" * number, "tokens": [1] * number} for number in range(9)
 ]
-
-
-def write(name: str, records: list[Any], ending: str = "") -> str:
-    encode = ENCODERS[ending or name.partition(".")[2]]
-    Path(name).write_bytes(b"".join(map(encode, records)))
-    return name
 
 
 def read(*urls: str, **options: Any) -> list[dict[str, Any]]:
@@ -68,7 +57,7 @@ def offsets(ending: str, records: list[Any]) -> list[int]:
 
 @FORMATS
 def test_samples_have_the_metadata_of_tar_samples_and_their_fields_in_order(ending: str) -> None:
-    write(f"a.{ending}", SAMPLES)
+    write_records(f"a.{ending}", SAMPLES)
     (first, *_) = ShardList(f"a.{ending}").load_wds_records()
     assert list(first) == ["__key__", "__url__", "__local_path__", "n", "text", "tokens"]
     assert (first["__url__"], first["__local_path__"]) == (f"a.{ending}", f"a.{ending}")
@@ -77,7 +66,7 @@ def test_samples_have_the_metadata_of_tar_samples_and_their_fields_in_order(endi
 
 @FORMATS
 def test_compressed_shards_are_read_and_an_empty_one_is_an_error(ending: str) -> None:
-    Path(f"a.{ending}.zst").write_bytes(zstandard.compress(Path(write(f"b.{ending}", SAMPLES)).read_bytes()))
+    Path(f"a.{ending}.zst").write_bytes(zstandard.compress(Path(write_records(f"b.{ending}", SAMPLES)).read_bytes()))
     assert read(f"a.{ending}.zst") == SAMPLES
     assert read(f"pipe:cat a.{ending}.zst", format=ending.removesuffix("s")) == SAMPLES
     Path(f"a.{ending}").write_bytes(b"")
@@ -89,14 +78,14 @@ def test_compressed_shards_are_read_and_an_empty_one_is_an_error(ending: str) ->
 def test_records_larger_than_the_buffer_and_at_its_edges_are_whole(
     ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(f"a.{ending}", SAMPLES)
+    write_records(f"a.{ending}", SAMPLES)
     for size in (1, 2, 7, 31, 64):
         monkeypatch.setattr(records, "FILL_BYTES", size)
         assert read(f"a.{ending}") == SAMPLES
 
 
 def test_the_format_can_be_named_and_must_be_known() -> None:
-    write("a.data", SAMPLES, "cbors")
+    write_records("a.data", SAMPLES, "cbors")
     with pytest.raises(SpecError, match=r'a.data does not tell its record format.*Pass format="jsonl"'):
         read("a.data", on_error="skip")
     assert read("a.data", format="cbor") == SAMPLES
@@ -106,20 +95,20 @@ def test_the_format_can_be_named_and_must_be_known() -> None:
 
 def test_the_key_is_a_field_or_the_offset() -> None:
     records = [{"id": 7, "url": "x"}, {"id": -8, "url": "y"}]
-    write("a.jsonl", records)
+    write_records("a.jsonl", records)
     assert [sample["__key__"] for sample in read("a.jsonl", key="id")] == ["7", "-8"]
     assert [sample["__key__"] for sample in read("a.jsonl", key="url")] == ["x", "y"]
     assert [sample["__key__"] for sample in read("a.jsonl")] == ["000000000000", "000000000022"]
     with pytest.raises(MissingFieldError, match=r"a.jsonl: record 0 \(byte 0\) has no field 'name' .* 'id', 'url'"):
         read("a.jsonl", key="name")
     with pytest.raises(DecodeError, match=r"has the key 1.5 in the field 'id'"):
-        read(write("b.jsonl", [{"id": 1.5}]), key="id")
+        read(write_records("b.jsonl", [{"id": 1.5}]), key="id")
 
 
 @FORMATS
 def test_records_that_are_lists_get_names(ending: str) -> None:
     """As the CBOR files of webdataset's manual."""
-    write(f"a.{ending}", [(number / 2, str(number)) for number in range(3)])
+    write_records(f"a.{ending}", [(number / 2, str(number)) for number in range(3)])
     found = read(f"a.{ending}", fields=["x", "label"])
     assert [(sample["x"], sample["label"]) for sample in found] == [(0.0, "0"), (0.5, "1"), (1.0, "2")]
     with pytest.raises(DecodeError, match=r"record 0 \(byte 0\) is a list of 2 values.*Pass fields="):
@@ -134,7 +123,7 @@ def test_records_that_are_lists_get_names(ending: str) -> None:
 @FORMATS
 def test_a_shard_cut_anywhere_inside_a_record_is_an_error(ending: str) -> None:
     samples = SAMPLES[:4]
-    data = Path(write("whole", samples, ending)).read_bytes()
+    data = Path(write_records("whole", samples, ending)).read_bytes()
     starts = offsets(ending, samples)
     for cut in range(1, len(data)):
         Path(f"a.{ending}").write_bytes(data[:cut])
@@ -150,7 +139,7 @@ def test_a_shard_cut_anywhere_inside_a_record_is_an_error(ending: str) -> None:
 
 @FORMATS
 def test_a_truncated_compressed_shard_is_an_error_even_between_records(ending: str) -> None:
-    data = gzip.compress(Path(write(f"a.{ending}", SAMPLES)).read_bytes())
+    data = gzip.compress(Path(write_records(f"a.{ending}", SAMPLES)).read_bytes())
     Path(f"a.{ending}").write_bytes(data[:-4])
     with pytest.raises(TruncatedShardError, match=r"gzip data .* end too early"):
         read(f"a.{ending}")
@@ -159,7 +148,7 @@ def test_a_truncated_compressed_shard_is_an_error_even_between_records(ending: s
 
 @pytest.mark.parametrize("ending", ["msgpack", "cbors"])
 def test_bytes_of_another_format_end_the_shard(ending: str) -> None:
-    data = Path(write(f"a.{ending}", SAMPLES[:3])).read_bytes()
+    data = Path(write_records(f"a.{ending}", SAMPLES[:3])).read_bytes()
     for garbage in (bytes(1000), b"<html>", b"\xff\xc1\xff"):
         Path(f"a.{ending}").write_bytes(data + garbage)
         # The first byte may be a length that is larger than the rest.
@@ -203,7 +192,7 @@ def test_a_bad_line_is_skipped_alone_and_empty_ones_do_not_matter() -> None:
 def test_a_length_that_lies_allocates_nothing(ending: str, header: bytes) -> None:
     map_of_one = {"msgpack": b"\x81\xa1a", "cbors": b"\xa1\x61a"}[ending]
     Path(f"a.{ending}").write_bytes(ENCODERS[ending](SAMPLES[0]) + map_of_one + header + bytes(100))
-    read(write(f"b.{ending}", SAMPLES))  # imports the package
+    read(write_records(f"b.{ending}", SAMPLES))  # imports the package
     tracemalloc.start()
     with pytest.raises(ShardError, match=r"record 1 \(byte"):
         read(f"a.{ending}")
@@ -216,7 +205,7 @@ def test_a_length_that_lies_allocates_nothing(ending: str, header: bytes) -> Non
 @FORMATS
 def test_records_that_are_too_large_are_an_error(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "FILL_BYTES", 64)
-    write(f"a.{ending}", [SAMPLES[0], {"__key__": "b", "text": "x" * 1000}, SAMPLES[1]])
+    write_records(f"a.{ending}", [SAMPLES[0], {"__key__": "b", "text": "x" * 1000}, SAMPLES[1]])
     for most in (100, 900):
         with pytest.raises(ReadLimitError, match=rf"record 1 \(byte \d+\) has \d+ bytes.*limit is member_bytes={most}"):
             read(f"a.{ending}", limits=ReadLimits(member_bytes=most))
@@ -232,7 +221,7 @@ def test_deep_nesting_is_an_error(ending: str, list_of_one: bytes) -> None:
 
 @FORMATS
 def test_a_failed_command_is_an_error_after_all_records(ending: str) -> None:
-    write(f"a.{ending}", SAMPLES)
+    write_records(f"a.{ending}", SAMPLES)
     name = ending.removesuffix("s")
     with pytest.raises(ShardReadError, match="exit"):
         read(f"pipe:cat a.{ending}; exit 3", format=name)
@@ -256,7 +245,7 @@ def resumed(make: Callable[[], Any], count: int) -> list[Any]:
 @FORMATS
 def test_a_shard_with_bad_records_resumes_after_them(ending: str) -> None:
     records = [record for sample in SAMPLES[:4] for record in (sample, [1])]
-    write(f"a.{ending}", records)
+    write_records(f"a.{ending}", records)
 
     def make() -> Any:
         return ShardList(f"a.{ending}").load_wds_records(on_error="skip").shuffle_samples(1)
@@ -266,7 +255,7 @@ def test_a_shard_with_bad_records_resumes_after_them(ending: str) -> None:
 
 @FORMATS
 def test_a_state_does_not_fit_a_shard_that_has_changed(ending: str) -> None:
-    write(f"a.{ending}", SAMPLES)
+    write_records(f"a.{ending}", SAMPLES)
     pipe = ShardList(f"a.{ending}").load_wds_records()
     items = iter(pipe)
     next(items)
@@ -274,7 +263,7 @@ def test_a_state_does_not_fit_a_shard_that_has_changed(ending: str) -> None:
     items.close()
     others = [{**sample, "__key__": f"x{number:02d}"} for number, sample in enumerate(SAMPLES)]
     for changed in (others, SAMPLES[:1], [SAMPLES[0], [1]]):
-        write(f"a.{ending}", changed)
+        write_records(f"a.{ending}", changed)
         load_state(pipe, state)
         with pytest.raises(ChangedShardError, match="has changed since the state was saved"):
             list(pipe)

@@ -20,7 +20,7 @@ from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
 from wds_datapipes.writing.options import WriteOptions
-from wds_datapipes.writing.packers import Packer
+from wds_datapipes.writing.packers import TarSamplePacker
 
 #: How many specs are loaded before measuring their files, the number of threads, and the specs per task.
 AT_ONCE, THREADS, BATCH = 8192, 16, 128
@@ -174,7 +174,7 @@ def _measure_all(
                     yield spec if isinstance(spec, SampleSpec) else None, facts
 
 
-def _size(spec: SampleSpec, found: MeasuredSample, packer: Packer, headers: HeaderWriter) -> int:
+def _size(spec: SampleSpec, found: MeasuredSample, packer: TarSamplePacker, headers: HeaderWriter) -> int:
     """Return the size of a sample in an archive, and reject one that would not be read back unchanged."""
     key = spec.key
     encode_text(key, f"the key of {spec.location}")

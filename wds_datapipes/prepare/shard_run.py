@@ -84,8 +84,6 @@ class RunOptions(WriteOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integer("retries", self.retries, 0)
-        if self.format not in (None, "tar"):
-            raise ValueError(f"format must be tar, since records are written by a ShardWriter, not {self.format!r}")
 
     @property
     def read_options(self) -> Mapping[str, Any] | None:

@@ -107,28 +107,21 @@ CBOR = RecordFormat("cbor", "CBOR records", (".cbors", ".cbor"), True, split_cbo
 FORMATS: dict[str, RecordFormat] = {each.name: each for each in (JSON_LINES, MSGPACK, CBOR)}
 
 
-def format_of_name(url: str) -> RecordFormat | None:
-    """Return the record format that the name of a shard indicates, or None.
-
-    >>> format_of_name("https://host/train-000.jsonl.zst?token=a.b").name
-    'jsonl'
-    >>> format_of_name("train-000.tar") is None
-    True
-    """
-    scheme, _ = split_scheme(url)
-    name = (url.partition("?")[0] if scheme in ("http", "https") else url).lower()
-    for ending in COMPRESSED:
-        name = name.removesuffix(ending)
-    return next((each for each in FORMATS.values() if name.endswith(each.extensions)), None)
-
-
 def find_format(url: str, name: FormatName | None) -> RecordFormat:
     """Return the record format of a shard: the named one, or the one that its name indicates.
+
+    >>> find_format("https://host/train-000.jsonl.zst?token=a.b", None).name
+    'jsonl'
 
     Raises:
         SpecError: the format is not named, and the name of the shard does not indicate it.
     """
-    found = FORMATS[name] if name is not None else format_of_name(url)
+    if name is not None:
+        return FORMATS[name]
+    file = (url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url).lower()
+    for ending in COMPRESSED:
+        file = file.removesuffix(ending)
+    found = next((each for each in FORMATS.values() if file.endswith(each.extensions)), None)
     if found is None:
         known = ", ".join(ending for each in FORMATS.values() for ending in each.extensions)
         raise SpecError(

@@ -2,12 +2,11 @@
 
 from wds_datapipes.types import ShardInfo
 from wds_datapipes.writing.options import WriteOptions
-from wds_datapipes.writing.shard_file import RecordWriter, TarWriter
+from wds_datapipes.writing.shard_file import TarWriter
 from wds_datapipes.writing.shard_names import WriterShare
 from wds_datapipes.writing.shard_writer import ShardWriter
 
 __all__ = [
-    "RecordWriter",
     "ShardInfo",
     "ShardWriter",
     "TarWriter",

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, TypedDict
 
 from wds_datapipes.io.compression.formats import Compress, find_compression
 from wds_datapipes.samples.keys import KeyRule, first_dot
-from wds_datapipes.shards.record_formats import FORMATS, RecordFormat
 from wds_datapipes.tar.header_writer import HeaderWriter
-from wds_datapipes.writing.packers import Encoder, Packer, RecordPacker, TarSamplePacker
-
-ShardFormat: TypeAlias = Literal["tar", "jsonl", "msgpack", "cbor"]
+from wds_datapipes.writing.packers import Encoder, TarSamplePacker
 
 
 class WriteKeywords(TypedDict, total=False):
@@ -22,7 +19,6 @@ class WriteKeywords(TypedDict, total=False):
     group: str
     mode: int
     mtime: float
-    format: ShardFormat | None
     compress: Compress
     encoder: Encoder
     keep_meta: bool
@@ -42,16 +38,13 @@ class WriteOptions:
         group: the name of the files' group, whose ID is 0.
         mode: the permissions of the files.
         mtime: the modification time of the files, in whole seconds since 1970.
-        format: ``"tar"``, ``"jsonl"``, ``"msgpack"`` or ``"cbor"``; by default, the name tells: records for those that
-            ``load_wds_records`` reads, such as ``.jsonl.zst``, and tar for all others. Records have no ``index``,
-            ``user``, ``group``, ``mode`` and ``mtime``.
         compress: ``"gz"``, ``"bz2"``, ``"xz"`` or ``"zst"``; ``True`` is ``"gz"``, ``False`` is none, and ``None``
             selects by the name: ``.tar.gz``, ``.tgz`` and so on.
         encoder: ``True`` encodes values as ``wds_encode`` does; a dict gives its keyword arguments, such as
             ``{"jpg": {"quality": 90}}``; a function takes a sample and returns one with bytes; with ``False`` or
-            ``None``, all values must be bytes. In records, values keep their types, unless a function changes them.
-        keep_meta: also write the values of keys that begin with ``__``, except ``__key__``; in tar shards, they must be
-            str or bytes.
+            ``None``, all values must be bytes.
+        keep_meta: also write the values of keys that begin with ``__``, except ``__key__``; they must be str or
+            bytes.
         allow_pickle: allow codecs whose data can run code when it is decoded, as for ``wds_encode``.
         key_rule: the rule that the shard will be read with. Names that it would split differently are refused, and so
             are repeated keys. ``None`` disables both checks.
@@ -68,7 +61,6 @@ class WriteOptions:
     group: str = ""
     mode: int = 0o644
     mtime: float = 0
-    format: ShardFormat | None = None
     compress: Compress = None
     encoder: Encoder = True
     keep_meta: bool = False
@@ -79,10 +71,6 @@ class WriteOptions:
     index: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in (None, "tar", *FORMATS):
-            raise ValueError(
-                f"format must be None, 'tar' or one of {', '.join(map(repr, FORMATS))}, not {self.format!r}"
-            )
         if self.index and self.key_rule is None:
             raise ValueError("index=True needs a key_rule, which is recorded in the index")
         find_compression(self.compress, "")
@@ -90,23 +78,12 @@ class WriteOptions:
 
     @property
     def tar_settings(self) -> dict[str, Any]:
-        """The options that are stored in each header of a tar shard."""
+        """The options that are stored in each header."""
         return {"user": self.user, "group": self.group, "mode": self.mode, "mtime": int(self.mtime)}
 
-    def packer(self, records: RecordFormat | None = None) -> Packer:
-        """Return what turns samples into the bytes of a format, which is tar by default.
-
-        Raises:
-            ValueError: the format does not support an option.
-        """
-        if records is None:
-            headers = HeaderWriter(**self.tar_settings)
-            return TarSamplePacker(
-                headers, self.encoder, allow_pickle=self.allow_pickle, keep_meta=self.keep_meta, key_rule=self.key_rule
-            )
-        if self.index or self.tar_settings != WriteOptions().tar_settings:
-            raise ValueError(
-                f"index, user, group, mode and mtime belong to tar shards, not to {records.title}. Leave them out, or "
-                f'pass format="tar"'
-            )
-        return RecordPacker(records, self.encoder, keep_meta=self.keep_meta)
+    def packer(self) -> TarSamplePacker:
+        """Return what turns samples into the bytes of a shard."""
+        headers = HeaderWriter(**self.tar_settings)
+        return TarSamplePacker(
+            headers, self.encoder, allow_pickle=self.allow_pickle, keep_meta=self.keep_meta, key_rule=self.key_rule
+        )

@@ -1,17 +1,15 @@
-"""Packers: encode and check samples, as members of a tar archive with their headers, or as records."""
+"""Packer: encodes and checks samples, as members of a tar archive with their headers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from wds_datapipes.codecs import describe_value
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
-from wds_datapipes.codecs.plain_values import encode_cbor, encode_json, encode_msgpack
-from wds_datapipes.errors import EncodeError, MissingDependencyError
+from wds_datapipes.errors import EncodeError
 from wds_datapipes.samples.fields import PADDING_MARK
-from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
-from wds_datapipes.shards.record_formats import RecordFormat
+from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot, is_meta
 from wds_datapipes.tar.header_writer import NAME_BYTES, PADDING, TOO_LARGE, HeaderWriter
 from wds_datapipes.tar.headers import BLOCK
 from wds_datapipes.types import Sample
@@ -71,17 +69,6 @@ class PackedSample(NamedTuple):
     fields: list[tuple[str, int, int]]
 
 
-class Packer(Protocol):
-    """Turns samples into the bytes of a format, which do not depend on their offset."""
-
-    def pack(self, sample: Sample) -> PackedSample:
-        """Encode and check a sample.
-
-        Raises:
-            EncodeError: it cannot be encoded, or would be read back differently.
-        """
-
-
 class TarSamplePacker:
     """Packs samples into tar blocks, which do not depend on their offset in an archive.
 
@@ -96,10 +83,8 @@ class TarSamplePacker:
     def __init__(
         self, headers: HeaderWriter, encoder: Encoder, *, allow_pickle: bool, keep_meta: bool, key_rule: KeyRule | None
     ) -> None:
-        if key_rule is not None and not callable(key_rule):
-            raise TypeError(
-                f"key_rule must be first_dot, last_dot, another function of a name, or None, not {key_rule!r}"
-            )
+        if key_rule is not None:
+            check_key_rule(key_rule)
         self._headers = headers
         self._chain: EncoderChain | None = None
         self._encode: Callable[[Sample], Sample] | None = None
@@ -228,81 +213,3 @@ class TarSamplePacker:
                 f"The field {field!r} of sample {key!r} cannot be written: it would be read back as {read}. Field "
                 f"names are lower case and have no slash"
             )
-
-
-def _encode_json_line(record: Sample) -> bytes:
-    return encode_json(record) + b"\n"
-
-
-#: How each format encodes a record.
-ENCODERS: dict[str, Callable[[Any], bytes]] = {
-    "jsonl": _encode_json_line,
-    "msgpack": encode_msgpack,
-    "cbor": encode_cbor,
-}
-
-
-class RecordPacker:
-    """Packs samples into records.
-
-    Args:
-        record_format: their format.
-        encoder: a function from a sample to one with values that the format supports; otherwise values are written as
-            they are.
-        keep_meta: also write the values of keys that begin with ``__``.
-    """
-
-    def __init__(self, record_format: RecordFormat, encoder: Encoder, *, keep_meta: bool) -> None:
-        if isinstance(encoder, Mapping):
-            raise ValueError(
-                f"encoder must be a function of a sample for {record_format.title}, whose values keep their types, not "
-                f"{encoder!r}"
-            )
-        self._format = record_format
-        self._convert = encoder if callable(encoder) else None
-        self._keep_meta = keep_meta
-        self._encode = ENCODERS[record_format.name]
-
-    def pack(self, sample: Sample) -> PackedSample:
-        """Encode and check a sample.
-
-        Raises:
-            EncodeError: a value cannot be encoded, or the sample would be read back differently.
-            MissingDependencyError: the format needs a package that is not installed.
-        """
-        given = sample if self._convert is None else self._convert(sample)
-        key = key_of(given)
-        if not key:
-            raise EncodeError("__key__ must be a str that is not empty. Use, for example, f'{number:06d}'")
-        if not self._keep_meta:
-            refuse_padding(key, sample)
-        record = {name: value for name, value in given.items() if self._is_written(name)}
-        try:
-            data = self._encode(record)
-        except MissingDependencyError:
-            raise
-        except Exception as error:
-            raise self._field_error(record) or EncodeError(
-                f"The sample {key!r} cannot be written: {type(error).__name__}: {error}"
-            ) from error
-        return PackedSample(key, [data], len(data), len(data), [])
-
-    def _is_written(self, field: object) -> bool:
-        if not isinstance(field, str):
-            raise EncodeError(f"Field names must be str, but {field!r} is {describe_value(field)}")
-        return field[:2] != "__" or field == "__key__" or self._keep_meta
-
-    def _field_error(self, record: Sample) -> EncodeError | None:
-        """Return the error for the first field whose value alone cannot be encoded."""
-        for field, value in record.items():
-            try:
-                self._encode({field: value})
-            except Exception as error:  # noqa: BLE001, PERF203  as above; for the first only
-                advice = "Convert it first, with .map(), or with encoder= a function of a sample"
-                if self._format.name == "jsonl" and isinstance(value, bytes | bytearray | memoryview):
-                    advice = "JSON has no bytes: write msgpack or CBOR records, or encode them as text, as with base64"
-                return EncodeError(
-                    f"Field {field!r} of sample {record['__key__']!r} is {describe_value(value)}, which "
-                    f"{self._format.title} cannot hold: {type(error).__name__}: {error}. {advice}"
-                )
-        return None

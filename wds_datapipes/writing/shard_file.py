@@ -1,4 +1,4 @@
-"""Writers of one shard, which appears under its name when it is complete: `TarWriter` and `RecordWriter`."""
+"""Writers of one shard, which appears under its name when it is complete."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.sinks import Sink, open_target
 from wds_datapipes.redaction import redact
-from wds_datapipes.shards.record_formats import RecordFormat, find_format
 from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import Sample, Shard, ShardInfo
 from wds_datapipes.user_warnings import warn_user
 from wds_datapipes.writing.options import WriteKeywords, WriteOptions
-from wds_datapipes.writing.packers import PackedSample, Packer
+from wds_datapipes.writing.packers import PackedSample, TarSamplePacker
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -32,13 +31,12 @@ DIRECT_BYTES = 32 << 10
 
 
 class ShardFile:
-    """Writes samples to one shard in any format; `TarWriter` describes its behavior.
+    """Writes samples to one shard; `TarWriter` describes its behavior.
 
     Args:
         target: a path, a URL, ``pipe:COMMAND``, ``-`` or an open binary stream.
         options: how it is written.
-        records: the format of a shard of records; ``None`` is tar.
-        packer: turns samples into the bytes of the format, if several shards share it.
+        packer: turns samples into the bytes of the shard, if several shards share it.
     """
 
     #: True until there is something to close: ``__del__`` also runs if ``__init__`` fails.
@@ -48,16 +46,14 @@ class ShardFile:
         self,
         target: str | os.PathLike[str] | BinaryIO | Sink,
         options: WriteOptions,
-        records: RecordFormat | None = None,
-        packer: Packer | None = None,
+        packer: TarSamplePacker | None = None,
     ) -> None:
         name = name_of_target(target)
         if options.index and not name:
             raise ValueError("index=True needs a file name, to write the index next to it")
         self._index_url = index_url(name) if options.index else ""
         self._options = options
-        self._packer = options.packer(records) if packer is None else packer
-        self._end = END if records is None else b""
+        self._packer = options.packer() if packer is None else packer
         self._compression = find_compression(options.compress, name)
         self._compressor = None if self._compression is None else self._compression.compressor()
         self._keys: set[str] = set()
@@ -130,7 +126,7 @@ class ShardFile:
         if self._closed:
             return
         try:
-            self._buffer.append(self._end)
+            self._buffer.append(END)
             self._flush()
             if self._compressor is not None:
                 self._send([self._compressor.flush()])
@@ -286,40 +282,4 @@ class TarWriter(ShardFile):
     """
 
     def __init__(self, target: str | os.PathLike[str] | BinaryIO | Sink, **options: Unpack[WriteKeywords]) -> None:
-        if options.get("format") not in (None, "tar"):
-            raise ValueError(f"TarWriter writes no {options['format']!r}. Use RecordWriter, or ShardWriter")
         super().__init__(target, WriteOptions(**options))
-
-
-class RecordWriter(ShardFile):
-    """Writes samples to one record shard, which appears under its name when it is complete.
-
-    It behaves as `TarWriter` does. ``load_wds_records`` reads the samples back as they were, except that tuples become
-    lists, and, in JSON lines, the keys of nested maps become text.
-
-    Args:
-        target: as for `TarWriter`. Its name tells the format, as for ``load_wds_records``, unless ``format`` is given.
-        options: the arguments of `WriteOptions` that records have: ``format``, ``compress``, ``encoder``,
-            ``keep_meta``, ``key_rule``, ``storage_options`` and ``digest``.
-
-    Attributes:
-        samples: the number of samples written.
-        size: the size of the shard so far, in bytes before compression.
-        info: the `ShardInfo` of the finished shard, ``None`` before that.
-
-    Raises:
-        SpecError: the name does not tell the format, and ``format`` is not given.
-        ShardWriteError: the shard cannot be written, or the command has failed.
-
-    Examples:
-        >>> with RecordWriter("a.jsonl") as shard:
-        ...     _ = shard.write({"__key__": "000", "text": "a cat", "tokens": [4, 9]})
-        >>> [(sample["__key__"], sample["tokens"]) for sample in ShardList("a.jsonl").load_wds_records()]
-        [('000', [4, 9])]
-    """
-
-    def __init__(self, target: str | os.PathLike[str] | BinaryIO | Sink, **options: Unpack[WriteKeywords]) -> None:
-        found = WriteOptions(**options)
-        if found.format == "tar":
-            raise ValueError("RecordWriter writes no 'tar'. Use TarWriter, or ShardWriter")
-        super().__init__(target, found, find_format(name_of_target(target), found.format))

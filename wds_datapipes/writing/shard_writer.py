@@ -14,7 +14,6 @@ from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import StreamSink, size_of
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
-from wds_datapipes.shards.record_formats import FORMATS, RecordFormat, format_of_name
 from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
@@ -55,8 +54,7 @@ class ShardWriter:
     identical, byte for byte, to those of an uninterrupted run.
 
     Args:
-        pattern: path or URL with ``%06d`` or the like for the number. Its ending tells the format: records for those
-            that ``load_wds_records`` reads, such as ``.jsonl.zst``, and tar for all others.
+        pattern: path or URL with ``%06d`` or the like for the number.
         maxcount: the maximum number of samples per shard.
         maxsize: the maximum size of a shard in bytes before compression, including headers; a single sample may exceed
             it.
@@ -118,9 +116,7 @@ class ShardWriter:
         self._post, self._opener, self._verbose = post, opener, verbose
         if (compression := find_compression(self._options.compress, self.pattern)) is not None:
             compression.compressor()  # raises if its package is not installed
-        self._records = find_records(self.pattern, self._options)
-        self._packer = self._options.packer(self._records)
-        self._end_bytes = len(END) if self._records is None else 0
+        self._packer = self._options.packer()
         self._shard: ShardFile | None = None
         self._claim: ExitStack | None = None
         self.shards: list[ShardInfo] = []
@@ -138,7 +134,6 @@ class ShardWriter:
                 "maxsize": maxsize,
                 "start_shard": start_shard,
                 "writers": str(share),
-                "format": "tar" if self._records is None else self._records.name,
                 **self._options.tar_settings,
                 **{name: getattr(self._options, name) for name in ("compress", "index", "keep_meta")},
             }
@@ -163,7 +158,7 @@ class ShardWriter:
                 return
             try:
                 packed = self._packer.pack(sample)
-                if self._shard is not None and self._shard.size + packed.size + self._end_bytes > self._maxsize:
+                if self._shard is not None and self._shard.size + packed.size + len(END) > self._maxsize:
                     self._finish(self._shard)
             finally:
                 if self._journal is not None:  # a refused sample counts, too
@@ -246,7 +241,7 @@ class ShardWriter:
                 self._claim.enter_context(claim_shards(journal, self.pattern))
         url = self.pattern % self._number
         target: Any = url if self._opener is None else StreamSink(self._opener(url), url, close=True)
-        return ShardFile(target, self._options, self._records, self._packer)
+        return ShardFile(target, self._options, self._packer)
 
     def _finish(self, shard: ShardFile) -> None:
         shard.close()
@@ -271,11 +266,6 @@ class ShardWriter:
             return None
         self._number += self._step
         return info
-
-
-def find_records(name: str, options: WriteOptions) -> RecordFormat | None:
-    """Return the record format of a shard, by an option or by its name; ``None`` is tar."""
-    return format_of_name(name) if options.format is None else FORMATS.get(options.format)
 
 
 def write_wds_shards(

@@ -139,10 +139,12 @@ SHARD_SUFFIXES = (
     *(f".tar.{each.suffix}" for each in COMPRESSIONS),
     *(short for each in COMPRESSIONS for short in each.short),
 )
-#: Suffixes of other formats: programs that choose by the name would fail to open such a shard.
-FOREIGN_SUFFIXES = {".7z", ".br", ".jar", ".lz", ".lz4", ".lzma", ".lzo", ".rar", ".sz", ".z", ".zip"} - {
-    f".{each.suffix}" for each in COMPRESSIONS
-}
+#: Suffixes of other formats: programs that choose by the name would fail to open such a shard. Those of records may be
+#: followed by that of a compression.
+FOREIGN_SUFFIXES = (
+    *(".7z", ".br", ".jar", ".lz", ".lz4", ".lzma", ".lzo", ".rar", ".sz", ".z", ".zip"),
+    *(".cbor", ".cbors", ".jsonl", ".jsonlines", ".mp", ".mps", ".msgpack", ".msgpacks", ".ndjson"),
+)
 
 
 def detect_compression(head: bytes) -> Compression | None:
@@ -161,7 +163,10 @@ def find_compression(compress: Compress, url: str) -> Compression | None:
         ValueError: ``compress`` is not a known compression, or the name has the suffix of another format.
     """
     name = "" if split_scheme(url)[0] in ("pipe", "-") else url.lower()
-    if name.endswith(tuple(FOREIGN_SUFFIXES)):
+    plain = name
+    for each in COMPRESSIONS:
+        plain = plain.removesuffix(f".{each.suffix}")
+    if plain.endswith(FOREIGN_SUFFIXES):
         suffixes = [".tar", *(f".tar.{each.suffix}" for each in COMPRESSIONS)]
         raise ValueError(
             f"{redact(url)!r} is not the name of a shard, which is a tar archive, plain or compressed. Use the "

@@ -34,15 +34,14 @@ class SampleWriter(EngineStage[ShardInfo]):
 
     Args:
         source: samples.
-        pattern: path or URL with ``%06d`` or similar for the number. Its ending tells the format: records for
-            ``.jsonl``, ``.msgpack`` or ``.cbors``, compressed or not, and tar for all others.
+        pattern: path or URL with ``%06d`` or similar for the number.
         maxcount: the most samples of a shard.
         maxsize: the most bytes of a shard before compression; a single sample may be larger.
         start_shard: the first number.
         on_error: ``"raise"``; or, to skip samples that cannot be encoded or would be read back differently,
             ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
-        options: the other arguments of `ShardWriter` except ``share``: ``format``, ``resume``, ``compress``,
-            ``encoder`` and so on.
+        options: the other arguments of `ShardWriter` except ``share``: ``resume``, ``compress``, ``encoder`` and so
+            on.
 
     Raises:
         EncodeError: a value does not fit the field's name; or a sample would be read back differently.
