@@ -300,13 +300,10 @@ def compatibility(session: nox.Session, torch: str) -> None:
 @nox.session
 @nox.parametrize(
     "peer",
-    [
-        nox.param(name, id=name)
-        for name in ("dali", "energon", "hugging_face", "mpi", "nodes", "stores", "trainers", "wids")
-    ],
+    [nox.param(name, id=name) for name in ("dali", "hugging_face", "mpi", "nodes", "stores", "trainers", "wids")],
 )
 def peers(session: nox.Session, peer: str) -> None:
-    """Let DALI, Energon and wids read our indexes, train with trainers, load with nodes, and emulate stores.
+    """Let DALI and wids read our indexes, train with trainers, load with nodes, and emulate stores.
 
     DALI takes 2 GB, and needs no GPU.
     """

@@ -1,21 +1,16 @@
-"""The indexes of DALI, Energon and wids: written with the right offsets, and those of wids read."""
+"""The indexes of DALI and wids: written with the right offsets, and those of wids read."""
 
 from __future__ import annotations
 
 import io
 import json
 import tarfile
-from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from wds_datapipes import IndexedSamples, ShardList, first_dot, last_dot
+from wds_datapipes import IndexedSamples, ShardList, last_dot
 from wds_datapipes.errors import (
     ChangedShardError,
     CorruptSidecarError,
@@ -26,14 +21,12 @@ from wds_datapipes.errors import (
 from wds_datapipes.index import (
     IndexOptions,
     Manifest,
-    build_index,
     build_indexes,
     read_wids_index,
     write_dali_index,
-    write_energon_index,
     write_wids_index,
 )
-from wds_datapipes.index.interop import dali_index_url, energon_index_url, energon_rule
+from wds_datapipes.index.interop import dali_index_url
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.testing import build_shard
 
@@ -68,7 +61,7 @@ def plain(tmp_path: Path) -> str:
     return shard(tmp_path / "x.tar", fields(["a", "b", "c"]))
 
 
-# DALI and Energon
+# DALI
 
 
 def test_an_index_of_dali_has_the_offsets_of_the_data(any_shard: str) -> None:
@@ -83,58 +76,33 @@ def test_an_index_of_dali_has_the_offsets_of_the_data(any_shard: str) -> None:
             assert content[int(offset) :][: int(size)].decode() == name
 
 
-def test_an_index_of_energon_has_the_offsets_of_first_headers(any_shard: str) -> None:
-    assert write_energon_index(any_shard).has_same_layout(build_index(any_shard))
-    offsets = np.fromfile(energon_index_url(any_shard), "<u8").tolist()
-    content = Path(any_shard).read_bytes()
-    assert content[offsets[-1] :].strip(b"\0") == b""
-    for key, (begin, end) in zip(LONG, pairwise(offsets), strict=True):
-        with tarfile.open(fileobj=io.BytesIO(content[begin:end])) as tar:
-            assert tar.getnames() == fields([key])
-
-
 WITH_LAST_DOT = IndexOptions(key_rule=last_dot)
-REFUSED: list[tuple[Callable[..., object], list[str], IndexOptions, type[Exception], str]] = [
+REFUSED: list[tuple[list[str], IndexOptions, type[Exception], str]] = [
     *(
-        (
-            write_dali_index,
-            [name],
-            IndexOptions(),
-            UnsupportedSidecarError,
-            "x.tar holds the member .* an index of DALI",
-        )
+        ([name], IndexOptions(), UnsupportedSidecarError, "x.tar holds the member .* an index of DALI")
         for name in ("with blank.jpg", "with\ttab.jpg", "a.j\npg", "a.")
     ),
-    (write_dali_index, ["a.b.jpg"], WITH_LAST_DOT, UnsupportedSidecarError, "rule last_dot, but DALI splits names at"),
-    (write_dali_index, ["README"], IndexOptions(), UnsupportedSidecarError, "x.tar has no samples, and DALI"),
-    (write_energon_index, ["README"], IndexOptions(), UnsupportedSidecarError, "x.tar has no samples, and Energon"),
-    (write_dali_index, ["a.jpg", "a.jpg"], IndexOptions(), DuplicateKeyError, "of the sample .a. twice"),
+    (["a.b.jpg"], WITH_LAST_DOT, UnsupportedSidecarError, "rule last_dot, but DALI splits names at"),
+    (["README"], IndexOptions(), UnsupportedSidecarError, "x.tar has no samples, and DALI"),
+    (["a.jpg", "a.jpg"], IndexOptions(), DuplicateKeyError, "of the sample .a. twice"),
 ]
 
 
-@pytest.mark.parametrize(("write", "names", "options", "error", "message"), REFUSED)
-def test_shards_that_other_programs_cannot_use(
-    write: Callable[..., object],
-    names: list[str],
-    options: IndexOptions,
-    error: type[Exception],
-    message: str,
-    tmp_path: Path,
+@pytest.mark.parametrize(("names", "options", "error", "message"), REFUSED)
+def test_shards_that_dali_cannot_use(
+    names: list[str], options: IndexOptions, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message):
-        write(shard(tmp_path / "x.tar", names), options=options)
+        write_dali_index(shard(tmp_path / "x.tar", names), options=options)
     assert list(tmp_path.iterdir()) == [tmp_path / "x.tar"]
 
 
-@pytest.mark.parametrize("write", [write_dali_index, write_energon_index])
-def test_no_foreign_index_is_written_of_a_compressed_or_truncated_shard(
-    write: Callable[..., object], plain: str, tmp_path: Path
-) -> None:
+def test_no_foreign_index_is_written_of_a_compressed_or_truncated_shard(plain: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedSidecarError, match="compressed with gzip"):
-        write(build_shard(tmp_path / "x.tgz", [{"__key__": "a", "txt": "1"}]))
+        write_dali_index(build_shard(tmp_path / "x.tgz", [{"__key__": "a", "txt": "1"}]))
     Path(plain).write_bytes(Path(plain).read_bytes()[:3000])
     with pytest.raises(TruncatedShardError):
-        write(plain, tmp_path / "y")
+        write_dali_index(plain, tmp_path / "y")
     assert sorted(tmp_path.iterdir()) == [Path(plain), tmp_path / "x.tgz"]
 
 
@@ -146,25 +114,16 @@ def test_capitals_and_members_outside_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "dali", "energon"),
+    ("url", "dali"),
     [
-        ("v1.2/a.b.tar", "v1.2/a.idx", "v1.2/a.b.tar.idx"),
-        (".x.tar", ".x.idx", ".x.tar.idx"),
-        ("d.e/shard", "d.e/shard.idx", "d.e/shard.tar.idx"),
-        ("https://h.org/x.tar?a=1.5", "https://h.org/x.idx?a=1.5", "https://h.org/x.tar.idx?a=1.5"),
+        ("v1.2/a.b.tar", "v1.2/a.idx"),
+        (".x.tar", ".x.idx"),
+        ("d.e/shard", "d.e/shard.idx"),
+        ("https://h.org/x.tar?a=1.5", "https://h.org/x.idx?a=1.5"),
     ],
 )
-def test_names_of_foreign_indexes(url: str, dali: str, energon: str) -> None:
-    assert (dali_index_url(url), energon_index_url(url)) == (dali, energon)
-
-
-@given(name=st.text(".a_/é \n", max_size=12))
-def test_names_are_split_as_energon_and_as_we_do(name: str) -> None:
-    ours, theirs = first_dot(name), energon_rule(name)
-    if ours is not None:
-        assert theirs == ours or "\n" in name
-    elif theirs is not None:
-        assert theirs[0].endswith("/"), "a hidden file in a folder"
+def test_names_of_foreign_indexes(url: str, dali: str) -> None:
+    assert dali_index_url(url) == dali
 
 
 # wids

@@ -80,7 +80,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
         ("add_columns", (("images", "labels", "masks"),), {}, r"a replacement .* not \('images', 'labels'"),
         ("add_columns", (("a", "b"),), {"fields": "txt"}, "fields must be a collection of names, .* not the string"),
         ("add_columns", (("a", "b"),), {"key_rule": "last_dot"}, "key_rule must be first_dot, .* not 'last_dot'"),
-        ("add_columns", (("a", "b"),), {"rename_files": {}}, "rename_files must be a function of a file's name"),
         ("log_samples", (), {"first": -1}, "first must be at least 0, not -1"),
         ("log_samples", (), {"every": 0}, "every must be at least 1, not 0"),
         ("log_samples", (), {"logger": "keys.log"}, 'logger must be a logging.Logger, "stderr" or "stdout", not'),

@@ -133,7 +133,7 @@ def test_differently_written_keys() -> None:
         MisalignedShardsError, match=r"y\.tar has the sample 'labels/a', but x\.tar has the .* 'images/a'"
     ):
         list(added(read("x.tar")))
-    samples = added(read("x.tar"), rename_files=lambda name: name.replace("labels", "images"))
+    samples = added(read("x.tar"), key_rule=lambda name: first_dot(name.replace("labels", "images")))
     assert [sample["txt"] for sample in samples] == [b"1", b"2"]
 
 

@@ -33,5 +33,5 @@ def test_a_shard_writer_takes_the_positional_arguments_of_webdataset() -> None:
     theirs, ours = (list(inspect.signature(writer).parameters) for writer in (webdataset.ShardWriter, ShardWriter))
     named = [name for name in theirs if name not in ("kw", "opener")]
     assert ours[: len(named)] == named
-    members = set(inspect.signature(webdataset.TarWriter).parameters) - {"fileobj"}
+    members = set(inspect.signature(webdataset.TarWriter).parameters) - {"fileobj", "format"}
     assert members <= {field.name for field in dataclasses.fields(WriteOptions)}

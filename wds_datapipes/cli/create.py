@@ -282,9 +282,7 @@ def locate_class_list(output: str, source: Source) -> str:
 def write_class_list(source: Source, url: str, storage_options: Mapping[str, Any] | None) -> None:
     """Write the class names in the order of their numbers."""
     assert isinstance(source, ImageFiles | Table)  # noqa: S101  other sources have no list
-    words = source.words if isinstance(source, ImageFiles) else []
-    facts = {"classes": source.classes, **({"words": words} if words else {})}
-    write_sidecar(url, (json.dumps(facts, indent=1) + "\n").encode(), storage_options)
+    write_sidecar(url, (json.dumps({"classes": source.classes}, indent=1) + "\n").encode(), storage_options)
 
 
 def read_class_list(url: str, storage_options: Mapping[str, Any] | None) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -12,31 +12,18 @@ from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import LimitedArguments, wrong_use
 from wds_datapipes.cli._report import plural, print_json
 from wds_datapipes.index.build_many import IndexResult, build_indexes
-from wds_datapipes.index.interop import (
-    dali_index_url,
-    energon_index_url,
-    write_dali_index,
-    write_energon_index,
-    write_wids_index,
-)
+from wds_datapipes.index.interop import dali_index_url, write_dali_index, write_wids_index
 from wds_datapipes.index.manifest import Manifest, write_manifest
 from wds_datapipes.index.options import IndexOptions
-from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import map_shards
 from wds_datapipes.parallel.progress import ProgressMeter
-
-#: For each other program: where its index of a shard is, and the function that writes it.
-PROGRAMS: dict[str, tuple[Callable[[str], str], Callable[..., ShardIndex]]] = {
-    "dali": (dali_index_url, write_dali_index),
-    "energon": (energon_index_url, write_energon_index),
-}
 
 
 def index(
     shards: list[str],
     options: LimitedArguments,
-    to: Literal["wds", "dali", "energon", "wids"] = "wds",
+    to: Literal["wds", "dali", "wids"] = "wds",
     output: str | None = None,
     manifest: str | None = None,
     index_dir: str | None = None,
@@ -46,9 +33,8 @@ def index(
 ) -> None:
     """Write an index next to each shard whose index is missing or stale.
 
-    With --to dali or energon, write indexes for these programs instead (shard.idx, shard.tar.idx), and replace existing
-    ones. With --to wids, also write one JSON file. The command stops at the first faulty shard, and keeps the indexes
-    written before.
+    With --to dali, write DALI's indexes instead (shard.idx), and replace existing ones. With --to wids, also write one
+    JSON file. The command stops at the first faulty shard, and keeps the indexes written before.
 
     Options:
         --to: The program that reads the indexes; wds means this one.
@@ -58,7 +44,7 @@ def index(
         --rebuild: Rebuild valid indexes, too.
         --digest: Include the SHA-256 of each shard, which reads all of it.
     """
-    is_own = to not in PROGRAMS
+    is_own = to != "dali"
     if (to == "wids") is (output is None):
         raise WrongUse(
             "--output is required with --to wids, which writes one file for all shards, and cannot be used otherwise"
@@ -96,8 +82,8 @@ def index(
         else:
             paths: dict[int, str] = {}
             samples = 0
-            arguments = (to, indexing, options.store)
-            done = map_shards(write_foreign_index, urls, arguments, executor=None, num_workers=num_workers)
+            arguments = (indexing, options.store)
+            done = map_shards(index_for_dali, urls, arguments, executor=None, num_workers=num_workers)
             for number, task in done:
                 paths[number], found = task.result()
                 samples += found
@@ -119,9 +105,6 @@ def count_result(meter: ProgressMeter, result: IndexResult) -> None:
     meter.add(shards=1, samples=result.samples, size=result.bytes)
 
 
-def write_foreign_index(
-    url: str, program: str, indexing: IndexOptions, store: Mapping[str, Any] | None
-) -> tuple[str, int]:
-    """Write the index of a shard for another program; return its path, and the number of samples."""
-    locate, write = PROGRAMS[program]
-    return locate(url), len(write(url, options=indexing, storage_options=store))
+def index_for_dali(url: str, indexing: IndexOptions, store: Mapping[str, Any] | None) -> tuple[str, int]:
+    """Write the index of a shard for DALI; return its path, and the number of samples."""
+    return dali_index_url(url), len(write_dali_index(url, options=indexing, storage_options=store))

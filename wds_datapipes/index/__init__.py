@@ -3,7 +3,7 @@
 from wds_datapipes.index.build import build_index, check_index
 from wds_datapipes.index.build_many import build_indexes
 from wds_datapipes.index.file_format import index_url, read_index, write_index
-from wds_datapipes.index.interop import read_wids_index, write_dali_index, write_energon_index, write_wids_index
+from wds_datapipes.index.interop import read_wids_index, write_dali_index, write_wids_index
 from wds_datapipes.index.manifest import Manifest, read_manifest, write_manifest
 from wds_datapipes.index.options import AccessOptions, EpochOptions, IndexOptions
 from wds_datapipes.index.sample_table import SampleTable, read_table, resample
@@ -28,7 +28,6 @@ __all__ = [
     "read_wids_index",
     "resample",
     "write_dali_index",
-    "write_energon_index",
     "write_index",
     "write_manifest",
     "write_wids_index",

@@ -1,10 +1,9 @@
-"""Index files of other programs: those of DALI and Megatron Energon for each shard, and that of wids for a dataset."""
+"""Index files of other programs: those of DALI for each shard, and that of wids for a dataset."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,8 +19,6 @@ from wds_datapipes.io.urls import check_url
 
 #: The characters that separate words in an index of DALI.
 BLANKS = frozenset(" \t\n\v\f\r")
-#: Energon's split of names: the directory may have dots, but the key after it has none.
-ENERGON_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
 WIDS_KIND, WIDS_VERSION = "wids-shard-index-v1", 1
 
 
@@ -61,7 +58,11 @@ def write_dali_index(
         jpg 512 3 x.jpg cls 1536 1 x.cls
     """
     shard = os.fspath(url)
-    index = _build(shard, replace(options, lowercase=False), "DALI", storage_options)
+    indexing = replace(options, lowercase=False)
+    index = build_index(shard, indexing, on_repeated_key="ignore", storage_options=storage_options)
+    index.check_random_access()
+    if not len(index):
+        raise UnsupportedSidecarError(f"{redact(shard)} has no samples, and DALI does not accept an empty index")
     if index.facts.key_rule != "first_dot":
         raise UnsupportedSidecarError(
             f"{redact(shard)} was indexed with the rule {index.facts.key_rule}, but DALI splits names at the first dot"
@@ -83,71 +84,16 @@ def write_dali_index(
     return index
 
 
-def write_energon_index(
-    url: str | os.PathLike[str],
-    path: str | os.PathLike[str] | None = None,
-    *,
-    options: IndexOptions = DEFAULT_OPTIONS,
-    storage_options: Mapping[str, Any] | None = None,
-) -> ShardIndex:
-    """Write the index of a shard for Megatron Energon: the offsets of all samples as 64-bit numbers.
-
-    Args:
-        url: the shard, a path or a URL.
-        path: the file to write; by default, the one next to the shard that Energon expects, ``energon_index_url``.
-        options: how the shard is indexed; names are always split as Energon does.
-        storage_options: passed to a remote file system.
-
-    Returns:
-        The index of the shard, with keys and fields as Energon splits names.
-
-    Raises:
-        UnsupportedSidecarError: the shard is compressed or has no samples.
-        ShardError: the shard cannot be read.
-        DuplicateKeyError: a field occurs twice in a sample.
-        MissingSidecarError: the index cannot be written.
-
-    Examples:
-        >>> from wds_datapipes.testing import build_shard
-        >>> url = build_shard("a.tar", [{"__key__": "x", "jpg": "one"}, {"__key__": "y", "jpg": "two"}])
-        >>> _ = write_energon_index(url)
-        >>> import numpy
-        >>> numpy.fromfile("a.tar.idx", "<u8")
-        array([   0, 1024, 2048], dtype=uint64)
-    """
-    shard = os.fspath(url)
-    index = _build(shard, replace(options, key_rule=energon_rule, lowercase=False), "Energon", storage_options)
-    offsets = index.columns["sample_offsets"].astype("<u8").tobytes()
-    write_sidecar(energon_index_url(shard) if path is None else os.fspath(path), offsets, storage_options)
-    return index
-
-
 def dali_index_url(url: str) -> str:
     """Return the name that DALI expects: that of the shard up to the first dot of its base name, with ``.idx``.
 
     >>> dali_index_url("data/train-000.tar"), dali_index_url("a/b.c.tar"), dali_index_url(".x.tar")
     ('data/train-000.idx', 'a/b.idx', '.x.idx')
     """
-    return _renamed(url, str.find, ".idx")
-
-
-def energon_index_url(url: str) -> str:
-    """Return the name of the index of a shard: that of the shard, without its last suffix, and ``.tar.idx``.
-
-    >>> energon_index_url("data/train-000.tar"), energon_index_url("a.b.tgz")
-    ('data/train-000.tar.idx', 'a.b.tar.idx')
-    """
-    return _renamed(url, str.rfind, ".tar.idx")
-
-
-def energon_rule(name: str) -> tuple[str, str] | None:
-    """Split a member's name as Energon does.
-
-    >>> energon_rule("v1.2/a.seg.png"), energon_rule("README"), energon_rule("d/.hidden.png")
-    (('v1.2/a', 'seg.png'), None, ('d/', 'hidden.png'))
-    """
-    match = ENERGON_NAME.match(name)
-    return (match[1], match[2]) if match else None
+    scheme, _ = split_scheme(url)
+    path, mark, query = url.partition("?") if scheme in ("http", "https") else (url, "", "")
+    dot = path.find(".", path.rfind("/") + 2)
+    return f"{path if dot < 0 else path[:dot]}.idx{mark}{query}"
 
 
 def write_wids_index(
@@ -198,23 +144,6 @@ def read_wids_index(path: str | os.PathLike[str], *, storage_options: Mapping[st
         UnsafeInputError: a file from another host names a command as a shard.
     """
     return Manifest(_list_shards(os.fspath(path), storage_options))
-
-
-def _build(url: str, options: IndexOptions, program: str, storage_options: Mapping[str, Any] | None) -> ShardIndex:
-    """Index a shard for a program that accepts neither compressed nor empty shards."""
-    index = build_index(url, options, on_repeated_key="ignore", storage_options=storage_options)
-    index.check_random_access()
-    if not len(index):
-        raise UnsupportedSidecarError(f"{redact(url)} has no samples, and {program} does not accept an empty index")
-    return index
-
-
-def _renamed(url: str, find_dot: Any, suffix: str) -> str:
-    """Return the name of a shard up to a dot of its base name, with another suffix."""
-    scheme, _ = split_scheme(url)
-    path, mark, query = url.partition("?") if scheme in ("http", "https") else (url, "", "")
-    dot = find_dot(path, ".", path.rfind("/") + 2)
-    return f"{path if dot < 0 else path[:dot]}{suffix}{mark}{query}"
 
 
 def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[ManifestEntry]:

@@ -20,8 +20,9 @@ from wds_datapipes.codecs.field_chain import name_field
 from wds_datapipes.errors import EncodeError, SampleSourceError
 from wds_datapipes.io.shell_process import ShellProcess, describe_exit
 from wds_datapipes.parallel.executors import defer_exit
-from wds_datapipes.redaction import redact, redact_command
+from wds_datapipes.redaction import redact_command
 from wds_datapipes.redaction.storage_options import redactor_of_command
+from wds_datapipes.samples.fields import describe_sample
 from wds_datapipes.types import Sample
 
 #: The file names of a single sample, and of one of several samples.
@@ -130,7 +131,7 @@ def _prefix() -> str:
     return f"wds-map-{secrets.token_hex(6)}-"
 
 
-def write_sample(sample: Mapping[str, Any], folder: str) -> None:
+def write_sample(sample: Sample, folder: str) -> None:
     """Write the fields of a sample to an empty folder as ``sample.jpg`` and so on, and its key as ``sample.__key__``.
 
     Raises:
@@ -141,11 +142,11 @@ def write_sample(sample: Mapping[str, Any], folder: str) -> None:
         if field[:2] == "__" and field != KEY:
             continue
         if not isinstance(value, bytes if field != KEY else str):
-            described = name_field(sample, field)  # type: ignore[arg-type]
+            described = name_field(sample, field)
             raise TypeError(f"{described} is {describe_value(value)}, but commands take bytes")
         data = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
         name = f"sample.{field}"
-        if "/" in name or "\0" in name or len(_name_bytes(name)) > NAME_BYTES:
+        if "/" in name or "\0" in name or len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES:
             raise EncodeError(
                 f"The field {field[:100]!r} of sample {str(sample.get(KEY))[:200]!r} cannot be a file for the command: "
                 f"file names have at most {NAME_BYTES} bytes, without slashes and zero bytes. Rename it first"
@@ -155,7 +156,7 @@ def write_sample(sample: Mapping[str, Any], folder: str) -> None:
             file.write(data)
 
 
-def read_samples(sample: Mapping[str, Any], folder: str, *, several: bool) -> list[Sample]:
+def read_samples(sample: Sample, folder: str, *, several: bool) -> list[Sample]:
     """Return the files in the folder as samples, with the fields of ``sample`` first.
 
     Args:
@@ -179,7 +180,7 @@ def read_samples(sample: Mapping[str, Any], folder: str, *, several: bool) -> li
     return [each for each in made if each is not None]
 
 
-def _load_sample(sample: Mapping[str, Any], folder: str, files: Mapping[str, str], key: str) -> Sample | None:
+def _load_sample(sample: Sample, folder: str, files: Mapping[str, str], key: str) -> Sample | None:
     """Load a sample from files; ``files`` maps fields to file names."""
     fields: dict[str, bytes] = {}
     order = [field for field in sample if field in files]
@@ -197,7 +198,7 @@ def _load_sample(sample: Mapping[str, Any], folder: str, files: Mapping[str, str
     return {KEY: key, "__url__": sample.get("__url__", ""), **fields} if fields else None
 
 
-def _read_file(sample: Mapping[str, Any], folder: str, name: str) -> bytes:
+def _read_file(sample: Sample, folder: str, name: str) -> bytes:
     path = Path(folder, name)
     # An unpacked archive may contain a link to any file of this host.
     if path.is_symlink() or not path.is_file():
@@ -209,17 +210,5 @@ def _read_file(sample: Mapping[str, Any], folder: str, name: str) -> bytes:
     return path.read_bytes()
 
 
-def _describe_file(sample: Mapping[str, Any], name: str) -> str:
+def _describe_file(sample: Sample, name: str) -> str:
     return f"For {describe_sample(sample)}, the command wrote {name!r}"
-
-
-def describe_sample(sample: Mapping[str, Any]) -> str:
-    """Describe a sample by its key and shard."""
-    return f"the sample {sample.get(KEY)!r} of {redact(str(sample.get('__url__', '')))}"
-
-
-def _name_bytes(name: str) -> bytes:
-    try:
-        return os.fsencode(name)
-    except UnicodeEncodeError:
-        return name.encode("utf-8", "surrogatepass")

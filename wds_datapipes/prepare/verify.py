@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.codecs.field_chain import convert_samples
@@ -142,7 +141,7 @@ def verify_shards(
 
 def _add_common_keys(shards: Sequence[VerifiedShard]) -> None:
     """Add a fault to each shard for each key that an earlier shard has."""
-    digests = [_digests(_unpack_keys(shard.packed_keys)) for shard in shards]
+    digests = [np.fromiter(map(hash, dict.fromkeys(_unpack_keys(shard.packed_keys))), np.int64) for shard in shards]
     values = np.sort(np.concatenate([*digests, np.empty(0, np.int64)]))
     suspects = np.unique(values[1:][values[1:] == values[:-1]])
     suspect_set = set(suspects.tolist())
@@ -151,7 +150,7 @@ def _add_common_keys(shards: Sequence[VerifiedShard]) -> None:
         if not np.isin(found, suspects).any():
             continue
         for key in dict.fromkeys(_unpack_keys(shard.packed_keys)):
-            if _digest(key) in suspect_set and first.setdefault(key, shard.url) != shard.url:
+            if hash(key) in suspect_set and first.setdefault(key, shard.url) != shard.url:
                 text = f"{redact(shard.url)} contains the sample {key!r}, as does {redact(first[key])}"
                 shard.add_fault("DuplicateKey", text, key)
 
@@ -258,11 +257,3 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
 def _unpack_keys(packed: bytes) -> list[str]:
     text = zlib.decompress(packed).decode("utf-8", "surrogateescape") if packed else ""
     return text.split(KEY_SEPARATOR) if text else []
-
-
-def _digests(keys: Iterable[str]) -> npt.NDArray[np.int64]:
-    return np.fromiter(map(_digest, dict.fromkeys(keys)), np.int64)
-
-
-def _digest(key: str) -> int:
-    return hash(key)

@@ -103,7 +103,6 @@ def add_columns(
     *,
     key_rule: KeyRule,
     fields: Collection[str] | None = None,
-    rename_files: Callable[[str], str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_error: OnError = "raise",
 ) -> Iterator[Sample]:
@@ -116,7 +115,7 @@ def add_columns(
     policy = ErrorPolicy(on_error, "add_columns")
     skips_errors = not policy.always_raises
     counted = CountedErrors("raise", policy.counters)
-    options = ReadOptions(rename_files=rename_files, storage_options=storage_options, on_error=counted)
+    options = ReadOptions(storage_options=storage_options, on_error=counted)
 
     def read(url: str, skip: Callable[[Exception], bool]) -> Iterator[Sample]:
         on_error: Any = CountedErrors(skip if skips_errors else "raise", policy.counters)

@@ -89,11 +89,6 @@ class Progress:
         self.floor = (shard, offset + 1)
         self._given = floor
 
-    @property
-    def at(self) -> SamplePosition:
-        """The position of the sample yielded last."""
-        return SamplePosition(*self.last)
-
     def resume_position(self) -> NextPosition:
         """Return the position at which to resume."""
         return self.next if self.floor < self.next else self._given

@@ -87,9 +87,8 @@ class ColumnAdder(FunctionStage[Sample]):
         url_of: determines the URL of the parallel shard: a replacement, such as ``("images", "captions")``, or a
             function of the URL. For several parallel shards, use the stage repeatedly.
         fields: the fields to add, which must exist; all by default.
-        key_rule: splits the names in the parallel shards, as in ``group_samples``.
-        rename_files: a function from a file's name in a parallel shard to its new name, for keys that are written
-            differently.
+        key_rule: splits the names in the parallel shards, as in ``group_samples``; a function may also translate keys
+            that are written differently.
         on_error: ``"raise"``; or, to skip the samples that lack columns, ``"warn"``, ``"skip"``, an `ErrorBudget`
             or a handler.
         storage_options: options for fsspec to open the parallel shards.
@@ -121,20 +120,16 @@ class ColumnAdder(FunctionStage[Sample]):
         *,
         fields: Collection[str] | None = None,
         key_rule: KeyRule = first_dot,
-        rename_files: Callable[[str], str] | None = None,
         on_error: OnError = "raise",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_fields(fields)
         check_key_rule(key_rule)
-        if rename_files is not None and not callable(rename_files):
-            raise TypeError(f"rename_files must be a function of a file's name, not {rename_files!r}")
         super().__init__(
             source,
             rule=parse_url_of(url_of),
             fields=fields,
             key_rule=key_rule,
-            rename_files=rename_files,
             on_error=on_error,
             storage_options=storage_options,
         )

@@ -34,14 +34,12 @@ class ImageFiles:
 
     Attributes:
         files: the files of all samples, in order, relative to the root.
-        words: human-readable names of the classes, if known.
         left_out: the number of files without images, by extension.
     """
 
     def __init__(self, root: str, classes: Sequence[str] | None) -> None:
         self.root = root
         self.classes = None if classes is None else list(classes)
-        self.words: list[str] = []
         self.left_out: Counter[str] = Counter()
         self.files: list[Files] = []
         self._labels = array("l")
@@ -202,8 +200,8 @@ def _raise_fault(error: Exception) -> None:
 
 
 ENDINGS = ("jpeg", "jpg", "png")
-#: Kaggle's files with the classes of images in a single folder, and with the words of classes.
-SOLUTION, MAPPING = "LOC_val_solution.csv", "LOC_synset_mapping.txt"
+#: Kaggle's file with the classes of images in a single folder.
+SOLUTION = "LOC_val_solution.csv"
 
 
 def find_imagenet(
@@ -231,8 +229,6 @@ def find_imagenet(
     top, folder = Path(root), Path(root, split)
     if not folder.is_dir():
         raise SampleSourceError(f"There is no folder {str(folder)!r}. The root of ImageNet contains train and val")
-    mapping = _lines(top / MAPPING) if (top / MAPPING).is_file() else []
-    words = {name: meaning for name, _, meaning in (line.partition(" ") for line in mapping)}
     classes = _list_folders(top / "train") or _list_folders(folder)
     if _list_folders(folder):
         found = find_images(folder, endings=ENDINGS, on_fault=on_fault)
@@ -240,7 +236,7 @@ def find_imagenet(
     else:
         images = find_images(folder, has_classes=False, endings=ENDINGS, on_fault=on_fault)
         by_name = _read_labels(top / SOLUTION if labels is None else Path(labels))
-        numbers = {name: number for number, name in enumerate(classes or sorted(words or {*by_name.values()}))}
+        numbers = {name: number for number, name in enumerate(classes or sorted({*by_name.values()}))}
         found = ImageFiles(str(folder), list(numbers))
         found.left_out = images.left_out
         for stem, endings in images.files:
@@ -254,8 +250,6 @@ def find_imagenet(
             if on_fault is None:
                 raise error
             on_fault(error)
-    if words:
-        found.words = [words.get(name, name) for name in found.classes or ()]
     return found
 
 
