@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from PIL import Image
 
 from wds_datapipes import TarWriter
-from wds_datapipes.cli.show import sheet_as_html
+from wds_datapipes.cli.show import draw_samples, sheet_as_html
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def safe_page(text: str) -> Page:
 
 
 def test_a_sheet_has_pictures_classes_and_texts(program: Any, photos: list[str]) -> None:
-    done = program("show", "p-{0..1}.tar", "--html", "s.html", "--num-workers", "0")
+    done = program("show", "p-{0..1}.tar", "--html", "s.html")
     assert done.code == 0
     assert re.fullmatch(r"s\.html: 10 of 10 samples, [\d.]+ kB\n", done.out)
     page = safe_page(Path("s.html").read_text())
@@ -79,6 +80,17 @@ def test_a_sheet_has_pictures_classes_and_texts(program: Any, photos: list[str])
     assert [picture.size for picture in pictures] == [(40, 30)] * 10
     assert [text for text in page.texts if re.fullmatch(r"[01][0-4]", text)] == ["10", *keys]
     assert page.texts.count("number 3\nof 1") == 1
+
+
+def test_each_sample_has_the_same_chance() -> None:
+    found = Counter(
+        sample["__key__"]
+        for seed in range(60)
+        for sample in draw_samples(({"__key__": str(number)} for number in range(36)), 6, seed)[0]
+    )
+    assert found.total() == 360
+    assert len(found) == 36
+    assert max(found.values()) < 25
 
 
 EVIL = [

@@ -89,7 +89,7 @@ def read(*urls: str, **options: Any) -> Iterator[Sample]:
 
 def added(source: Any, *rules: Any, **options: Any) -> Iterator[Sample]:
     for rule in rules or [Replacement("x", "y")]:
-        source = add_columns(source, rule, key_rule=first_dot, **options)
+        source = add_columns(source, rule, **{"key_rule": first_dot, **options})
     return iter(source)
 
 

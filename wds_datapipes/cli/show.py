@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
+from random import Random
+from statistics import median
 from string import Template
 from typing import Any
-
-import numpy as np
 
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._declaration import Natural, Positive
 from wds_datapipes.cli._options import ReadArguments
-from wds_datapipes.cli._report import end_with_faults, plural, print_json, size_of_shards
+from wds_datapipes.cli._report import end_with_faults, plural, print_json
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
-from wds_datapipes.parallel.progress import human_bytes
+from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.prepare.preview import Preview, escape_text, preview_field, samples_as_html
-from wds_datapipes.prepare.shard_contents import draw_samples
+from wds_datapipes.prepare.shard_contents import ScanOptions, ShardFault
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.types import Sample
@@ -37,11 +38,10 @@ def show(
     html: str | None = None,
     limit: Positive = 60,
     seed: int = 0,
-    num_workers: Natural | None = None,
 ) -> None:
     """Show the fields of a sample, their sizes and contents.
 
-    With --html, write a contact sheet of random samples from all shards.
+    With --html, write a contact sheet of random samples from all shards, which are read to the end.
     Code in the shards is never run: pickles are not decoded.
 
     One sample:
@@ -64,26 +64,58 @@ def show(
         return
     if key is not None or number:
         raise WrongUse("--key and --number select a single sample for the terminal, not for a page")
-    if "-" in urls:
-        raise WrongUse(
-            "A contact sheet reads shards twice, which is not possible with standard input. Write it to a file first"
-        )
-    drawn = draw_samples(urls, limit, seed=seed, num_workers=num_workers, **options.reading)
+    faults: list[ShardFault] = []
+    with ProgressMeter("Reading", len(urls)) as meter:
+        drawn, sizes = draw_samples(read_all(urls, options, faults, meter), limit, seed)
     facts = {
-        "samples": f"{len(drawn.sizes):,}",
+        "samples": f"{len(sizes):,}",
         "shards": f"{len(urls):,}",
-        "bytes of shards": size_of_shards(drawn.bytes, len(urls), drawn.unread_shards),
-        "median sample": human_bytes(float(np.median(drawn.sizes))) if len(drawn.sizes) else "none",
+        "bytes of samples": human_bytes(sum(sizes)),
+        "median sample": human_bytes(median(sizes)) if sizes else "none",
     }
-    page = sheet_as_html(drawn.samples, " ".join(map(redact, shards)), facts).encode("utf-8", "replace")
+    page = sheet_as_html(drawn, " ".join(map(redact, shards)), facts).encode("utf-8", "replace")
     write_sidecar(html, page, options.store)
     if options.json:
-        told = {"file": redact(html), "bytes": len(page), "shown": len(drawn.samples), "samples": len(drawn.sizes)}
-        print_json({**told, "faults": [fault._asdict() for fault in drawn.faults]})
+        told = {"file": redact(html), "bytes": len(page), "shown": len(drawn), "samples": len(sizes)}
+        print_json({**told, "faults": [fault._asdict() for fault in faults]})
     else:
-        counts = f"{len(drawn.samples):,} of {plural(len(drawn.sizes), 'sample')}, {human_bytes(len(page))}"
+        counts = f"{len(drawn):,} of {plural(len(sizes), 'sample')}, {human_bytes(len(page))}"
         sys.stdout.write(f"{printable(redact(html))}: {counts}\n")
-    end_with_faults(drawn.faults, is_printed=not options.json)
+    end_with_faults(faults, is_printed=not options.json)
+
+
+def read_all(
+    urls: list[str], options: ReadArguments, faults: list[ShardFault], meter: ProgressMeter
+) -> Iterator[Sample]:
+    """Yield the samples of shards; their faults are collected."""
+    scan = ScanOptions(**options.reading)
+    for url in urls:
+
+        def record(error: Exception, url: str = url) -> bool:
+            faults.append(ShardFault(redact(url), type(error).__name__, "", "", str(error)))
+            return True
+
+        for sample in scan.read_samples([url], on_error=record, on_duplicate="first", on_repeated_key="ignore"):
+            meter.add(samples=1)
+            yield sample
+        meter.add(shards=1)
+
+
+def draw_samples(samples: Iterable[Sample], count: int, seed: int) -> tuple[list[Sample], list[int]]:
+    """Draw samples uniformly, without replacement, in their order; return them, and the sizes of all.
+
+    >>> draw_samples(({"__key__": f"{number}", "txt": b"x"} for number in range(9)), 2, seed=0)
+    ([{'__key__': '2', 'txt': b'x'}, {'__key__': '4', 'txt': b'x'}], [1, 1, 1, 1, 1, 1, 1, 1, 1])
+    """
+    rng = Random(seed)
+    drawn: dict[int, tuple[int, Sample]] = {}
+    sizes: list[int] = []
+    for number, sample in enumerate(samples):
+        sizes.append(sum(len(value) for name, value in sample.items() if name[:2] != "__"))
+        place = number if number < count else rng.randrange(number + 1)
+        if place < count:
+            drawn[place] = number, sample
+    return [sample for _, sample in sorted(drawn.values(), key=itemgetter(0))], sizes
 
 
 def sheet_as_html(samples: Sequence[Sample], title: str, facts: Mapping[str, str]) -> str:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import accumulate, islice
-from random import Random
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
-
-import numpy as np
-import numpy.typing as npt
 
 from wds_datapipes import errors
 from wds_datapipes.errors import MissingDependencyError, ShardError, StaleSidecarError, UnknownSchemeError, WdsError
 from wds_datapipes.index.build import index_scan
-from wds_datapipes.index.reading.sample_reader import SampleReader, has_random_access
 from wds_datapipes.index.shard_index import IndexedSample, ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.parallel.map_shards import collect_shards
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.shards.loading import ReadOptions, read_shards
@@ -31,7 +22,7 @@ from wds_datapipes.tar.scanner import ShardScan
 from wds_datapipes.types import MemberTuple, Sample
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    pass
 
 
 class ScanKeywords(TypedDict, total=False):
@@ -68,11 +59,6 @@ class ScanOptions:
             limits=self.limits,
         )
         return group_samples(read_shards(urls, options), key_rule=self.key_rule, on_error=on_error, **grouping)
-
-    def read_leniently(self, url: str) -> Iterator[Sample]:
-        """Yield the samples of a shard as its headers list them."""
-        lenient = replace(self, end_marker="optional")
-        return lenient.read_samples([url], on_duplicate="first", on_repeated_key="ignore")
 
 
 #: Reading without any option.
@@ -187,87 +173,3 @@ def read_contents(url: str, options: ScanOptions = DEFAULT_SCAN, *, digest: bool
 
     index = index_scan(scan, readable(), key_rule=options.key_rule, on_repeated_key="raise", on_fault=note)
     return ShardContents(url, index, faults, strays, stray_names)
-
-
-@dataclass
-class RandomSamples:
-    """Random samples, and facts about their dataset.
-
-    Attributes:
-        samples: the samples drawn, in the order of the dataset.
-        sizes: the sizes of all samples, in bytes.
-        bytes: the total size of the shards that could be read to the end.
-        faults: the faults of shards.
-        unread_shards: the number of shards that could not be read to the end.
-    """
-
-    samples: list[Sample]
-    sizes: npt.NDArray[np.int64]
-    bytes: int
-    faults: list[ShardFault]
-    unread_shards: int
-
-
-def draw_samples(
-    urls: Sequence[str], count: int, *, seed: int = 0, num_workers: int | None = None, **scan: Unpack[ScanKeywords]
-) -> RandomSamples:
-    """Draw samples uniformly, without replacement; all of them if there are fewer.
-
-    Reads all headers, but only the data of drawn samples if shards support range requests. A truncated shard takes
-    part with its complete samples.
-
-    Args:
-        urls: the shards.
-        count: the number of samples.
-        seed: determines which samples are drawn.
-        num_workers: the number of worker processes, by default one per CPU.
-        scan: the arguments of `ScanOptions`: ``key_rule``, ``end_marker``, ``storage_options`` and ``limits``.
-
-    Raises:
-        UnknownSchemeError, MissingDependencyError: shards of this kind are not supported.
-        WorkerDiedError: a process ended without a result.
-
-    Examples:
-        >>> from wds_datapipes.testing import build_shard
-        >>> url = build_shard("a.tar", [{"__key__": f"{n}", "cls": f"{n}"} for n in range(100)])
-        >>> [sample["__key__"] for sample in draw_samples([url], 3).samples]
-        ['49', '53', '97']
-    """
-    options = ScanOptions(**scan)
-    shards = collect_shards(
-        partial(read_contents, options=options),
-        urls,
-        label="Reading headers",
-        measure=lambda shard: (len(shard.index), shard.bytes),
-        num_workers=num_workers,
-    )
-    ends = list(accumulate(len(shard.index) for shard in shards))
-    total = ends[-1] if ends else 0
-    by_shard: dict[int, list[int]] = {}
-    for position in sorted(Random(seed).sample(range(total), min(count, total))):
-        number = bisect_right(ends, position)
-        by_shard.setdefault(number, []).append(position - ends[number] + len(shards[number].index))
-    samples: list[Sample] = []
-    faults = [fault for shard in shards for fault in shard.faults]
-    for number, places in by_shard.items():
-        shard = shards[number]
-        try:
-            samples += _read_samples(shard, places, options)
-        except ShardError as error:
-            if not shard.faults:
-                faults.append(ShardFault(redact(shard.url), type(error).__name__, "", "", str(error)))
-    sizes = [shard.bytes for shard in shards if shard.bytes is not None]
-    all_sizes = np.concatenate([np.empty(0, np.int64), *(shard.index.sample_sizes for shard in shards)])
-    return RandomSamples(samples, all_sizes, sum(sizes), faults, len(shards) - len(sizes))
-
-
-def _read_samples(shard: ShardContents, places: Sequence[int], options: ScanOptions) -> Iterator[Sample]:
-    """Read samples of a shard by their offsets, or sequentially if that is not possible."""
-    storage_options = options.storage_options
-    if has_random_access(shard.url, storage_options=storage_options):
-        with closing(SampleReader(shard.url, shard.index, storage_options=storage_options)) as reader:
-            yield from map(reader.read, places)
-        return
-    for number, sample in enumerate(islice(options.read_leniently(shard.url), places[-1] + 1)):
-        if number in places:
-            yield sample
