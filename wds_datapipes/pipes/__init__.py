@@ -1,69 +1,40 @@
 """Registered stages: the classes whose functional forms every ``IterDataPipe`` has once they are imported."""
 
-from wds_datapipes.pipes.samples.buffering import SampleBucketer, SamplePacker, SampleShuffler
-from wds_datapipes.pipes.samples.caching import SampleCacher
-from wds_datapipes.pipes.samples.columns import BatchDecoder, SampleUnbatcher
-from wds_datapipes.pipes.samples.counting import NonEmptyChecker, SampleLogger, SampleRsampler, SampleSlicer
-from wds_datapipes.pipes.samples.epochs import EpochSetter, LengthSetter
-from wds_datapipes.pipes.samples.field_codecs import SampleDecoder, SampleEncoder
-from wds_datapipes.pipes.samples.fields import FieldRenamer, FieldSelector, KeyExtractor, KeyRenamer, TupleMaker
-from wds_datapipes.pipes.samples.grouping import SampleGrouper
-from wds_datapipes.pipes.samples.joining import Associator, ColumnAdder
-from wds_datapipes.pipes.samples.mapping import (
-    DictMapper,
-    MockSamples,
-    RngSampleMapper,
-    SampleMapper,
-    StreamComposer,
-    TupleMapper,
-)
-from wds_datapipes.pipes.samples.mixing import SampleMixer
-from wds_datapipes.pipes.shards.directory_shards import DirectoryShards
-from wds_datapipes.pipes.shards.loading import ShardLoader
-from wds_datapipes.pipes.shards.records import RecordLoader
-from wds_datapipes.pipes.shards.resampling import ShardResampler
-from wds_datapipes.pipes.shards.shard_cache import ShardCacher
-from wds_datapipes.pipes.shards.shard_list import DatasetSpec, ShardList
-from wds_datapipes.pipes.shards.writing import SampleWriter
-from wds_datapipes.pipes.stage import Stage
-
-__all__ = [
-    "Associator",
-    "BatchDecoder",
-    "ColumnAdder",
-    "DatasetSpec",
-    "DictMapper",
-    "DirectoryShards",
-    "EpochSetter",
-    "FieldRenamer",
-    "FieldSelector",
-    "KeyExtractor",
-    "KeyRenamer",
-    "LengthSetter",
-    "MockSamples",
-    "NonEmptyChecker",
-    "RecordLoader",
-    "RngSampleMapper",
-    "SampleBucketer",
-    "SampleCacher",
-    "SampleDecoder",
-    "SampleEncoder",
-    "SampleGrouper",
-    "SampleLogger",
-    "SampleMapper",
-    "SampleMixer",
-    "SamplePacker",
-    "SampleRsampler",
-    "SampleShuffler",
-    "SampleSlicer",
-    "SampleUnbatcher",
-    "SampleWriter",
-    "ShardCacher",
-    "ShardList",
-    "ShardLoader",
-    "ShardResampler",
-    "Stage",
-    "StreamComposer",
-    "TupleMaker",
-    "TupleMapper",
-]
+from wds_datapipes.pipes.samples.buffering import SampleBucketer as SampleBucketer
+from wds_datapipes.pipes.samples.buffering import SamplePacker as SamplePacker
+from wds_datapipes.pipes.samples.buffering import SampleShuffler as SampleShuffler
+from wds_datapipes.pipes.samples.caching import SampleCacher as SampleCacher
+from wds_datapipes.pipes.samples.columns import BatchDecoder as BatchDecoder
+from wds_datapipes.pipes.samples.columns import SampleUnbatcher as SampleUnbatcher
+from wds_datapipes.pipes.samples.counting import NonEmptyChecker as NonEmptyChecker
+from wds_datapipes.pipes.samples.counting import SampleLogger as SampleLogger
+from wds_datapipes.pipes.samples.counting import SampleRsampler as SampleRsampler
+from wds_datapipes.pipes.samples.counting import SampleSlicer as SampleSlicer
+from wds_datapipes.pipes.samples.epochs import EpochSetter as EpochSetter
+from wds_datapipes.pipes.samples.epochs import LengthSetter as LengthSetter
+from wds_datapipes.pipes.samples.field_codecs import SampleDecoder as SampleDecoder
+from wds_datapipes.pipes.samples.field_codecs import SampleEncoder as SampleEncoder
+from wds_datapipes.pipes.samples.fields import FieldRenamer as FieldRenamer
+from wds_datapipes.pipes.samples.fields import FieldSelector as FieldSelector
+from wds_datapipes.pipes.samples.fields import KeyExtractor as KeyExtractor
+from wds_datapipes.pipes.samples.fields import KeyRenamer as KeyRenamer
+from wds_datapipes.pipes.samples.fields import TupleMaker as TupleMaker
+from wds_datapipes.pipes.samples.grouping import SampleGrouper as SampleGrouper
+from wds_datapipes.pipes.samples.joining import Associator as Associator
+from wds_datapipes.pipes.samples.joining import ColumnAdder as ColumnAdder
+from wds_datapipes.pipes.samples.mapping import DictMapper as DictMapper
+from wds_datapipes.pipes.samples.mapping import MockSamples as MockSamples
+from wds_datapipes.pipes.samples.mapping import RngSampleMapper as RngSampleMapper
+from wds_datapipes.pipes.samples.mapping import SampleMapper as SampleMapper
+from wds_datapipes.pipes.samples.mapping import StreamComposer as StreamComposer
+from wds_datapipes.pipes.samples.mapping import TupleMapper as TupleMapper
+from wds_datapipes.pipes.samples.mixing import SampleMixer as SampleMixer
+from wds_datapipes.pipes.shards.directory_shards import DirectoryShards as DirectoryShards
+from wds_datapipes.pipes.shards.loading import ShardLoader as ShardLoader
+from wds_datapipes.pipes.shards.records import RecordLoader as RecordLoader
+from wds_datapipes.pipes.shards.resampling import ShardResampler as ShardResampler
+from wds_datapipes.pipes.shards.shard_cache import ShardCacher as ShardCacher
+from wds_datapipes.pipes.shards.shard_list import DatasetSpec as DatasetSpec
+from wds_datapipes.pipes.shards.shard_list import ShardList as ShardList
+from wds_datapipes.pipes.shards.writing import SampleWriter as SampleWriter
+from wds_datapipes.pipes.stage import Stage as Stage

@@ -24,8 +24,6 @@ from wds_datapipes.shards.position import Resume
 from wds_datapipes.types import MemberTuple, Opener, Shard
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from wds_datapipes.io.remote.remote_file import RemoteFile
 
 
@@ -70,7 +68,7 @@ class ArchiveSpans:
         self._stream: BinaryIO | None = None
         self._section: _Section | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ArchiveSpans:
         return self
 
     def __exit__(self, *_: object) -> None:
