@@ -19,7 +19,6 @@ from wds_datapipes import DatasetSpec, ShardList, TarWriter
 from wds_datapipes.codecs import media, plain_values
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.remote.filesystem import EXTRAS
-from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.testing import check_resume
 
 SOURCES = Path(wds_datapipes.__file__).parent
@@ -67,7 +66,6 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("msgpack", "msgpack", decode("mp")),
     ("msgpack", "msgpack", read_records("mps")),
     ("nvidia.dali", "dali", use_module("dali")),
-    ("pyarrow", "parquet", lambda folder: Table(folder / "a.parquet")),
     *(("adlfs", "az", load(f"{scheme}://box@account.dfs.core.windows.net/a.tar")) for scheme in ("az", "abfss")),
     ("gcsfs", "gs", load("gs://bucket/a.tar")),
     ("huggingface_hub", "hf", load("hf://datasets/user/name/a.tar")),

@@ -10,20 +10,19 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 
 
-def test_the_files_of_a_table_and_shards_may_be_in_a_store(program: Any, folder: Path, s3_store: Any) -> None:
+def test_the_files_of_a_recipe_and_shards_may_be_in_a_store(program: Any, folder: Path, s3_store: Any) -> None:
     # This server sends the checksum of a whole file with each part of it.
     options = {**s3_store.options(), "config_kwargs": {"response_checksum_validation": "when_required"}}
     Path("options.json").write_text(json.dumps(options))
     given = ["--storage-options", "@options.json"]
     bucket = fsspec.filesystem("s3", **options, skip_instance_cache=True)
     images = {f"bucket/create/in/{number}.jpg": b"%d" % number * 1000 * number for number in range(1, 6)}
-    rows = "".join(f"in/{number}.jpg,{number}\n" for number in range(1, 5)) + "s3://bucket/create/in/5.jpg,5\n"
+    places = [*(f"in/{number}.jpg" for number in range(1, 5)), "s3://bucket/create/in/5.jpg"]
     bucket.pipe(images)
-    Path("rows.csv").write_text(f"image,cls\n{rows}")
-    out, table = "s3://bucket/create/out", ["create", "table", "rows.csv", "--file", "image"]
-    table += ["--root-dir", "s3://bucket/create"]
+    Path("recipe").write_text("".join(f"{n}.jpg {place}\n{n}.cls text:{n}\n" for n, place in enumerate(places, 1)))
+    out, recipe = "s3://bucket/create/out", ["create", "recipe", "recipe", "--root-dir", "s3://bucket/create"]
     target = ["-o", f"{out}/%d.tar", "--maxcount", "2", "--index", "--manifest", f"{out}/all.json"]
-    done = program(*table, *target, "--resume", "--journal", "j", "--num-workers", "2", *given)
+    done = program(*recipe, *target, "--resume", "--journal", "j", "--num-workers", "2", *given)
     assert (done.code, done.err) == (0, "")
     assert done.lines == [
         f"{out}/0.tar: 2 samples, 7.17 kB",
@@ -33,7 +32,7 @@ def test_the_files_of_a_table_and_shards_may_be_in_a_store(program: Any, folder:
     ]
     done = program("verify", "--digest", "--manifest", f"{out}/all.json", f"{out}/*.tar", *given)
     assert (done.code, done.out) == (0, "3 shards, 5 samples, 10 files, 26.1 kB, 3 indexed: no faults\n")
-    assert program("ls", f"{out}/2.tar", *given).lines == ["00000004  5001  jpg 5000  cls 1"]
+    assert program("ls", f"{out}/2.tar", *given).lines == ["5  5001  jpg 5000  cls 1"]
     assert {number: bucket.cat(f"bucket/create/out/{number}.tar")[512:1512] for number in (0, 1, 2)} == {
         0: b"1" * 1000,
         1: b"3" * 1000,
@@ -41,16 +40,16 @@ def test_the_files_of_a_table_and_shards_may_be_in_a_store(program: Any, folder:
     }
     assert len(bucket.ls("bucket/create/out")) == 7
     bucket.pipe("bucket/create/in/4.jpg", b"x" * 4000)  # of the same size
-    again = program(*table, *target, "--resume", "--journal", "j", *given).lines
+    again = program(*recipe, *target, "--resume", "--journal", "j", *given).lines
     assert ["already finished" in line for line in again[:3]] == [True, False, True]
     bucket.rm("bucket/create/in/4.jpg")
-    done = program(*table, "-o", "a.tar", *given)
-    assert done.err.startswith("Error: The field 'jpg' of row 4 of 'rows.csv' cannot be read: s3://")
-    assert "4 samples" in program(*table, "-o", "a.tar", "--on-error=skip", *given).lines[0]
+    done = program(*recipe, "-o", "a.tar", *given)
+    assert done.err.startswith("Error: The field 'jpg' of the sample '4' of 'recipe' cannot be read: s3://")
+    assert "4 samples" in program(*recipe, "-o", "a.tar", "--on-error=skip", *given).lines[0]
     # Errors that concern all files are never skipped.
-    Path("here.csv").write_text(f"image\n{out}/0.tar\n")
+    Path("here").write_text(f"a.jpg {out}/0.tar\n")
     Path("options.json").write_text(json.dumps({**options, "secret": "wrong" + options["secret"]}))
-    done = program("create", "table", "here.csv", "--file", "image", "-o", "b.tar", "--on-error=skip", *given)
+    done = program("create", "recipe", "here", "-o", "b.tar", "--on-error=skip", *given)
     assert (done.code, Path("b.tar").exists()) == (2, False)
     assert re.match(r"Error: s3://bucket/create/out/0\.tar cannot be opened: permission denied", done.err)
     assert options["secret"] not in done.err

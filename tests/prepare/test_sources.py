@@ -1,11 +1,8 @@
-"""The sources of samples: folders of images, ImageNet, tables and recipes."""
+"""The sources of samples: folders of images, ImageNet and recipes."""
 
 from __future__ import annotations
 
-import csv
-import json
 import os
-from datetime import date
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -14,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import EncodeError, SampleSourceError
+from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.prepare.sample_spec import FilePart, SampleSpec, Source, UrlPart
 from wds_datapipes.prepare.sources.image_folder import find_imagenet, find_images
 from wds_datapipes.prepare.sources.listing import Recipe, resolve_file
-from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.samples.keys import first_dot
 
 pytestmark = pytest.mark.usefixtures("folder", "nothing_left")
@@ -181,122 +177,6 @@ def test_missing_files_of_classes_are_reported() -> None:
             find_imagenet("in", "val", labels="labels.txt")
 
 
-# Tables
-
-ROWS = [
-    {"id": "a", "image": "cat/1.JPEG", "label": 3, "caption": 'ein Bär,\nund "noch" einer\u2028'},
-    {"id": "b/c", "image": "cat/2.png", "label": -1, "caption": ""},
-]
-
-
-def write_table(kind: str, rows: list[dict[str, Any]]) -> str:
-    path = Path(f"tables/t.{kind}")
-    path.parent.mkdir(exist_ok=True)
-    if kind == "jsonl":
-        path.write_text("\n\n".join(json.dumps(row) for row in rows))
-    elif kind == "parquet":
-        import pyarrow
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
-    else:
-        with path.open("w", newline="", encoding="utf-8-sig") as stream:
-            writer = csv.DictWriter(stream, list(rows[0]), delimiter="\t" if kind == "tsv" else ",")
-            writer.writeheader()
-            writer.writerows(rows)
-    return str(path)
-
-
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
-def test_a_row_is_a_sample(kind: str) -> None:
-    path = write_table(kind, ROWS)
-    caption = ROWS[0]["caption"]
-    files = [("", "image")]
-    found = fields_of(Table(path, files=files, values=[("cls", "label"), ("txt", "caption")], key="id", root="files"))
-    assert found == {
-        "a": {"jpg": "files/cat/1.JPEG", "cls": b"3", "txt": str(caption).encode()},
-        "b/c": {"png": "files/cat/2.png", "cls": b"-1", "txt": b""},
-    }
-    found = fields_of(Table(path, files=[("x.jpg", "image")], values=[("txt", "id")]))
-    assert list(found) == ["00000000", "00000001"]
-    assert found["00000000"]["x.jpg"] == "tables/cat/1.JPEG"
-    if kind in ("csv", "tsv"):
-        assert list(fields_of(Table(path, files=files, key="id"))["a"]) == ["jpg", "label", "caption"]
-
-
-def test_values_of_other_types_are_encoded_by_their_fields() -> None:
-    path = write_table("parquet", [{"x": b"\0", "n": [1, 2], "d": date(2020, 1, 2), "f": 1.5, "s": None}] * 3)
-    found = fields_of(Table(path, values=[("bin", "x"), ("json", "n")]))
-    assert found["00000002"] == {"bin": b"\0", "json": b"[1, 2]"}
-    with pytest.raises(
-        EncodeError, match=r"row 1 of .* has the float 1\.5 for the field 'f', whose name does not determine"
-    ):
-        fields_of(Table(path, values=[("f", "f")]))
-    with pytest.raises(EncodeError, match=r"row 1 of .*bytes.* cannot be represented in JSON"):
-        fields_of(Table(write_table("parquet", [{"m": {"x": b"1"}}]), values=[("json", "m")]))
-    with pytest.raises(EncodeError, match="the field 'jpg' holds images"):
-        fields_of(Table(write_table("jsonl", [{"jpg": "1.jpg"}])))
-    path = write_table("jsonl", [{"meta": {"d": 1, "ü": None}, "cls": 3, "name": "ü"}])
-    assert fields_of(Table(path, values=[("json", "meta"), ("cls", "cls"), ("name", "name")]))["00000000"] == {
-        "json": '{"d": 1, "ü": null}'.encode(),
-        "cls": b"3",
-        "name": "ü".encode(),
-    }
-    path = write_table("parquet", [{"m": {"d": date(2020, 1, 2)}}])
-    assert fields_of(Table(path, values=[("json", "m")]))["00000000"] == {"json": b'{"d": "2020-01-02"}'}
-
-
-def test_files_may_be_embedded_in_parquet_as_by_datasets() -> None:
-    path = write_table("parquet", [{"image": {"bytes": b"data", "path": "a.PNG"}, "label": 1}])
-    found = fields_of(Table(path, files=[("", "image")], values=[("cls", "label")]))
-    assert found["00000000"] == {"png": b"data", "cls": b"1"}
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"image": None}, r"row 2 of 'tables/t\.jsonl' has no value in its column 'image'"),
-        ({"image": ""}, r"row 2 .* has no value in its column 'image'"),
-        ({}, r"row 2 .* has no value in its column 'image'"),
-        ({"image": 3}, r"row 2 .* has the int 3 in its column 'image', not the name of a file"),
-        ({"image": "pipe:cat a.jpg"}, r"row 2 .* in its column 'image' has 'pipe:cat a\.jpg', which is a command"),
-        ({"image": "-"}, r"row 2 .* has '-', which is a command"),
-        ({"image": "file://host/a.jpg"}, r"row 2 .*: file://host/a\.jpg names a file on the host 'host'"),
-        ({"image": "https://me:secret@host/a"}, r"row 2 .* has the file 'https://\*\*\*@host/a' .* has no extension"),
-        ({"image": "a"}, r"row 2 .* has the file 'a' .* whose name has no extension"),
-        ({"image": "a.jpg", "id": None}, r"row 2 .* in its column 'id'\. A key must be text or a number"),
-        ({"image": "a.jpg", "id": True}, r"A key must be text or a number"),
-        ({"image": "a.txt", "txt": "x"}, r"row 2 .* would have two fields 'txt'"),
-        ({"image": "a.jpg", "note": "\ud800"}, r"row 2 .* has text that is not UTF-8"),
-    ],
-)
-def test_an_invalid_row_is_reported_with_its_number(row: dict[str, Any], message: str) -> None:
-    rows: list[dict[str, Any]] = [{"id": 1, "image": "a.jpg"}, {"id": 2, **row}]
-    source = Table(write_table("jsonl", rows), files=[("", "image")], key="id")
-    assert spec_of(source).key == "1"
-    with pytest.raises(SampleSourceError, match=message):
-        spec_of(source, 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("t.csv", "a,b\n1,2\n3\n", r"row 2 of 't\.csv' has 1 values for 2 columns"),
-        ("t.csv", "a,b\n1,2\n3,\xff\n", r"row 2 of 't\.csv' is not UTF-8"),
-        ("t.csv", "a,a\n1,2\n", r"first row of 't\.csv' must name each column once"),
-        ("t.csv", "", r"first row of 't\.csv' must name each column"),
-        ("t.csv", "a\n1\n2" + "x" * 140_000, r"'t\.csv' cannot be read after row 1: field larger than"),
-        ("t.jsonl", '{"a": 1}\n{"a": \n', r"row 2 of 't\.jsonl' is not JSON in UTF-8"),
-        ("t.jsonl", '{"a": 1}\n[1]\n', r"row 2 of 't\.jsonl' is a JSON list, not an object"),
-        ("t.parquet", "no", r"table 't\.parquet' cannot be read"),
-    ],
-)
-def test_a_damaged_table(name: str, text: str, message: str) -> None:
-    Path(name).write_bytes(text.encode("latin-1"))
-    with pytest.raises(SampleSourceError, match=message):
-        fields_of(Table(name, values=[("cls", "a")] if name == "t.jsonl" else None))
-
-
 # Files that are not on this host
 
 
@@ -347,32 +227,3 @@ def test_an_invalid_line_of_a_recipe(line: str, message: str) -> None:
     Path("recipe").write_text(f"0.txt text:1\n{line}\n")
     with pytest.raises(SampleSourceError, match=message):
         fields_of(Recipe("recipe"))
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "message"),
-    [
-        ("class", "dog", "could not be decoded as 'class': .*, or cls for class names"),
-        ("json", "{odd", "could not be decoded as 'json': .*as in txt=json,"),
-        ("npy", "1 2 3", "could not be decoded as 'npy'"),
-        ("pkl", "text", "could not be decoded as 'pkl': not a pickle"),
-        (
-            "png",
-            "cat/1.png",
-            r"field 'png' holds images\. If .*\(files in .*, --file on .* text field, as in txt=png$",
-        ),
-        ("image", "cat/1.png", "field 'image' holds images"),
-    ],
-)
-def test_a_text_that_its_field_cannot_decode_is_an_error(column: str, value: str, message: str) -> None:
-    with pytest.raises(EncodeError, match=message):
-        spec_of(Table(write_table("csv", [{column: value}])))
-    other = Table(write_table("csv", [{column: value}]), values=[("txt", column)])
-    assert fields_of(other) == {"00000000": {"txt": value.encode()}}
-
-
-def test_an_empty_value_of_a_field_that_is_not_text_is_missing() -> None:
-    rows = [{"cls": "", "txt": "", "json": ""}]
-    assert fields_of(Table(write_table("csv", rows), missing="keep")) == {"00000000": {"txt": b""}}
-    with pytest.raises(SampleSourceError, match="no value in its column 'cls'"):
-        spec_of(Table(write_table("csv", rows)))

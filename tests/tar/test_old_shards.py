@@ -12,7 +12,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardWriter, convert_shards
 from wds_datapipes.prepare.create import create_shards
-from wds_datapipes.prepare.sources.table import Table
+from wds_datapipes.prepare.sources.listing import Recipe
 from wds_datapipes.testing import build_shard
 
 PATTERN = "out-%03d.tar"
@@ -82,8 +82,8 @@ def test_the_stage_accepts_the_option_and_checks_nothing_when_it_is_built(folder
 
 
 def create(count: int, **options: Any) -> None:
-    Path("table.csv").write_text("txt\n" + "word\n" * count)
-    create_shards(Table("table.csv"), PATTERN, maxcount=1, num_workers=0, **options)
+    Path("recipe").write_text("".join(f"{number}.txt text:word\n" for number in range(count)))
+    create_shards(Recipe("recipe"), PATTERN, maxcount=1, num_workers=0, **options)
 
 
 def unchanged(sample: Any) -> Any:

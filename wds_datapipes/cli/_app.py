@@ -35,7 +35,6 @@ COMMANDS = {
     "demo": "demo:demo",
     "create images": "create:create_images",
     "create imagenet": "create:create_imagenet",
-    "create table": "create:create_table",
     "create recipe": "create:create_recipe",
     "ls": "ls:ls",
     "show": "show:show",

@@ -1,4 +1,4 @@
-"""The commands ``create images``, ``imagenet``, ``table`` and ``recipe``: create shards from files."""
+"""The commands ``create images``, ``imagenet`` and ``recipe``: create shards from files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._declaration import Natural
@@ -22,7 +22,6 @@ from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.sample_spec import Source
 from wds_datapipes.prepare.sources.image_folder import IMAGE_ENDINGS, Faults, ImageFiles, find_imagenet, find_images
 from wds_datapipes.prepare.sources.listing import Recipe
-from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.writing.shard_names import NUMBER
 
 
@@ -124,46 +123,6 @@ def create_imagenet(
     create_from(find, replace(options, rekey=options.rekey or "{number:07d}"))
 
 
-def create_table(
-    table: str,
-    options: CreateArguments,
-    file: list[str] | None = None,
-    field: list[str] | None = None,
-    key: str = "",
-    missing: Literal["raise", "keep"] = "raise",
-    root_dir: str = "",
-    classes_from: str = "",
-) -> None:
-    """Create shards from the rows of a table, whose columns are values or name files.
-
-    If the column for the field cls has names of classes, they are numbered, and written to classes.json next to the
-    shards. Relative paths start from the folder of the table, or from --root-dir.
-
-    Input:
-        TABLE: A local CSV, JSON lines or Parquet file.
-        --file [FIELD=]COLUMN: A column of file names; may be repeated.
-        --field [FIELD=]COLUMN: A column of values; by default all columns. May be repeated.
-        --key COLUMN: The column of keys; by default, keys are numbers.
-        --missing: How to handle a row that lacks a value.
-    """
-
-    def open_table(_fault: Faults) -> Source:
-        found = Table(
-            table,
-            files=[split_pair(each, "--file", "") for each in file or ()],
-            values=[split_pair(each, "--field", None) for each in field or ()] or None,
-            key=key,
-            root=root_dir or None,
-            classes=read_class_list(classes_from, options.store) if classes_from else None,
-            missing=missing,
-        )
-        if found.classes is None and classes_from:
-            raise WrongUse("--classes-from requires a column of class names for the field cls, as --field cls=COLUMN")
-        return found
-
-    create_from(open_table, options)
-
-
 def create_recipe(recipe: str, options: CreateArguments, root_dir: str = "") -> None:
     """Create shards from a tarp recipe, which lists files, texts and commands.
 
@@ -249,18 +208,10 @@ def local_folder(folder: str) -> str:
     """Return the path of a local folder."""
     path = local_path(folder)
     if path is None:
-        raise WrongUse(f"{redact(folder)!r} is not a local folder. List files in a store in a table, for create table")
+        raise WrongUse(
+            f"{redact(folder)!r} is not a local folder. List files in a store in a recipe, for create recipe"
+        )
     return path
-
-
-def split_pair(text: str, option: str, field: str | None) -> tuple[str, str]:
-    """Return the field and the column of ``FIELD=COLUMN``; for a column alone, its default field."""
-    name, equals, column = text.partition("=")
-    if not equals:
-        name, column = text.lower() if field is None else field, text
-    if not column or (equals and not name):
-        raise WrongUse(f"{option} must be FIELD=COLUMN or COLUMN, not {text!r}")
-    return name, column
 
 
 def locate_class_list(output: str, source: Source) -> str:
@@ -272,7 +223,7 @@ def locate_class_list(output: str, source: Source) -> str:
     's3://bucket/classes.json'
     """
     is_stream = split_scheme(output)[0] in ("-", "pipe")
-    if is_stream or not isinstance(source, ImageFiles | Table) or source.classes is None:
+    if is_stream or not isinstance(source, ImageFiles) or source.classes is None:
         return ""
     folder, slash, name = strip_shard_suffix(output).rpartition("/")
     name = NUMBER.sub("classes", name) if NUMBER.search(name) else f"{name}-classes"
@@ -281,7 +232,7 @@ def locate_class_list(output: str, source: Source) -> str:
 
 def write_class_list(source: Source, url: str, storage_options: Mapping[str, Any] | None) -> None:
     """Write the class names in the order of their numbers."""
-    assert isinstance(source, ImageFiles | Table)  # noqa: S101  other sources have no list
+    assert isinstance(source, ImageFiles)  # noqa: S101  other sources have no list
     write_sidecar(url, (json.dumps({"classes": source.classes}, indent=1) + "\n").encode(), storage_options)
 
 

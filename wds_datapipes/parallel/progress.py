@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 from time import perf_counter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 #: The minimum time between two updates of the bar, and between two lines in the log, in seconds.
@@ -62,7 +65,7 @@ class ProgressMeter:
     def _done(self) -> int:
         return self._shards if self._unit == "shards" else self._samples
 
-    def __enter__(self) -> ProgressMeter:
+    def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
         return self

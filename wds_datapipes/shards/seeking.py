@@ -24,6 +24,8 @@ from wds_datapipes.shards.position import Resume
 from wds_datapipes.types import MemberTuple, Opener, Shard
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from wds_datapipes.io.remote.remote_file import RemoteFile
 
 
@@ -68,7 +70,7 @@ class ArchiveSpans:
         self._stream: BinaryIO | None = None
         self._section: _Section | None = None
 
-    def __enter__(self) -> ArchiveSpans:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

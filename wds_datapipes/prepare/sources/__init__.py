@@ -1,1 +1,1 @@
-"""Sources of samples outside shards: image folders, ImageNet, tables of files, and tarp recipes."""
+"""Sources of samples outside shards: image folders, ImageNet, and tarp recipes."""

@@ -267,7 +267,7 @@ def _read_labels(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise SampleSourceError(
             f"The images are not in folders of classes, and there is no file of labels {str(path)!r}. Put "
-            f"{SOLUTION} of Kaggle there, or list the images and their classes in a table"
+            f"{SOLUTION} of Kaggle there, or list the images and their classes in a recipe"
         )
     lines = _lines(path)
     if not lines or not lines[0].lower().startswith("imageid,"):

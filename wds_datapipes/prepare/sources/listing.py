@@ -1,4 +1,4 @@
-"""Listings of files: tables and recipes, and what the names in them are."""
+"""The samples of a recipe, which lists files, texts and commands."""
 
 from __future__ import annotations
 
