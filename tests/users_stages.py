@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ class OwnShuffler(Shuffler):  # type: ignore[type-arg]  # torch declares a type 
 class InMain(IterDataPipe[Any]):
     """Runs in the main process."""
 
-    def __init__(self, source: Pipe) -> None:
+    def __init__(self, source: Any) -> None:
         self.source = source
 
     def __iter__(self) -> Iterator[Any]:
@@ -29,6 +30,20 @@ class InMain(IterDataPipe[Any]):
 
     def is_replicable(self) -> bool:
         return False
+
+
+class OwnSplit(IterDataPipe[Any]):
+    """Splits as ``.sharding_filter()`` does, with only the arguments that torch's first release passed."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+        self.instances, self.instance = 1, 0
+
+    def apply_sharding(self, instances: int, instance: int) -> None:
+        self.instances, self.instance = instances, instance
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from itertools.islice(self.source, self.instance, None, self.instances)
 
 
 class Buckets(Stage[Any]):

@@ -15,25 +15,12 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.utils import WorkerInfo
+from users_stages import OwnSplit
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.pipes.sharding import advice_for_split
 from wds_datapipes.testing import build_shard
-
-
-class OwnSplit(IterDataPipe[Any]):
-    """Splits as ``.sharding_filter()`` does, with only the arguments that torch's first release passed."""
-
-    def __init__(self, source: IterDataPipe[Any]) -> None:
-        self.source = source
-        self.instances, self.instance = 1, 0
-
-    def apply_sharding(self, instances: int, instance: int) -> None:
-        self.instances, self.instance = instances, instance
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from itertools.islice(self.source, self.instance, None, self.instances)
 
 
 class TestInstances:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline_table import Pairs
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
 from torchdata.dataloader2 import DataLoader2
@@ -75,30 +76,6 @@ class Twice(Stage[Any]):
             yield item["__key__"], 1
 
 
-class Pairs(Stage[Any]):
-    """Yields each item with the two before it: has a state, as is common elsewhere."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-        self.waiting: list[str] = []
-        self.is_resumed = False
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.is_resumed:
-            self.waiting = []
-        self.is_resumed = False
-        for item in self.source:
-            self.waiting.append(item["__key__"])  # the very list that state_dict() has returned
-            del self.waiting[:-3]
-            yield tuple(self.waiting)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"waiting": self.waiting}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.waiting, self.is_resumed = [*state.get("waiting", ())], True
-
-
 class Unloadable(Plain):
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -122,7 +99,7 @@ class Undeclared(IterDataPipe[Any]):
 
 class OfSets(Pairs):
     def state_dict(self) -> dict[str, Any]:
-        return {"waiting": {*self.waiting}}
+        return {"before": {*self.before}}
 
 
 def key_of(sample: Any) -> str:

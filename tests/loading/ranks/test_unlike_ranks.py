@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from forked_ranks import on_ranks
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
+from users_stages import OwnSplit
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.testing import build_shard
 
 KEYS = sorted(f"{shard}/{number}" for shard in range(6) for number in range(3))
-
-
-class OwnSplit(IterDataPipe[Any]):
-    """Splits as ``.sharding_filter()`` does, but does not learn whether it splits between ranks or workers."""
-
-    def __init__(self, source: IterDataPipe[Any]) -> None:
-        self.source = source
-        self.instances, self.instance = 1, 0
-
-    def apply_sharding(self, instances: int, instance: int) -> None:
-        self.instances, self.instance = instances, instance
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from itertools.islice(self.source, self.instance, None, self.instances)
 
 
 def key_of(sample: dict[str, Any]) -> str:

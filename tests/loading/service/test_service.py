@@ -23,6 +23,7 @@ from torchdata.dataloader2 import (
 from torchdata.dataloader2.adapter import Adapter, Shuffle
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
+from users_stages import InMain
 
 from wds_datapipes import ShardReadingService
 from wds_datapipes.pipes.inspection import upstream
@@ -51,19 +52,6 @@ class Counts(IterDataPipe[Item]):
     def __iter__(self) -> Iterator[Item]:
         for number in range(self.counts[self.worker]):
             yield self.worker, number
-
-
-class InMain(IterDataPipe[Any]):
-    """Stays in the main process."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def is_replicable(self) -> bool:
-        return False
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
 
 
 class Pids(IterDataPipe[Any]):
