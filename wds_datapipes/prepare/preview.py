@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image
 
 from wds_datapipes.codecs import UNSAFE, find_codec
@@ -23,6 +22,7 @@ from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.parallel.progress import human_bytes
+from wds_datapipes.samples.sample_log import describe
 from wds_datapipes.types import Sample
 
 #: Gzip data may decompress to 64 MiB.
@@ -143,8 +143,8 @@ def _count_text(text: str) -> str:
 def _preview_value(value: Any) -> Preview:
     if isinstance(value, str):
         return Preview(_count_text(value) if value else "text, empty", value)
-    if _is_array(value):
-        return Preview(_describe_array(value))
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return Preview(describe(value))
     kind = type(value).__name__ if value is not None else "null"
     if isinstance(value, Mapping):
         kind = f"{kind}, {len(value):,} entr{'y' if len(value) == 1 else 'ies'}"
@@ -160,20 +160,7 @@ def _preview_value(value: Any) -> Preview:
 
 def _describe_value(value: Any) -> str:
     """Describe a value that JSON does not support."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return MARKED.format(f"{len(value):,} bytes")
-    return MARKED.format(_describe_array(value) if _is_array(value) else reprlib.repr(value))
-
-
-def _is_array(value: Any) -> bool:
-    """Whether a value is an array, or a tensor."""
-    return hasattr(value, "dtype") and hasattr(value, "shape")
-
-
-def _describe_array(value: Any) -> str:
-    """Describe an array or a tensor by its shape and dtype."""
-    kind = "array" if isinstance(value, np.ndarray | np.generic) else type(value).__name__.lower()
-    return f"{kind} ({', '.join(map(str, value.shape))}) {str(value.dtype).removeprefix('torch.')}"
+    return MARKED.format(describe(value))
 
 
 #: Pictures up to this size are enlarged without smoothing.
