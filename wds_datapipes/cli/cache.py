@@ -14,7 +14,7 @@ from wds_datapipes.cli._report import plural, print_error, print_json
 from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.shard_cache.cached_shards import warm_cache
-from wds_datapipes.shard_cache.entry import Entry, by_last_use, entries, evict
+from wds_datapipes.shard_cache.entry import Entry, entries, evict
 from wds_datapipes.shard_cache.store import CacheFolder
 
 
@@ -102,7 +102,7 @@ def clear(options: CacheArguments, max_bytes: str = "") -> None:
     Copies that a process is reading or downloading are not removed.
     """
     limit = parse_bytes(max_bytes, "--max-bytes") if max_bytes else 0.0
-    found = list(by_last_use(options.path))
+    found = sorted(entries(options.path), key=Entry.last_use)
     remaining = sum(map(copy_bytes, found))
     removed = 0
     for entry in found:

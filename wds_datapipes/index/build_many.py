@@ -224,18 +224,17 @@ def shard_sizes(
     store = access.storage_options
     if access.indexes == "build":
         results = build_indexes(urls, index_dir=index_dir, options=options, storage_options=store)
-        _check_cache(access, [result.bytes for result in results], window, lanes)
-        return [(result.url, result.samples) for result in results]
-    with ThreadPoolExecutor(THREADS) as threads:
-        found = list(threads.map(_Indexer(index_dir, options, storage_options=store).find, urls))
-    for url, result in zip(urls, found, strict=True):
-        if result is None:
+    else:
+        with ThreadPoolExecutor(THREADS) as threads:
+            found = list(threads.map(_Indexer(index_dir, options, storage_options=store).find, urls))
+        results = [result for result in found if result is not None]
+        if len(results) < len(urls):
             raise StaleSidecarError(
-                f"{redact(index_url(url, index_dir))} is missing, damaged, stale or built with other options. Build it "
-                'with `wds-datapipes index`, or pass indexes="build"'
+                f"{redact(index_url(urls[found.index(None)], index_dir))} is missing, damaged, stale or built with "
+                'other options. Build it with `wds-datapipes index`, or pass indexes="build"'
             )
-    _check_cache(access, [result.bytes for result in found if result is not None], window, lanes)
-    return [(result.url, result.samples) for result in found if result is not None]
+    _check_cache(access, [result.bytes for result in results], window, lanes)
+    return [(result.url, result.samples) for result in results]
 
 
 def _check_cache(access: AccessOptions, sizes: Sequence[int] | Numbers, window: int, lanes: int) -> None:

@@ -87,11 +87,12 @@ def _run_calls(calls: Calls, is_closed: threading.Event) -> None:
         if is_closed.is_set():
             future.cancel()
         if future.set_running_or_notify_cancel():
-            _set_result(future, call)
+            set_result(future, call)
         del entry, future, call  # what the call refers to must not stay alive while the thread waits for another one
 
 
-def _set_result(future: Future[T], call: Callable[[], T]) -> None:
+def set_result(future: Future[T], call: Callable[[], T]) -> None:
+    """Call a function, and set its result or its error."""
     with suppress(InvalidStateError):  # it was abandoned
         try:
             result = call()
@@ -101,10 +102,16 @@ def _set_result(future: Future[T], call: Callable[[], T]) -> None:
             future.set_result(result)
 
 
+def close_result(future: Future[Any]) -> None:
+    """Close what a call has returned, if it has returned anything."""
+    if not future.cancelled() and future.exception() is None and (result := future.result()) is not None:
+        result.close()
+
+
 def start_call(call: Callable[[], T]) -> Future[T]:
     """Call a function in a thread of its own: libraries may wait for any time, and cannot be interrupted."""
     future: Future[T] = Future()
-    threading.Thread(target=_set_result, args=(future, call), name="wds-store", daemon=True).start()
+    threading.Thread(target=set_result, args=(future, call), name="wds-store", daemon=True).start()
     return future
 
 

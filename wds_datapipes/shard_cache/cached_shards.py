@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from wds_datapipes.errors import ShardError
-from wds_datapipes.io.call_threads import CallThreads
+from wds_datapipes.io.call_threads import CallThreads, close_result
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.urls import OpeningURL, check_url
 from wds_datapipes.redaction import short_repr
@@ -96,7 +96,7 @@ class CachedShard(OpeningURL):
         """Close the copy that was prefetched, if any."""
         prefetched, self._prefetched = self._prefetched, None
         if prefetched is not None and not prefetched.cancel():
-            prefetched.add_done_callback(_close_copy)
+            prefetched.add_done_callback(close_result)
 
     def _request(self, options: Mapping[str, Any]) -> DownloadRequest:
         """Return the request to download the shard.
@@ -107,11 +107,6 @@ class CachedShard(OpeningURL):
         # Before its size is requested.
         check_url(str(self), allow_local_files=options.get("allow_local_files", True))
         return DownloadRequest(str(self), self._size, self._sha256, options)
-
-
-def _close_copy(prefetched: Future[BinaryIO | None]) -> None:
-    if prefetched.exception() is None and (copy := prefetched.result()) is not None:
-        copy.close()
 
 
 class CopyPrefetch:

@@ -84,13 +84,10 @@ class Entry:
         """Return the facts about the copy, or None if there are none or they are unreadable."""
         try:
             found = json.loads(self.facts_path.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-        if not isinstance(found, dict) or (found.pop("format", None), found.pop("version", None)) != (FORMAT, VERSION):
-            return None
-        try:
+            if (found["format"], found["version"]) != (FORMAT, VERSION):
+                return None
             return CopyFacts(str(found["url"]), int(found["bytes"]), str(found["sha256"]), int(found["mtime_ns"]))
-        except (KeyError, TypeError, ValueError, OverflowError):
+        except (OSError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
             return None
 
     def write_facts(self, facts: CopyFacts) -> None:
@@ -109,15 +106,20 @@ class Entry:
 
     def last_use(self) -> int:
         """Return when the copy was used last, in nanoseconds; 0 if nothing is recorded about it."""
-        try:
-            return self.facts_path.stat().st_mtime_ns
-        except FileNotFoundError:
-            return 0
+        return modified_ns(self.facts_path)
 
     def remove(self) -> None:
         """Remove the copy and its facts."""
         self.path.unlink(missing_ok=True)
         self.facts_path.unlink(missing_ok=True)
+
+
+def modified_ns(path: Path) -> int:
+    """Return the modification time of a file in nanoseconds; 0 if there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def is_copy(name: str) -> bool:
@@ -188,10 +190,7 @@ class Passes:
     def begin(self, folder: Path) -> None:
         """Begin a pass."""
         self._expected.clear()
-        try:
-            self._begun.append((folder / FOLDER_LOCK).stat().st_mtime_ns)
-        except OSError:  # nothing was ever copied
-            self._begun.append(0)
+        self._begun.append(modified_ns(folder / FOLDER_LOCK))  # 0 if nothing was ever copied
 
     def priority(self, entry: Entry) -> tuple[int, int]:
         """Return a key by which copies are evicted: stale ones, those used in this pass, expected ones, then others."""
@@ -269,11 +268,6 @@ def used_bytes(folder: Path, own: Path | None = None) -> int:
             with suppress(FileNotFoundError):
                 used += path.stat().st_size
     return used
-
-
-def by_last_use(folder: Path) -> list[Entry]:
-    """Return all copies, the least recently used first."""
-    return sorted(entries(folder), key=Entry.last_use)
 
 
 def _remove_abandoned(folder: Path, own: Path | None) -> None:

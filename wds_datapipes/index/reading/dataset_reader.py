@@ -21,7 +21,7 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.read_plan import sizes_of
 from wds_datapipes.index.reading.sample_reader import SampleReader
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
-from wds_datapipes.io.call_threads import CallThreads
+from wds_datapipes.io.call_threads import CallThreads, close_result, set_result
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.shard_cache.entry import Entry, Priority, stamp
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
@@ -82,7 +82,7 @@ class DatasetReader:
         self._fields, self._names = fields, names
         self._is_local = all(local_path(url) is not None for url in urls)
         self._readers = OrderedDict[int, Future[SampleReader]]()  # the one that was used last is at the end
-        self._cache = (
+        self.cache = (
             None if access.cache_dir is None else CacheFolder(access.cache_dir, access.cache_bytes, priority=priority)
         )
         self._is_ahead = False
@@ -205,10 +205,7 @@ class DatasetReader:
         """Call a function in a thread if there are remote shards, otherwise now."""
         if self._is_local:
             done = Future[T]()
-            try:
-                done.set_result(function())
-            except (WdsError, OSError) as error:
-                done.set_exception(error)
+            set_result(done, function)
             return done
         return self._threads.submit(function)
 
@@ -217,7 +214,7 @@ class DatasetReader:
         for shard in shards:
             if shard >= 0 and shard not in self._readers:
                 while len(self._readers) >= self._access.open_shards:
-                    self._readers.popitem(last=False)[1].add_done_callback(_close_reader)
+                    self._readers.popitem(last=False)[1].add_done_callback(close_result)
                 self._readers[shard] = self._start(partial(self._open, shard))
 
     def _reader(self, shard: int) -> SampleReader:
@@ -244,9 +241,9 @@ class DatasetReader:
         for shard, opened in [*self._readers.items()]:
             if opened.done() and (opened.cancelled() or opened.exception() is not None):
                 del self._readers[shard]
-            elif self._cache is not None:
+            elif self.cache is not None:
                 with suppress(OSError):  # there is no copy of a local shard
-                    stamp(self._cache.path, self._cache.entry(self._urls[shard]).facts_path)
+                    stamp(self.cache.path, self.cache.entry(self._urls[shard]).facts_path)
 
     def close(self) -> None:
         """Close all shards, and abort the requests that read ahead."""
@@ -254,7 +251,7 @@ class DatasetReader:
         self._threads.stop()
         readers, self._readers = self._readers, OrderedDict()
         for opened in readers.values():
-            opened.add_done_callback(_close_reader)
+            opened.add_done_callback(close_result)
         self._threads.close()
 
     def index_of(self, shard: int) -> ShardIndex:
@@ -281,9 +278,9 @@ class DatasetReader:
     def _open(self, shard: int) -> SampleReader:
         url, index, access = self._urls[shard], self.index_of(shard), self._access
         copy = copy_path = None
-        if self._cache is not None and local_path(url) is None:
-            copy = self._open_copy(self._cache, url, index.facts)
-            copy_path = str(self._cache.entry(url).path)
+        if self.cache is not None and local_path(url) is None:
+            copy = self._open_copy(self.cache, url, index.facts)
+            copy_path = str(self.cache.entry(url).path)
         return SampleReader(
             url,
             index,
@@ -312,8 +309,3 @@ class DatasetReader:
                 return self._open_copy(cache, url, facts, is_last=True)
             cache.warn_cache_full(request)
             return None
-
-
-def _close_reader(opened: Future[SampleReader]) -> None:
-    if not opened.cancelled() and opened.exception() is None:
-        opened.result().close()

@@ -27,7 +27,7 @@ from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, note
 from wds_datapipes.samples.fields import Lacking, describe_sample
-from wds_datapipes.shard_cache.entry import Entry, Passes
+from wds_datapipes.shard_cache.entry import Passes
 from wds_datapipes.types import Sample
 
 
@@ -197,11 +197,6 @@ class IndexedShards:
                 reader.begin(counters)
             yield readers
 
-    @property
-    def has_copies(self) -> bool:
-        """Whether copies of shards are kept in a cache."""
-        return self._access.cache_dir is not None
-
     def open_ahead(self, readers: Sequence[DatasetReader], chunk: Chunk) -> None:
         """Begin to open the shards of samples with which the next epoch begins, until `open` is called for it.
 
@@ -212,14 +207,14 @@ class IndexedShards:
         own = self.find(chunk)
         others = zip(self._joins, self._others, strict=True)
         chunks = [own, *(self._counterparts(*other, own) for other in others)]
-        folder, stack = Path(str(self._access.cache_dir)), ExitStack()
+        stack = ExitStack()
         self._ahead = os.getpid(), self._open_all(stack, readers[0].counters), stack
         weakref.finalize(self, stack.close)
         for each, reader, following, (found, _) in zip(
             (self, *self._others), readers, self._ahead[1], chunks, strict=True
         ):
             shards = [*dict.fromkeys(found[found >= 0].tolist())][: self.most_open]
-            self._passes.expect(Entry.of(folder, each.urls[shard]) for shard in shards)
+            self._passes.expect([] if reader.cache is None else map(reader.cache.entry, [each.urls[n] for n in shards]))
             reader.open_next(following, shards)
 
     def _open_all(self, stack: ExitStack, counters: Counters) -> list[DatasetReader]:

@@ -294,8 +294,12 @@ def _find_checkpoints(state: Any) -> list[Checkpoint]:
     if "_snapshot" in state:
         return [_of_workers(state)]
     if "dataset_state" in state:
-        is_over = bool(state["_iterator_finished"])
-        return [_of_main_process(checkpoint, is_over) for checkpoint in _of_dataset(state)]
+        # It may end the loop before it has yielded the last items of its dataset.
+        ends = bool(state["_iterator_finished"])
+        found = _of_dataset(state)
+        return [
+            replace(each, is_over=each.is_over and (ends or not each.is_drained), is_drained=False) for each in found
+        ]
     if inner := [state[key] for key in NODES if key in state]:
         if state.get("steps_since_snapshot") or state.get("batch_idx"):
             raise StateError(
@@ -340,18 +344,6 @@ def _decode(text: Any) -> list[Checkpoint]:
             raise ValueError(f"{facts['parts']} workers, and {len(parts)} states")
         checkpoints.append(Checkpoint(**{**facts, "parts": parts}))
     return checkpoints
-
-
-def _of_main_process(checkpoint: Checkpoint, is_over: bool) -> Checkpoint:
-    """Return the checkpoint of a ``StatefulDataLoader`` without workers.
-
-    Args:
-        checkpoint: the checkpoint of its dataset.
-        is_over: whether the loop has ended.
-    """
-    if checkpoint.is_drained and not is_over:
-        checkpoint = replace(checkpoint, is_over=False)
-    return replace(checkpoint, is_drained=False)
 
 
 def _of_workers(state: Mapping[str, Any]) -> Checkpoint:

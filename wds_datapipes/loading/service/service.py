@@ -200,7 +200,8 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         if self._agreement is not None and not self._items.epoch and self._manager.resumed_from is None and is_seeded:
             self._agreement.compare(fact_of_seed(seed_of(seed_generator)))
         resumed_from = self._manager.begin(seed_generator, self._ranks)
-        self._items.following = self._manager.following if is_seeded else None
+        is_split = self.group.is_split or self._manager.given_rank is not None
+        self._items.following = self._manager.seeds.following(is_split=is_split) if is_seeded else None
         self._items.begin(seed_generator, resumed_from, iter_reset_fn, self._running)
         self._end_datapipe = users_part(self._running)
         if self._replayed is not None:

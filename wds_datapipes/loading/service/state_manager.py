@@ -193,11 +193,6 @@ class StateManager:
             seed_generator.spawn(self._identity(ranks).rank, inplace=True)
         return resumed_from if resumed_from is not None and resumed_from.parts else None
 
-    @property
-    def following(self) -> SeedGenerator:
-        """The seed generator of the next epoch, unless the loader is seeded again or another epoch is selected."""
-        return self.seeds.following(is_split=self.group.is_split or self.given_rank is not None)
-
     def state_dict(
         self, source: LoopItems | None, ranks: Ranks | None, replayed: ReplayedItems | None
     ) -> dict[str, str]:

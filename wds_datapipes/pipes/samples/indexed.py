@@ -259,7 +259,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         for chunk in share.positions(done):
             yield chunk
             left -= len(chunk)
-            if self._shards.has_copies and seed is not None and left <= len(share) * min(part, 1) / 2:
+            if readers[0].cache is not None and seed is not None and left <= len(share) * min(part, 1) / 2:
                 first = next(self._share().positions())
                 self._shards.open_ahead(readers, self.order_of_epoch(seed).find(first))
                 seed = None
