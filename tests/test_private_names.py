@@ -46,8 +46,13 @@ TABLE = [
     ),
     Adapted(
         {"_get_default_store": "torch.distributed.distributed_c10d:_get_default_store"},
-        ("loading/distributed.py",),
+        ("io/host_results.py", "loading/distributed.py"),
         "the store that ranks meet at",
+    ),
+    Adapted(
+        {"_get_sequence_number_for_group": "torch.distributed:ProcessGroup"},
+        ("io/host_results.py",),
+        "how many collective operations the ranks have had",
     ),
     Adapted(
         dict.fromkeys(("_iterator", "_IterableDataset_len_called"), "torch.utils.data:DataLoader([])"),

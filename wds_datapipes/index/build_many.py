@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex, rule_name
 from wds_datapipes.index.user_columns import ComputeColumns, columns_fingerprint
 from wds_datapipes.io.file_lock import NO_LOCKS, lock_file
+from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
@@ -125,7 +127,7 @@ def build_indexes(
         [False, False]
     """
     check_on_error(on_error)
-    shards = resolve_shards(urls)
+    shards = resolve_shards(urls, storage_options)
     targets = index_urls(shards, index_dir)
     columns_by = None if columns is None else columns_fingerprint(columns, fields)
     indexer = _Indexer(index_dir, options, columns, fields, columns_by, storage_options, rebuild)
@@ -218,12 +220,23 @@ def shard_sizes(
         ValueError: the cache has no space for a window.
     """
     if isinstance(shards, Manifest):
-        _check_cache(access, shards.sizes, window, lanes)
-        return list(zip(shards.urls, shards.counts.tolist(), strict=True))
-    urls, index_dir, options = resolve_shards(shards), access.index_dir, IndexOptions(limits=access.limits)
-    store = access.storage_options
+        urls, counts, sizes = shards.urls, shards.counts.tolist(), shards.sizes.tolist()
+    else:
+        urls = resolve_shards(shards, access.storage_options)
+        action, find = f"finds or builds {len(urls)} indexes", partial(_find_or_build, urls, access)
+        facts = share_on_host(action, find, urls, access, access.storage_options)
+        urls, counts, sizes = [[fact[column] for fact in facts] for column in range(3)]
+    _check_cache(access, sizes, window, lanes)
+    return list(zip(urls, counts, strict=True))
+
+
+def _find_or_build(
+    urls: Sequence[str], access: AccessOptions, on_result: Callable[[object], object]
+) -> list[list[Any]]:
+    """Return the URL, the number of samples and the size of each shard, by its index."""
+    index_dir, options, store = access.index_dir, IndexOptions(limits=access.limits), access.storage_options
     if access.indexes == "build":
-        results = build_indexes(urls, index_dir=index_dir, options=options, storage_options=store)
+        results = build_indexes(urls, index_dir=index_dir, options=options, on_result=on_result, storage_options=store)
     else:
         with ThreadPoolExecutor(THREADS) as threads:
             found = list(threads.map(_Indexer(index_dir, options, storage_options=store).find, urls))
@@ -233,8 +246,7 @@ def shard_sizes(
                 f"{redact(index_url(urls[found.index(None)], index_dir))} is missing, damaged, stale or built with "
                 'other options. Build it with `wds-datapipes index`, or pass indexes="build"'
             )
-    _check_cache(access, [result.bytes for result in results], window, lanes)
-    return [(result.url, result.samples) for result in results]
+    return [[result.url, result.samples, result.bytes] for result in results]
 
 
 def _check_cache(access: AccessOptions, sizes: Sequence[int] | Numbers, window: int, lanes: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import closing
 from typing import Any, TypeAlias, TypeVar
@@ -26,12 +26,12 @@ Shards: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 """A pattern of shards without variables, or an iterable of URLs, such as a `ShardList`."""
 
 
-def resolve_shards(urls: Shards) -> list[str]:
+def resolve_shards(urls: Shards, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """Return the URLs of shards: expanded from a pattern, or unchanged from an iterable."""
     if isinstance(urls, str | os.PathLike):
         if "${" in (text := os.fspath(urls)):
             raise SpecError(f"Only ShardList substitutes variables. Pass ShardList({redact(text)!r})")
-        return expand_urls(urls, variables={})
+        return expand_urls(urls, variables={}, storage_options=storage_options)
     return [os.fspath(url) for url in urls]
 
 

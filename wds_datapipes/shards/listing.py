@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
+from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import known_schemes, local_path, redact, split_scheme
 from wds_datapipes.redaction.storage_options import raise_alone
 
@@ -34,7 +35,9 @@ def list_urls(url: str, storage_options: Mapping[str, Any]) -> list[str]:
         return [f"file:{quote(name)}" for name in found] if scheme == "file" else found
     # In the query of an HTTP URL, * is not a wildcard.
     is_listed = url.endswith("/") or "*" in (url.partition("?")[0] if scheme in ("http", "https") else url)
-    return list_remote(url, storage_options) if is_listed and scheme not in known_schemes() else [url]
+    if not is_listed or scheme in known_schemes():
+        return [url]
+    return share_on_host(f"lists {redact(url)}", lambda _: list_remote(url, storage_options), url, storage_options)
 
 
 def local_glob(path: str) -> list[str]:

@@ -1,0 +1,120 @@
+"""Results that the ranks on a host have in common, such as a listing: one rank computes them, and the others wait."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing.util
+import os
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from hashlib import sha256
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any, TypeAlias, TypeVar
+
+from wds_datapipes.errors import RankLostError
+from wds_datapipes.io.file_lock import lock_file
+
+#: How long a result remains valid, in seconds.
+VALID_S = 60.0
+#: The pause between two looks at a file, in seconds.
+PAUSE_S = 0.02
+
+T = TypeVar("T")
+Compute: TypeAlias = "Callable[[Callable[[object], object]], T]"
+"""Returns a value that JSON represents, with lists instead of tuples; it may call its argument to report progress."""
+
+#: How often this process has asked for each result: the n-th time belongs to the n-th time of the other ranks.
+_calls = Counter[str]()
+#: The stores whose connections this process shares with the one that it was forked from.
+_inherited: list[Any] = []
+
+
+def share_on_host(action: str, compute: Compute[T], *facts: object) -> T:
+    """Return the result of a function, which one of the ranks on this host calls for all of them.
+
+    Without a process group, each process calls it. Otherwise the first rank writes the result to a file in the folder
+    for temporary files, which it has locked meanwhile. If that rank fails or dies, the next one calls the function.
+    Results are shared only between the same calls: with the same facts, equally often, and after as many collective
+    operations, as a rank may have changed what it then lists again.
+
+    Args:
+        action: what the function does, as a predicate of the rank in messages.
+        compute: the function.
+        facts: what the result depends on.
+
+    Raises:
+        RankLostError: the rank that calls the function has made no progress for the time-out of the process group.
+    """
+    if (store := _store()) is None:
+        return compute(str)
+    group, collectives = sys.modules["torch.distributed"].group.WORLD, 0
+    run, limit_s = store.compare_set("wds_datapipes/host", "", secrets.token_hex()), store.timeout.total_seconds()
+    with suppress(RuntimeError):  # not all backends count
+        collectives = group._get_sequence_number_for_group()
+    call = sha256(repr((run, collectives, Path.cwd(), action, facts)).encode("utf-8", "surrogatepass")).hexdigest()
+    _calls[call] += 1
+    path = Path(gettempdir(), f"wds-datapipes-{call[:32]}-{_calls[call]}")
+    seen, since = -1.0, time.monotonic()
+    while (text := _read(path)) is None:
+        with ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(lock_file(path, wait=False, keep_file=True))
+            except OSError:  # the disk is full, read-only or has no locks
+                return compute(str)
+            if descriptor is not None and (text := _read(path)) is None:
+                return _write(path, descriptor, f"rank {group.rank()}, process {os.getpid()}\n", compute)
+        with suppress(FileNotFoundError):
+            if (changed := path.stat().st_mtime) != seen:
+                seen, since = changed, time.monotonic()
+            elif time.monotonic() > since + limit_s:
+                raise RankLostError(
+                    f"This rank waits for {path.read_text().partition(chr(10))[0]}, which {action} for all ranks of "
+                    f"this host, without progress for {limit_s:g} s. End it, or choose a longer timeout of the group"
+                )
+        time.sleep(PAUSE_S)
+    found: T = json.loads(text)
+    return found
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the result in a file, which follows the name of its owner; None if it is missing, unfinished or old."""
+    with suppress(FileNotFoundError):
+        text = path.read_bytes().partition(b"\n")[2]
+        if text.endswith(b"\n") and time.time() - path.stat().st_mtime < VALID_S:
+            return text
+    return None
+
+
+def _write(path: Path, descriptor: int, owner: str, compute: Compute[T]) -> T:
+    """Return the result of a function, and write it to a file that this process has locked."""
+    with suppress(OSError):  # the disk is full
+        os.fchmod(descriptor, 0o600)  # URLs may have credentials
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, owner.encode(), 0)
+    try:
+        result = compute(lambda _: os.utime(descriptor))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    with suppress(OSError):
+        os.pwrite(descriptor, f"{json.dumps(result)}\n".encode(), len(owner))
+    # This also runs at the end of a process of multiprocessing.
+    multiprocessing.util.Finalize(None, path.unlink, (True,), exitpriority=0)
+    return result
+
+
+def _store() -> Any:
+    """Return the store of the default process group; None without one, and in a process that a rank has forked."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    return None if any(store is each for each in _inherited) else store
+
+
+os.register_at_fork(after_in_child=lambda: _inherited.append(_store()))
