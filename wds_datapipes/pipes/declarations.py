@@ -167,6 +167,10 @@ class Declarations:
         """Return the URLs of shards that it yields, if they are known before reading; an empty list otherwise."""
         return ()
 
+    def draw_list(self) -> Any:
+        """Return a long list, a `UrlList`, in the order of its next pass; None to read it item by item."""
+        return None
+
     def check_position(self) -> None:
         """Make sure that the position in its state belongs to the shards, if it has one.
 

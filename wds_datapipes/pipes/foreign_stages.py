@@ -130,6 +130,9 @@ class _Shuffler(ForeignStage):
         count: int = getattr(self.pipe, "lanes", 1)
         return count
 
+    def draw_list(self) -> Any:
+        return getattr(self.pipe, "draw_list", super().draw_list)()  # torch's own has none
+
 
 class _InMemoryCache(ForeignStage):
     restarts_once = False
@@ -181,8 +184,8 @@ STAGES: dict[str, dict[str, type[ForeignStage]]] = {
         "_DummyIterDataPipe": _row(is_remote=True),
         "_IterateQueueDataPipes": _row(is_remote=True),
     },
-    # torch's .shuffle(), for whole lists: a subclass that existing stages change into, so it can have no other base.
-    "wds_datapipes": {"ShufflerIterDataPipe": _Shuffler},
+    # Those of torch, for whole lists: subclasses that existing stages change into, so they can have no other base.
+    "wds_datapipes": {"ShardingFilterIterDataPipe": _ShardingFilter, "ShufflerIterDataPipe": _Shuffler},
 }
 
 

@@ -13,12 +13,11 @@ import numpy.typing as npt
 
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe, Shuffler
-from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.io.openers import redact
 from wds_datapipes.pipes.foreign_stages import TORCH_BUFFER_SIZE, declared
 from wds_datapipes.pipes.inspection import name_of, sources_of, upstream
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.pipes.state.shard_order import UrlList
 from wds_datapipes.shards.patterns import Rewrite, expand_urls
 
 T_co = TypeVar("T_co", covariant=True)
@@ -50,14 +49,24 @@ class ShufflerIterDataPipe(Shuffler[T_co]):
             return
         held: list[Any] = list(declared(self.datapipe).known_list() or self.datapipe)
         if len(held) > TORCH_BUFFER_SIZE or self.lanes > 1:
-            # NumPy guarantees the numbers of this generator, and draws a million in the time of 10,000 below.
-            draw = np.random.RandomState(self._rng.getrandbits(32))
-            order = draw.permutation(len(held)) if self.lanes == 1 else _permute_lanes(len(held), self.lanes, draw)
-            for number in order.tolist():
+            for number in self._permute(len(held)).tolist():
                 yield held[number]
             return
         while held:
             yield held.pop(self._rng.randint(0, len(held) - 1))
+
+    def draw_list(self) -> UrlList | None:
+        """Return a long list in the order of the next pass; see `Declarations.draw_list`."""
+        drawn: UrlList | None = declared(self.datapipe).draw_list()
+        if drawn is not None and self._enabled:
+            self.reset()  # takes the seed, as a pass does
+            return drawn.in_order(drawn.order[self._permute(len(drawn.order))])
+        return drawn
+
+    def _permute(self, count: int) -> npt.NDArray[np.int64]:
+        # NumPy guarantees the numbers of this generator, and draws a million in the time of 10,000 above.
+        draw = np.random.RandomState(self._rng.getrandbits(32))
+        return draw.permutation(count) if self.lanes == 1 else _permute_lanes(count, self.lanes, draw)
 
     def __getstate__(self) -> Any:
         return super().__getstate__(), self.lanes  # type: ignore[no-untyped-call]  # torch's
@@ -191,7 +200,7 @@ class ShardList(ListingStage[str]):
         rewrite: Rewrite | None = None,
         allow_local_files: bool = True,
     ) -> None:
-        self._urls = _UrlList(
+        self._urls = UrlList(
             expand_urls(
                 urls,
                 variables=os.environ,
@@ -209,6 +218,10 @@ class ShardList(ListingStage[str]):
     def known_list(self) -> Sequence[str]:
         """Return the URLs of all shards."""
         return self.urls
+
+    def draw_list(self) -> UrlList | None:
+        """Return a long list in its own order; see `Declarations.draw_list`."""
+        return self._urls.in_order(np.arange(len(self))) if len(self) > TORCH_BUFFER_SIZE else None
 
     def __iter__(self) -> Iterator[str]:
         yield from self._urls.urls
@@ -301,17 +314,3 @@ class DatasetSpec(SeededStage, ListingStage[str]):
 
     def __len__(self) -> int:
         return len(self._mixture)
-
-
-class _UrlList:
-    """Hides the URLs from torch, which searches every list in an attribute for datapipes in each epoch."""
-
-    def __init__(self, urls: list[str]) -> None:
-        self.urls = urls
-
-    def fingerprint(self) -> str:
-        """Return the number of shards, the first and last URL, and a digest of all."""
-        text = f"{len(self.urls)} shards"
-        if self.urls:
-            text += f" from {redact(self.urls[0])} to {redact(self.urls[-1])}"
-        return f"{text} #{fingerprint(self.urls)[:12]}"
