@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import socket
+import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -19,7 +20,7 @@ from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.errors import ShardOpenError
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes
 from wds_datapipes.io.openers import open_parts, open_url
-from wds_datapipes.io.remote import http_connection
+from wds_datapipes.io.remote import http, http_connection
 from wds_datapipes.io.remote.http_connection import POOL, ConnectionPool
 from wds_datapipes.testing import build_shard
 
@@ -158,3 +159,21 @@ def test_only_some_connections_are_kept_and_only_for_some_time(site: Site, monke
     assert [each is None for each in kept] == [False, False, True]
     for each in filter(None, kept):
         each.close()
+
+
+def test_threads_that_start_together_read_the_certificates_of_the_system_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, start, create = list[None](), threading.Barrier(16), ssl.create_default_context
+
+    def count() -> Any:
+        calls.append(None)
+        return create()
+
+    def connect(_: int) -> None:
+        start.wait()
+        http.HttpClient("", {}, 1.0)
+
+    monkeypatch.setattr(ssl, "create_default_context", count)
+    http._ssl_context.cache_clear()
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(connect, range(16)))
+    assert len(calls) == 1

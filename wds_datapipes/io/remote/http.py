@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from datetime import timezone
@@ -120,7 +121,8 @@ class HttpClient:
         self._headers: Mapping[str, str] = options.get("headers") or {}
         path = options.get("ca_file")
         try:
-            self._tls_context = _ssl_context(None if path is None else os.fspath(path))
+            with _tls_lock:
+                self._tls_context = _ssl_context(None if path is None else os.fspath(path))
         except (OSError, TypeError) as error:  # includes ssl.SSLError
             raise ValueError(
                 f"storage_options['ca_file'] must be a file with certificates in the PEM format: {error}"
@@ -187,6 +189,12 @@ def _facts(url: str, size: int | None, headers: HTTPMessage) -> dict[str, Any]:
         date = parsedate_to_datetime(headers["Last-Modified"])
         date = date.replace(tzinfo=date.tzinfo or timezone.utc)  # it has none for -0000
     return {"name": url, "type": "file", "size": size, "ETag": headers.get("ETag"), "last_modified": date}
+
+
+#: Held while the certificates of the system are read, so that many threads do not all do this at first. A forked
+#: process must not inherit it from another thread.
+_tls_lock = threading.Lock()
+os.register_at_fork(before=_tls_lock.acquire, after_in_parent=_tls_lock.release, after_in_child=_tls_lock.release)
 
 
 @lru_cache(maxsize=16)
