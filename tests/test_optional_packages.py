@@ -16,6 +16,7 @@ from fsspec.registry import known_implementations  # type: ignore[import-untyped
 
 import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
+from wds_datapipes.cli.plan import draw
 from wds_datapipes.codecs import media, plain_values
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.remote.filesystem import EXTRAS
@@ -63,6 +64,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("av", "media", decode("wav", "torch_audio")),
     ("cbor2", "cbor", decode("cbor")),
     ("cbor2", "cbor", read_records("cbors")),
+    ("matplotlib.pyplot", "plot", lambda folder: draw(str(folder / "a.png"), [], [])),
     ("msgpack", "msgpack", decode("mp")),
     ("msgpack", "msgpack", read_records("mps")),
     ("nvidia.dali", "dali", use_module("dali")),

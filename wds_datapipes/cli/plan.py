@@ -8,16 +8,24 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Annotated, Any
 
+from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.cli._options import StoreArguments, parse_bytes, parse_pairs, wrong_use
 from wds_datapipes.cli._report import plural, print_json, print_table
+from wds_datapipes.extras import require
 from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.run_plan import RunPlan, RunShape, plan_run
 
 #: What ``--compare`` can vary.
 COMPARED = ("lanes", "window_shards", "open_shards", "cache_bytes", "hosts", "num_workers", "order")
-#: The titles of the columns of the table.
-TITLES = ("", "opens per sample", "shards per host", "shards per batch", "bytes of the last epoch", "hits")
+#: The figures of the table and of the plot, with their titles.
+FIGURES = {
+    "opens_per_sample": "opens per sample",
+    "shards_per_host": "shards per host",
+    "shards_per_batch": "shards per batch",
+    "bytes_per_epoch": "bytes of the last epoch",
+    "hit_rates": "hits",
+}
 
 
 def bytes_of(text: str) -> int | None:
@@ -55,6 +63,7 @@ def plan(
     options: RunArguments,
     stores: StoreArguments,
     compare: list[str] | None = None,
+    plot: str | None = None,
     price: float = 0.4,
     json: bool = False,
 ) -> None:
@@ -65,9 +74,12 @@ def plan(
     Options:
         MANIFEST: The manifest of the dataset, as `index --manifest` writes it.
         --compare NAME=VALUES: Print a table of plans, such as lanes=1,64,512; may be repeated, for all combinations.
+        --plot FILE: Draw the figures of --compare, as PNG, SVG or PDF; needs the extra "plot".
         --price DOLLARS: The price of a million requests to the store.
         --json: Print the facts as JSON.
     """
+    if plot and not compare:
+        raise WrongUse("--plot draws the plans that --compare makes, which is missing")
     dataset = read_manifest(manifest, storage_options=stores.store)
     shapes = list(variants(options, compare or ()))
     with wrong_use():
@@ -76,9 +88,11 @@ def plan(
     if json:
         print_json([{**asdict(shape), **asdict(each)} for (shape, _), each in zip(shapes, plans, strict=True)])
     elif compare:
-        print_table([TITLES, *(row_of(name, each) for name, each in zip(names, plans, strict=True))])
+        print_table([("", *FIGURES.values()), *(row_of(name, each) for name, each in zip(names, plans, strict=True))])
     else:
         print_plan(options, plans[0], price)
+    if plot:
+        draw(plot, names, plans)
     for name, each in zip(names, plans, strict=True):
         for warning in each.warnings if not json else ():
             sys.stdout.write(f"Warning: {name}{': ' if name else ''}{warning}\n")
@@ -139,3 +153,27 @@ def print_plan(shape: RunShape, found: RunPlan, price: float) -> None:
     ]
     print_table(rows)
     sys.stdout.write(f"{plural(len(found.warnings), 'warning')}\n")
+
+
+def draw(path: str, names: Sequence[str], plans: Sequence[RunPlan]) -> None:
+    """Draw the figures of some plans, one below the other."""
+    pyplot: Any = require("matplotlib.pyplot", extra="plot", purpose="draw plans")
+    pyplot.switch_backend("agg")
+    shown = {name: title for name, title in FIGURES.items() if name != "hit_rates" or plans[0].hit_rates}
+    figure, axes = pyplot.subplots(1, len(shown), figsize=(2.2 * len(shown) + 2, 0.4 * len(names) + 1.2), sharey=True)
+    texts = list(zip(*(row_of("", each)[1:] for each in plans), strict=True))
+    for axis, (name, title), labels in zip(axes, shown.items(), texts, strict=False):
+        values = [getattr(each, name) for each in plans]
+        bars = axis.barh(names, [value[-1] if isinstance(value, tuple) else value for value in values])
+        axis.bar_label(bars, labels, padding=2)
+        axis.set_title(title, fontsize="medium", loc="left")
+        axis.margins(x=0.3)
+        axis.tick_params(bottom=False, labelbottom=False, left=False)
+        axis.spines[:].set_visible(False)
+    axes[0].invert_yaxis()
+    try:
+        figure.savefig(path, bbox_inches="tight", dpi=150)
+    except (OSError, ValueError) as error:
+        raise WrongUse(f"--plot {path}: {error}") from None
+    finally:
+        pyplot.close(figure)
