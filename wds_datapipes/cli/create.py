@@ -148,7 +148,6 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
     if options.function:
         decode = parse_decoders(options.decode)
         function_options = {"function": load_function(options.function), "decode": decode}
-    maxsize = options.max_bytes
     faults: list[Exception] = []
 
     def skip(error: Exception) -> bool:
@@ -164,7 +163,7 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
             source,
             output,
             maxcount=options.maxcount,
-            maxsize=maxsize,
+            maxsize=options.max_bytes,
             **function_options,
             rekey=options.rekey,
             seed=options.seed if options.shuffle else None,
@@ -180,8 +179,9 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
             storage_options=options.store,
         )
     shards = [shard.info for shard in made]
-    if class_list:
-        write_class_list(source, class_list, options.store)
+    if isinstance(source, ImageFiles) and class_list:
+        listed = json.dumps({"classes": source.classes}, indent=1)
+        write_sidecar(class_list, f"{listed}\n".encode(), options.store)
     if options.manifest:
         write_manifest(Manifest(shards), options.manifest, storage_options=options.store)
     left_out = dict(source.left_out) if isinstance(source, ImageFiles) else {}
@@ -230,14 +230,8 @@ def locate_class_list(output: str, source: Source) -> str:
     return f"{folder}{slash}{name}.json"
 
 
-def write_class_list(source: Source, url: str, storage_options: Mapping[str, Any] | None) -> None:
-    """Write the class names in the order of their numbers."""
-    assert isinstance(source, ImageFiles)  # noqa: S101  other sources have no list
-    write_sidecar(url, (json.dumps({"classes": source.classes}, indent=1) + "\n").encode(), storage_options)
-
-
 def read_class_list(url: str, storage_options: Mapping[str, Any] | None) -> list[str]:
-    """Read the class names from a file written by `write_class_list`."""
+    """Read the class names from a file that `create_from` has written."""
     try:
         names = json.loads(read_sidecar(url, storage_options))["classes"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

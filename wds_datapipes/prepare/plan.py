@@ -16,7 +16,7 @@ import numpy as np
 
 from wds_datapipes.errors import EncodeError, SampleSourceError
 from wds_datapipes.on_error.policy import ErrorPolicy
-from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source, encode_text, measure_sample
+from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source, measure_sample
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
 from wds_datapipes.writing.options import WriteOptions
@@ -177,7 +177,10 @@ def _measure_all(
 def _size(spec: SampleSpec, found: MeasuredSample, packer: TarSamplePacker, headers: HeaderWriter) -> int:
     """Return the size of a sample in an archive, and reject one that would not be read back unchanged."""
     key = spec.key
-    encode_text(key, f"the key of {spec.location}")
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise SampleSourceError(f"the key of {spec.location} has text that is not UTF-8: {error}") from None
     try:
         total = packer.pack({"__key__": key, **dict.fromkeys(spec.parts, b"")}).size
     except EncodeError as error:

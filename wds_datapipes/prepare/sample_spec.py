@@ -63,18 +63,6 @@ def make_spec(key: str, fields: Iterable[tuple[str, Part]], location: str, descr
     return SampleSpec(key, parts, location)
 
 
-def encode_text(text: str, described: str) -> bytes:
-    """Encode text as UTF-8.
-
-    Raises:
-        SampleSourceError: that is impossible; ``described`` is where it is for the message.
-    """
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise SampleSourceError(f"{described} has text that is not UTF-8: {error}") from None
-
-
 class Source(Protocol):
     """Samples to write, in order."""
 
