@@ -59,6 +59,7 @@ REPORTED = {
     "end_to_end": ["--workers", "0", "1", "2", "--stores", "HTTP", "10 ms", "100 ms", "S3", "S3, presigned"],
     "reading": ["--sets", "SMALL", "IMG", "BIG"],
     "remote": [],
+    "s3": [],
     "decoding": [],
     "delivery": [],
     "writing": [],

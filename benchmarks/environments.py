@@ -1,4 +1,4 @@
-"""Virtual environments for the packages that bench_end_to_end.py compares with, since their dependencies conflict.
+"""Virtual environments for the packages that benchmarks compare with, since their dependencies conflict.
 
     python benchmarks/environments.py dali nvidia-dali-cuda120==2.4.0
 

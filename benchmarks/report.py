@@ -21,7 +21,7 @@ from crops import SIZE
 from loaders import LOADERS, LOCAL, OURS, REFERENCE
 from plots import Bar, Panels, bar_of, panels_of, plot_ratios
 
-__all__ = ["SECTIONS", "write_page"]
+__all__ = ["SECTIONS", "section_of_s3", "write_page"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
@@ -216,6 +216,40 @@ def section_of_states(facts: Any) -> Section:
     return Section(table(headings, rows), {})
 
 
+def section_of_s3(contests: Any) -> Section:
+    """Return a table of the loaders that read S3, with the figures for each latency."""
+    figures = {
+        "MB/s": lambda run: run["bytes"] / run["s"] / 1e6,
+        "CPU s/GB": lambda run: 1e9 * run["cpu_s"] / run["bytes"],
+        "requests": lambda run: run["requests"],
+    }
+    names = list(dict.fromkeys(name for facts in contests for name in facts["runs"]))
+    rows, panels = [], {}
+    for name in names:
+        found = [facts["runs"].get(name) for facts in contests]
+        medians = [
+            _figure(statistics.median(map(figure, runs))) if runs else ""
+            for figure in figures.values()
+            for runs in found
+        ]
+        rows.append([name, *medians])
+    headings = [f"{figure}, {facts['server']}" for figure in figures for facts in contests]
+    left_out = {name: reason for facts in contests for name, reason in facts["left_out"].items()}
+    for facts in contests:
+        reference = facts["runs"][facts["reference"]]
+        panels[f"{facts['server']}, relative to {facts['reference']}"] = {
+            name: bar_of(
+                (theirs["s"] / ours["s"] for ours, theirs in zip(runs, reference, strict=True)),
+                statistics.median(
+                    theirs["cpu_s"] / ours["cpu_s"] for ours, theirs in zip(runs, reference, strict=True)
+                ),
+            )
+            for name, runs in facts["runs"].items()
+        }
+    texts = [table(["loader", *headings], rows), *(f"Left out: {name}: `{why}`" for name, why in left_out.items())]
+    return Section("\n\n".join(texts), panels)
+
+
 def section_of_growth(facts: Any) -> Section:
     """Return a table for each kind of growth; bench_growth.py draws the plot."""
     _, first, *_, last = facts["epoch"]  # buffers grow up to the first point
@@ -339,6 +373,7 @@ SECTIONS: dict[str, Callable[[Any], Section]] = {
     "end_to_end": section_of_loaders,
     "reading": section_of_contests,
     "remote": section_of_contests,
+    "s3": section_of_s3,
     "decoding": section_of_contests,
     "delivery": section_of_deliveries,
     "writing": section_of_contests,

