@@ -3,8 +3,8 @@
     python benchmarks/bench_s3.py --json s3.json --plot s3.png
 
 Each loader reads the images of shards in S3, or of a copy in its own format, without decoding them, in one process.
-Ours reads them as a stream, and by index in shuffled windows. webdataset reads through ``rclone cat``, and by its own
-way, which is curl, from URLs that carry a signature. s3torchconnector reads objects for Python's ``tarfile``.
+Ours reads them as a stream, and by index in shuffled windows. webdataset reads through ``rclone cat``, and through
+curl from web addresses, as with presigned URLs. s3torchconnector reads objects for Python's ``tarfile``.
 
 The server runs on the same machine, and its processor time does not count; it responds at once, or after 20 or 100 ms,
 and counts requests. Loaders take turns, each in a process, and in an environment, of its own. Figures are those of a

@@ -222,7 +222,7 @@ def rows_of_lists(many: int) -> Iterator[Row]:
 
 def main() -> None:
     arguments = parse(options(__doc__, rounds=1))
-    shards, many = max(int(SHARDS * arguments.scale), 200), max(int(MANY * arguments.scale), 20_000)
+    shards, many = max(int(SHARDS * arguments.scale), RANKS), max(int(MANY * arguments.scale), 20_000)
     table = Table(title=f"{RANKS} ranks x {WORKERS} workers, {shards:,} shards", title_justify="left")
     for number, heading in enumerate(Row._fields):
         table.add_column(heading, justify="right" if number else "left")
