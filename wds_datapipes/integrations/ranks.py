@@ -9,7 +9,9 @@ from zlib import crc32
 import torch.distributed as dist
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.resharding import merge_states
+from wds_datapipes.loading.checkpoint.resharding import merge_states, outline_state, ranks_to_read
+
+__all__ = ["gather_states", "outline_state", "ranks_to_read"]
 
 
 def gather_states(state: Mapping[str, Any]) -> dict[str, Any]:

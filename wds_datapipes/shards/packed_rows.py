@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+#: Stands for positions that an outline of a state lacks.
+OUTLINE = "outline"
 #: Fewer rows stay lists, which people can read.
 MIN_ROWS = 16
 #: From so many rows on, a Huffman table for each byte of a column saves more than the 60 bytes that it takes.
@@ -60,10 +62,14 @@ def unpack_rows(packed: Any) -> Any:
     """Return the rows that `pack_rows` has packed.
 
     Raises:
-        ValueError: the text is corrupt.
+        ValueError: the text is corrupt, or stands for positions that an outline lacks.
     """
     if not isinstance(packed, str):
         return packed
+    if packed == OUTLINE:
+        raise ValueError(
+            "it is an outline, which lacks the samples that wait. Read the states that ranks_to_read names"
+        )
     try:
         data = zlib.decompressobj(-15).decompress(base64.b64decode(packed, validate=True), MAX_BYTES)
     except zlib.error as error:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from wds_datapipes import ShardList, merge_states
+from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
-from wds_datapipes.loading.checkpoint.resharding import state_of_rank
+from wds_datapipes.loading.checkpoint.resharding import outline_state, ranks_to_read, state_of_rank
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.shards import position
 from wds_datapipes.shards.packed_rows import pack_rows, unpack_rows
@@ -82,3 +83,18 @@ def test_a_rank_unpacks_the_positions_that_it_takes_over(
     assert len(own.parts) == WORKERS
     assert counts["unpacked"] <= -(-PARTS // (ranks * WORKERS)) * WORKERS
     assert sum(len(part.text) for part in own.parts) <= 1024 * WORKERS + 6 * BUFFER * counts["unpacked"]
+
+
+@pytest.mark.parametrize("ranks", [64, 512, 513, 4096])
+def test_a_rank_reads_the_states_that_it_takes_over_and_outlines_of_others(merged: dict[str, str], ranks: int) -> None:
+    saved = checkpoints_in(merged)
+    outlines = [outline_state(state_of([checkpoint])) for checkpoint in saved]
+    assert sum(len(outline["wds_datapipes"]) for outline in outlines) <= 400 * PARTS
+    own = ranks_to_read(outlines, pipeline(), rank=5, ranks=ranks, workers=WORKERS)
+    assert len(own) <= max(RANKS // ranks, 1) + (WORKERS if ranks % RANKS and RANKS % ranks else 0)
+    read = merge_states([state_of([saved[n]]) if n in own else outlines[n] for n in range(RANKS)])
+    identity = (5, ranks, True, WORKERS)
+    if ranks != RANKS:
+        with pytest.raises(StateError, match="it is an outline, which lacks the samples that wait"):
+            state_of_rank(checkpoints_in(merge_states(outlines)), pipeline(), identity)
+    assert state_of_rank(checkpoints_in(read), pipeline(), identity) == state_of_rank(saved, pipeline(), identity)

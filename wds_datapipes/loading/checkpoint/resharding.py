@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -20,6 +21,7 @@ from wds_datapipes.pipes.state.pipeline_state import (
 )
 from wds_datapipes.pipes.state.replay import is_replayed
 from wds_datapipes.shards.assignment import Resharding
+from wds_datapipes.shards.packed_rows import OUTLINE
 
 #: The most ranks of a run.
 MAX_RANKS = 1 << 20
@@ -72,6 +74,62 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return state_of([*checkpoints.values()])
 
 
+@refusing_corrupt_states()
+def outline_state(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return a state without the positions of waiting samples: a few hundred bytes for each worker.
+
+    From the outlines of all ranks, `ranks_to_read` tells which states another number of ranks needs, and `merge_states`
+    accepts an outline in place of any other state. A rank that would have to resume from an outline raises a
+    `StateError`.
+
+    Args:
+        state: the state of a loader, as for `merge_states`.
+
+    Raises:
+        StateError: it is not a state.
+    """
+    return state_of(_with_waiting(OUTLINE, checkpoints_in(state)))
+
+
+def _with_waiting(waiting: Any, saved: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Replace the positions of waiting samples at any depth: a mixture has the states of its sources."""
+
+    def replaced(part: WorkerState) -> WorkerState:
+        hook = lambda state: {**state, "waiting": waiting} if state.get("waiting") else state  # noqa: E731
+        return WorkerState.of(json.loads(part.text, object_hook=hook))
+
+    return [replace(each, parts=[*map(replaced, each.parts)]) for each in saved]
+
+
+@refusing_corrupt_states()
+def ranks_to_read(
+    outlines: Sequence[Mapping[str, Any] | str], pipe: Any, *, rank: int, ranks: int, workers: int = 0
+) -> list[int]:
+    """Return the previous ranks whose states a rank needs to resume, in addition to the outlines of all.
+
+    Args:
+        outlines: the results of `outline_state` on all ranks that have saved their states, or their texts.
+        pipe: the pipeline of the loader.
+        rank: the number of this rank.
+        ranks: the current number of ranks.
+        workers: the current number of worker processes of each.
+
+    Raises:
+        StateError: an outline is missing, or the pipeline cannot be resharded.
+    """
+    saved, taken = _with_waiting([], chain.from_iterable(map(checkpoints_in, outlines))), set[int]()
+    if ranks == saved[0].ranks and max(workers, 1) == max(saved[0].workers, 1):
+        return [rank]
+
+    def take(number: int) -> tuple[()]:
+        taken.add(number % saved[0].ranks)
+        return ()
+
+    if not all(checkpoint.is_over for checkpoint in saved):
+        _reshard(saved, pipe, (rank, ranks, True, workers), take)
+    return sorted(taken)
+
+
 def of_all_ranks(saved: Checkpoint, pipe: Any) -> Checkpoint:
     """Return a state as that of every rank, if it is.
 
@@ -119,8 +177,15 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
     return replace(found, parts=parts, turn=0)
 
 
-def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Checkpoint:
-    """Return the state from which a rank resumes with a different number of ranks or workers."""
+def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity, waiting: Any = lambda _: ()) -> Checkpoint:
+    """Return the state from which a rank resumes with a different number of ranks or workers.
+
+    Args:
+        saved: the states of all ranks.
+        pipe: the pipeline.
+        identity: the identity of this rank.
+        waiting: called with each of the previous workers whose samples it takes over.
+    """
     rank, ranks, distributed, workers = identity
     _check_complete(saved, pipe)
     parts = [part for checkpoint in saved for part in checkpoint.parts]
@@ -134,7 +199,7 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Chec
     # In the numbering of the instances: the first worker of every rank, then the second.
     own = [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
     instances = ranks * max(workers, 1)
-    rest = Resharding(own, lambda _: (), instances, range(rank, instances, ranks))
+    rest = Resharding(own, waiting, instances, range(rank, instances, ranks))
     resumed = [*map(WorkerState.of, reshard_states(pipe, rest))]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     return replace(running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed)
