@@ -2,33 +2,43 @@
 
     python benchmarks/bench_scale.py
 
-The code of the package computes what some of 512 ranks with 8 workers read of 20,000 shards of 5,000 samples, with 64
-samples for a rank and step. Times are those of one process, in CPU seconds. The first column has what was measured
-before there were lanes; the last one is the goal. `bench_merged_state.py` has the sizes of states.
+Real processes start, agree, change epochs and resume. The rest is computed: the code of the package finds what some of
+512 ranks with 8 workers read of 20,000 shards of 5,000 samples, with 64 samples for a rank and step. Times are those of
+one process, in CPU seconds, but for processes that start. The first column has what was measured before; the last one
+is the goal. `bench_merged_state.py` has the sizes of states.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import multiprocessing
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
+import s3fs  # type: ignore[import-untyped]  # noqa: F401  before processes are forked, which would all import it
+import torch
+import torch.distributed as dist
 from contest import in_child, options, parse
 from memory import in_use, peak, reset_peak
+from processes import memory
 from rich.console import Console
 from rich.table import Table
+from store import request_count, store
+from torch._C._distributed_c10d import TCPStore
+from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import ShardList, register_opener
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, register_opener
 from wds_datapipes.counters import Counters
-from wds_datapipes.index import Manifest, read_manifest, write_manifest
+from wds_datapipes.index import AccessOptions, Manifest, build_index, read_manifest, write_index, write_manifest
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.index.order.batch_share import BatchShare
 from wds_datapipes.index.order.lanes import Lanes
@@ -36,6 +46,7 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.pipes.state.shard_order import guard_listings
+from wds_datapipes.testing import build_shard
 
 HOSTS, RANKS, WORKERS, BATCH = 64, 512, 8, 32_768
 SHARDS, SAMPLES, MANY = 20_000, 5000, 10**6
@@ -220,15 +231,145 @@ def rows_of_lists(many: int) -> Iterator[Row]:
     yield Row("  MiB", "661", f"{grown:.0f}", "150")
 
 
+#: How many processes of a host start together.
+PROCESSES = 4, 16, 64
+#: The figures of these: their names, digits and goals.
+STARTS = (
+    ("requests until they know the shards", 0, ""),
+    ("first item, s", 1, "1.9"),
+    ("first item of epoch 2, s", 1, "0.6"),
+    ("first item after a resume, s", 1, "1.9"),
+    ("MiB (PSS) of a process", 0, "equal"),
+)
+STARTS_BEFORE = {
+    "ShardList with a pattern": ("4, 16, 64", "", "", "", ""),
+    "IndexedSamples with a pattern": ("516, 2064, 8256", "", "", "", ""),
+    "IndexedSamples with a manifest": ("4, 16, 64", "", "", "", ""),
+}
+
+
+class Started(NamedTuple):
+    """What a process took to start.
+
+    Attributes:
+        requests: those of all processes together until they know the shards.
+        first_s: the time to the first item, in seconds.
+        second_s: to that of the second epoch.
+        resumed_s: to that after a resume in the middle of this epoch.
+        memory: its memory (PSS) in MiB.
+    """
+
+    requests: float
+    first_s: float
+    second_s: float
+    resumed_s: float
+    memory: float
+
+
+def first_item_s(loader: Any, begin: float) -> float:
+    next(iter(loader))
+    return time.perf_counter() - begin
+
+
+def start_rank(rank: int, ranks: int, port: int, source: str, address: str, results: Any) -> None:
+    """Be a rank that starts, changes epoch and resumes."""
+    torch.set_num_threads(1)
+    meeting = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=ranks)
+    before = request_count(address)
+    dist.barrier()
+    begin = time.perf_counter()
+    options = store_options(address)
+
+    def load() -> Any:
+        shards: Any = "s3://data/*.tar"
+        if source.endswith("manifest"):
+            shards = read_manifest("s3://data/manifest.json", storage_options=options)
+        if source.startswith("IndexedSamples"):
+            pipe: Any = IndexedSamples(shards, global_batch_size=ranks, access=AccessOptions(storage_options=options))
+        else:
+            pipe = ShardList(shards, storage_options=options).shuffle().sharding_filter()
+            pipe = pipe.load_wds_shards(storage_options=options).group_samples()
+        loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=ShardReadingService(distributed=True))
+        loader.seed(1)
+        return loader
+
+    loader = load()
+    made_s = time.perf_counter() - begin
+    dist.barrier()
+    requests = request_count(address) - before
+    dist.barrier()
+    first_s = made_s + first_item_s(loader, time.perf_counter())
+    second_s = first_item_s(loader, time.perf_counter())
+    state = loader.state_dict()
+    loader.shutdown()
+    begin = time.perf_counter()
+    loader = load()
+    loader.load_state_dict(state)
+    resumed_s = first_item_s(loader, begin)
+    dist.barrier()
+    results.send(Started(requests, first_s, second_s, resumed_s, memory(os.getpid()) / (1 << 20)))
+    dist.barrier()
+    loader.shutdown()
+    dist.destroy_process_group()
+
+
+def started(ranks: int, source: str, address: str) -> Started:
+    """Return the most that any of some processes takes."""
+    meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    fork, pairs = multiprocessing.get_context("fork"), []
+    for rank in range(ranks):
+        ours, theirs = fork.Pipe(duplex=False)
+        process = fork.Process(target=start_rank, args=(rank, ranks, meeting.port, source, address, theirs))
+        process.start()
+        theirs.close()
+        pairs.append((process, ours))
+    found = [ours.recv() for _, ours in pairs]
+    for process, _ in pairs:
+        process.join()
+    return Started(*map(max, zip(*found, strict=True)))
+
+
+def store_options(address: str) -> dict[str, str]:
+    return {"key": "access", "secret": "secret", "endpoint_url": address}
+
+
+def write_dataset(folder: Path, shards: int, address: str) -> None:
+    """Write shards, their indexes and a manifest for the objects that a store makes of these files."""
+    entries = []
+    for number in range(shards):
+        path, url = folder / f"{number:04d}.tar", f"s3://data/{number:04d}.tar"
+        build_shard(path, [{"__key__": f"{number}-{n}", "cls": "1"} for n in range(4)])
+        index = build_index(url, storage_options=store_options(address))
+        write_index(index, f"{path}.wdsidx")
+        entries.append(ManifestEntry(url, len(index), path.stat().st_size))
+    write_manifest(Manifest(entries), folder / "manifest.json")
+
+
+def rows_of_starts(shards: int, counts: Sequence[int]) -> Iterator[Row]:
+    with TemporaryDirectory() as temporary, store(Path(temporary), 0.0, 1e12) as address:
+        folder = Path(temporary, "data")
+        folder.mkdir()
+        in_child(write_dataset, folder, shards, address)
+        for source, before in STARTS_BEFORE.items():
+            every = [in_child(started, processes, source, address) for processes in counts]
+            yield Row(f"{', '.join(map(str, counts))} processes, {source}", "", "", "")
+            for (name, digits, goal), was, now in zip(STARTS, before, zip(*every, strict=True), strict=True):
+                is_shared = name.startswith("requests") and "pattern" in source
+                figures = ", ".join(f"{figure:.{digits}f}" for figure in now)
+                yield Row(f"  {name}", was, figures, "those of 1" if is_shared else goal)
+
+
 def main() -> None:
     arguments = parse(options(__doc__, rounds=1))
     shards, many = max(int(SHARDS * arguments.scale), RANKS), max(int(MANY * arguments.scale), 20_000)
     table = Table(title=f"{RANKS} ranks x {WORKERS} workers, {shards:,} shards", title_justify="left")
     for number, heading in enumerate(Row._fields):
         table.add_column(heading, justify="right" if number else "left")
-    for rows in (rows_of_orders(shards), rows_of_caches(shards), rows_of_lengths(shards), rows_of_lists(many)):
-        for row in rows:
-            table.add_row(*row)
+    counts = PROCESSES if arguments.scale >= 1 else PROCESSES[:1]
+    rows = (rows_of_starts(64, counts), rows_of_orders(shards), rows_of_caches(shards), rows_of_lengths(shards))
+    for row in chain(*rows, rows_of_lists(many)):
+        table.add_row(*row)
     Console(width=110).print(table)
 
 
