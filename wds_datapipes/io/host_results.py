@@ -19,8 +19,9 @@ from typing import Any, TypeAlias, TypeVar
 from wds_datapipes.errors import RankLostError
 from wds_datapipes.io.file_lock import lock_file
 
-#: How long a result remains valid, in seconds.
-VALID_S = 60.0
+#: How long a result remains valid, and the file of a process that was killed remains, in seconds.
+VALID_S, KEPT_S = 60.0, 86_400.0
+PREFIX = "wds-datapipes-host-"
 #: The pause between two looks at a file, in seconds.
 PAUSE_S = 0.02
 
@@ -58,7 +59,7 @@ def share_on_host(action: str, compute: Compute[T], *facts: object) -> T:
         collectives = group._get_sequence_number_for_group()
     call = sha256(repr((run, collectives, Path.cwd(), action, facts)).encode("utf-8", "surrogatepass")).hexdigest()
     _calls[call] += 1
-    path = Path(gettempdir(), f"wds-datapipes-{call[:32]}-{_calls[call]}")
+    path = Path(gettempdir(), f"{PREFIX}{call[:32]}-{_calls[call]}")
     seen, since = -1.0, time.monotonic()
     while (text := _read(path)) is None:
         with ExitStack() as stack:
@@ -92,6 +93,10 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, descriptor: int, owner: str, compute: Compute[T]) -> T:
     """Return the result of a function, and write it to a file that this process has locked."""
+    for other in path.parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another process has removed it, or it is another user's
+            if time.time() - other.stat().st_mtime > KEPT_S:
+                other.unlink()
     with suppress(OSError):  # the disk is full
         os.fchmod(descriptor, 0o600)  # URLs may have credentials
         os.truncate(descriptor, 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import IndexedSamples, ShardReadingService
@@ -122,3 +124,14 @@ def test_wrong_lengths_are_errors(wrong: Any, error: type[Exception], message: s
         IndexedSamples("{0..5}.tar", global_batch_size=2, epoch=EpochOptions(bucket_by=wrong))
     with pytest.raises(ValueError, match=r"bucket_by .* needs their global_batch_size"):
         IndexedSamples("{0..5}.tar", epoch=EpochOptions(bucket_by=[1] * 100))
+
+
+@pytest.mark.parametrize(
+    ("lanes", "ranks", "advice"), [(1, 32, "lanes=1,.* sorts some 256 samples .* lanes=32"), (32, 32, "")]
+)
+def test_a_worker_that_sorts_for_many_others_warns(lanes: int, ranks: int, advice: str) -> None:
+    pipe = IndexedSamples("{0..5}.tar", global_batch_size=32, lanes=lanes, epoch=EpochOptions(bucket_by=text_sizes))
+    pipe.apply_sharding(ranks, 0, SHARDING_PRIORITIES.DISTRIBUTED)
+    pipe.apply_sharding(8, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
+    with pytest.warns(UserWarning, match=advice) if advice else nullcontext():
+        next(iter(pipe))
