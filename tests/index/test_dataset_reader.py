@@ -25,9 +25,9 @@ from wds_datapipes import IndexedSamples
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardError, UnsupportedSidecarError
 from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, build_indexes, read_index
-from wds_datapipes.index.reading import dataset_reader
-from wds_datapipes.index.reading.dataset_reader import WINDOWS, DatasetReader
+from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
+from wds_datapipes.index.reading.sample_reader import ShardRanges
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.testing import build_shard
 
@@ -82,13 +82,8 @@ def dataset(port: int, shards: tuple[str, Path], access: Any = None, **options: 
     return IndexedSamples(manifest, access=opened, **{"order": "sequential", **options}).set_seed(5)
 
 
-@pytest.fixture
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_reader, "WINDOW_BYTES", 1 << 20)
-
-
 def large_shard(folder: Path, value: int) -> Path:
-    """Write a shard that is only partly read ahead in small windows."""
+    """Write a shard of three parts, of which two are read ahead."""
     folder.mkdir(exist_ok=True)
     return Path(
         build_shard(
@@ -99,7 +94,7 @@ def large_shard(folder: Path, value: int) -> Path:
 
 def large_dataset(port: int, folder: str, indexes: Path, cache_dir: Path | None = None) -> IndexedSamples:
     manifest = Manifest(build_indexes([f"http://127.0.0.1:{port}/{folder}/1.tar"], index_dir=indexes))
-    access = AccessOptions(index_dir=indexes, cache_dir=cache_dir)
+    access = AccessOptions(index_dir=indexes, cache_dir=cache_dir, read_ahead=4_200_000)
     return IndexedSamples(manifest, access=access, order="sequential")
 
 
@@ -112,6 +107,7 @@ EVERY = [(shard, number) for shard in range(3) for number in range(SIZES[shard])
     wanted=st.lists(st.sampled_from(EVERY), max_size=60),
     open_shards=st.integers(1, 3),
     fields=st.sampled_from([None, ["json"], ["JPG"], ["no"]]),
+    read_ahead=st.sampled_from([1, 300_000, 32 << 20]),
 )
 def test_samples_are_those_that_were_written(
     nginx: Nginx,
@@ -120,9 +116,10 @@ def test_samples_are_those_that_were_written(
     wanted: list[tuple[int, int]],
     open_shards: int,
     fields: list[str] | None,
+    read_ahead: int,
 ) -> None:
     urls = urls_of(nginx.http) if is_remote else local_urls(nginx)
-    access = AccessOptions(index_dir=shards[1], open_shards=open_shards)
+    access = AccessOptions(index_dir=shards[1], open_shards=open_shards, read_ahead=read_ahead)
     with DatasetReader(urls, SIZES, access, fields=fields) as reader:
         chunk: Any = np.array(wanted, int).reshape(-1, 2).T
         found: list[Any] = list(reader.stream([chunk]))
@@ -175,6 +172,62 @@ def test_neighbouring_samples_are_requested_at_once_and_several_requests_wait_fo
     assert proxy.met.is_set()
 
 
+SMALL: list[list[dict[str, Any]]] = [
+    [{"__key__": f"{shard}-{n:04}", "txt": b"%d" % n} for n in range(2000)] for shard in range(2)
+]
+
+
+@pytest.fixture(scope="module")
+def small_shards(nginx: Nginx) -> list[str]:
+    """Write two shards of 2 MB."""
+    folder = nginx.files / "small"
+    folder.mkdir()
+    return [build_shard(folder / f"{shard}.tar", samples) for shard, samples in enumerate(SMALL)]
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_window_of_small_samples_is_read_in_long_pieces(
+    proxy: FaultProxy, small_shards: list[str], is_remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = [f"http://127.0.0.1:{proxy.port}/small/{shard}.tar" for shard in range(2)]
+    manifest = Manifest(build_indexes(remote if is_remote else small_shards, index_dir=tmp_path))
+    sizes = [Path(url).stat().st_size for url in small_shards]
+    read = ShardRanges.read_buffer
+    spans = list[int]()
+
+    def count(ranges: ShardRanges, start: int, end: int) -> bytes | memoryview:
+        spans.append(end - start)
+        return read(ranges, start, end)
+
+    monkeypatch.setattr(ShardRanges, "read_buffer", count)
+    orders: tuple[Any, ...] = ("window", "global")
+    for order in orders:
+        for read_ahead, most in ((2 * sum(sizes) + 10_000, 1.0), (sum(sizes), 2.5)):
+            access = AccessOptions(index_dir=tmp_path, read_ahead=read_ahead)
+            samples = IndexedSamples(manifest, order=order, access=access).set_seed(3)
+            spans.clear()
+            found = sorted(map(fields_of, samples), key=lambda sample: str(sample["__key__"]))
+            assert found == [*chain(*SMALL)]
+            assert sum(spans) <= most * sum(sizes)  # all of a part, which has samples of everywhere
+            assert len(spans) <= 60  # of 4,000 samples
+
+
+def test_about_as_many_bytes_are_requested_ahead_as_the_argument_says(
+    nginx: Nginx, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    large_shard(nginx.files / tmp_path.name, 1)
+    manifest = Manifest(build_indexes([f"http://127.0.0.1:{proxy.port}/{tmp_path.name}/1.tar"], index_dir=tmp_path))
+    access = AccessOptions(index_dir=tmp_path, read_ahead=1_000_000)
+    orders: tuple[Any, ...] = ("sequential", "global")
+    for order in orders:
+        samples = IndexedSamples(manifest, order=order, access=access)
+        proxy.asked.clear()
+        for done, _ in enumerate(samples, 1):
+            ranges = [re.fullmatch(r"bytes=(\d+)-(\d+)", asked or "") for _, asked in proxy.asked]
+            ahead = sum(int(each[2]) - int(each[1]) + 1 for each in ranges if each) - done * 50_000
+            assert ahead < 2_500_000, (order, done)
+
+
 @pytest.mark.parametrize("order", ["sequential", "global"])
 def test_only_the_wanted_fields_are_requested(proxy: FaultProxy, shards: tuple[str, Path], order: str) -> None:
     samples = dataset(proxy.port, shards, fields=["json"], order=order)
@@ -197,7 +250,6 @@ def test_reading_goes_on_after_connections_break(
     assert not proxy.faults
 
 
-@pytest.mark.usefixtures("small_windows")
 def test_a_shard_that_is_replaced_in_an_epoch_raises_and_no_sample_is_mixed(nginx: Nginx, tmp_path: Path) -> None:
     folder = nginx.files / tmp_path.name
     first = large_shard(folder, 1)
@@ -311,7 +363,6 @@ def test_epochs_keep_the_copies_that_they_still_need(nginx: Nginx, shards: tuple
     assert hits == [0, 1, 1]  # the least recently used copy is always the one that is needed next
 
 
-@pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("fault", [Fault(at=1000, how="stall"), Fault(status=503, headers={"Retry-After": "30"})])
 def test_closing_aborts_requests_and_leaves_no_thread(
     nginx: Nginx, proxy: FaultProxy, tmp_path: Path, fault: Fault
@@ -320,8 +371,7 @@ def test_closing_aborts_requests_and_leaves_no_thread(
     large_shard(nginx.files / tmp_path.name, 1)
     samples = iter(large_dataset(proxy.port, tmp_path.name, tmp_path))
     proxy.faults[:], proxy.faults_from = [fault] * 100, 4_050_000
-    found = [*islice(samples, 20)]  # the first window
-    found.append(next(samples))  # the last ones are requested
+    assert len([*islice(samples, 41)]) == 41  # the first part, and the last one is requested
     while len(proxy.faults) == 100:
         time.sleep(0.01)
     del samples
@@ -355,7 +405,7 @@ def test_a_join_does_not_read_ahead_past_samples_without_a_counterpart(
     url = build_shard(tmp_path / "0.tar", [{"__key__": key, "txt": "x"} for key in ("0-07", "alone")])
     build_indexes([url])
     sizes = list(zip(urls_of(nginx.http), SIZES, strict=True))
-    remote = IndexedShards({"": sizes}, access=AccessOptions(index_dir=shards[1]))
+    remote = IndexedShards({"": sizes}, access=AccessOptions(index_dir=shards[1], read_ahead=1))
     samples = IndexedShards({"": [(url, 2)]}, join=[remote], missing="keep")
     wanted = [0, 0, *[1] * 9, 0, 1]
     asked = 0
@@ -370,4 +420,4 @@ def test_a_join_does_not_read_ahead_past_samples_without_a_counterpart(
     with samples.open(Counters()) as readers:
         items: list[Any] = list(islice(samples.stream(readers, chunks()), len(wanted)))
     assert [item.get("json") for item in items] == [None if number else b"[0, 7]" for number in wanted]
-    assert asked <= len(wanted) + WINDOWS + 2
+    assert asked <= len(wanted) + 4

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
 from wds_datapipes.index.order.sample_order import Lengths
+from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.grouping import OnDuplicate
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
@@ -64,6 +65,9 @@ class AccessOptions:
         indexes: ``"build"`` missing and stale indexes when the dataset is opened, or ``"require"`` valid ones; those of
             a manifest must exist. Of several processes, one builds, and the others wait for it; see `build_indexes`.
         open_shards: the most shards that a process keeps open.
+        read_ahead: about how many bytes of samples a process holds, 32 MiB by default: of remote shards, those that
+            threads request before they are due; of local ones, half as many, of small fields that are read together.
+            Samples of a window that are near each other are read at once, so a larger number takes fewer requests.
         cache_dir: a folder for copies of remote shards, as of ``.cache_wds_shards()``: each shard is downloaded as a
             whole before its first sample is read. A loader with a seed knows the next epoch: its first shards are
             downloaded before this epoch ends. By default, samples are requested from the store.
@@ -80,6 +84,7 @@ class AccessOptions:
     index_dir: str | os.PathLike[str] | None = None
     indexes: Literal["build", "require"] = "build"
     open_shards: int = 64
+    read_ahead: int = READ_AHEAD_BYTES
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -88,6 +93,7 @@ class AccessOptions:
     def __post_init__(self) -> None:
         check_choice("indexes", self.indexes, Literal["build", "require"])
         check_integer("open_shards", self.open_shards, 1)
+        check_integer("read_ahead", self.read_ahead, 1)
         check_optional_integer("cache_bytes", self.cache_bytes, 1)
         if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir must be the path of a folder, not {self.cache_dir!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_type_hints
 
@@ -33,6 +33,8 @@ COLUMNS = {
     "field_ends": "<i8",
     "field_text": "|u1",
 }
+#: Keys are decoded together unless the text around them is more than this many times as long.
+SPARSE_KEYS = 16
 #: The kinds of the user's columns: Boolean values, integers, floating-point numbers and text of a fixed width.
 KINDS = "bifU"
 #: The most bytes of a value in these; a character of text takes 4.
@@ -70,7 +72,7 @@ class ShardFacts:
         Raises:
             ValueError: the JSON is invalid.
         """
-        kinds = get_type_hints(cls)
+        kinds = _kinds_of_facts()
         if not isinstance(found, dict) or found.keys() != kinds.keys():
             raise ValueError(f"its facts about the shard are not {', '.join(sorted(kinds))}")
         for name, kind in kinds.items():
@@ -79,6 +81,11 @@ class ShardFacts:
         if found["bytes"] is not None and found["bytes"] < 0:
             raise ValueError(f"its bytes is {found['bytes']}")
         return cls(**found)
+
+
+@cache
+def _kinds_of_facts() -> dict[str, Any]:
+    return get_type_hints(ShardFacts)
 
 
 #: The key rules that an index refers to by name.
@@ -232,16 +239,17 @@ class ShardIndex:
         return self.keys_of(np.arange(len(self)))
 
     def keys_of(self, numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Return the keys of samples; those of consecutive samples are decoded at once."""
+        """Return the keys of samples; if they are close together, their text is decoded at once."""
         ends, text = self.columns["key_ends"], self.columns["key_text"]
-        begins = np.where(numbers > 0, ends[numbers - 1], 0).tolist()
-        spans = zip(begins, ends[numbers].tolist(), strict=True)
-        if len(numbers) and np.all(numbers[1:] - numbers[:-1] == 1):
-            first, last = begins[0], int(ends[numbers[-1]])
+        begins, stops = np.where(numbers > 0, ends[numbers - 1], 0), ends[numbers]
+        first, last = int(begins.min(initial=len(text))), int(stops.max(initial=0))
+        if last - first <= SPARSE_KEYS * int((stops - begins).sum()):
             raw = text[first:last].tobytes()
             if raw.isascii():
                 whole = raw.decode()
-                return [whole[begin - first : end - first] for begin, end in spans]
+                spans = zip((begins - first).tolist(), (stops - first).tolist(), strict=True)
+                return [whole[begin:end] for begin, end in spans]
+        spans = zip(begins.tolist(), stops.tolist(), strict=True)
         return [str(text.data[begin:end], "utf-8", "surrogateescape") for begin, end in spans]
 
     @property

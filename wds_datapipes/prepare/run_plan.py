@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import numpy as np
 
@@ -16,14 +16,18 @@ from wds_datapipes.index.order.batch_share import BatchShare, Remainder
 from wds_datapipes.index.order.lanes import Lanes, check_lanes
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, Order
-from wds_datapipes.index.reading.dataset_reader import WINDOW_BYTES, WINDOWS
-from wds_datapipes.index.reading.read_plan import GAP_BYTES
+from wds_datapipes.index.reading.dataset_reader import PARTS
+from wds_datapipes.index.reading.read_plan import gap_of
+from wds_datapipes.index.reading.sample_reader import MAX_REQUEST_GAP_BYTES
+from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.prepare.planned_cache import PlannedCache
 from wds_datapipes.seeds import derived_seed
 
 #: The most samples of a host for which the order is computed, in each epoch. Beyond that, some of each batch stand for
 #: all, and some workers.
 MAX_SAMPLES = 1 << 18
+#: The samples that a worker of a host reads before the next one does.
+TURN = 1024
 #: The size of an index in memory, in bytes for each sample of a shard with two fields.
 INDEX_BYTES = 100
 #: Bounds beyond which a figure causes a warning.
@@ -188,9 +192,9 @@ class _Planner:
         uses = [self.runs_of_host(order) for order in orders]
         needed = [np.unique(np.concatenate([shards for _, shards in epoch])) for epoch in uses]
         touched = np.unique(np.concatenate(needed))
-        opens, requests = self.reads(orders[0])
+        opens, requests, sample_bytes = self.reads(orders[0])
         batch = np.arange(min(shape.global_batch_size, self.samples))
-        fetched: list[int] = [int(self.own * self.steps * self.sample_bytes)] * shape.epochs
+        fetched: list[int] = [int(self.own * self.steps * sample_bytes)] * shape.epochs
         hits: list[float] = []
         if shape.cache_bytes is not None:
             cache = PlannedCache(self.sizes, shape.cache_bytes, shape.open_shards)
@@ -212,7 +216,7 @@ class _Planner:
             bytes_per_epoch=tuple(fetched),
             hit_rates=tuple(round(rate, 4) for rate in hits),
             cache_bytes=int(self.sizes[touched].sum()),
-            worker_bytes=shape.open_shards * per_shard * INDEX_BYTES + WINDOWS * WINDOW_BYTES,
+            worker_bytes=shape.open_shards * per_shard * INDEX_BYTES + READ_AHEAD_BYTES,
         )
         return RunPlan(**{**vars(plan), "warnings": tuple(self.warnings(plan))})
 
@@ -220,7 +224,9 @@ class _Planner:
         """Return the shards that the workers of the first host read one after the other, in parts, by turns."""
         shape, every = self.shape, min(-(-self.steps * self.own // MAX_SAMPLES), self.own)
         shares = [
-            self.share(rank, worker).positions()
+            chain.from_iterable(
+                np.split(each, range(TURN, len(each), TURN)) for each in self.share(rank, worker).positions()
+            )
             for worker in range(shape.num_workers)
             for rank in range(shape.ranks_per_host)
         ]
@@ -232,11 +238,11 @@ class _Planner:
                     runs.append((worker, shards[np.diff(shards, prepend=-1) != 0]))
         return runs
 
-    def reads(self, order: LaneOrder) -> tuple[float, float]:
-        """Return how often a worker opens a shard for each sample, and its requests for each sample."""
-        done = opens = ranges = 0
-        ahead = max(int(WINDOW_BYTES / self.sample_bytes), 1)
-        gap = 1 + GAP_BYTES / self.sample_bytes
+    def reads(self, order: LaneOrder) -> tuple[float, float, float]:
+        """Return how often a worker opens a shard for each sample, its requests for each, and the bytes it fetches."""
+        done = opens = ranges = between = 0
+        ahead = max(int(READ_AHEAD_BYTES // PARTS / self.sample_bytes), 1)
+        gap = 1 + gap_of(self.sample_bytes, MAX_REQUEST_GAP_BYTES) / self.sample_bytes
         workers = [
             (rank, worker) for worker in range(self.shape.num_workers) for rank in range(self.shape.ranks_per_host)
         ]
@@ -254,12 +260,14 @@ class _Planner:
                 for start in range(0, len(shards), ahead):  # those that are read ahead together
                     some, of = numbers[start : start + ahead], shards[start : start + ahead]
                     by_place = np.lexsort((some, of))
-                    is_next = (np.diff(of[by_place]) == 0) & (np.diff(some[by_place]) <= gap)
+                    steps = np.diff(some[by_place])
+                    is_next = (np.diff(of[by_place]) == 0) & (steps <= gap)
                     ranges += len(some) - int(is_next.sum())
+                    between += int((steps[is_next] - 1).sum())  # samples that are fetched with those around them
                 done += len(positions)
             if done > MAX_SAMPLES:
                 break
-        return opens / max(done, 1), (opens + ranges) / max(done, 1)
+        return opens / max(done, 1), (opens + ranges) / max(done, 1), (1 + between / max(done, 1)) * self.sample_bytes
 
     def warnings(self, plan: RunPlan) -> Iterator[str]:
         """Yield what is bad about a plan, and which argument to change."""

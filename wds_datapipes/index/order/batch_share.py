@@ -17,7 +17,7 @@ Remainder: TypeAlias = Literal["drop", "pad", "keep"]
 """What to do with the samples after the last whole batch: drop them, fill up the batch, or yield them."""
 
 #: The most positions that are computed at a time.
-CHUNK = 1024
+CHUNK = 1 << 13
 
 
 @dataclass(frozen=True)

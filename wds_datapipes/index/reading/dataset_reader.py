@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,12 +19,13 @@ from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.read_plan import sizes_of
-from wds_datapipes.index.reading.sample_reader import SampleReader
+from wds_datapipes.index.reading.sample_reader import LONG_BYTES, SampleReader
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.call_threads import CallThreads, close_result, set_result
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.shard_cache.entry import Entry, Priority, stamp
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
+from wds_datapipes.tar.headers import BLOCK
 from wds_datapipes.types import Sample
 
 if TYPE_CHECKING:
@@ -40,8 +41,11 @@ T = TypeVar("T")
 
 #: The number of threads that read remote shards concurrently.
 THREADS = 32
-#: At most this many parts of an epoch, each of about this many bytes, are read ahead.
-WINDOWS, WINDOW_BYTES = 4, 8 << 20
+#: By how much ``read_ahead`` is divided for a part of the samples that is read together. There may be more parts of
+#: samples in the order of their shards, which do not become neighbours of others.
+PARTS, ASCENDING_PARTS = 2, 4
+#: The most samples that are planned again after one that cannot be read.
+RETRIED = 256
 
 
 class DatasetReader:
@@ -100,16 +104,17 @@ class DatasetReader:
     def stream(self, chunks: Iterable[Chunk]) -> Iterator[Item]:
         """Yield samples in the given order, and an error in the place of each sample that cannot be read.
 
-        Samples of local shards are read when they are due. If there are remote shards, samples are read ahead, in
-        `THREADS` threads; about `WINDOWS * WINDOW_BYTES` are held, or `WINDOWS` samples that are larger.
+        If there are remote shards, samples are read ahead, in `THREADS` threads, and about ``read_ahead`` bytes are
+        held, or `PARTS` samples that are larger. Samples of local shards are read when they are due; small fields that
+        are close together in a shard are read at once, and a part of them is held.
 
         Args:
             chunks: the samples; taken ahead as well.
         """
-        parts = self._split(chunks)
+        wholes = self._split(chunks)
         if not self._is_local:
-            return self._read_ahead(parts)
-        return (item for shards, numbers in parts for item in self._read_part(shards, numbers))
+            return self._read_ahead(wholes)
+        return chain.from_iterable(self._read_part(*part) for whole in wholes for _, part in self._parts_of(*whole))
 
     def _split(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """Split chunks so that all shards of each can be open at a time."""
@@ -121,40 +126,44 @@ class DatasetReader:
                 yield shards[:stop], numbers[:stop]
                 shards, numbers = shards[stop:], numbers[stop:]
 
-    def _read_ahead(self, parts: Iterator[Chunk]) -> Iterator[Item]:
-        windows = deque[tuple[set[int], Iterator[Item]]]()
-        part = next(parts, None)
-        while part is not None:
-            (shards, numbers), needed = part, {*part[0].tolist()}
+    def _read_ahead(self, chunks: Iterator[Chunk]) -> Iterator[Item]:
+        begun = deque[tuple[set[int], int, Iterator[Item]]]()
+        most = self._access.read_ahead
+        chunk = next(chunks, None)
+        while chunk is not None:
+            (shards, numbers), needed = chunk, {*chunk[0].tolist()}
             # A shard is closed to open another one, but not before its samples were read.
-            while windows and len(needed.union(*(own for own, _ in windows))) > self._access.open_shards:
-                yield from windows.popleft()[1]
+            while begun and len(needed.union(*(own for own, *_ in begun))) > self._access.open_shards:
+                yield from begun.popleft()[2]
             self._open_soon(needed)
-            part = next(parts, None)
-            if part is not None:
-                following = {*part[0].tolist()}
-                if len(following.union(needed, *(own for own, _ in windows))) <= self._access.open_shards:
+            chunk = next(chunks, None)
+            if chunk is not None:
+                following = {*chunk[0].tolist()}
+                if len(following.union(needed, *(own for own, *_ in begun))) <= self._access.open_shards:
                     self._open_soon(following)
-            for window in self._windows(shards, numbers):
-                if len(windows) == WINDOWS:
-                    yield from windows.popleft()[1]
-                windows.append(({*shards[window].tolist()}, self._read_part(shards[window], numbers[window])))
-        while windows:
-            yield from windows.popleft()[1]
+            for size, part in self._parts_of(shards, numbers):
+                while len(begun) >= PARTS and size + sum(other for _, other, _ in begun) > most:
+                    yield from begun.popleft()[2]
+                begun.append(({*part[0].tolist()}, size, self._read_part(*part)))
+        while begun:
+            yield from begun.popleft()[2]
 
-    def _windows(self, shards: Numbers, numbers: Numbers) -> Iterator[slice]:
-        """Yield parts of a chunk of about `WINDOW_BYTES`."""
-        sizes = np.zeros(len(shards), np.int64)
+    def _parts_of(self, shards: Numbers, numbers: Numbers) -> Iterator[tuple[int, Chunk]]:
+        """Yield parts of a chunk, with about how many bytes are held of each."""
+        sizes = np.full(len(shards), BLOCK)  # of a sample that does not exist, too
+        is_ascending = np.all((shards[1:] != shards[:-1]) | (numbers[1:] > numbers[:-1]))
+        most = self._access.read_ahead // (ASCENDING_PARTS if is_ascending else PARTS)
+        below = LONG_BYTES if self._is_local else None
         for shard in np.unique(shards[shards >= 0]).tolist():
             with suppress(WdsError, OSError):  # yielded when its first sample is due
                 own = shards == shard
-                sizes[own] = sizes_of(self._reader(shard).index, numbers[own], self._fields)
+                sizes[own] = sizes_of(self._reader(shard).index, numbers[own], self._fields, below=below)
         ends = np.cumsum(sizes)
         start = 0
         while start < len(ends):
             before = int(ends[start - 1]) if start else 0
-            stop = max(int(np.searchsorted(ends, before + WINDOW_BYTES, "right")), start + 1)
-            yield slice(start, stop)
+            stop = max(int(np.searchsorted(ends, before + most, "right")), start + 1)
+            yield int(ends[stop - 1]) - before, (shards[start:stop], numbers[start:stop])
             start = stop
 
     def _read_part(self, shards: Numbers, numbers: Numbers) -> Iterator[Item]:
@@ -182,14 +191,16 @@ class DatasetReader:
                 if samples is None:
                     reader = self._reader(shard)
                     is_open = True
-                    samples = reader.stream(numbers[done:], self._fields)
+                    # After an error, another plan for all would take too long if there are many.
+                    samples = reader.stream(numbers[done : done + RETRIED if done else None], self._fields)
                 for sample in samples:
                     done += 1
                     yield sample
             except (WdsError, OSError) as error:
                 item: Item = error
             else:
-                return
+                samples = None
+                continue
             yield self._read_alone(shard, numbers[done : done + 1]) if is_open else item
             del item  # its frames refer to this one
             done, samples = done + 1, None

@@ -1,4 +1,4 @@
-"""Read plan: the ranges of a shard that hold some fields with their headers, and where each field is in them."""
+"""Read plan: the ranges of a shard that hold some fields with their headers, and the requests that read them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.tar.headers import BLOCK
 
-#: Data that is at most this far apart in a shard is read at once.
-GAP_BYTES = 8 << 10
+#: The most bytes of headers before a field that are read with it.
+MAX_HEADER_BYTES = 8 << 10
+#: A request reads at most the length of this many samples, of the fields to read, between two ranges.
+GAP_SAMPLES = 32
 
 
 class ReadPlan(NamedTuple):
@@ -29,6 +32,9 @@ class ReadPlan(NamedTuple):
         ends: where it ends.
         starts: the offset of each range in the shard.
         stops: the offset of its end.
+        requests: the number of the request that reads each range.
+        firsts: the first range of each request, and the number of ranges.
+        is_held: whether a request reads several ranges, or more fields than those of one sample.
     """
 
     keys: list[str]
@@ -41,6 +47,9 @@ class ReadPlan(NamedTuple):
     ends: list[int]
     starts: list[int]
     stops: list[int]
+    requests: list[int]
+    firsts: list[int]
+    is_held: list[bool]
 
 
 def plan_reading(
@@ -49,25 +58,26 @@ def plan_reading(
     fields: Collection[str] | None = None,
     *,
     max_bytes: int,
+    max_gap: int,
     alone_from: int | None = None,
-    in_order: bool = True,
 ) -> ReadPlan:
-    """Return how to read samples of a shard.
+    """Return how to read samples of a shard, whatever their order.
+
+    A request also reads what is between its ranges.
 
     Args:
         index: the index of the shard.
         numbers: the numbers of the samples.
         fields: the fields to read; by default all.
-        max_bytes: the most bytes of a range before its last field.
+        max_bytes: the most bytes of a request before its last field.
+        max_gap: the most bytes between two ranges of a request.
         alone_from: fields of this size in bytes are read alone, without headers, so that they need not be copied again.
-        in_order: whether each range is followed by the next in the order of the samples. Otherwise, a range may hold
-            fields of any of the samples.
 
     Examples:
         >>> from wds_datapipes.index.build import build_index
         >>> from wds_datapipes.testing import build_shard
         >>> index = build_index(build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}]))
-        >>> plan = plan_reading(index, np.array([0, 1]), max_bytes=65536)
+        >>> plan = plan_reading(index, np.array([0, 1]), max_bytes=65536, max_gap=8192)
         >>> plan.starts, plan.stops, plan.ranges, plan.begins, plan.ends
         ([0], [1539], [0, 0], [512, 1536], [515, 1539])
     """
@@ -75,10 +85,20 @@ def plan_reading(
     members, counts = _members(index, numbers, fields)
     offsets, sizes = columns["member_offsets"][members], columns["member_sizes"][members]
     heads = np.full(len(members), BLOCK) if index.has_plain_names else heads_of(index, members)
-    order = slice(None) if in_order else np.argsort(offsets, kind="stable")
-    starts, stops, found = _ranges(offsets[order], sizes[order], heads[order], max_bytes, alone_from)
+    is_alone = np.zeros(len(members), bool) if alone_from is None else sizes >= alone_from
+    spans = np.where(is_alone, 0, _rounded(sizes) + heads)
+    sample_bytes = int(spans.sum()) // max(len(numbers), 1)
+    order = np.argsort(offsets, kind="stable")
+    lows, ends = (offsets - np.where(is_alone, 0, np.minimum(heads, MAX_HEADER_BYTES)))[order], (offsets + sizes)[order]
+    is_range, is_request = _cuts(
+        lows, ends, offsets[order], is_alone[order], sample_bytes, max_bytes, gap_of(sample_bytes, max_gap)
+    )
+    found = np.cumsum(is_range) - 1
     ranges = np.empty_like(found)
     ranges[order] = found
+    requests = np.cumsum(is_request) - 1
+    starts, stops = lows[is_range], ends[np.append(is_range[1:], True)[: len(order)]]
+    firsts = [*found[is_request].tolist(), len(starts)]
     begins = offsets - starts[ranges]
     fields_of = columns["member_fields"][members]
     return ReadPlan(
@@ -92,16 +112,28 @@ def plan_reading(
         (begins + sizes).tolist(),
         starts.tolist(),
         stops.tolist(),
+        requests[is_range].tolist(),
+        firsts,
+        ((np.diff(firsts) > 1) | (np.bincount(requests) * len(numbers) > len(members))).tolist(),
     )
 
 
-def sizes_of(index: ShardIndex, numbers: Numbers, fields: Collection[str] | None = None) -> Numbers:
-    """Return the size in bytes of each sample, or of some fields of each."""
+def gap_of(sample_bytes: float, max_bytes: int) -> float:
+    """Return the most bytes between two ranges that are read with them, rather than that there are two requests."""
+    return min(GAP_SAMPLES * sample_bytes, max_bytes)
+
+
+def sizes_of(
+    index: ShardIndex, numbers: Numbers, fields: Collection[str] | None = None, *, below: int | None = None
+) -> Numbers:
+    """Return about how many bytes some fields of each sample take in a shard, except those from ``below`` bytes."""
     members, counts = _members(index, numbers, fields)
-    until = np.concatenate(([0], np.cumsum(index.columns["member_sizes"][members])))
+    sizes = index.columns["member_sizes"][members]
+    spans = _rounded(sizes) + BLOCK
+    until = np.concatenate(([0], np.cumsum(spans if below is None else spans * (sizes < below))))
     ends = np.cumsum(counts)
-    sizes: Numbers = until[ends] - until[ends - counts]
-    return sizes
+    sums: Numbers = until[ends] - until[ends - counts]
+    return sums
 
 
 def heads_of(index: ShardIndex, members: Numbers) -> Numbers:
@@ -110,7 +142,7 @@ def heads_of(index: ShardIndex, members: Numbers) -> Numbers:
     offsets, sizes, firsts = (columns[name] for name in ("member_offsets", "member_sizes", "sample_members"))
     samples = np.searchsorted(firsts, members, "right") - 1
     befores = np.maximum(members - 1, 0)
-    ends = (offsets[befores] + sizes[befores] + BLOCK - 1) & -BLOCK
+    ends = _rounded(offsets[befores] + sizes[befores])
     heads: Numbers = offsets[members] - np.where(firsts[samples] == members, columns["sample_offsets"][samples], ends)
     return heads
 
@@ -132,21 +164,29 @@ def _members(index: ShardIndex, numbers: Numbers, fields: Collection[str] | None
     return members, counts
 
 
-def _ranges(
-    offsets: Numbers, sizes: Numbers, heads: Numbers, max_bytes: int, alone_from: int | None
-) -> tuple[Numbers, Numbers, Numbers]:
-    """Return where ranges start and stop that hold these fields one after the other, and the range of each field."""
-    is_first = np.ones(len(offsets), bool)
-    lows = offsets - np.minimum(heads, GAP_BYTES)
-    gaps = lows[1:] - offsets[:-1] - sizes[:-1]
-    is_first[1:] = (gaps < 0) | (gaps > GAP_BYTES)
-    if alone_from is not None:
-        is_alone = sizes >= alone_from
-        is_first[1:] |= is_alone[1:] | is_alone[:-1]
-        lows[is_alone] = offsets[is_alone]
-    starts = lows[is_first]
-    parts = (lows - starts[np.cumsum(is_first) - 1]) // max_bytes
-    is_first[1:] |= parts[1:] != parts[:-1]
-    is_first[1:] &= offsets[1:] != offsets[:-1]  # a field that is repeated is in the same range
-    is_last = np.append(is_first[1:], True)[: len(is_first)]
-    return lows[is_first], (offsets + sizes)[is_last], np.cumsum(is_first) - 1
+def _rounded(sizes: Numbers) -> Numbers:
+    return (sizes + BLOCK - 1) & -BLOCK
+
+
+def _cuts(
+    lows: Numbers,
+    ends: Numbers,
+    offsets: Numbers,
+    is_alone: npt.NDArray[np.bool_],
+    sample_bytes: int,
+    max_bytes: int,
+    max_gap: float,
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return whether a range, and whether a request begins with each of the fields, which are in ascending order."""
+    is_request = np.ones(len(lows), bool)
+    gaps = lows[1:] - ends[:-1]
+    is_request[1:] = (gaps < 0) | (gaps > max_gap) | is_alone[1:] | is_alone[:-1]
+    starts = lows[is_request]
+    parts = (lows - starts[np.cumsum(is_request) - 1]) // max_bytes
+    is_request[1:] |= parts[1:] != parts[:-1]
+    is_other = offsets[1:] != offsets[:-1]  # a field that is repeated is in the same range
+    is_request[1:] &= is_other
+    # About a sample between two others is kept, rather than that it is cut out.
+    is_range = is_request.copy()
+    is_range[1:] |= (gaps > max(sample_bytes, BLOCK)) & is_other
+    return is_range, is_request

@@ -20,7 +20,7 @@ import numpy as np
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError, WdsError
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.reading.read_plan import GAP_BYTES, ReadPlan, heads_of, plan_reading
+from wds_datapipes.index.reading.read_plan import MAX_HEADER_BYTES, ReadPlan, heads_of, plan_reading
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import local_path, open_local, open_parts, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
@@ -34,16 +34,17 @@ from wds_datapipes.types import Sample
 
 #: Memory for at most this many bytes is allocated before they arrive: an index may claim any size.
 STEP_BYTES = 8 << 20
-#: About how many bytes are read at once. Fields from ``LONG_BYTES`` are read alone, so that they are not copied again.
-MAX_READ_BYTES, LONG_BYTES = 256 << 10, 32 << 10
-#: About how many bytes of a remote shard are requested at once.
-MAX_REQUEST_BYTES = 2 << 20
+#: About how many bytes are read at once, and how many between two samples at most. Fields from ``LONG_BYTES`` are read
+#: alone, so that they are not copied again.
+MAX_READ_BYTES, MAX_GAP_BYTES, LONG_BYTES = 256 << 10, 16 << 10, 32 << 10
+#: The same for a remote shard: reading this much more takes about as long as a request.
+MAX_REQUEST_BYTES, MAX_REQUEST_GAP_BYTES = 2 << 20, 128 << 10
 #: How many bytes before the data of a field the size in its header begins, and how many before it ends.
 SIZE_BEFORE, SIZE_END = BLOCK - 124, BLOCK - 136
 #: If there is more between two fields than the headers of a long name, the name of the second one is not read.
 MAX_HEAD_BYTES = 1 << 20
 
-Submit: TypeAlias = Callable[[Callable[[], bytes]], Future[bytes]]
+Submit: TypeAlias = Callable[[Callable[[], list[bytes]]], Future[list[bytes]]]
 """Calls a function in another thread."""
 
 
@@ -106,6 +107,15 @@ class ShardRanges:
         Raises:
             ShardError: they cannot be read.
         """
+        return bytes(self.read_buffer(start, end))
+
+    def read_buffer(self, start: int, end: int) -> bytes | memoryview:
+        """Return the bytes from ``start`` up to ``end``, as they arrive.
+
+        Raises:
+            ShardError: they cannot be read.
+        """
+        data: bytes | memoryview
         if self._file is not None:
             data = os.pread(self._file.fileno(), end - start, start)
             if len(data) == end - start:
@@ -209,15 +219,15 @@ class ShardRanges:
         self._check_open()
 
 
-def _read_all(stream: RawReader, count: int) -> bytes:
+def _read_all(stream: RawReader, count: int) -> bytes | memoryview:
     """Return the next ``count`` bytes, or fewer at the end of the stream."""
     pieces = []
     while count:
-        view = memoryview(bytearray(min(count, STEP_BYTES)))
-        piece = bytes(view[: fill(stream, view)])
-        pieces.append(piece)
-        count = count - len(piece) if len(piece) == len(view) else 0
-    return b"".join(pieces)
+        view = np.empty(min(count, STEP_BYTES), np.uint8).data  # not filled with zeros, unlike a bytearray
+        filled = fill(stream, view)
+        pieces.append(view[:filled])
+        count = count - filled if filled == len(view) else 0
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 class SampleReader:
@@ -265,14 +275,13 @@ class SampleReader:
         Raises:
             ShardError: the sample cannot be read, or the shard has changed since it was indexed.
         """
-        plan = plan_reading(self.index, np.array([number]), fields, max_bytes=MAX_READ_BYTES, alone_from=LONG_BYTES)
-        return next(self._samples(plan, self._reading(plan)))
+        return next(self._read(np.array([number]), fields))
 
     def stream(self, numbers: Numbers, fields: Collection[str] | None = None) -> Iterator[Sample]:
         """Yield samples with their fields as bytes, each read when it is due; a local shard stays open until `close`.
 
-        Data that is close together, in the order of the samples, is read at once. At most `MAX_READ_BYTES` and a field
-        are held.
+        Data that is close together is read at once. If the samples are not in the order of the shard, the fields of
+        less than `LONG_BYTES` that are close together are held until the end.
 
         Args:
             numbers: the numbers of the samples.
@@ -281,14 +290,11 @@ class SampleReader:
         Raises:
             ShardError: a sample cannot be read, or the shard has changed since it was indexed.
         """
-        plan = plan_reading(self.index, numbers, fields, max_bytes=MAX_READ_BYTES, alone_from=LONG_BYTES)
         self._ranges.keep_open()
-        return self._samples(plan, self._reading(plan))
+        return self._read(numbers, fields)
 
     def read_ahead(self, numbers: Numbers, fields: Collection[str] | None, submit: Submit) -> Iterator[Sample]:
         """Begin to read samples, and yield them; all of their data is held until the end.
-
-        Data that is close together is read at once, whatever the order of the samples.
 
         Args:
             numbers: the numbers of the samples.
@@ -298,19 +304,51 @@ class SampleReader:
         Raises:
             ShardError: a sample cannot be read, or the shard has changed since it was indexed.
         """
-        plan = plan_reading(self.index, numbers, fields, max_bytes=MAX_REQUEST_BYTES, in_order=False)
+        plan = plan_reading(self.index, numbers, fields, max_bytes=MAX_REQUEST_BYTES, max_gap=MAX_REQUEST_GAP_BYTES)
 
-        def read(start: int, stop: int) -> bytes:
+        def read(request: int) -> list[bytes]:
             self._ranges.keep_open()
-            return self._ranges.read(start, stop)
+            return self._request(plan, request)
 
-        begun = [submit(partial(read, *each)) for each in zip(plan.starts, plan.stops, strict=True)]
-        return self._samples(plan, lambda number: begun[number].result())
+        begun = [submit(partial(read, request)) for request in range(len(plan.is_held))]
 
-    def _reading(self, plan: ReadPlan) -> Callable[[int], bytes]:
-        """Return a function that reads a range of a plan."""
-        read, starts, stops = self._ranges.read, plan.starts, plan.stops
-        return lambda number: read(starts[number], stops[number])
+        def wait(number: int) -> bytes:
+            request = plan.requests[number]
+            return begun[request].result()[number - plan.firsts[request]]
+
+        return self._samples(plan, wait)
+
+    def _read(self, numbers: Numbers, fields: Collection[str] | None) -> Iterator[Sample]:
+        """Yield samples, each read when it is due."""
+        limits = {"max_bytes": MAX_READ_BYTES, "max_gap": MAX_GAP_BYTES, "alone_from": LONG_BYTES}
+        plan = plan_reading(self.index, numbers, fields, **limits)
+        requests, firsts, starts, stops, is_held = plan.requests, plan.firsts, plan.starts, plan.stops, plan.is_held
+        is_ascending = bool(np.all(numbers[1:] >= numbers[:-1]))
+        held: dict[int, list[bytes]] = {}
+        read_bytes = self._ranges.read
+
+        def read(number: int) -> bytes:
+            request = requests[number]
+            if not is_held[request]:
+                return read_bytes(starts[number], stops[number])
+            if request not in held:
+                if is_ascending:
+                    held.clear()
+                held[request] = self._request(plan, request)
+            return held[request][number - firsts[request]]
+
+        return self._samples(plan, read)
+
+    def _request(self, plan: ReadPlan, request: int) -> list[bytes]:
+        """Read the ranges of a request at once."""
+        first, end = plan.firsts[request : request + 2]
+        start = plan.starts[first]
+        data = self._ranges.read_buffer(start, plan.stops[end - 1])
+        if end - first == 1:
+            return [bytes(data)]
+        view = memoryview(data)
+        spans = zip(plan.starts[first:end], plan.stops[first:end], strict=True)
+        return [bytes(view[begin - start : stop - start]) for begin, stop in spans]
 
     def _samples(self, plan: ReadPlan, read: Callable[[int], bytes]) -> Iterator[Sample]:
         """Yield the samples of a plan; ``read`` returns the data of a range.
@@ -340,7 +378,7 @@ class SampleReader:
                         and NUMBERS[data[begin - SIZE_BEFORE : begin - SIZE_END]] == end - begin
                     ):
                         offset = plan.starts[number] + begin
-                        before = data[max(begin - GAP_BYTES, 0) : begin]
+                        before = data[max(begin - MAX_HEADER_BYTES, 0) : begin]
                         self._check_header(before, member, offset, end - begin, raw_key + suffix)
                     sample[name] = data[begin:end]
                 if extra:

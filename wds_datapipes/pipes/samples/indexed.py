@@ -243,8 +243,10 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             chunks = chain([np.array(again, np.int64)], self._positions(readers, self._share(self._rest), self._done))
             samples = self._shards.read_epoch(readers, order, chunks, policy=policy, substitutes=substitutes)
             for sample, self._position, is_substitute in samples:
-                left -= 1
-                self._done += left < 0
+                if left:
+                    left -= 1
+                else:
+                    self._done += 1
                 if sample is not None:
                     if marks:
                         sample[PADDING_MARK] = is_substitute or self._position >= len(order)
