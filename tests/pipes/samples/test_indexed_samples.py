@@ -136,7 +136,7 @@ def test_padding_is_not_written(manifest: Manifest, tmp_path: Path) -> None:
     samples = IndexedSamples(manifest, **PADDED_TO_24)
     with pytest.raises(EncodeError, match=r"only fills up a batch, as its field '__padding__'.*remainder=\"keep\""):
         list(samples.write_wds_shards(f"{tmp_path}/%d.tar", verbose=False))
-    (written,) = samples.write_wds_shards(f"{tmp_path}/skipped-%d.msgpack", verbose=False, on_error="skip")
+    (written,) = samples.write_wds_shards(f"{tmp_path}/skipped-%d.tar", verbose=False, on_error="skip")
     assert written.samples == COUNT
 
 
