@@ -78,8 +78,8 @@ def must_resume(steps: Steps) -> bool:
         return False
     if "split" in names and any(name in LOADERS for name in names[: names.index("split")]):
         return False
-    # A shuffle reads what it holds again, through a stage that has changed its own state since.
-    if "sorted" in names and "shuffle_samples" in names[names.index("sorted") :]:
+    # What a stage holds back is read again, through a stage that has changed its own state since.
+    if "sorted" in names and {"shuffle_samples", "buckets"} & {*names[names.index("sorted") :]}:
         return False
     mixed = [other for step in steps for other in others_of(step)]
     return all(must_resume(other) and "with_epoch" not in names_of(other) for other in mixed)
@@ -96,13 +96,16 @@ def must_reshard(steps: Steps) -> bool:
     """Whether the documentation says that other ranks or workers can resume in the middle of an epoch."""
     names = {*names_of(steps)}
     # An error that ends the stage is not part of its state.
-    is_left = not stops_with_first(steps) and not ends_early(steps)
+    is_left = not mixes_until(steps, "first", "never") and not ends_early(steps)
     return must_resume(steps) and splits(steps) and names <= RESHARDED and is_left
 
 
-def stops_with_first(steps: Steps) -> bool:
-    """Whether a mixture does not yield all of its sources."""
-    return any((step[0] == "mix" and step[2] != "all") or any(map(stops_with_first, others_of(step))) for step in steps)
+def mixes_until(steps: Steps, *stops: str) -> bool:
+    """Whether one of the mixtures ends in such a way."""
+    return any(
+        (step[0] == "mix" and step[2] in stops) or any(mixes_until(other, *stops) for other in others_of(step))
+        for step in steps
+    )
 
 
 def draw_case(seed: int) -> Case:
@@ -191,8 +194,8 @@ def has_each_pass(steps: Steps) -> bool:
     drops = any(step[0] in ("slice", "rsample", "mux", "zip") or step[::2] == ("batch", True) for step in steps)
     # Workers take whole batches, and the same ones in each pass.
     few = any(sum(step[2]) < WORKERS * (step[3] or 2) for step in steps if step[0] == "indexed")
-    # What is left of a pass that stops with the first of its sources may be dropped.
-    is_uneven = "keep" in names_of(steps) and ("indexed" in names_of(steps) or stops_with_first(steps))
+    is_uneven = "indexed" in names_of(steps) and "keep" in names_of(steps)
+    is_uneven |= mixes_until(steps, "first")  # one of its sources may be empty
     return bool(population(steps)) and not (drops or few or is_uneven or ends_early(steps))
 
 
@@ -297,7 +300,7 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
     is_endless = has_no_end((*steps, *later))
     if is_endless:  # drop no items by position here, because they could be all that a process has
         later = tuple((*step[:2], False) if step[0] == "batch" else step for step in later)
-        is_uneven = "indexed" in names_of(steps) or stops_with_first(steps)
+        is_uneven = "indexed" in names_of(steps) or mixes_until(steps, "first")
         dropping = ("slice", "keep") if is_uneven else ("slice",)
         later = tuple(step for step in later if step[0] not in dropping)
     if is_endless or (rng.random() < 0.15 and has_each_pass((*steps, *later))):

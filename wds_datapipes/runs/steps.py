@@ -14,7 +14,6 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint, checkpoints_in
 from wds_datapipes.loading.epoch import EpochSeeds, seed_stages
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of, name_of
-from wds_datapipes.pipes.samples.indexed import IndexedSamples
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage
 from wds_datapipes.redaction import redact
@@ -68,7 +67,7 @@ class RunSteps:
             raise StateError("This state was saved before the run began, so it does not know the seed of any epoch")
         saved.check(descriptions(pipeline), saved.ranks)
         source, *others = PipelineGraph(pipeline).stateful_stages()
-        if not isinstance(source, IndexedSamples):
+        if not hasattr(source, "find_batch"):
             raise ValueError(
                 f"The samples of a step follow from the order of IndexedSamples, and this pipeline has the order of "
                 f"{name_of(source)}. Write the keys of a stream to a log, as in the page on checkpoints"
