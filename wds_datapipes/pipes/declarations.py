@@ -171,6 +171,9 @@ class Declarations:
         """Return a long list, a `UrlList`, in the order of its next pass; None to read it item by item."""
         return None
 
+    def share_list(self, is_recorded: bool) -> None:
+        """Take its share of a list by numbers, if it can, while a `ShardOrder` before it records the list."""
+
     def check_position(self) -> None:
         """Make sure that the position in its state belongs to the shards, if it has one.
 

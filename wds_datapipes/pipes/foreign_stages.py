@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from wds_datapipes.datapipes import SHARDING_PRIORITIES
+from wds_datapipes.datapipes import SHARDING_PRIORITIES, ShardingFilter
 from wds_datapipes.pipes.declarations import Declarations, instance_of
 from wds_datapipes.pipes.inspection import loop_of, takes_seed, upstream
 
@@ -94,6 +94,21 @@ class _Mapper(ForeignStage):
         return mapper
 
 
+class ShardingFilterIterDataPipe(ShardingFilter):
+    """torch's ``.sharding_filter()`` after a `ShardOrder`: takes its share of a long list without reading the rest.
+
+    The name is that of torch's class, which states record.
+
+    Yields:
+        Any: every n-th item of ``source_datapipe``.
+    """
+
+    _is_child_datapipe = False  # see `Stage`
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source_datapipe.share(self.num_of_instances, self.instance_id)
+
+
 class _ShardingFilter(ForeignStage):
     draws_globally = False
     can_rotate = True
@@ -110,6 +125,10 @@ class _ShardingFilter(ForeignStage):
             turn *= self.pipe.groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))[0]
         vars(self.pipe)[_ROTATION] = turn
         self.number_instances()
+
+    def share_list(self, is_recorded: bool) -> None:
+        if type(self.pipe) in (ShardingFilter, ShardingFilterIterDataPipe):  # a user's may have another loop
+            self.pipe.__class__ = ShardingFilterIterDataPipe if is_recorded else ShardingFilter
 
     def unsplit(self) -> Any:
         return self.pipe.source_datapipe if self.pipe.sharding_group_filter is None else None

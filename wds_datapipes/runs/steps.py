@@ -135,7 +135,9 @@ class RunSteps:
 
     def _batch(self, step: int) -> list[tuple[Numbers, Numbers, Numbers]]:
         epoch, batch, rest, _ = self._locate(step)
-        return self._source.find_batch(self._order_of(epoch), batch, self._ranks, rest)
+        found: list[tuple[Numbers, Numbers, Numbers]]
+        found = self._source.find_batch(self._order_of(epoch), batch, self._ranks, rest)
+        return found
 
     def _locate(self, step: int) -> tuple[int, int, RestOfEpoch, int]:
         """Return the epoch of a step, the number of its batch in the epoch or in the rest of it, and the worker."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from wds_datapipes.datapipes import IterDataPipe, ShardingFilter
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.pipes.foreign_stages import declared
@@ -178,21 +178,6 @@ class UrlList:
         return f"{text} #{self.digest[:12]}"
 
 
-class ShardingFilterIterDataPipe(ShardingFilter):
-    """torch's ``.sharding_filter()`` after a `ShardOrder`: takes its share of a long list without reading the rest.
-
-    The name is that of torch's class, which states record.
-
-    Yields:
-        Any: every n-th item of ``source_datapipe``.
-    """
-
-    _is_child_datapipe = False  # see `Stage`
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source_datapipe.share(self.num_of_instances, self.instance_id)
-
-
 def _draw_alike(source: IterDataPipe[Any], seed: int) -> Iterator[Any]:
     """Yield the items of a list, with states of the global generators that are derived from a seed."""
     own = [derived_seed("global generators", seed, number) for number in range(3)]
@@ -237,8 +222,7 @@ def guard_listings(pipe: Any, seed: int, *, drawn_only: bool = False) -> None:
                 may_draw = any(declared(each).draws_globally for each in before)
                 if may_draw or not drawn_only:
                     setattr(stage, name, ShardOrder(source, is_split=is_split, may_draw=may_draw))
-                    if type(stage) is ShardingFilter:
-                        stage.__class__ = ShardingFilterIterDataPipe
+                    declared(stage).share_list(True)
     for number, listing in enumerate(listings_before(pipe)):
         listing.whole = None
         if listing.seeds is not None:
@@ -251,8 +235,7 @@ def remove_listings(pipe: Any) -> None:
         for name, source in [*vars(stage).items()]:
             if isinstance(source, ShardOrder):
                 setattr(stage, name, source.source)
-                if type(stage) is ShardingFilterIterDataPipe:
-                    stage.__class__ = ShardingFilter  # type: ignore[assignment]
+                declared(stage).share_list(False)
 
 
 def listings_before(pipe: Any) -> list[ShardOrder]:
