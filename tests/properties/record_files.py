@@ -13,12 +13,12 @@ from typing import Any
 ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "jsonl": lambda value: json.dumps(value).encode() + b"\n",
     # Some tests run without the extras.
-    "msgpack": lambda value: import_module("msgpack").packb(value),  # type: ignore[no-any-return]
-    "cbors": lambda value: import_module("cbor2").dumps(value),  # type: ignore[no-any-return]
+    "msgpack": lambda value: import_module("msgpack").packb(value),
+    "cbors": lambda value: import_module("cbor2").dumps(value),
 }
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
-    ".zst": lambda data: import_module("zstandard").compress(data),  # type: ignore[no-any-return]
+    ".zst": lambda data: import_module("zstandard").compress(data),
 }
 
 
