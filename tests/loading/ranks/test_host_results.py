@@ -86,6 +86,8 @@ def test_requests_of_a_host_do_not_grow_with_its_ranks(source: str, counted: tup
     options, count = counted
 
     def start(rank: int) -> Any:
+        if dist.is_initialized():
+            dist.barrier()
         if source == "list":
             return [*ShardList("s3://bucket/meet/*.tar", storage_options=options)]
         shards: Any = "s3://bucket/meet/*.tar"
@@ -119,6 +121,7 @@ def results_of(spoil: Callable[[], object], folder: Path, ranks: int = 3) -> lis
     others = FORK.Barrier(ranks - 1)
 
     def ask(rank: int) -> Any:
+        dist.barrier()
         try:
             found = share_on_host("counts", compute)[0]
         except SpecError as error:
@@ -135,6 +138,11 @@ def results_of(spoil: Callable[[], object], folder: Path, ranks: int = 3) -> lis
 
 def pid_of(_: Any) -> int:
     return os.getpid()
+
+
+def count_together(_: int) -> int:
+    dist.barrier()  # a rank that ends earlier would break the connections that others are making
+    return share_on_host("counts", pid_of)
 
 
 def kill() -> None:
@@ -164,6 +172,7 @@ def test_a_rank_that_is_stopped_is_named(results: Path, monkeypatch: pytest.Monk
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def ask(rank: int) -> Any:
+        dist.barrier()
         with pytest.raises(RankLostError) as caught:
             share_on_host("counts", stop)
         return str(caught.value)
@@ -178,7 +187,7 @@ def test_a_rank_that_is_stopped_is_named(results: Path, monkeypatch: pytest.Monk
     (file,) = results.iterdir()
     assert file.stat().st_mode & 0o077 == 0
     os.utime(file, (0, 0))
-    assert len({*on_ranks(2, lambda _: share_on_host("counts", pid_of))}) <= 2  # removes what a killed run has left
+    assert len({*on_ranks(2, count_together)}) <= 2  # removes what a killed run has left
 
 
 def test_what_a_rank_asks_for_again_is_computed_again(results: Path) -> None:
@@ -203,4 +212,4 @@ def test_what_a_rank_asks_for_again_is_computed_again(results: Path) -> None:
 
 def test_without_a_folder_for_temporary_files_each_rank_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    assert len({*on_ranks(3, lambda _: share_on_host("counts", pid_of))}) == 3
+    assert len({*on_ranks(3, count_together)}) == 3
