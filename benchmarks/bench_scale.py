@@ -271,8 +271,9 @@ def first_item_s(loader: Any, begin: float) -> float:
     return time.perf_counter() - begin
 
 
-def start_rank(rank: int, ranks: int, port: int, source: str, address: str, results: Any) -> None:
+def start_rank(rank: int, ranks: int, port: int, source: str, address: str, results: Any, gate: Any) -> None:
     """Be a rank that starts, changes epoch and resumes."""
+    gate.wait()  # a fork must not inherit the locks of the thread of the store, which serves the ranks before it
     torch.set_num_threads(1)
     meeting = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=meeting, rank=rank, world_size=ranks)
@@ -318,12 +319,14 @@ def started(ranks: int, source: str, address: str) -> Started:
     """Return the most that any of some processes takes."""
     meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     fork, pairs = multiprocessing.get_context("fork"), []
+    gate = fork.Event()
     for rank in range(ranks):
         ours, theirs = fork.Pipe(duplex=False)
-        process = fork.Process(target=start_rank, args=(rank, ranks, meeting.port, source, address, theirs))
+        process = fork.Process(target=start_rank, args=(rank, ranks, meeting.port, source, address, theirs, gate))
         process.start()
         theirs.close()
         pairs.append((process, ours))
+    gate.set()
     found = [ours.recv() for _, ours in pairs]
     for process, _ in pairs:
         process.join()

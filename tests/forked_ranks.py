@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
 import psutil
@@ -45,9 +46,11 @@ class Rank(NamedTuple):
     results: Connection
 
 
-def be_rank(rank: int, ranks: int, port: int, program: Callable[[int], Any], results: Connection) -> None:
+def be_rank(rank: int, ranks: int, port: int, program: Callable[[int], Any], results: Connection, gate: Event) -> None:
     os.setpgid(0, 0)
     try:
+        # The thread of the store looks up who connects to it, and a process that is forked meanwhile inherits its lock.
+        gate.wait()
         torch.set_num_threads(1)
         if ranks > 1:
             store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
@@ -101,13 +104,15 @@ def running_ranks(ranks: int, program: Callable[[int], Any]) -> Iterator[list[Ra
     """Start ranks; in the end, kill what remains of them and of the processes that they have started."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # outlives every rank
     context, running = multiprocessing.get_context("fork"), list[Rank]()
+    gate = context.Event()
     try:
         for number in range(ranks):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=be_rank, args=(number, ranks, store.port, program, theirs))
+            process = context.Process(target=be_rank, args=(number, ranks, store.port, program, theirs, gate))
             process.start()
             running.append(Rank(process, ours))
             theirs.close()
+        gate.set()
         yield running
     finally:
         for rank in running:
