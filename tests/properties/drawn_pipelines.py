@@ -300,9 +300,7 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
     is_endless = has_no_end((*steps, *later))
     if is_endless:  # drop no items by position here, because they could be all that a process has
         later = tuple((*step[:2], False) if step[0] == "batch" else step for step in later)
-        is_uneven = "indexed" in names_of(steps) or mixes_until(steps, "first")
-        dropping = ("slice", "keep") if is_uneven else ("slice",)
-        later = tuple(step for step in later if step[0] not in dropping)
+        later = tuple(step for step in later if step[0] not in ("slice", "keep"))
     if is_endless or (rng.random() < 0.15 and has_each_pass((*steps, *later))):
         later += (("with_epoch", rng.randint(1, 40)),)
     elif rng.random() < 0.06:
