@@ -79,7 +79,7 @@ def tests(session: nox.Session) -> None:
     """Run the tests, with all optional dependencies installed."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
     failed = []
-    for marker, distribution in (("not alone", ["--numprocesses=3", *FILES_IN_ORDER]), ("alone", [])):
+    for marker, distribution in (("not alone", ["--numprocesses=4", *FILES_IN_ORDER]), ("alone", [])):
         arguments = [f"--ignore={DOCUMENTATION}", "-m", marker, *distribution, *session.posargs]
         try:
             session.run("pytest", *arguments, success_codes=[0, NO_TESTS_SELECTED])

@@ -79,7 +79,7 @@ PIPELINES = st.fixed_dictionaries(
 TOPOLOGIES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 2))
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(PIPELINES, TOPOLOGIES, TOPOLOGIES, st.integers(1, 8), st.integers(1, 6))
 def test_a_step_has_the_samples_that_the_loops_of_all_ranks_received(
     options: Any, first: tuple[int, int], second: tuple[int, int], begun: int, more: int
