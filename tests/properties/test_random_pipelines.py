@@ -240,15 +240,26 @@ def check_resharded(
     is_begun: bool,
 ) -> None:
     """Check that other ranks and workers together yield the rest, and then a whole epoch."""
-    if not splits(case.steps):  # a state of the beginning or the end; all ranks read everything
-        check_epochs(
-            case,
-            topology,
-            [found[1:] for found in ranks],
-            f"the epochs after {topology} resumed",
-            len([*flat(ranks[0][0])]),
-        )
-        return
+    if splits(case.steps):  # otherwise all ranks read everything, from a state of the beginning or the end
+        check_rest(case, before, topology, rest, ranks, is_begun)
+    check_epochs(
+        case,
+        topology,
+        [found[1:] for found in ranks],
+        f"the epochs after {topology} resumed",
+        len([*flat(ranks[0][0])]),
+    )
+
+
+def check_rest(
+    case: Case,
+    before: Topology,
+    topology: Topology,
+    rest: list[list[Any]],
+    ranks: list[list[list[Any]]],
+    is_begun: bool,
+) -> None:
+    """Check that other ranks and workers together yield the rest of an epoch."""
     degree = known_of(case)
     came = real(each for found in ranks for each in flat(found[0]))
     left = real(each for of_rank in rest for each in flat(of_rank[0]))
@@ -263,13 +274,6 @@ def check_resharded(
     elif degree != "drawn":
         most = population(case.steps)
         check(came <= most, f"what {topology} resumed has too many of {came - most}")
-    check_epochs(
-        case,
-        topology,
-        [found[1:] for found in ranks],
-        f"the epochs after {topology} resumed",
-        len([*flat(ranks[0][0])]),
-    )
 
 
 def drops(case: Case) -> bool:
