@@ -6,9 +6,9 @@ Each loader reads the images of shards in S3, or of a copy in its own format, wi
 Ours reads them as a stream, and by index in shuffled windows. webdataset reads through ``rclone cat``, and through
 curl from web addresses, as with presigned URLs. s3torchconnector reads objects for Python's ``tarfile``.
 
-The server runs on the same machine, and its processor time does not count; it responds at once, or after 20 or 100 ms,
-and counts requests. Loaders take turns, each in a process, and in an environment, of its own. Figures are those of a
-second pass of a process, so that imports do not count. The processor time includes that of commands.
+The server runs on the same machine, and its processor time does not count; it responds immediately or after 20 or 100
+ms, and counts requests. Loaders take turns, each in its own process and environment. Figures are those of a second pass
+of a process, so that imports do not count. The processor time includes that of commands.
 """
 
 from __future__ import annotations

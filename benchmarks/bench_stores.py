@@ -4,7 +4,7 @@
 
 "ours" signs requests with s3fs, and sends them with the HTTP client of this package; "s3fs" reads by itself, in blocks
 of 8 MiB. "obstore" takes part if it is installed. The server runs on the same machine, and its processor time does not
-count; it responds at once, or after 20 or 100 ms. Ranges are of 100 kB, and 32 threads read them.
+count; it responds immediately or after 20 or 100 ms. Ranges are of 100 kB, and 32 threads read them.
 
 Results with s3fs 2026.9 and obstore 0.12.1 on two cores that were busy with other work, in processor time relative to
 s3fs: shards, ours 2.8, 2.5 and 3.6 with 0, 20 and 100 ms, obstore 1.4, 1.5 and 1.5; ranges, ours 4.2, 4.1 and 4.1,

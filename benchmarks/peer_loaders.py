@@ -62,7 +62,7 @@ def dali_batches(
 ) -> Iterator[Batch]:
     """Yield batches of DALI, on a GPU if ``device_id`` is given.
 
-    ``samples`` is a pipeline of ours that DALI reads instead of the shards, as often as it passes over them.
+    ``samples`` is one of our pipelines. DALI reads it instead of the shards, once per pass.
     """
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy

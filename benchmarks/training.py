@@ -41,7 +41,7 @@ def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[n
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut, or three, of which only that in the middle has few channels."""
+    """A residual block of two convolutions, or a bottleneck block of three."""
 
     def __init__(self, inputs: int, width: int, stride: int, *, is_bottleneck: bool) -> None:
         super().__init__()

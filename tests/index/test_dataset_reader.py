@@ -83,7 +83,7 @@ def dataset(port: int, shards: tuple[str, Path], access: Any = None, **options: 
 
 
 def large_shard(folder: Path, value: int) -> Path:
-    """Write a shard of three parts, of which two are read ahead."""
+    """Write a shard of three parts; two of them are read ahead."""
     folder.mkdir(exist_ok=True)
     return Path(
         build_shard(

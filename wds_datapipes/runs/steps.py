@@ -84,7 +84,7 @@ class RunSteps:
         self._pipeline, self._source, self._saved = pipeline, source, saved
         self._ranks = saved.ranks if saved.distributed else 1
         self._rest = _rest_in(saved)
-        #: How many batches the epoch of the state had before its rest was divided anew.
+        #: The number of batches of the epoch before its rest was resharded.
         self._before_rest = -(-(self._rest.start - len(self._rest.missing)) // source.batch_of(self._ranks))
         self._order: tuple[int, Any] = -1, None
 
