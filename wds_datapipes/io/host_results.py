@@ -83,10 +83,14 @@ def share_on_host(action: str, compute: Compute[T], *facts: object) -> T:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return the result in a file, which follows the name of its owner; None if it is missing, unfinished or old."""
-    with suppress(FileNotFoundError):
-        text = path.read_bytes().partition(b"\n")[2]
-        if text.endswith(b"\n") and time.time() - path.stat().st_mtime < VALID_S:
+    """Return the result in a file, which follows the name of its owner.
+
+    Returns:
+        None if the file is missing, unfinished, old, or another user's, who may write to the same folder.
+    """
+    with suppress(FileNotFoundError, PermissionError), path.open("rb") as file:
+        facts, text = os.fstat(file.fileno()), file.read().partition(b"\n")[2]
+        if text.endswith(b"\n") and time.time() - facts.st_mtime < VALID_S and facts.st_uid == os.getuid():
             return text
     return None
 

@@ -161,6 +161,24 @@ def test_when_a_rank_dies_or_fails_another_one_takes_over(spoil: Any, results: P
     assert len({each for each in found if each not in failed}) == 1
 
 
+@pytest.mark.usefixtures("results")
+def test_a_file_of_another_user_is_not_read() -> None:
+    turns = FORK.Barrier(2)
+
+    def ask(rank: int) -> Any:
+        dist.barrier()
+        if rank:
+            os.getuid = lambda: -1
+            turns.wait(LIMIT_S)
+        found = share_on_host("counts", pid_of)
+        if not rank:
+            turns.wait(LIMIT_S)
+        turns.wait(LIMIT_S)  # a result is removed with its owner
+        return found
+
+    assert len({*on_ranks(2, ask)}) == 2
+
+
 def test_a_rank_that_is_stopped_is_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped, ticks = results.with_name("stopped"), itertools.count(0, 200)
     clock = SimpleNamespace(time=time.time, sleep=time.sleep, monotonic=lambda: next(ticks) if stopped.exists() else 0)
