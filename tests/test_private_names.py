@@ -83,7 +83,7 @@ TABLE = [
         ("loading/torchdata_patches/",),
         "the seed of a DataLoader2 without one",
     ),
-    Adapted({"_utils": "torch._utils:ExceptionWrapper"}, ("loading/transport/errors.py",), "exceptions in transit"),
+    Adapted({"_utils": "torch._utils:ExceptionWrapper"}, ("loading/transport/serialization.py",), "sent exceptions"),
     Adapted(
         {"_shared_rng": SEEDS, "_worker_rng": SEEDS, "_ctr": "", "_generated_seeds": ""},
         ("loading/epoch.py", "seeds.py"),

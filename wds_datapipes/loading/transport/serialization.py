@@ -1,4 +1,4 @@
-"""Serialization of items: a pickle, with large arrays and tensors out of band, so that they are copied once.
+"""Serialization of items and exceptions: of an item, a pickle with large arrays out of band, which are copied once.
 
 The bytes are a pickle of protocol 5, and the arrays are its out-of-band buffers (PEP 574).
 """
@@ -6,14 +6,17 @@ The bytes are a pickle of protocol 5, and the arrays are its out-of-band buffers
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch._utils import ExceptionWrapper
 
 #: The minimum size of an array that is kept out of band, in bytes.
 APART = 16 * 1024
@@ -183,3 +186,28 @@ def takes(pack: Callable[[Any], object], value: object) -> bool:
     except Exception:  # noqa: BLE001 - pickling runs user code, and any exception is the answer
         return False
     return True
+
+
+class SendableError(ExceptionWrapper):
+    """The exception that is being handled, for another process; its class is RuntimeError if it cannot be pickled.
+
+    Args:
+        where: where it was raised, as the end of the sentence "Caught ...".
+    """
+
+    def __init__(self, where: str) -> None:
+        super().__init__(sys.exc_info(), where)  # type: ignore[no-untyped-call]
+        if not takes(ForkingPickler.dumps, self.exc_type):
+            self.exc_type: type[BaseException] = RuntimeError  # the text contains the name of the class
+
+    def reraise(self) -> NoReturn:
+        """Raise the exception again with all information in its message; or a RuntimeError with the same message."""
+        text = f"Caught {self.exc_type.__name__} {self.where}.\nOriginal {self.exc_msg}"
+        # A generator cannot raise StopIteration.
+        if not issubclass(self.exc_type, (StopIteration, StopAsyncIteration)):
+            try:
+                super().reraise()  # type: ignore[no-untyped-call]
+            except Exception as error:  # a user's class may raise if it is called with a message
+                if type(error) is self.exc_type:
+                    raise
+        raise RuntimeError(text)

@@ -17,10 +17,9 @@ from wds_datapipes.loading.epoch import EpochRun, EpochStart, call_with_pipeline
 from wds_datapipes.loading.progress import SnapshotWriter
 from wds_datapipes.loading.splitting import RankIdentity, split_by_worker
 from wds_datapipes.loading.torchdata_api import extract_wrapper
-from wds_datapipes.loading.transport.errors import SENDABLE, SendableError
 from wds_datapipes.loading.transport.protocol import Kind
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
-from wds_datapipes.loading.transport.serialization import serialize
+from wds_datapipes.loading.transport.serialization import SendableError, serialize
 from wds_datapipes.loading.transport.shared_memory import new_memory
 from wds_datapipes.pipes.state.shard_order import listings_before
 
@@ -87,7 +86,7 @@ def run_worker(job: WorkerJob, channel: socket.socket, inherited: Sequence[Any])
             Worker(job, sender).run()
         except ReceiverGone:
             raise
-        except SENDABLE:  # not lost: the main process raises it again
+        except Exception:  # noqa: BLE001  not lost: the main process raises it again
             sender.send(Kind.COUNTERS, serialize(sender.counters.skipped()))
             sender.send(Kind.ERROR, pack_error(job.info.worker_id, sender))
             while True:  # exiting would be reported as another error
@@ -134,7 +133,7 @@ class Worker:
                 continue
             except ReceiverGone:
                 raise
-            except SENDABLE:  # not lost: the main process raises it when it reaches this point
+            except Exception:  # noqa: BLE001  not lost: the main process raises it when it reaches this point
                 error = pack_error(self.job.info.worker_id, self.sender)
             # The resources held by the exception's frames, such as open files, are released by now.
             self.iterator = None
@@ -211,7 +210,7 @@ class Worker:
 def pack_error(worker: int, sender: Sender) -> bytes:
     """Return the current exception, with the shard that this process opened last, for `Sender.send`."""
     shard = f", whose last shard was {sender.counters.shard}" if sender.counters.shard else ""
-    return serialize(SendableError(where=f"in worker process {worker}{shard}"))
+    return serialize(SendableError(f"in worker process {worker}{shard}"))
 
 
 class Payload:
