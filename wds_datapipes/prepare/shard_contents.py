@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from wds_datapipes import errors
 from wds_datapipes.errors import MissingDependencyError, ShardError, StaleSidecarError, UnknownSchemeError, WdsError
@@ -20,9 +20,6 @@ from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.scanner import ShardScan
 from wds_datapipes.types import MemberTuple, Sample
-
-if TYPE_CHECKING:
-    pass
 
 
 class ScanKeywords(TypedDict, total=False):

@@ -24,9 +24,6 @@ from wds_datapipes.loading.workers.shutdown import close_process, disown_process
 from wds_datapipes.loading.workers.worker import WorkerJob, run_worker
 from wds_datapipes.pipes.stage import iterated_by_loader
 
-#: How long processes may take to exit on their own, in seconds. An item that is being made is discarded.
-GRACE_S = 0.4
-
 
 class WorkerPool:
     """Starts worker processes, and ends them.
@@ -75,7 +72,7 @@ class WorkerPool:
         self._closed = True
         for connection in self.workers:
             connection.cut()
-        end_processes(self._processes, grace_s=GRACE_S)
+        end_processes(self._processes)
         for connection in self.workers:
             connection.close()
         for channel in self._channels:  # including that of a process that could not be started

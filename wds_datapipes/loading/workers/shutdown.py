@@ -6,14 +6,13 @@ import multiprocessing.process
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 #: How long a process may take to exit on its own, in seconds. An item that is being made is discarded.
-GRACE_S = 2.0
+GRACE_S = 0.4
 
 #: How long SIGTERM may take to end a process, in seconds.
 TERMINATE_S = 1.0
@@ -25,20 +24,12 @@ KILL_S = 60.0
 UNKNOWN = 255
 
 
-def end_processes(processes: Iterable[BaseProcess], inboxes: Sequence[Any] = (), *, grace_s: float = GRACE_S) -> None:
-    """Wait for processes that were asked to end; after ``grace_s`` seconds terminate, then kill, the remaining ones.
-
-    Args:
-        processes: the processes to end.
-        inboxes: the `Inbox` of each, drained meanwhile: a process exits only after everything that it sent was read.
-        grace_s: how long they may take to exit on their own, in seconds.
-    """
+def end_processes(processes: Iterable[BaseProcess]) -> None:
+    """Wait for processes that were asked to end; after `GRACE_S`, terminate, then kill, the remaining ones."""
     running = [process for process in processes if is_running(process)]
-    deadline = time.monotonic() + grace_s
+    deadline = time.monotonic() + GRACE_S
     while running and (left := deadline - time.monotonic()) > 0:
-        wait([*(process.sentinel for process in running), *(inbox.connection for inbox in inboxes)], left)
-        for inbox in inboxes:
-            inbox.drain()
+        wait([process.sentinel for process in running], left)
         running = [process for process in running if is_running(process)]
     for end, limit_s in ((BaseProcess.terminate, TERMINATE_S), (BaseProcess.kill, KILL_S)):
         for process in running:
