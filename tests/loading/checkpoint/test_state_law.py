@@ -61,14 +61,19 @@ SOME = (
 )
 WHOLE = bool(os.environ.get("WHOLE_SWEEPS"))
 WITH_WORKERS = (*EXACT, *REPLAYED) if WHOLE else SOME
-STREAMS_WITH_WORKERS = [*STREAMS] if WHOLE else ["batches", "a filter after it", "packed rows"]
+#: Streams with worker processes, and the loaders of each.
+STREAMS_WITH_WORKERS: dict[str, Any] = (
+    dict.fromkeys(STREAMS, (Tracked, InStateful, Batches, Persistent))
+    if WHOLE
+    else {"batches": (Tracked, Persistent), "a filter after it": (InStateful,), "packed rows": (Batches,)}
+)
 
 
 @pytest.mark.parametrize(
     ("name", "workers"),
     [
         *((name, 0) for name in (*EXACT, *REPLAYED)),
-        *itertools.product([*WITH_WORKERS, *IN_MAIN], [1, 2, 3] if WHOLE else [3]),
+        *itertools.product([*WITH_WORKERS, *IN_MAIN], [1, 2, 3] if WHOLE else [2]),
     ],
 )
 def test_the_service_resumes(name: str, workers: int) -> None:
@@ -190,7 +195,7 @@ SAVED_BY_WORKERS = ("a chain", "a mixture in a mixture", "batches taken apart", 
 @pytest.mark.parametrize(
     ("name", "loader", "workers"),
     [
-        *itertools.product(WITH_WORKERS[::2] if not WHOLE else WITH_WORKERS, [Tracked], [2]),
+        *itertools.product(WITH_WORKERS if WHOLE else WITH_WORKERS[::4], [Tracked], [2]),
         *itertools.product(SAVED_BY_WORKERS, [Stateful], [0, 2]),
     ],
 )
@@ -204,8 +209,8 @@ def test_a_dataset_resumes(name: str, loader: Any, workers: int) -> None:
     [
         *itertools.product(STREAMS, [Service, Tracked, Batches], [0]),
         *itertools.product(STREAMS, [Service], [2]),
-        *itertools.product(STREAMS_WITH_WORKERS, [Tracked, InStateful, Batches], [2]),
-        *itertools.product(STREAMS_WITH_WORKERS, [Service, Persistent], [3]),
+        *((name, loader, 2) for name, loaders in STREAMS_WITH_WORKERS.items() for loader in loaders),
+        ("batches", Service, 3),
     ],
 )
 def test_a_stream_resumes(name: str, loader: Any, workers: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 #: How many loaders there are, and how many epochs of each kind.
-CYCLES = int(os.environ.get("SOAK_CYCLES", "300"))
+CYCLES = int(os.environ.get("SOAK_CYCLES", "200"))
 EPOCHS = int(os.environ.get("SOAK_EPOCHS", "60"))
 PARTS = 2
 
