@@ -17,7 +17,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import IndexedSamples, ShardReadingService, StatefulShards
 from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
-from wds_datapipes.loading.epoch import EpochSeeds
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shard_cache.entry import Entry
