@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from crops import SIZE, draw_cut
 from tar_loaders import BATCH, crop_pair
 
 from wds_datapipes import ImageDecoder, ShardList
-from wds_datapipes.codecs.crops import Box, Crop, RandomSource
+from wds_datapipes.codecs.crops import Box, Crop
 
 __all__ = ["SameCut", "cropped_by_pillow", "decoded_as_batches", "samples_of"]
 
@@ -16,7 +17,7 @@ __all__ = ["SameCut", "cropped_by_pillow", "decoded_as_batches", "samples_of"]
 class SameCut(Crop):
     """A random resized crop to the boxes of crops.py."""
 
-    def select(self, width: int, height: int, rng: RandomSource) -> Box:  # noqa: ARG002 - the interface of crops
+    def select(self, width: int, height: int, rng: Random) -> Box:  # noqa: ARG002 - the interface of crops
         """Return the box of an image of this size."""
         return Box(*draw_cut(width, height))
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.codecs.crops import Box, CenterCrop, Crop, RandomResizedCrop, RandomSource
+from wds_datapipes.codecs.crops import Box, CenterCrop, Crop, RandomResizedCrop
 from wds_datapipes.codecs.images import IMAGE_SPECS, ImageDecoder
 
 
 class WholeImage(Crop):
-    def select(self, width: int, height: int, rng: RandomSource) -> Box:
+    def select(self, width: int, height: int, rng: random.Random) -> Box:
         return Box(0, 0, width, height)
 
 
@@ -28,7 +28,7 @@ class FixedBox(Crop):
         super().__init__(size)
         self.box = box
 
-    def select(self, width: int, height: int, rng: RandomSource) -> Box:
+    def select(self, width: int, height: int, rng: random.Random) -> Box:
         return self.box
 
 
@@ -81,12 +81,12 @@ def test_an_image_without_a_fitting_box_is_cropped_in_its_center() -> None:
 
 @given(width=sides, height=sides)
 def test_a_center_crop_takes_its_part_of_the_short_side(width: int, height: int) -> None:
-    box = CenterCrop(224, resize=256).select(width, height, random)
+    box = CenterCrop(224, resize=256).select(width, height, random.Random())
     assert box.width == box.height == max(1, round(min(width, height) * 7 / 8))
     assert abs(2 * box.left + box.width - width) <= 1
     assert abs(2 * box.top + box.height - height) <= 1
     side = min(width, height)
-    assert CenterCrop(100).select(width, height, random)[2:4] == (side, side)
+    assert CenterCrop(100).select(width, height, random.Random())[2:4] == (side, side)
 
 
 @pytest.mark.parametrize("spec", [spec for spec, result in IMAGE_SPECS.items() if result.mode != "RGBA"])

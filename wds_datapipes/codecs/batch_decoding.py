@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -10,6 +9,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from wds_datapipes.codecs.crops import GLOBAL_RNG
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.codecs.field_chain import name_field
 from wds_datapipes.errors import DecodeError, SampleError
@@ -164,7 +164,7 @@ class _ImageColumn:
 
     def _read(self, index: int, sample: Sample, seed: int | None) -> NDArray[Any] | None:
         """Decode an image, into its place if that exists."""
-        rng = random if seed is None else Random(seed)
+        rng = GLOBAL_RNG if seed is None else Random(seed)
         pixels = self._chain.read_pixels(sample, self._field, self._decoder, rng)
         if self._decoder.crop is None:
             return pixels

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from random import Random
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 from wds_datapipes.arguments import check_choice
 
@@ -13,22 +15,8 @@ Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 
 #: How often a box of the requested area and aspect ratio is drawn until one fits into the image.
 ATTEMPTS = 10
-
-
-class RandomSource(Protocol):
-    """What draws the numbers of a crop: a ``random.Random``, or the module ``random``."""
-
-    def random(self) -> float:
-        """Return a number from 0 to 1."""
-        ...
-
-    def uniform(self, a: float, b: float, /) -> float:
-        """Return a number from a to b."""
-        ...
-
-    def randint(self, a: int, b: int, /) -> int:
-        """Return an integer from a to b, including both."""
-        ...
+#: The generator of the module ``random``, whose functions are the methods of a generator.
+GLOBAL_RNG = cast(Random, random)
 
 
 class Box(NamedTuple):
@@ -70,7 +58,7 @@ class Crop(ABC):
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
     @abstractmethod
-    def select(self, width: int, height: int, rng: RandomSource) -> Box:
+    def select(self, width: int, height: int, rng: Random) -> Box:
         """Return the box of an image of this size; it must be inside of the image."""
 
 
@@ -112,7 +100,7 @@ class RandomResizedCrop(Crop):
         if not 0 <= self.flip_probability <= 1:
             raise ValueError(f"flip_probability must be from 0 to 1, not {self.flip_probability!r}")
 
-    def select(self, width: int, height: int, rng: RandomSource) -> Box:
+    def select(self, width: int, height: int, rng: Random) -> Box:
         """Return a random box, or the largest centered one of an allowed ratio if none fits."""
         is_mirrored = rng.random() < self.flip_probability
         low, high = map(math.log, self.ratio)
@@ -142,7 +130,7 @@ class CenterCrop(Crop):
 
     Examples:
         >>> import random
-        >>> CenterCrop(224, resize=256).select(640, 512, random)
+        >>> CenterCrop(224, resize=256).select(640, 512, random.Random())
         Box(left=96, top=32, width=448, height=448, is_mirrored=False)
     """
 
@@ -155,7 +143,7 @@ class CenterCrop(Crop):
         if self.resize is not None and self.resize < self.size:
             raise ValueError(f"resize must be at least the size of the crop, {self.size} pixels, not {self.resize!r}")
 
-    def select(self, width: int, height: int, rng: RandomSource) -> Box:  # noqa: ARG002 - the interface of crops
+    def select(self, width: int, height: int, rng: Random) -> Box:  # noqa: ARG002 - the interface of crops
         """Return the box in the center."""
         side = max(1, round(min(width, height) * self.size / (self.resize or self.size)))
         return Box((width - side) // 2, (height - side) // 2, side, side)

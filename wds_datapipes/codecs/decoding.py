@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial as partial_call
+from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wds_datapipes.codecs import UNSAFE, find_codec
@@ -24,7 +25,6 @@ from wds_datapipes.types import Sample
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from wds_datapipes.codecs.crops import RandomSource
     from wds_datapipes.codecs.images import ImageDecoder
 
 
@@ -142,7 +142,7 @@ class DecoderChain(FieldChain):
         decoder = self.decoders[plan.steps[0].position]
         return decoder if isinstance(decoder, ImageDecoder) and decoder.result.container != "pil" else None
 
-    def read_pixels(self, sample: Sample, field: str, decoder: ImageDecoder, rng: RandomSource) -> NDArray[Any]:
+    def read_pixels(self, sample: Sample, field: str, decoder: ImageDecoder, rng: Random) -> NDArray[Any]:
         """Return the pixels of an image field, for which `find_image_decoder` has returned the decoder."""
         data = _as_bytes(sample, field)
         plan = self.plan(field)
@@ -155,7 +155,7 @@ class DecoderChain(FieldChain):
         except Exception as error:
             raise _decode_error(sample, field, name, data, error) from error
 
-    def with_rng(self, make_rng: Callable[[], RandomSource]) -> DecoderChain:
+    def with_rng(self, make_rng: Callable[[], Random]) -> DecoderChain:
         """Return a chain whose random decoders draw from a generator that is made for each field."""
         chain = copy(self)
         chain.decoders = tuple(

@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from random import Random
 from typing import Any
-
-from wds_datapipes.codecs.crops import RandomSource
 
 #: The decoders that `register_decoder` has registered, by name.
 registered_decoders: dict[str, ExtensionDecoder] = {}
@@ -124,7 +123,7 @@ class ByExtension(ABC):
     def decode(self, data: bytes) -> Any:
         """Return the value; ``None`` leaves the field to the next decoder."""
 
-    def with_rng(self, make_rng: Callable[[], RandomSource]) -> ByExtension:  # noqa: ARG002 - for those that draw
+    def with_rng(self, make_rng: Callable[[], Random]) -> ByExtension:  # noqa: ARG002 - for those that draw
         """Return a decoder that draws from a generator that is made for each field."""
         return self
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from io import BytesIO
 from itertools import product
+from random import Random
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from wds_datapipes.codecs import IMAGE_FORMATS
-from wds_datapipes.codecs.crops import Box, Crop, RandomSource
+from wds_datapipes.codecs.crops import GLOBAL_RNG, Box, Crop
 from wds_datapipes.codecs.extensions import ByExtension, split_extensions
 from wds_datapipes.codecs.jpeg import open_jpeg
 from wds_datapipes.codecs.pixels import deep_gray, pack, packed_shape, resize_box, spread, unpack
@@ -142,9 +142,9 @@ class ImageDecoder(ByExtension):
         self.crop = crop
         self.result = IMAGE_SPECS[spec]
         self.is_random = crop is not None and crop.is_random
-        self._make_rng: Callable[[], RandomSource] | None = None
+        self._make_rng: Callable[[], Random] | None = None
 
-    def with_rng(self, make_rng: Callable[[], RandomSource]) -> ImageDecoder:
+    def with_rng(self, make_rng: Callable[[], Random]) -> ImageDecoder:
         """Return a copy whose crops draw from a generator that is made for each image."""
         if not self.is_random:
             return self
@@ -155,7 +155,7 @@ class ImageDecoder(ByExtension):
     def decode(self, data: bytes) -> Any:
         """Decode an image file of any format; of an animation, the first frame."""
         container, mode, floats = self.result
-        rng = random if self._make_rng is None else self._make_rng()
+        rng = GLOBAL_RNG if self._make_rng is None else self._make_rng()
         if container == "pil" and self.crop is None:
             image = self._to_bytes(self._load(data, rng)[0])
             return image.convert(mode)  # copies even in the same mode, to return a plain Image instead of a subclass
@@ -170,7 +170,7 @@ class ImageDecoder(ByExtension):
 
         return torch.from_numpy(out)
 
-    def read_pixels(self, data: bytes, rng: RandomSource) -> NDArray[Any]:
+    def read_pixels(self, data: bytes, rng: Random) -> NDArray[Any]:
         """Return the pixels (H, W[, C]) of an image file, as bytes, or as floats from 0 to 1 if it has 16 bits.
 
         The array may be a view, read-only, and for specs of tensors have a fourth channel to ignore.
@@ -188,7 +188,7 @@ class ImageDecoder(ByExtension):
             return pixels
         return resize_box(pixels, _scale_box(part.box, part.scale, pixels.shape), self.crop)
 
-    def _read_jpeg(self, data: bytes, rng: RandomSource) -> tuple[NDArray[Any] | None, _Region | None]:
+    def _read_jpeg(self, data: bytes, rng: Random) -> tuple[NDArray[Any] | None, _Region | None]:
         """Decode a JPEG with the extra ``turbo``, if that is possible; and return what was selected of it."""
         jpeg = open_jpeg(data)
         if jpeg is None:
@@ -203,7 +203,7 @@ class ImageDecoder(ByExtension):
             pixels = np.asarray(Image.fromarray(pixels).convert(mode))
         return pixels, part
 
-    def _load(self, data: bytes, rng: RandomSource, part: _Region | None = None) -> tuple[Image.Image, _Region]:
+    def _load(self, data: bytes, rng: Random, part: _Region | None = None) -> tuple[Image.Image, _Region]:
         """Decode an image with Pillow, and return it and what was selected of it."""
         image = open_image(data)
         part = part or self._select(*image.size, rng)
@@ -214,7 +214,7 @@ class ImageDecoder(ByExtension):
         image.load()
         return image, part
 
-    def _select(self, width: int, height: int, rng: RandomSource) -> _Region:
+    def _select(self, width: int, height: int, rng: Random) -> _Region:
         """Select a box and the scale of an image of this size."""
         box = None if self.crop is None else self.crop.select(width, height, rng)
         if self.min_size is None:
