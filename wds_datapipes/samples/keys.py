@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
-from typing import Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 KeyRule: TypeAlias = Callable[[str], "tuple[str, str] | None"]
 """Maps a member's name to ``(key, field)``, or to ``None`` for a file that belongs to no sample."""
@@ -65,14 +65,6 @@ def is_meta(name: str) -> bool:
     return len(first) >= 4 and first.startswith("__") and first.endswith("__")
 
 
-class HasKeys(Protocol):
-    """A description of samples with their keys, such as a `ShardIndex`."""
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of the samples."""
-
-
 class KeySplit:
     """Assigns samples to splits by their keys alone.
 
@@ -117,8 +109,8 @@ class KeySplit:
         at = int.from_bytes(digest, "big") >> 3
         return self.names[bisect_right(self._ends, at / (1 << 53) * self._ends[-1], hi=len(self._ends) - 1)]
 
-    def select(self, name: str) -> Callable[[HasKeys], list[bool]]:
-        """Return a function for ``select`` of `IndexedSamples`, which selects the samples of a split.
+    def select(self, name: str) -> Callable[[Any], list[bool]]:
+        """Return a function for ``select`` of `IndexedSamples`: of a `ShardIndex`, it selects the samples of a split.
 
         Raises:
             ValueError: there is no such split.
@@ -127,5 +119,5 @@ class KeySplit:
             raise ValueError(f"there is no split {name!r}, only {self.names}")
         return partial(self._is_in, name)
 
-    def _is_in(self, name: str, index: HasKeys) -> list[bool]:
+    def _is_in(self, name: str, index: Any) -> list[bool]:
         return [self.assign(key) == name for key in index.keys]
