@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -95,77 +94,49 @@ def _column(values: list[Any], name: object, combine_tensors: bool, combine_scal
 def unbatch_samples(source: Iterable[Any]) -> Iterator[Any]:
     """Yield the samples of each batch, in the structure of the batch: a dict of columns becomes dicts."""
     for batch in source:
-        columns = list(_columns(batch, ()))
-        if not columns:
-            raise ValueError(
-                f"unbatch_samples needs batches of columns ({KINDS}), but got a {type(batch).__name__} without columns"
-            )
-        path, count = columns[0]
-        for other, length in columns:
-            if length != count:
+        columns = _columns(batch)
+        names, lengths = list(columns), [*map(len, columns.values())]
+        for name, length in zip(names, lengths, strict=True):
+            if length != lengths[0]:
                 raise ValueError(
-                    f"unbatch_samples needs columns of the same length, but {_describe_path(path)} has {count} items "
-                    f"and {_describe_path(other)} has {length}. A list in a batch is one column"
+                    f"unbatch_samples needs columns of the same length, but {names[0]!r} has {lengths[0]} items and "
+                    f"{name!r} has {length}. A list in a batch is one column"
                 )
-        yield from _rows(batch, ())
+        rows = zip(*(each.unbind(0) if _is_tensor(each) else each for each in columns.values()), strict=True)
+        if isinstance(batch, Mapping):
+            yield from (dict(zip(names, row, strict=True)) for row in rows)
+        elif columns[0] is batch:
+            yield from (value for (value,) in rows)
+        elif hasattr(batch, "_make"):
+            yield from map(batch._make, rows)
+        else:
+            yield from map(type(batch), rows)
 
 
-def _columns(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the path and the length of each column of a batch."""
-    parts = _parts(value, path)
-    if parts is None:
-        yield path, len(value)
-    else:
-        for name, part in parts:
-            yield from _columns(part, (*path, name))
-
-
-def _rows(value: Any, path: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield the samples of a batch, or of a part of one."""
-    parts = _parts(value, path)
-    if parts is None:
-        return iter(value.unbind(0)) if _is_tensor(value) else iter(value)
-    names = [name for name, _ in parts]
-    rows: Iterator[tuple[Any, ...]] = itertools.repeat(())  # a group without columns; the lengths are compared above
-    if parts:
-        rows = zip(*(_rows(part, (*path, name)) for name, part in parts), strict=False)
-    if isinstance(value, Mapping):
-        return (dict(zip(names, row, strict=True)) for row in rows)
-    if isinstance(value, list):
-        return map(list, rows)
-    return map(value._make, rows) if hasattr(value, "_make") else rows
-
-
-def _parts(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, Any]] | None:
-    """Return the parts of a group of columns with their names, or None for a column.
+def _columns(batch: Any) -> Any:
+    """Return the columns of a batch by their names or positions.
 
     A list or tuple without possible columns, such as one of strings, is itself a column: torch collates strings into
     a list or a tuple, depending on the case.
     """
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if isinstance(value, list | tuple):
-        grouping = isinstance(value, tuple) or not path
-        return list(enumerate(value)) if grouping and any(map(_may_be_column, value)) else None
-    if not _may_be_column(value):
-        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-        raise TypeError(
-            f"unbatch_samples needs batches of columns ({KINDS}), but got a {type(value).__name__}{shape} in "
-            f"{_describe_path(path)}. To split lists of samples, use .unbatch()"
-        )
-    return None
+    is_group = isinstance(batch, list | tuple) and any(map(_is_column, batch))
+    columns = batch if isinstance(batch, Mapping) else dict(enumerate(batch if is_group else [batch]))
+    for name, column in columns.items():
+        if not _is_column(column):
+            shape = f" of shape {tuple(column.shape)}" if hasattr(column, "shape") else ""
+            raise TypeError(
+                f"unbatch_samples needs batches of columns ({KINDS}), but got a {type(column).__name__}{shape} in "
+                f"{name!r}. To split lists of samples, use .unbatch(); to split dicts in a batch, take them out before"
+            )
+    if not columns:
+        raise ValueError(f"unbatch_samples needs batches of columns ({KINDS}), but got an empty {type(batch).__name__}")
+    return columns
 
 
-def _may_be_column(value: Any) -> bool:
-    if isinstance(value, np.ndarray) or _is_tensor(value):
-        return bool(value.ndim)
-    return isinstance(value, list | tuple | Mapping)
+def _is_column(value: Any) -> bool:
+    return bool(value.ndim) if isinstance(value, np.ndarray) or _is_tensor(value) else isinstance(value, list | tuple)
 
 
 def _is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")  # without it, there is no tensor
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _describe_path(path: tuple[Any, ...]) -> str:
-    return "batch" + "".join(f"[{name!r}]" for name in path)

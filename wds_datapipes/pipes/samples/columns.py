@@ -102,8 +102,8 @@ class SampleUnbatcher(EngineStage[Any]):
     """Split collated batches into samples (functional name: ``unbatch_samples``).
 
     It is the inverse of torch's ``.collate()``. A batch is a dict, a tuple or a list of columns, or a single column. A
-    column is a tensor, an array or a list whose first dimension is the batch; or a nested dict or tuple of columns. A
-    list inside a batch is one column, also where torch has collated tuples in samples to such a list.
+    column is a tensor, an array or a list whose first dimension is the batch, so a list or a tuple inside a batch is
+    one column.
 
     torch's ``.unbatch()`` splits lists of samples, as from ``.batch()``, or from a function that splits a sample into
     several. A pipeline with either of them resumes by replay.
