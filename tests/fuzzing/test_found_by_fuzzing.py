@@ -18,7 +18,7 @@ from state_targets import loader, packed, states
 
 from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.codecs.media import AudioDecoder
-from wds_datapipes.errors import CorruptSidecarError, EncodeError, SpecError, StateError
+from wds_datapipes.errors import CacheError, CorruptSidecarError, EncodeError, SpecError, StateError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import retry_after
 from wds_datapipes.loading.checkpoint.format import (
@@ -30,7 +30,7 @@ from wds_datapipes.loading.checkpoint.format import (
     with_checksum,
 )
 from wds_datapipes.on_error.policy import read_quarantine
-from wds_datapipes.samples.caching import END, FRAME, MAGIC, TRAILER, DamagedFile, open_samples
+from wds_datapipes.samples.caching import END, FRAME, MAGIC, open_samples
 from wds_datapipes.shard_cache.entry import Entry
 from wds_datapipes.shards.mixture_spec import parse_plain_yaml, read_mixture
 from wds_datapipes.shards.patterns import expand_braces
@@ -158,9 +158,8 @@ def test_the_facts_of_a_copy_may_be_damaged(tmp_path: Path, text: bytes) -> None
 
 def test_a_file_of_samples_without_stages_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    frame = FRAME.pack(0, crc32(MAGIC))
-    path.write_bytes(MAGIC + frame + TRAILER.pack(END, len(frame), crc32(MAGIC)))
-    with pytest.raises(DamagedFile, match="not valid JSON"):
+    path.write_bytes(MAGIC + FRAME.pack(0, crc32(MAGIC)) + FRAME.pack(END, crc32(MAGIC)))
+    with pytest.raises(CacheError, match=f"is damaged: at byte {len(MAGIC)}"):
         open_samples(str(path), [])
 
 

@@ -18,22 +18,17 @@ from wds_datapipes.on_error.policy import note
 from wds_datapipes.user_warnings import warn_user
 
 #: The first bytes of a cache file. Frames follow: one for the stages before the cache, and one for each sample.
-MAGIC = b"wds-datapipes samples 2\n"
+MAGIC = b"wds-datapipes samples 3\n"
 #: The head of a frame: the length of its payload, and the checksum of all payloads up to and including this one.
-FRAME = struct.Struct("<QI")
-#: The trailer: magic bytes, the size of all frames, and the last checksum.
-TRAILER = struct.Struct("<8sQI")
-END = b"complete"
+FRAME = struct.Struct("<qI")
+#: The length in the head of a last frame, which has no payload.
+END = -1
 
 Begin = Callable[[], Iterable[Any]]
 """Returns a new iterator over the source."""
 
 Describe = Callable[[], list[str]]
 """Describes the stages of the source."""
-
-
-class DamagedFile(Exception):
-    """A cache file is truncated or damaged."""
 
 
 class CachedPart(NamedTuple):
@@ -101,12 +96,7 @@ class DiskCache:
         """
         path = f"{self._folder}/part-{part.instance:05d}-of-{part.instances:05d}.samples"
         described = stages()
-        try:
-            payloads = open_samples(path, described)
-        except DamagedFile as damage:
-            warn_user(f"The cache {path} is damaged: {damage}. It is rebuilt from the source")
-            payloads = None
-        if payloads is not None:
+        if (payloads := open_samples(path, described)) is not None:
             with closing(payloads):
                 yield from map(_unpickle_sample, payloads)
             return
@@ -164,7 +154,7 @@ class SampleFileWriter:
     def finish(self) -> None:
         """Sync the file and rename it."""
         with self._explain_errors() as file:
-            file.stream.write(TRAILER.pack(END, self.size, self._sum))
+            file.stream.write(FRAME.pack(END, self._sum))
             file.finish()
 
     def discard(self) -> None:
@@ -188,17 +178,17 @@ def open_samples(path: str, stages: Sequence[str]) -> Generator[bytes, None, Non
     """Return an iterator over the samples of a cache file, or None if there is none.
 
     Raises:
-        DamagedFile: the file is truncated, or is not a cache file.
-        CacheError: the file was created by other stages; or, from the iterator, a sample is damaged.
+        CacheError: the file was created by other stages, or is not a cache file; or, from the iterator, it is truncated
+            or damaged.
     """
     payloads = _read_payloads(path)
     try:
         found = json.loads(next(payloads))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, RecursionError) as error:
+    except (StopIteration, ValueError, RecursionError):
         payloads.close()
-        raise DamagedFile(f"its stages are not valid JSON: {error}") from error
+        raise _damage_error(path, len(MAGIC)) from None
     if found == [*stages]:
         return payloads
     payloads.close()
@@ -215,39 +205,28 @@ def open_samples(path: str, stages: Sequence[str]) -> Generator[bytes, None, Non
 def _read_payloads(path: str) -> Generator[bytes, None, None]:
     """Yield the stages, as JSON, and the samples of a cache file."""
     with open(path, "rb") as stream:  # noqa: PTH123  as everywhere where speed matters
-        size = stream.seek(0, os.SEEK_END)
-        end = size - TRAILER.size
-        if end < len(MAGIC) + FRAME.size:
-            raise DamagedFile(f"it has only {size} bytes")
-        stream.seek(end)
-        mark, frames_bytes, last_sum = TRAILER.unpack(stream.read())
-        if mark != END or frames_bytes != end - len(MAGIC):
-            raise DamagedFile(f"its {size} bytes have no valid trailer")
-        stream.seek(0)
+        size = os.fstat(stream.fileno()).st_size
         if stream.read(len(MAGIC)) != MAGIC:
-            raise DamagedFile("it does not begin with the magic bytes of a cache file")
-        offset, total, number = len(MAGIC), crc32(MAGIC), -1
-        while offset < end:
-            head = stream.read(min(FRAME.size, end - offset))
-            length, checksum = FRAME.unpack(head) if len(head) == FRAME.size else (end, 0)
-            payload = stream.read(length) if length <= end - offset - FRAME.size else b""
+            raise _damage_error(path, 0)
+        offset, total = len(MAGIC), crc32(MAGIC)
+        while True:
+            head = stream.read(FRAME.size)
+            length, checksum = FRAME.unpack(head) if len(head) == FRAME.size else (size, 0)
+            payload = stream.read(length) if 0 <= length <= size else b""
             total = crc32(payload, total)
-            if len(payload) != length or total != checksum:
-                if number < 0:
-                    raise DamagedFile("its stages are damaged")
-                raise _damage_error(
-                    path, f"at byte {offset}, where sample {number} begins, it has a wrong length or checksum"
-                )
+            is_last = length == END and not stream.read(1)
+            if total != checksum or not (is_last or len(payload) == length):
+                raise _damage_error(path, offset)
+            if is_last:
+                return
             yield payload
-            offset, number = offset + FRAME.size + length, number + 1
-        if total != last_sum:
-            raise _damage_error(path, f"at byte {end}, its trailer has a wrong checksum")
+            offset += FRAME.size + length
 
 
-def _damage_error(path: str, what: str) -> CacheError:
+def _damage_error(path: str, offset: int) -> CacheError:
     return CacheError(
-        f"The cache {path} is damaged: {what}. The samples before it were already yielded, so it cannot be rebuilt "
-        "now: delete it, and restart the epoch"
+        f"The cache {path} is damaged: at byte {offset}, its data has a wrong length or checksum. Delete it, and "
+        "restart the epoch"
     )
 
 

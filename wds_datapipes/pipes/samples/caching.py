@@ -55,7 +55,7 @@ class SampleCacher(EngineStage[Any]):
 
     Raises:
         CacheError: the file cannot be written, is damaged, or belongs to another pipeline; a sample cannot be pickled;
-            or a stage before the cache splits the data in an unknown way. A truncated file is rewritten with a warning.
+            or a stage before the cache splits the data in an unknown way.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
