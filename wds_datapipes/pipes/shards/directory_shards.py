@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
-from wds_datapipes.pipes.stage import EngineStage
+from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.shards.directory_queue import After, Select, take_files
 from wds_datapipes.shards.patterns import expand_braces
 
@@ -18,7 +17,7 @@ from wds_datapipes.shards.patterns import expand_braces
 ARCHIVES = f"*{{{','.join(SHARD_SUFFIXES)}}}"
 
 
-class DirectoryShards(EngineStage[str]):
+class DirectoryShards(FunctionStage[str]):
     """Yield shards from a directory as other programs write them.
 
     A shard is claimed before it is yielded, by moving it to the subdirectory ``.claims``. So all workers, ranks and
@@ -63,8 +62,10 @@ class DirectoryShards(EngineStage[str]):
         ['a.tar']
     """
 
+    is_stateless = False
     claims_shards = True
     replay_obstacle = "reads shards that may be gone by then"
+    function = staticmethod(take_files)
 
     def __init__(
         self,
@@ -86,23 +87,9 @@ class DirectoryShards(EngineStage[str]):
             raise ValueError(f"poll_s must be a positive number of seconds, not {poll_s!r}")
         if timeout_s is not None and not timeout_s >= 0:
             raise ValueError(f"timeout_s must be a non-negative number of seconds or None, not {timeout_s!r}")
+        patterns = expand_braces(pattern)
         self.path = os.fspath(path)
-        self.pattern = pattern
-        self.select = select
-        self.after = after
-        self.poll_s = poll_s
-        self.timeout_s = timeout_s
-        expand_braces(pattern)
-
-    def __iter__(self) -> Iterator[str]:
-        yield from take_files(
-            self.path,
-            expand_braces(self.pattern),
-            select=self.select,
-            after=self.after,
-            poll_s=self.poll_s,
-            timeout_s=self.timeout_s,
-        )
+        super().__init__(self.path, patterns=patterns, select=select, after=after, poll_s=poll_s, timeout_s=timeout_s)
 
     def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: object = None) -> None:
         """Do nothing, since claims split the shards; loaders call this, and reject a second stage that defines it."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import distributed
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
-from wds_datapipes.on_error.policy import OnError, check_on_error
+from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, splitters
-from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
+from wds_datapipes.pipes.stage import FunctionStage, register_stage
 from wds_datapipes.types import Sample, ShardInfo
 
 
 @register_stage("write_wds_shards")
-class SampleWriter(EngineStage[ShardInfo]):
+class SampleWriter(FunctionStage[ShardInfo]):
     """Writes samples to shards, as `ShardWriter` does (functional name: ``write_wds_shards``).
 
     It ends a pipeline, which writes while it is iterated. Values are encoded as by ``wds_encode``. If iteration is
@@ -57,6 +57,7 @@ class SampleWriter(EngineStage[ShardInfo]):
         train-001.tar 2 5120
     """
 
+    is_stateless = False
     holds_items = True
     replay_obstacle = "would write its samples again"
     alternative = "Resume with write_wds_shards(resume=True), which keeps a journal of the finished shards"
@@ -74,33 +75,23 @@ class SampleWriter(EngineStage[ShardInfo]):
     ) -> None:
         from wds_datapipes.writing.shard_writer import ALONE, ShardWriter
 
-        check_on_error(on_error)
-        self.source = source
-        self._pattern = os.fspath(pattern)
-        self.maxcount = maxcount
-        self.maxsize = maxsize
-        self.start_shard = start_shard
-        self.on_error = on_error
-        # Hidden from torch: the options may contain credentials, and functions that cannot be pickled.
-        self._options = OpaqueValue(options)
+        written = {"maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard, **options}
+        super().__init__(source, pattern=os.fspath(pattern), on_error=on_error, **written)
         # Checks all arguments; no file is opened before the first sample.
-        unresumed = {**options, "resume": False}
-        ShardWriter(pattern, maxcount, maxsize, start_shard=start_shard, share=ALONE, **unresumed).close()
+        ShardWriter(pattern, **{**written, "resume": False}, share=ALONE).close()
 
-    def __iter__(self) -> Iterator[ShardInfo]:
-        from wds_datapipes.writing.shard_names import WriterShare
+    @staticmethod
+    def function(source: Iterable[Sample], pattern: str, **options: Any) -> Iterator[ShardInfo]:
+        """Write the samples, and yield each finished shard."""
         from wds_datapipes.writing.shard_writer import write_wds_shards
 
-        yield from write_wds_shards(
-            self.source,
-            self._pattern,
-            maxcount=self.maxcount,
-            maxsize=self.maxsize,
-            start_shard=self.start_shard,
-            share=WriterShare(**_find_writer(self.source)),
-            on_error=self.counted_errors,
-            **self._options.value,
-        )
+        return write_wds_shards(source, pattern, **options)
+
+    def function_options(self) -> dict[str, Any]:
+        """Return the arguments of the function in the iteration that begins."""
+        from wds_datapipes.writing.shard_names import WriterShare
+
+        return {**super().function_options(), "share": WriterShare(**_find_writer(self.source))}
 
 
 def _find_writer(pipe: IterDataPipe[Any]) -> dict[str, int]:
