@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import gc
+import io
 import os
 import re
 import shutil
@@ -18,7 +20,6 @@ from typing import Any, NoReturn
 
 import wds_datapipes
 from wds_datapipes.cli._declaration import declare_options, describe_command
-from wds_datapipes.cli._output import OutputError, guarded_output
 from wds_datapipes.errors import (
     MissingDependencyError,
     ShardOpenError,
@@ -55,6 +56,8 @@ COMMANDS = {
 }
 #: Exit codes other than 0; the last two stand for Ctrl-C and a closed output pipe.
 FAULT_FOUND, WRONG_USE, INTERRUPTED, UNREAD = 1, 2, 130, 141
+#: Errors of standard output: its reader has ended, its device is full, or it is closed. Those of files are `WdsError`.
+OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 #: Advice to pass an argument in Python, in the messages of the package.
 ADVICE = re.compile(
     r"\b(?P<verb>[Pp]ass|[Uu]se|with) (?:limits=ReadLimits\((?P<limit>\w+=\.\.\.)\)|"
@@ -93,22 +96,18 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.freeze()  # saves the garbage collection of all modules at exit, about a second
     try:
-        with guarded_output():
-            code = run(sys.argv[1:])
-    except OutputError as error:
-        print_line(f"Error: {error}")
-        code = FAULT_FOUND
+        open_standard_streams()
+        sys.exit(run(sys.argv[1:]))
     except KeyboardInterrupt:
         print_line("Interrupted")
-        code = INTERRUPTED
-    sys.exit(code)
+        sys.exit(INTERRUPTED)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command, and return its exit code.
 
-    Expected errors are those of this package, Ctrl-C, and a closed output pipe, as with ``| head``. All other
-    exceptions are bugs and keep their traceback.
+    Expected errors are those of this package, Ctrl-C, and those of standard output, such as a closed pipe with
+    ``| head``. All other exceptions are bugs and keep their traceback.
     """
     try:
         with warnings.catch_warnings():
@@ -126,11 +125,33 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print_line("Interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
+    except OSError as error:
+        if error.filename is not None or error.errno not in OUTPUT_ERRORS:
+            raise
         # Python must not flush the rest of the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNREAD
+        if isinstance(error, BrokenPipeError):
+            return UNREAD
+        reason = "it is closed" if error.errno == errno.EBADF else error.strerror
+        print_line(f"Error: Standard output cannot be written: {reason}")
+        return FAULT_FOUND
     return 0
+
+
+def open_standard_streams() -> None:
+    """Let standard output escape characters that its encoding lacks, and open streams that are closed at the start.
+
+    Otherwise, the next opened file would take their number, and receive the output.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # noqa: PERF203  three
+            os.open(os.devnull, os.O_RDONLY)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115  open until the process ends
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115  the same
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def run_command(arguments: Sequence[str]) -> None:
