@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -352,7 +352,7 @@ def reorder(
             **options.reading,
         )
         order(entries)
-        with closing(entries), ProgressMeter("Copying", len(entries), shown=shown, unit="samples") as meter:
+        with ProgressMeter("Copying", len(entries), shown=shown, unit="samples") as meter:
             for sample in entries.read():
                 writer.write(sample)
                 meter.add(samples=1, size=sum(len(value) for value in sample.values() if type(value) is bytes))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +13,10 @@ from wds_datapipes.errors import DecodeError, EncodeError, MissingFieldError, Sa
 from wds_datapipes.index.build import index_members
 from wds_datapipes.index.build_many import find_index
 from wds_datapipes.index.file_format import index_url
-from wds_datapipes.index.options import IndexOptions
-from wds_datapipes.index.reading.sample_reader import SampleReader, has_random_access
+from wds_datapipes.index.options import AccessOptions, IndexOptions
+from wds_datapipes.index.reading.dataset_reader import DatasetReader
+from wds_datapipes.index.reading.sample_reader import has_random_access
+from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import collect_shards
 from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardContents, ShardFault, read_contents
@@ -30,10 +29,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-T = TypeVar("T")
-
-#: The number of reading threads, and the most samples and bytes that a thread reads at a time.
-MAX_CONCURRENT_READS, MAX_BATCH_SAMPLES, MAX_BATCH_BYTES = 16, 64, 1 << 18
+#: How many samples are planned to be read at a time.
+CHUNK = 4096
 
 
 class FieldSortKey:
@@ -119,20 +116,17 @@ class SampleEntries:
         progress: bool = True,
         **scan: Unpack[ScanKeywords],
     ) -> None:
-        self._rekey, self._on_fault, options = rekey, on_fault, ScanOptions(**scan)
+        self._rekey, self._on_fault, self._options = rekey, on_fault, ScanOptions(**scan)
         shards = collect_shards(
-            partial(_index_shard, options=options),
+            partial(_index_shard, options=self._options),
             urls,
             label="Indexing",
             measure=lambda shard: (len(shard.index), shard.bytes),
             progress=progress,
         )
-        self._readers = [
-            SampleReader(shard.url, shard.index, storage_options=options.storage_options, limits=options.limits)
-            for shard in shards
-        ]
+        self._shards = shards
         self._ends = list(accumulate(len(shard.index) for shard in shards))
-        self._order = self._check(shards, options.key_rule)
+        self._order = self._check(shards, self._options.key_rule)
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -151,8 +145,7 @@ class SampleEntries:
             SampleError: a sample has no comparable value.
         """
         values: dict[int, Any] = {}
-        load = partial(_load_value, field=key.field)
-        for number, sample in self._read_in_order(load):
+        for number, sample in self._read_in_order([key.field]):
             try:
                 values[number] = key(sample)
             except SampleError as error:  # noqa: PERF203  each sample may fail
@@ -165,13 +158,8 @@ class SampleEntries:
         Raises:
             ShardError: a shard cannot be read, or has changed since it was indexed.
         """
-        for number, sample in self._read_in_order(SampleReader.read):
+        for number, sample in self._read_in_order():
             yield {**sample, "__key__": self._new_key(number, sample)} if self._rekey else sample
-
-    def close(self) -> None:
-        """Close all shards."""
-        for reader in self._readers:
-            reader.close()
 
     def _check(self, shards: list[ShardContents], key_rule: KeyRule) -> list[int]:
         """Return the numbers of the samples that can be written, and report the errors of the others."""
@@ -210,42 +198,31 @@ class SampleEntries:
     def _new_key(self, number: int, sample: Sample) -> str:
         return make_key(self._rekey, number, sample) if self._rekey else sample["__key__"]
 
-    def _read_in_order(self, load: Callable[[SampleReader, int], T]) -> Iterator[tuple[int, T]]:
-        """Call a function for each sample concurrently, and yield the results in order."""
+    def _read_in_order(self, fields: Sequence[str] | None = None) -> Iterator[tuple[int, Sample]]:
+        """Yield the number of each sample, and the sample, with empty bytes as fields other than the given ones."""
+        order, ends = np.array(self._order, np.int64), np.array([0, *self._ends])
+        shards = np.searchsorted(ends, order, "right") - 1
+        numbers, cuts = order - ends[shards], range(CHUNK, len(order), CHUNK)
+        chunks = zip(np.split(shards, cuts), np.split(numbers, cuts), strict=True)
+        with _IndexedShards(self._shards, self._options, fields) as reader:
+            for row, sample in enumerate(reader.stream(chunks)):
+                if not isinstance(sample, dict):
+                    raise sample or LookupError(f"there is no sample {order[row]}")
+                entry = None if fields is None else self._shards[shards[row]].index[int(numbers[row])]
+                yield self._order[row], sample if entry is None else {**dict.fromkeys(entry.fields, b""), **sample}
 
-        def load_batch(numbers: list[int]) -> list[tuple[int, T]]:
-            return [(number, load(*self._find(number))) for number in numbers]
 
-        waiting: deque[Future[list[tuple[int, T]]]] = deque()
-        pool = ThreadPoolExecutor(MAX_CONCURRENT_READS)
-        try:
-            for batch in self._batches():
-                waiting.append(pool.submit(load_batch, batch))
-                if len(waiting) == MAX_CONCURRENT_READS:
-                    yield from waiting.popleft().result()
-            while waiting:
-                yield from waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+class _IndexedShards(DatasetReader):
+    """Reads samples of shards whose indexes are in memory."""
 
-    def _find(self, number: int) -> tuple[SampleReader, int]:
-        """Return the reader of a sample, and its position there."""
-        shard = bisect_right(self._ends, number)
-        reader = self._readers[shard]
-        return reader, number - self._ends[shard] + len(reader.index)
+    def __init__(self, shards: Sequence[ShardContents], options: ScanOptions, fields: Sequence[str] | None) -> None:
+        access = AccessOptions(storage_options=options.storage_options, limits=options.limits)
+        super().__init__([each.url for each in shards], [len(each.index) for each in shards], access, fields=fields)
+        self._indexes = [each.index for each in shards]
 
-    def _batches(self) -> Iterator[list[int]]:
-        """Yield batches of samples for one thread to read."""
-        batch: list[int] = []
-        size = 0
-        for number in self._order:
-            reader, position = self._find(number)
-            batch.append(number)
-            size += reader.index.span_of(position)
-            if len(batch) == MAX_BATCH_SAMPLES or size >= MAX_BATCH_BYTES:
-                yield batch
-                batch, size = [], 0
-        yield batch
+    def index_of(self, shard: int) -> ShardIndex:
+        """Return the index of a shard."""
+        return self._indexes[shard]
 
 
 def _index_shard(url: str, options: ScanOptions) -> ShardContents:
@@ -266,12 +243,3 @@ def _index_shard(url: str, options: ScanOptions) -> ShardContents:
             f"uncompressed file first, for example with wds-datapipes cat"
         )
     return read_contents(url, options) if index is None else ShardContents(url, index)
-
-
-def _load_value(reader: SampleReader, number: int, *, field: str) -> Sample:
-    """Return a sample with one field read, and the others empty."""
-    entry = reader.index[number]
-    sample: Sample = {"__key__": entry.key, "__url__": reader.url, **dict.fromkeys(entry.fields, b"")}
-    if field in entry.fields:
-        sample[field] = reader.read(number, [field]).get(field)
-    return sample

@@ -249,8 +249,8 @@ class SampleReader:
         >>> from wds_datapipes.index.build import build_index
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}])
-        >>> SampleReader(url, build_index(url)).read(1)
-        {'__key__': 'y', '__url__': 'a.tar', '__local_path__': 'a.tar', 'txt': b'two'}
+        >>> list(SampleReader(url, build_index(url)).stream(np.array([1])))
+        [{'__key__': 'y', '__url__': 'a.tar', '__local_path__': 'a.tar', 'txt': b'two'}]
     """
 
     def __init__(
@@ -268,14 +268,6 @@ class SampleReader:
         self.url, self.index, self._name = url, index, redact(url)
         self._limits, self._extra = limits, extra
         self._ranges = ShardRanges(url, index, storage_options, copy=copy, copy_path=copy_path, counters=counters)
-
-    def read(self, number: int, fields: Collection[str] | None = None) -> Sample:
-        """Return a sample, with its fields as bytes. The shard does not stay open.
-
-        Raises:
-            ShardError: the sample cannot be read, or the shard has changed since it was indexed.
-        """
-        return next(self._read(np.array([number]), fields))
 
     def stream(self, numbers: Numbers, fields: Collection[str] | None = None) -> Iterator[Sample]:
         """Yield samples with their fields as bytes, each read when it is due; a local shard stays open until `close`.
