@@ -18,7 +18,7 @@ LIMIT_S = 300
 TOPS = ("bare", "pinned", "prefetched")
 
 # All scenarios of a group run in one fixture, and have their own limits.
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
+pytestmark = pytest.mark.timeout(1200)
 
 #: In a pipeline with several workers, the one with the fault, and how many items come before it.
 PLACES = {0: (0, 15), 1: (0, 15), 2: (1, 11), 3: (1, 16)}
