@@ -19,6 +19,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset.tariterators import tarfile_to_samples
 
 from wds_datapipes import ShardList, ShardReadingService, TarWriter
+from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry
 from wds_datapipes.shard_cache.store import CacheFolder, DownloadRequest
 
@@ -211,7 +212,7 @@ def copies(entries: int) -> Copies:
         random = Random(0)
         begin = time.perf_counter()
         for _ in range(LOOKUPS):
-            copy = store.open(DownloadRequest(random.choice(urls), COPY_BYTES, None, {}))
+            copy = store.open(DownloadRequest(random.choice(urls), FileFacts(COPY_BYTES), None, {}))
             assert copy is not None
             copy.close()
         lookup = (time.perf_counter() - begin) / LOOKUPS
@@ -219,7 +220,7 @@ def copies(entries: int) -> Copies:
         with TarWriter(source) as writer:
             writer.write({"__key__": "a", "txt": "a"})
         begin = time.perf_counter()
-        copy = store.open(DownloadRequest(source, Path(source).stat().st_size, None, {}))
+        copy = store.open(DownloadRequest(source, FileFacts(Path(source).stat().st_size), None, {}))
         eviction = time.perf_counter() - begin
         assert copy is not None
         copy.close()

@@ -23,6 +23,9 @@ from nginx_server import Nginx
 
 from wds_datapipes import ShardList
 from wds_datapipes.errors import CacheError, TruncatedShardError
+from wds_datapipes.index import Manifest
+from wds_datapipes.index.manifest import ManifestEntry
+from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache.entry import reserve_space, used_bytes
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
 from wds_datapipes.testing import build_shard
@@ -94,17 +97,34 @@ def test_a_shard_of_unknown_size_is_fetched_once_more(proxy: FaultProxy, shard: 
         return [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", shard[:8000]]
 
     proxy.hides_size = True
-    proxy.faults[:] = [Fault(wire=pieces) for pieces in (whole, cut, whole, whole)]  # each time after the size
+    proxy.faults[:] = [Fault(wire=pieces) for pieces in (whole, cut, whole)]  # the first one is asked for the size
     assert keys(address(proxy), retries=0) == keys(address(proxy)) == WANT
     assert len(proxy.asked) == 4
 
 
-def test_a_rewritten_shard_is_fetched_again(nginx: Nginx, proxy: FaultProxy, shard: bytes) -> None:
-    (nginx.files / "kept" / "cut.tar").write_bytes(shard[:8000])
+def test_a_rewritten_shard_is_fetched_again(
+    nginx: Nginx, proxy: FaultProxy, shard: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, url = nginx.files / "kept" / "cut.tar", address(proxy, "cut.tar")
+    file.write_bytes(shard[:8000])
     with pytest.raises(TruncatedShardError, match=r"/kept/cut\.tar ends inside the member"):
-        keys(address(proxy, "cut.tar"))
-    (nginx.files / "kept" / "cut.tar").write_bytes(shard)
-    assert keys(address(proxy, "cut.tar")) == WANT
+        keys(url)
+    other = build_shard("other.tar", [{**SAMPLES[0], "__key__": "9"}, *SAMPLES[1:]])
+    versions = [shard, Path(other).read_bytes()]  # of the same size
+    for number, version in enumerate(versions):
+        file.write_bytes(version)
+        os.utime(file, ns=(0, number * 10**9))
+        for _ in range(2):
+            assert keys(url) == ["9" if number else "0", *WANT[1:]]
+        figures = len(proxy.asked), proxy.heads
+        manifest = Manifest([ManifestEntry(url, 6, len(shard), digest_of(version))])
+        assert keys(url, manifest=manifest)[1:] == WANT[1:]
+        assert (len(proxy.asked), proxy.heads) == figures  # its digest is enough
+    assert figures == (3, 5)
+    assert re.search(r"is not used: .* another version of the shard: its ETag is \S+, not ", caplog.text)
+    proxy.backend = ("127.0.0.1", 1)  # nothing answers
+    assert keys(url) == ["9", *WANT[1:]]
+    assert caplog.text.count("Copies are used without asking their store") == 1
 
 
 def test_a_shard_without_its_end_marker_is_kept_if_allowed(shard: bytes) -> None:
@@ -156,7 +176,7 @@ def read_some(seed: int, digests: dict[str, str], said: int) -> None:
 
 
 def opened(folder: CacheFolder, url: str) -> BinaryIO:
-    copy = folder.open(DownloadRequest(url, None, None, {}))
+    copy = folder.open(DownloadRequest(url, FileFacts(), None, {}))
     assert copy is not None
     return copy
 

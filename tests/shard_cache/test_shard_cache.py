@@ -23,6 +23,7 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.errors import CacheError, ShardOpenError, TruncatedShardError
 from wds_datapipes.io import call_threads
 from wds_datapipes.io.openers import open_url, register_opener
+from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards, warm_cache
 from wds_datapipes.shard_cache.entry import Entry, Passes, entries, reserve_space, used_bytes
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def wanted(url: str, size: int | None = None, sha256: str | None = None) -> DownloadRequest:
-    return DownloadRequest(url, size, sha256, {})
+    return DownloadRequest(url, FileFacts(size), sha256, {})
 
 
 def read(folder: CacheFolder, url: str, **known: Any) -> bytes:
@@ -217,7 +218,9 @@ def test_a_pass_has_at_most_one_hit_less_than_with_all_uses_known(
     for each in passes:
         known.begin(folder.path)
         for shard in each:
-            with cast(BinaryIO, folder.open(DownloadRequest(f"store:{shard}", 1024, None, {"counters": counters}))):
+            with cast(
+                BinaryIO, folder.open(DownloadRequest(f"store:{shard}", FileFacts(1024), None, {"counters": counters}))
+            ):
                 pass
     uses = [shard for each in passes for shard in each]
     assert counters.figures()["cache_hits"] >= hits_of_belady(uses, copies) - (len(passes) - 1)

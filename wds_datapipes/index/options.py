@@ -70,7 +70,8 @@ class AccessOptions:
             Samples of a window that are near each other are read at once, so a larger number takes fewer requests.
         cache_dir: a folder for copies of remote shards, as of ``.cache_wds_shards()``: each shard is downloaded as a
             whole before its first sample is read. A loader with a seed knows the next epoch: its first shards are
-            downloaded before this epoch ends. By default, samples are requested from the store.
+            downloaded before this epoch ends. A copy of another version than that of the index is downloaded again; a
+            store with another version is a `ChangedShardError`. By default, samples are requested from the store.
         cache_bytes: the most bytes of all copies in ``cache_dir``; by default, it is limited only by the disk. Copies
             that this epoch has already used are evicted first. Samples of shards that do not fit, as all others are in
             use, are requested from the store, with a warning.

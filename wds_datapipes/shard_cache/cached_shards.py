@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from wds_datapipes.errors import ShardError
 from wds_datapipes.io.call_threads import CallThreads, close_result
 from wds_datapipes.io.openers import open_url, redact
+from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.io.urls import OpeningURL, check_url
 from wds_datapipes.redaction import short_repr
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
@@ -106,7 +107,8 @@ class CachedShard(OpeningURL):
         """
         # Before its size is requested.
         check_url(str(self), allow_local_files=options.get("allow_local_files", True))
-        return DownloadRequest(str(self), self._size, self._sha256, options)
+        known, asks = FileFacts(self._size), self._sha256 is None
+        return DownloadRequest(str(self), known, self._sha256, options, asks=asks)
 
 
 class CopyPrefetch:
@@ -196,7 +198,8 @@ def warm_cache(
         size, sha256 = known.get(url, (None, None))
         try:
             copy = copies.open(
-                DownloadRequest(url, size, sha256, options), should_continue=lambda: not threads.is_closed.is_set()
+                DownloadRequest(url, FileFacts(size), sha256, options, asks=sha256 is None),
+                should_continue=lambda: not threads.is_closed.is_set(),
             )
         except CacheFullError:
             return None

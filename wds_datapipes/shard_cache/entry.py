@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from wds_datapipes.io.file_lock import READ_ONLY, lock_file
 from wds_datapipes.io.openers import redact, split_scheme
+from wds_datapipes.io.remote.remote_file import FileFacts
 
 FORMAT = "wds-datapipes copy"
 VERSION = 1
@@ -35,6 +36,10 @@ FACTS, PART, LOCK = ".json", ".part", ".lock"
 FOLDER_LOCK = "folder.lock"
 
 
+#: What is known about a shard whose store reports nothing.
+UNKNOWN = FileFacts()
+
+
 @dataclass(frozen=True)
 class CopyFacts:
     """Facts about a copy.
@@ -44,12 +49,14 @@ class CopyFacts:
         bytes: its size.
         sha256: its digest in hexadecimal digits.
         mtime_ns: the modification time of the copy, in nanoseconds.
+        source: the version of the shard: its size, and its ETag or modification time, as its store reports them.
     """
 
     url: str
     bytes: int
     sha256: str
     mtime_ns: int
+    source: FileFacts = UNKNOWN
 
 
 class Entry:
@@ -86,7 +93,10 @@ class Entry:
             found = json.loads(self.facts_path.read_bytes())
             if (found["format"], found["version"]) != (FORMAT, VERSION):
                 return None
-            return CopyFacts(str(found["url"]), int(found["bytes"]), str(found["sha256"]), int(found["mtime_ns"]))
+            source = FileFacts(*found.get("source", ()))
+            return CopyFacts(
+                str(found["url"]), int(found["bytes"]), str(found["sha256"]), int(found["mtime_ns"]), source
+            )
         except (OSError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
             return None
 

@@ -11,23 +11,27 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from wds_datapipes.errors import (
     CacheError,
+    ChangedShardError,
     CorruptShardError,
     MissingDependencyError,
     ReadLimitError,
     ShardError,
+    ShardOpenError,
     ShardReadError,
     TruncatedShardError,
     UnsupportedMemberError,
 )
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, redact
-from wds_datapipes.io.remote.remote_file import file_facts
+from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
 from wds_datapipes.shard_cache.entry import (
+    UNKNOWN,
     CopyFacts,
     Entry,
     Priority,
@@ -47,13 +51,16 @@ class CacheFolder:
     """A folder with complete copies of shards, shared by any number of processes on any number of hosts.
 
     A copy is locked during its download and pinned while it is read, by file locks that the operating system releases
-    when a process ends. So each shard is downloaded once, no matter how many processes request it.
+    when a process ends. So each shard is downloaded once, no matter how many processes request it. When an object of
+    this class first opens a copy, it may ask the store whether the shard is still the same.
 
     Args:
         folder: the folder, which is created if needed.
         max_bytes: the maximum total size of all copies; None for no limit but the disk.
         verbose: log each download as a warning, which is shown even if logging is not configured.
         priority: the order of eviction; by default, the least recently used copy is evicted first.
+        must_ask: raise if a store that is to be asked for the version of a shard does not answer; by default, its copy
+            is used then, with a warning, and no store is asked again.
 
     Raises:
         CacheError: the folder cannot be created.
@@ -66,8 +73,10 @@ class CacheFolder:
         *,
         verbose: bool = False,
         priority: Priority = Entry.last_use,
+        must_ask: bool = False,
     ) -> None:
         self.path = Path(folder)
+        self._must_ask, self._is_offline, self._compared = must_ask, False, set[str]()
         self.verbose, self.priority = verbose, priority
         self.max_bytes = max_bytes
         self._warned = False
@@ -172,7 +181,7 @@ class CacheFolder:
                 facts = entry.facts()
                 damage = _describe_damage(copy, facts)
                 if damage is None and facts is not None:
-                    damage = _describe_difference(facts, request)
+                    damage = self._describe_difference(facts, request, entry)
                 if damage is None:
                     copy.seek(0)
                     stamp(self.path, entry.facts_path)
@@ -185,6 +194,22 @@ class CacheFolder:
                 LOGGER.warning("The copy %s is not used: %s. Downloading the shard again", entry.path, damage)
                 entry.remove()
             return None
+
+    def _describe_difference(self, facts: CopyFacts, request: DownloadRequest, entry: Entry) -> str | None:
+        """Return why a copy is one of another version than an index, a manifest or the store describes, or None."""
+        found = _describe_version(facts, request.known, request.sha256)
+        if found is not None or not request.asks or self._is_offline or entry.digest in self._compared:
+            return found
+        try:
+            found = _describe_version(facts, request.ask(**{} if self._must_ask else {"retries": 0}))
+        except ShardOpenError as error:
+            if self._must_ask:
+                raise
+            self._is_offline = True
+            LOGGER.warning("Copies are used without asking their store whether their shards have changed: %s", error)
+        if found is None:
+            self._compared.add(entry.digest)
+        return found
 
 
 def _describe_damage(copy: io.FileIO, facts: CopyFacts | None) -> str | None:
@@ -200,11 +225,12 @@ def _describe_damage(copy: io.FileIO, facts: CopyFacts | None) -> str | None:
     return None if found == facts.sha256 else f"its SHA-256 is {found}, not {facts.sha256}"
 
 
-def _describe_difference(facts: CopyFacts, request: DownloadRequest) -> str | None:
-    """Return why a copy is one of another version of the shard than the index or the manifest describes, or None."""
-    for now, then, what in ((facts.bytes, request.size, "size in bytes"), (facts.sha256, request.sha256, "SHA-256")):
-        if then not in (None, now):
-            return f"it is a copy of another version of the shard: its {what} is {now}, not {then}"
+def _describe_version(facts: CopyFacts, known: FileFacts, sha256: str | None = None) -> str | None:
+    """Return how a copy differs from what is known about its shard, or None."""
+    now, then = (facts.bytes, *facts.source[1:], facts.sha256), (*known, sha256)
+    for own, other, what in zip(now, then, ("size in bytes", "modification time", "ETag", "SHA-256"), strict=True):
+        if None not in (own, other) and own != other:
+            return f"it is a copy of another version of the shard: its {what} is {own}, not {other}"
     return None
 
 
@@ -229,14 +255,18 @@ class DownloadRequest:
 
     Args:
         url: the shard.
-        size: its size in bytes, if known.
+        known: its size and its ETag, as far as an index or a manifest has them.
         sha256: its digest, if known.
         options: the options to open it with; its ``counters`` count hits and misses.
+        asks: whether to ask the store if an existing copy is still that of its shard.
     """
 
-    def __init__(self, url: str, size: int | None, sha256: str | None, options: Mapping[str, Any]) -> None:
-        self.url, self.size, self.sha256, self.options = url, size, sha256, options
+    def __init__(
+        self, url: str, known: FileFacts, sha256: str | None, options: Mapping[str, Any], *, asks: bool = False
+    ) -> None:
+        self.url, self.known, self.sha256, self.options, self.asks = url, known, sha256, options, asks
         self.name = redact(url)
+        self._answer: FileFacts | None = None
 
     def count(self, figure: str, copy: BinaryIO | None = None) -> BinaryIO | None:
         """Count one of ``"cache_hits"`` or ``"cache_misses"``, and the bytes of the copy, which is returned."""
@@ -246,16 +276,16 @@ class DownloadRequest:
             counters.count(f"{figure}_bytes", 0 if copy is None else os.fstat(copy.fileno()).st_size)
         return copy
 
-    def find_size(self) -> int | None:
-        """Return the known size, or the one that the store reports.
+    def ask(self, **more: Any) -> FileFacts:
+        """Return what the store says about the shard, which is asked once.
 
         Raises:
             ShardOpenError: there is no such file, or access is denied.
         """
-        if self.size is not None:
-            return self.size
-        options = {name: value for name, value in self.options.items() if name in FACTS_OPTIONS}
-        return file_facts(self.url, **options).bytes
+        if self._answer is None:
+            options = {name: value for name, value in self.options.items() if name in FACTS_OPTIONS}
+            self._answer = file_facts(self.url, **{**options, **more})
+        return self._answer
 
 
 def fetch_copy(
@@ -276,9 +306,12 @@ def fetch_copy(
         CacheFullError: there is no space for the copy.
         DownloadStopped: ``should_continue`` returned False.
         CacheError: the folder cannot be written.
-        ShardError: the shard cannot be read, or does not have the expected size or digest.
+        ShardError: the shard cannot be read, or does not have the expected size, ETag or digest.
     """
-    size = request.find_size()
+    size, answer = request.known.bytes, UNKNOWN
+    if size is None or request.asks:
+        answer = request.ask()
+        size = answer.bytes if size is None else size
     try:
         entry.part.unlink(missing_ok=True)  # left by a killed process
         copy = io.FileIO(entry.part, "x+")
@@ -288,10 +321,11 @@ def fetch_copy(
         fcntl.flock(copy, fcntl.LOCK_SH)  # the pin, held until the file is closed
         reservation = _Reservation(folder, entry.part, *limit)
         reservation.extend(size or 0)
-        digest = _copy_source(request, copy, reservation, size, should_continue)
+        digest, etag = _copy_source(request, copy, reservation, size, should_continue)
         if size is None and not is_last:
             _check_complete(request, copy, reservation.written)
-        _finish(folder, entry, copy, request, digest, reservation.written)
+        source = answer._replace(etag=etag or answer.etag)
+        _finish(folder, entry, copy, CopyFacts(request.name, reservation.written, digest, 0, source))
     except BaseException:
         entry.part.unlink(missing_ok=True)
         copy.close()
@@ -335,12 +369,18 @@ def _copy_source(
     reservation: _Reservation,
     size: int | None,
     should_continue: Callable[[], bool],
-) -> str:
-    """Write the source to the copy, and return its digest."""
+) -> tuple[str, str | None]:
+    """Write the source to the copy, and return its digest and, if it is known, its ETag."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BLOCK_BYTES))
     try:
         with open_url(request.url, **request.options) as source:
+            etag, indexed = getattr(source, "etag", None), request.known.etag
+            if None not in (etag, indexed) and etag != indexed:
+                raise ChangedShardError(
+                    f"{request.name} has changed since it was indexed: its ETag is {etag!r} instead of {indexed!r}. "
+                    "Build its index again, and write the manifest again, if there is one"
+                )
             while count := source.readinto(buffer):  # type: ignore[attr-defined]  # the streams of open_url have it
                 if not should_continue():
                     raise DownloadStopped
@@ -361,7 +401,7 @@ def _copy_source(
             f"{request.name} was downloaded, but its SHA-256 is {found}, not {request.sha256}. It was replaced or "
             f"damaged: download or write the shard again, or rebuild the manifest"
         )
-    return found
+    return found, etag
 
 
 def _check_complete(request: DownloadRequest, copy: io.FileIO, size: int) -> None:
@@ -379,12 +419,12 @@ def _check_complete(request: DownloadRequest, copy: io.FileIO, size: int) -> Non
             ) from None
 
 
-def _finish(folder: Path, entry: Entry, copy: io.FileIO, request: DownloadRequest, digest: str, size: int) -> None:
+def _finish(folder: Path, entry: Entry, copy: io.FileIO, facts: CopyFacts) -> None:
     """Sync a complete copy, then rename it, so that a power failure cannot leave a truncated copy under its name."""
     try:
-        copy.truncate(size)
+        copy.truncate(facts.bytes)
         os.fsync(copy.fileno())
-        entry.write_facts(CopyFacts(request.name, size, digest, os.fstat(copy.fileno()).st_mtime_ns))
+        entry.write_facts(replace(facts, mtime_ns=os.fstat(copy.fileno()).st_mtime_ns))
         stamp(folder, entry.facts_path)
         entry.part.replace(entry.path)
         copy.seek(0)

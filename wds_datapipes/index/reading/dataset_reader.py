@@ -23,6 +23,7 @@ from wds_datapipes.index.reading.sample_reader import LONG_BYTES, SampleReader
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.call_threads import CallThreads, close_result, set_result
 from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache.entry import Entry, Priority, stamp
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
 from wds_datapipes.tar.headers import BLOCK
@@ -306,7 +307,7 @@ class DatasetReader:
     def _open_copy(self, cache: CacheFolder, url: str, facts: ShardFacts, *, is_last: bool = False) -> BinaryIO | None:
         """Return the copy of a shard, which is downloaded if needed; None if there is no space for it."""
         options = {"storage_options": self._access.storage_options, "counters": self.counters}
-        request = DownloadRequest(url, facts.bytes, facts.sha256, options)
+        request = DownloadRequest(url, FileFacts(facts.bytes, None, facts.etag), facts.sha256, options)
         is_ahead = self._is_ahead  # when it begins: the epoch may begin meanwhile
         try:
             return cache.open(request, should_continue=lambda: not self.is_closed)

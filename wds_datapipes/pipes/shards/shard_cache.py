@@ -50,7 +50,9 @@ class ShardCacher(EngineStage[str]):
             the disk. A shard that does not fit is read from its source, with a warning.
         prefetch: the number of shards to download in advance; 0 after `DirectoryShards`, where requesting the next
             shard marks the last one as read.
-        manifest: the manifest of the dataset, its path or URL. Downloads must match its sizes and digests.
+        manifest: the manifest of the dataset, its path or URL. Copies must match its sizes and digests. Without
+            digests, the store is asked for the version of a shard, by one request, when a process opens its copy in an
+            epoch; a shard that was replaced is downloaded again.
 
     Raises:
         ValueError: ``max_bytes`` is less than the size of a shard in the manifest.
