@@ -170,16 +170,6 @@ CHARACTERS, PIXELS = 300, 192
 #: Control characters, those that change the direction of text, and surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-CARD = (
-    "display:inline-block;vertical-align:top;margin:4px;padding:8px 10px;width:220px;box-sizing:border-box;"
-    "border:1px solid #8886;border-radius:8px;font:13px/1.4 system-ui,sans-serif;text-align:left"
-)
-FAINT = "opacity:.65;font-size:12px"
-TEXT = (
-    "margin:2px 0 0;font:12px/1.35 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere;max-height:9em;"
-    "overflow:hidden"
-)
-
 
 def escape_text(text: str) -> str:
     r"""Escape a text for HTML, also for attributes, and show control characters.
@@ -199,7 +189,10 @@ def picture_url(picture: Image.Image) -> str:
 
 
 def samples_as_html(samples: Iterable[Sample]) -> str:
-    """Return a card for each sample: thumbnails, texts and arrays, encoded or decoded. Contents are never run."""
+    """Return a card for each sample: thumbnails, texts and arrays, encoded or decoded. Contents are never run.
+
+    The page has the styles of their classes.
+    """
     return f"<div>{''.join(map(_card, samples))}</div>"
 
 
@@ -210,24 +203,18 @@ def _card(sample: Sample) -> str:
         for name, value in sample.items()
         if name[:2] != "__"
     )
-    return (
-        f'<div style="{CARD}"><b style="overflow-wrap:anywhere">{escape_text(str(sample["__key__"]))}</b>'
-        f'<div style="{FAINT};overflow-wrap:anywhere">{escape_text(shard)}</div>{fields}</div>'
-    )
+    key = escape_text(str(sample["__key__"]))
+    return f'<div class="card"><b>{key}</b><div class="faint">{escape_text(shard)}</div>{fields}</div>'
 
 
 def _field(field: Preview) -> str:
     size = f", {human_bytes(field.size)}" if field.size else ""
     shown = ""
     if field.picture is not None:
-        style = "display:block;max-width:100%"
-        if max(field.picture.size) <= SMALL:
-            style += ";image-rendering:pixelated;min-width:96px"
-        shown = f'<img alt="{escape_text(field.field)}" src="{picture_url(field.picture)}" style="{style}">'
+        kind = "small" if max(field.picture.size) <= SMALL else "picture"
+        shown = f'<img class="{kind}" alt="{escape_text(field.field)}" src="{picture_url(field.picture)}">'
     elif field.text:
-        shown = f'<pre style="{TEXT}">{escape_text(field.text)}</pre>'
-    error = f'<div style="color:#b3261e">{escape_text(field.error)}</div>' if field.error else ""
-    return (
-        f'<div style="margin-top:6px"><b>{escape_text(field.field)}</b> '
-        f'<span style="{FAINT}">{escape_text(field.kind)}{size}</span>{shown}{error}</div>'
-    )
+        shown = f"<pre>{escape_text(field.text)}</pre>"
+    error = f'<div class="error">{escape_text(field.error)}</div>' if field.error else ""
+    kind = f'<span class="faint">{escape_text(field.kind)}{size}</span>'
+    return f'<div class="field"><b>{escape_text(field.field)}</b> {kind}{shown}{error}</div>'
