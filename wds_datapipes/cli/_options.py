@@ -73,48 +73,23 @@ class SampleArguments(StoreArguments):
         --num-workers NUMBER: The number of processes, by default one per CPU; 0 uses this process.
         --json: Print the facts as JSON.
         --key-rule: Where the key ends in a file name.
+        --limit NAME=VALUE: A limit for reading, such as member_bytes=20GiB or expansion=none; may be repeated.
     """
 
     json: bool = False
     key_rule: Literal["first-dot", "last-dot"] = "first-dot"
+    limit: list[str] | None = None
 
     @property
     def rule(self) -> KeyRule:
         """The key rule."""
         return first_dot if self.key_rule == "first-dot" else last_dot
 
-
-@dataclass(frozen=True, kw_only=True)
-class ReadArguments(SampleArguments):
-    """Options of commands that read shards.
-
-    Options:
-        --end-marker: Whether a shard must have an end marker.
-    """
-
-    end_marker: Literal["required", "optional"] = "required"
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        """Keyword arguments for functions that read samples."""
-        return {"key_rule": self.rule, "end_marker": self.end_marker, "storage_options": self.store}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LimitArguments:
-    """The option for limits.
-
-    Options:
-        --limit NAME=VALUE: A limit for reading, such as member_bytes=20GiB or expansion=none; may be repeated.
-    """
-
-    limit: list[str] | None = None
-
     @property
     def limits(self) -> ReadLimits:
         """The limits.
 
-        >>> LimitArguments(limit=["member_bytes=20GB", "expansion=none"]).limits.member_bytes
+        >>> SampleArguments(limit=["member_bytes=20GB", "expansion=none"]).limits.member_bytes
         20000000000
         """
         names = [field.name for field in fields(ReadLimits)]
@@ -130,13 +105,20 @@ class LimitArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitedArguments(ReadArguments, LimitArguments):
-    """Options of commands that read shards with limits."""
+class ReadArguments(SampleArguments):
+    """Options of commands that read shards.
+
+    Options:
+        --end-marker: Whether a shard must have an end marker.
+    """
+
+    end_marker: Literal["required", "optional"] = "required"
 
     @property
     def reading(self) -> dict[str, Any]:
         """Keyword arguments for functions that read samples."""
-        return {**super().reading, "limits": self.limits}
+        options = {"key_rule": self.rule, "end_marker": self.end_marker, "storage_options": self.store}
+        return {**options, "limits": self.limits}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from wds_datapipes.benchmark.measure import BenchmarkOptions, ShardBenchmark, measure_shards, recommend
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, printable
 from wds_datapipes.cli._declaration import Positive
-from wds_datapipes.cli._options import LimitedArguments, load_function
+from wds_datapipes.cli._options import ReadArguments, load_function
 from wds_datapipes.cli._report import plural, print_error, print_json, print_table
 from wds_datapipes.codecs.images import IMAGE_SPECS
 from wds_datapipes.parallel.progress import human_bytes
@@ -17,7 +17,7 @@ from wds_datapipes.parallel.progress import human_bytes
 
 def bench(
     shards: list[str],
-    options: LimitedArguments,
+    options: ReadArguments,
     num_workers: str = "",
     decode: str = "torchrgb8",
     crop: Positive | None = None,

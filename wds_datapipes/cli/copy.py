@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse
 from wds_datapipes.cli._declaration import Natural, Positive
-from wds_datapipes.cli._options import LimitedArguments, parse_bytes, parse_pairs, wrong_use
+from wds_datapipes.cli._options import ReadArguments, parse_bytes, parse_pairs, wrong_use
 from wds_datapipes.cli._report import print_error, print_nothing_found, report_shards, skipped_errors
 from wds_datapipes.errors import EncodeError
 from wds_datapipes.io.openers import redact
@@ -57,7 +57,7 @@ class WriteArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CopyArguments(WriteArguments, LimitedArguments):
+class CopyArguments(WriteArguments, ReadArguments):
     """The options of all commands that copy samples unchanged.
 
     Writing:

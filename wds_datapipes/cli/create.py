@@ -177,6 +177,7 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
             index=options.index,
             digest=bool(options.manifest),
             storage_options=options.store,
+            limits=options.limits,
         )
     shards = [shard.info for shard in made]
     if isinstance(source, ImageFiles) and class_list:

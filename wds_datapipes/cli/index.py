@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._declaration import Natural
-from wds_datapipes.cli._options import LimitedArguments, wrong_use
+from wds_datapipes.cli._options import ReadArguments, wrong_use
 from wds_datapipes.cli._report import plural, print_json
 from wds_datapipes.index.build_many import IndexResult, build_indexes
 from wds_datapipes.index.interop import dali_index_url, write_dali_index, write_wids_index
@@ -22,7 +22,7 @@ from wds_datapipes.parallel.progress import ProgressMeter
 
 def index(
     shards: list[str],
-    options: LimitedArguments,
+    options: ReadArguments,
     to: Literal["wds", "dali", "wids"] = "wds",
     output: str | None = None,
     manifest: str | None = None,

@@ -5,26 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse
 from wds_datapipes.cli._declaration import Natural
-from wds_datapipes.cli._options import LimitArguments, SampleArguments, load_function, parse_decoders, wrong_use
+from wds_datapipes.cli._options import SampleArguments, load_function, parse_decoders, wrong_use
 from wds_datapipes.cli._report import print_error, report_shards, skipped_errors
 from wds_datapipes.errors import ConversionError, StateError
 from wds_datapipes.prepare.convert import ConvertedShard, IfChanged, convert_shards
 from wds_datapipes.prepare.shell_command import SampleCommand
 
 
-@dataclass(frozen=True, kw_only=True)
-class MapArguments(SampleArguments, LimitArguments):
-    """The options of ``map`` that other commands have, too."""
-
-
 def map(  # noqa: A001  the name of the command
     shards: list[str],
-    options: MapArguments,
+    options: SampleArguments,
     output: str,
     function: str = "",
     command: str = "",

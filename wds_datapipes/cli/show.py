@@ -20,8 +20,6 @@ from wds_datapipes.io.small_files import write_sidecar
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.prepare.preview import Preview, escape_text, preview_field, samples_as_html
 from wds_datapipes.prepare.shard_contents import ScanOptions, ShardFault
-from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.types import Sample
 
 #: What browsers allow the page: no scripts, and nothing from elsewhere.
@@ -36,7 +34,7 @@ def show(
     key: str | None = None,
     number: Natural = 0,
     html: str | None = None,
-    limit: Positive = 60,
+    count: Positive = 60,
     seed: int = 0,
 ) -> None:
     """Show the fields of a sample, their sizes and contents.
@@ -50,7 +48,7 @@ def show(
 
     A contact sheet:
         --html FILE: Write a self-contained HTML page.
-        --limit NUMBER: The number of samples to draw.
+        --count, -n NUMBER: The number of samples to draw.
         --seed NUMBER: The seed for drawing samples.
     """
     urls = options.list_shards(shards)
@@ -66,7 +64,7 @@ def show(
         raise WrongUse("--key and --number select a single sample for the terminal, not for a page")
     faults: list[ShardFault] = []
     with ProgressMeter("Reading", len(urls)) as meter:
-        drawn, sizes = draw_samples(read_all(urls, options, faults, meter), limit, seed)
+        drawn, sizes = draw_samples(read_all(urls, options, faults, meter), count, seed)
     facts = {
         "samples": f"{len(sizes):,}",
         "shards": f"{len(urls):,}",
@@ -139,11 +137,8 @@ def sheet_as_html(samples: Sequence[Sample], title: str, facts: Mapping[str, str
 
 def find_sample(urls: list[str], key: str | None, number: int, options: ReadArguments) -> tuple[Sample, int]:
     """Read shards up to a sample, and return it with its position."""
-    shards = read_shards(urls, ReadOptions(end_marker=options.end_marker, storage_options=options.store))
-    at = -1
-    for at, sample in enumerate(
-        group_samples(shards, key_rule=options.rule, on_duplicate="first", on_repeated_key="ignore")
-    ):
+    at, scan = -1, ScanOptions(**options.reading)
+    for at, sample in enumerate(scan.read_samples(urls, on_duplicate="first", on_repeated_key="ignore")):
         if (key is None and at == number) or (key is not None and sample["__key__"] == key):
             return sample, at
     requested = f"with the key {key!r}" if key is not None else f"at position {number}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
 from wds_datapipes.cli._declaration import Natural
-from wds_datapipes.cli._options import LimitedArguments
+from wds_datapipes.cli._options import ReadArguments
 from wds_datapipes.cli._report import plural, print_json, size_of_shards
 from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.prepare.shard_contents import ShardFault
@@ -17,7 +17,7 @@ from wds_datapipes.prepare.verify import VerifiedShard, verify_shards
 
 def verify(
     shards: list[str],
-    options: LimitedArguments,
+    options: ReadArguments,
     decode: bool = False,
     digest: bool = False,
     field: list[str] | None = None,
