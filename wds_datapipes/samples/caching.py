@@ -15,7 +15,6 @@ from zlib import crc32
 from wds_datapipes.errors import CacheError
 from wds_datapipes.io.file_lock import AtomicFile
 from wds_datapipes.on_error.policy import note
-from wds_datapipes.user_warnings import warn_user
 
 #: The first bytes of a cache file. Frames follow: one for the stages before the cache, and one for each sample.
 MAGIC = b"wds-datapipes samples 3\n"
@@ -39,85 +38,51 @@ class CachedPart(NamedTuple):
 
 
 class MemoryCache:
-    """Caches samples in memory, as pickled bytes that no stage can change. Copies of the cache are empty.
+    """Caches samples in memory, as pickled bytes that no stage can change. Copies of the cache are empty."""
 
-    Args:
-        max_bytes: cache nothing if the samples need more.
-    """
-
-    def __init__(self, max_bytes: int | None) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._pickled: list[bytes] | None = None
         self._part = CachedPart()
-        self._is_too_large = False
 
-    def __reduce__(self) -> tuple[type[MemoryCache], tuple[int | None]]:
-        return MemoryCache, (self._max_bytes,)
+    def __reduce__(self) -> tuple[type[MemoryCache], tuple[()]]:
+        return MemoryCache, ()
 
     def cached(self, begin: Begin, part: CachedPart, _: Describe) -> Iterator[Any]:
-        """Yield the samples of a pass, as `DiskCache.cached` does."""
+        """Yield the samples of a pass, as `cached_on_disk` does."""
         if self._pickled is not None and self._part == part:  # a forked process inherits the cache of another part
             yield from map(_unpickle_sample, self._pickled)
             return
-        pickled: list[bytes] | None = None if self._is_too_large else []
-        size = 0
+        pickled = []
         for sample in begin():
-            if pickled is not None:
-                payload = _pickle_sample(sample)
-                size += len(payload)
-                pickled.append(payload)
-                if _exceeds(self._max_bytes, size, len(pickled)):
-                    pickled, self._is_too_large = None, True
+            pickled.append(_pickle_sample(sample))
             yield sample
-        if pickled is not None:
-            self._pickled, self._part = pickled, part
+        self._pickled, self._part = pickled, part
 
 
-class DiskCache:
-    """Caches samples in a directory, with one file per part.
+def cached_on_disk(folder: str, begin: Begin, part: CachedPart, stages: Describe) -> Iterator[Any]:
+    """Yield the samples of a pass: those in the file of a part, or those of the source, which are then written to it.
 
     Args:
-        folder: the directory.
-        max_bytes: cache nothing of a part that needs more.
+        folder: the directory of the cache.
+        begin: returns a new iterator over the source.
+        part: the part of the data that the source yields.
+        stages: describes the stages of the source.
     """
-
-    def __init__(self, folder: str, max_bytes: int | None) -> None:
-        self._folder = folder
-        self._max_bytes = max_bytes
-        self._is_too_large = False
-
-    def cached(self, begin: Begin, part: CachedPart, stages: Describe) -> Iterator[Any]:
-        """Yield the samples of a pass: the cached ones, or those of the source, which are then cached.
-
-        Args:
-            begin: returns a new iterator over the source.
-            part: the part of the data that the source yields.
-            stages: describes the stages of the source.
-        """
-        path = f"{self._folder}/part-{part.instance:05d}-of-{part.instances:05d}.samples"
-        described = stages()
-        if (payloads := open_samples(path, described)) is not None:
-            with closing(payloads):
-                yield from map(_unpickle_sample, payloads)
-            return
-        yield from begin() if self._is_too_large else self._writing(begin, path, described)
-
-    def _writing(self, begin: Begin, path: str, stages: list[str]) -> Iterator[Any]:
-        samples = iter(begin())
-        writer = SampleFileWriter(path, stages)
-        try:
-            for number, sample in enumerate(samples, 1):
-                writer.write(_pickle_sample(sample))
-                if _exceeds(self._max_bytes, writer.size, number):
-                    self._is_too_large = True
-                    writer.discard()
-                    yield sample
-                    yield from samples
-                    return
-                yield sample
-            writer.finish()
-        finally:
-            writer.discard()
+    path = f"{folder}/part-{part.instance:05d}-of-{part.instances:05d}.samples"
+    described = stages()
+    if (payloads := open_samples(path, described)) is not None:
+        with closing(payloads):
+            yield from map(_unpickle_sample, payloads)
+        return
+    samples = begin()
+    writer = SampleFileWriter(path, described)
+    try:
+        for sample in samples:
+            writer.write(_pickle_sample(sample))
+            yield sample
+        writer.finish()
+    finally:
+        writer.discard()
 
 
 class SampleFileWriter:
@@ -127,9 +92,6 @@ class SampleFileWriter:
         path: the final path of the file.
         stages: the descriptions of the stages before the cache.
 
-    Attributes:
-        size: the size of all frames in bytes.
-
     Raises:
         CacheError: the file cannot be written. The partial file is removed.
     """
@@ -137,7 +99,7 @@ class SampleFileWriter:
     def __init__(self, path: str, stages: Sequence[str]) -> None:
         self._path = path
         self._file: AtomicFile | None = None
-        self.size, self._sum = 0, crc32(MAGIC)
+        self._size, self._sum = 0, crc32(MAGIC)
         with self._explain_errors():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._file = AtomicFile(path, buffer_bytes=1 << 20)
@@ -149,7 +111,7 @@ class SampleFileWriter:
         self._sum = crc32(payload, self._sum)
         with self._explain_errors() as file:
             file.stream.write(FRAME.pack(len(payload), self._sum) + payload)
-        self.size += FRAME.size + len(payload)
+        self._size += FRAME.size + len(payload)
 
     def finish(self) -> None:
         """Sync the file and rename it."""
@@ -169,7 +131,7 @@ class SampleFileWriter:
         except OSError as error:
             self.discard()
             raise CacheError(
-                f"The cache {self._path} cannot be written: {error.strerror}, after {self.size} bytes. The partial "
+                f"The cache {self._path} cannot be written: {error.strerror}, after {self._size} bytes. The partial "
                 "file was removed. Free disk space, or choose another folder"
             ) from error
 
@@ -228,16 +190,6 @@ def _damage_error(path: str, offset: int) -> CacheError:
         f"The cache {path} is damaged: at byte {offset}, its data has a wrong length or checksum. Delete it, and "
         "restart the epoch"
     )
-
-
-def _exceeds(max_bytes: int | None, size: int, count: int) -> bool:
-    if max_bytes is None or size <= max_bytes:
-        return False
-    warn_user(
-        f"cache_samples caches nothing: its first {count} samples already take {size} bytes, more than "
-        f"max_bytes={max_bytes}. Each epoch is read from the source"
-    )
-    return True
 
 
 def _pickle_sample(sample: object) -> bytes:

@@ -331,21 +331,6 @@ def test_two_processes_may_write_one_part_at_the_same_time() -> None:
 
 @leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
-def test_more_than_max_bytes_is_not_cached_and_warns_once(place: str | None) -> None:
-    pipe = Counted([bytes(1000)] * 10).cache_samples(place, max_bytes=5000)
-    with pytest.warns(UserWarning, match=r"its first 5 samples already take 5\d+ bytes, .* max_bytes=5000") as warned:
-        assert list(pipe) == pipe.source.items
-    assert len(warned) == 1
-    assert list(pipe) == pipe.source.items
-    assert pipe.source.reads == 20
-    assert place is None or os.listdir(place) == []
-    enough = Counted([bytes(1000)] * 10).cache_samples(place, max_bytes=11_000)
-    assert list(enough) == list(enough)
-    assert enough.source.reads == 10
-
-
-@leaves_nothing
-@pytest.mark.parametrize("place", PLACES)
 def test_an_unpicklable_sample_is_named(place: str | None) -> None:
     pipe = Counted([{"__key__": "a/b", "lock": threading.Lock()}]).cache_samples(place)
     with pytest.raises(CacheError, match=r"cannot cache the sample 'a/b', as it cannot be pickled: TypeError: .*lock"):

@@ -100,7 +100,7 @@ def test_how_shards_are_read_does_not_count(options: dict[str, Any]) -> None:
 
 def test_limits_of_decoders_and_folders_of_caches_do_not_count() -> None:
     plain = read_with().wds_decode().cache_samples()
-    other = read_with().wds_decode(limits=ReadLimits(expansion=7)).cache_samples("folder", max_bytes=3)
+    other = read_with().wds_decode(limits=ReadLimits(expansion=7)).cache_samples("folder")
     assert descriptions(plain) == descriptions(other)
     assert descriptions(ShardList("a.tar").cache_wds_shards("copies")) == descriptions(ShardList("a.tar"))
 

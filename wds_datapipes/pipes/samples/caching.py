@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from wds_datapipes.arguments import check_integer, check_optional_integer
+from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import CacheError
 from wds_datapipes.pipes.declarations import instance_of
@@ -18,7 +19,7 @@ from wds_datapipes.pipes.inspection import splits, takes_seed
 from wds_datapipes.pipes.sharding import groups_of
 from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.samples.caching import CachedPart, DiskCache, MemoryCache
+from wds_datapipes.samples.caching import CachedPart, MemoryCache, cached_on_disk
 from wds_datapipes.seeds import derived_seed
 
 
@@ -49,8 +50,6 @@ class SampleCacher(EngineStage[Any]):
     Args:
         source: yields samples, or anything else that can be pickled.
         path: the directory of the cache, created if necessary; in memory by default.
-        max_bytes: the most bytes of pickled samples per part. A larger part is not cached, with a warning, and every
-            pass reads the source.
         seed: the seed of the random stages before the cache.
 
     Raises:
@@ -69,29 +68,25 @@ class SampleCacher(EngineStage[Any]):
 
     keeps_share = True
     restarts_once = False
-    ignored_arguments = frozenset({"path", "max_bytes"})
+    ignored_arguments = frozenset({"path"})
 
     def __init__(
         self,
         source: IterDataPipe[Any],
         path: str | os.PathLike[str] | None = None,
         *,
-        max_bytes: int | None = None,
         seed: int = 0,
     ) -> None:
         self.path = None if path is None else os.fspath(path)
-        max_bytes = check_optional_integer("max_bytes", max_bytes, 0)
-        seed = check_integer("seed", seed)
+        self.seed = check_integer("seed", seed)
         self.source = source
-        self.max_bytes = max_bytes
-        self.seed = seed
-        self._cache = MemoryCache(max_bytes) if self.path is None else DiskCache(self.path, max_bytes)
+        self._cached = MemoryCache().cached if self.path is None else partial(cached_on_disk, self.path)
         self._described: list[str] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         graph = PipelineGraph(self.source)
         part = _part(graph)
-        yield from self._cache.cached(lambda: self._begin(graph, part), part, self._describe)
+        yield from self._cached(lambda: self._begin(graph, part), part, self._describe)
 
     def _describe(self) -> list[str]:
         """Describe the cached pipeline, once, before later stages change items that may be arguments of a stage."""
