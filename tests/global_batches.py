@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, zip_longest
 from typing import Any
 
 from wds_datapipes import IndexedSamples
+from wds_datapipes.index.order.lanes import Lanes
+from wds_datapipes.index.order.mixed_order import MixedOrder
+from wds_datapipes.index.order.phases import Phase, RunPlan
+from wds_datapipes.index.order.sample_order import Order
 
 
 def keys(samples: Any) -> list[str]:
@@ -30,3 +34,13 @@ def global_batches(
         turns = zip_longest(*by_worker, fillvalue=[])
         by_rank.append([each for each in chain.from_iterable(turns) if each])
     return [list(chain.from_iterable(parts)) for parts in zip_longest(*by_rank, fillvalue=[])]
+
+
+def mixed_order(datasets: list[list[int]], weights: list[int], kind: Order, seed: int, lanes: Lanes) -> MixedOrder:
+    """Return the first epoch of a run with the same weights in all steps."""
+    names, ends = [*map(str, range(len(datasets)))], [0, *accumulate(map(len, datasets))]
+    known = {name: (len(sizes), sum(sizes)) for name, sizes in zip(names, datasets, strict=True)}
+    phase = Phase(lanes.count, lanes.batch, known, [(0, dict(zip(names, weights, strict=True)))])
+    parts = dict(zip(names, map(slice, ends, ends[1:]), strict=False))
+    sizes = [*chain(*datasets)]
+    return MixedOrder(RunPlan([phase], len(lanes)), 0, sizes, parts, kind, seed=seed, lanes=lanes, window_shards=2)

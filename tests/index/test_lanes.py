@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from global_batches import mixed_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.index.order.batch_share import BatchShare, Remainder
 from wds_datapipes.index.order.lanes import Lanes, lane_starts
-from wds_datapipes.index.order.mixed_order import MixedOrder
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
 
 ORDERS: Any = st.sampled_from(["global", "window", "sequential"])
@@ -115,7 +115,7 @@ def test_a_lane_of_a_mixture_draws_from_its_lanes_in_exact_proportions(
     period, batch = sum(weights), number * share
     count = batch * period + data.draw(st.integers(0, batch), "rest")
     lanes = Lanes(count, batch, number)
-    mixed = MixedOrder(datasets, weights, kind, seed=3, lanes=lanes, window_shards=2)
+    mixed = mixed_order(datasets, weights, kind, 3, lanes)
     sizes = [*chain(*datasets)]
     found = np.array(numbers_at(LaneOrder(mixed, lanes), sizes, range(count)))
     ends = np.cumsum([sum(each) for each in datasets])

@@ -22,6 +22,7 @@ from wds_datapipes.testing import build_shard
 
 SIZES = [7, 0, 5, 9, 6]
 BATCH = 12
+SCHEDULE = [(0, {"a": 1, "b": 2}), (1, {"a": 0, "b": 1}), (3, {"a": 3, "b": 1}), (6, {"a": 1, "b": 1}, "linear")]
 
 Batches = list[list[str]]
 
@@ -73,7 +74,7 @@ PIPELINES = st.fixed_dictionaries(
         "order": st.sampled_from(["global", "window", "sequential"]),
         "lanes": st.sampled_from([1, 2, 3, 12]),
         "remainder": st.sampled_from(["drop", "pad"]),
-        "weights": st.sampled_from([None, {"a": 1, "b": 2}]),
+        "weights": st.sampled_from([None, {"a": 1, "b": 2}, SCHEDULE]),
     }
 )
 TOPOLOGIES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 2))

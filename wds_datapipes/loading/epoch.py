@@ -10,7 +10,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.random  # NumPy would import it at first use, in every worker
@@ -32,6 +32,20 @@ from wds_datapipes.seeds import SeedGenerator, derived_seed
 
 #: The seed that was drawn last in each thread, for a loader without one.
 _drawn = threading.local()
+
+
+class PlaceInRun(NamedTuple):
+    """The place of an epoch in a run.
+
+    Attributes:
+        first: the seed of the first epoch of the run.
+        epoch: the number of the epoch.
+        following: the seed generator of the next epoch, if it is known.
+    """
+
+    first: int
+    epoch: int
+    following: SeedGenerator | None = None
 
 
 @dataclass
@@ -129,11 +143,15 @@ class EpochSeeds:
             )
         return seeds[number]
 
-    def following(self, *, is_split: bool) -> SeedGenerator:
-        """Return the generator of the next epoch, if that begins as this one did: selected by its number, or not."""
+    def place(self, *, is_split: bool, is_seeded: bool = True) -> PlaceInRun:
+        """Return the place of this epoch; the next one may begin as this one did: selected by its number, or not."""
+        if not is_seeded:
+            return PlaceInRun(self.first, self.epoch)
         if self.seed == derived_seed("epoch", self.first, self.epoch):
-            return SeedGenerator(self.of_epoch(self.epoch + 1, is_split=is_split))
-        return SeedGenerator(_seed_after(self.seed, is_split=is_split))
+            following = self.of_epoch(self.epoch + 1, is_split=is_split)
+        else:
+            following = _seed_after(self.seed, is_split=is_split)
+        return PlaceInRun(self.first, self.epoch, SeedGenerator(following))
 
     def end(self, seed_generator: Any) -> None:
         """Advance the generator, so that the next epoch has a different order; the result is the same on every rank."""
@@ -164,7 +182,7 @@ def is_drawn(seed_generator: Any) -> bool:
     return seed_of(seed_generator) == getattr(_drawn, "seed", None)
 
 
-def seed_stages(pipe: Any, seed_generator: Any, following: SeedGenerator | None = None) -> None:
+def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None) -> None:
     """Seed every stage that takes a seed: the same on every worker and rank before the split, different ones after it.
 
     A stage whose ``shares_seed`` is true has the same seed everywhere, even after the split.
@@ -175,7 +193,7 @@ def seed_stages(pipe: Any, seed_generator: Any, following: SeedGenerator | None 
     Args:
         pipe: the last stage.
         seed_generator: the seed generator of this worker.
-        following: the seed generator of the next epoch, if it is known.
+        place: the place of the epoch in the run, if it is known.
     """
     derive_later_seeds(pipe)
     # Draw the seeds in the same order as torchdata, so that the order for a given seed does not change.
@@ -189,11 +207,15 @@ def seed_stages(pipe: Any, seed_generator: Any, following: SeedGenerator | None 
     sharing = [stage for stage in after if declared(stage).shares_seed]
     for number, stage in enumerate(sharing):
         stage.set_seed(derived_seed("shares_seed", seed_of(seed_generator), number))
-    if following is not None:
-        for stage in filter(takes_seed, before):
-            stage.next_seed = following.generate_shared_seed()
-        for number, stage in enumerate(sharing):
-            stage.next_seed = derived_seed("shares_seed", seed_of(following), number)
+    if place is None:
+        return
+    first, following = SeedGenerator(place.first), place.following
+    for stage in filter(takes_seed, before):
+        stage.place_in_run = first.generate_shared_seed(), place.epoch
+        stage.next_seed = None if following is None else following.generate_shared_seed()
+    for number, stage in enumerate(sharing):
+        stage.place_in_run = derived_seed("shares_seed", place.first, number), place.epoch
+        stage.next_seed = None if following is None else derived_seed("shares_seed", seed_of(following), number)
 
 
 def refuse_hidden_stages(pipe: Any) -> None:
@@ -241,7 +263,7 @@ class EpochStart:
         iter_reset_fn: the reset function of another reading service, called with the pipe, which it returns.
         worker_reset_fn: the user's, called with the pipe, the worker and the generator; it returns the pipe.
         info: the ``WorkerInfo`` of this process.
-        following: the seed generator of the next epoch, if it is known.
+        place: the place of the epoch in the run, if it is known.
     """
 
     seeds: Any
@@ -251,7 +273,7 @@ class EpochStart:
     iter_reset_fn: Callable[[Any], Any] | None = None
     worker_reset_fn: Callable[[Any, Any, Any], Any] | None = None
     info: Any = None
-    following: SeedGenerator | None = None
+    place: PlaceInRun | None = None
 
 
 class EpochRun:
@@ -282,7 +304,7 @@ class EpochRun:
         remove_listings(pipe)
         if start.owns_generators:
             _seed_generators(start)
-        seed_stages(pipe if seeded is None else seeded, start.seeds, start.following)
+        seed_stages(pipe if seeded is None else seeded, start.seeds, start.place)
         if start.iter_reset_fn is not None:
             pipe = call_with_pipeline("iter_reset_fn", start.iter_reset_fn(pipe))
         if start.worker_reset_fn is not None:

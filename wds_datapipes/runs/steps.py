@@ -11,7 +11,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, RestOfEpoch
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.loading.checkpoint.format import Checkpoint, checkpoints_in
-from wds_datapipes.loading.epoch import EpochSeeds, seed_stages
+from wds_datapipes.loading.epoch import EpochSeeds, PlaceInRun, seed_stages
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of, name_of
 from wds_datapipes.pipes.state.description import descriptions
@@ -157,7 +157,7 @@ class RunSteps:
         """Return the order of an epoch; the last one is kept."""
         if self._order[0] != epoch:
             seed = EpochSeeds.of(self._saved).of_epoch(epoch, is_split=self._saved.distributed)
-            seed_stages(self._pipeline, SeedGenerator(seed))
+            seed_stages(self._pipeline, SeedGenerator(seed), PlaceInRun(self._saved.first, epoch))
             self._order = epoch, self._source.order_of_epoch()
         return self._order[1]
 

@@ -199,9 +199,11 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         is_seeded = not is_drawn(seed_generator)
         if self._agreement is not None and not self._items.epoch and self._manager.resumed_from is None and is_seeded:
             self._agreement.compare(fact_of_seed(seed_of(seed_generator)))
+        is_known = is_seeded or self._manager.resumed_from is not None
         resumed_from = self._manager.begin(seed_generator, self._ranks)
         is_split = self.group.is_split or self._manager.given_rank is not None
-        self._items.following = self._manager.seeds.following(is_split=is_split) if is_seeded else None
+        place = self._manager.seeds.place(is_split=is_split, is_seeded=is_seeded)
+        self._items.place = place if is_known else None
         self._items.begin(seed_generator, resumed_from, iter_reset_fn, self._running)
         self._end_datapipe = users_part(self._running)
         if self._replayed is not None:

@@ -174,7 +174,7 @@ class Epochs:
         elif resumed_from is None and info is not None and self.before is not None and not self._has_begun_any:
             self._base = self.before.parts[own].renewed()
         self._epoch_seed, self.loaded, self._has_begun_any = seeds.seed, [], info is not None
-        self._following = seeds.following(is_split=self.distributed)
+        self._place = seeds.place(is_split=self.distributed)
         seeds.end(generator)
         row = WorkerRow(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
         if info is None:
@@ -196,7 +196,7 @@ class Epochs:
         if is_worker:  # otherwise the global generators of this process belong to the training
             seeds = seeds.spawn(self.number)
         state = None if self._base.stages is None else self._base
-        start = EpochStart(seeds, state, self._replay_reason, owns_generators=is_worker, following=self._following)
+        start = EpochStart(seeds, state, self._replay_reason, owns_generators=is_worker, place=self._place)
         self._run = run = EpochRun(pipe, start)
         for item in run.items:
             self._has_items = True

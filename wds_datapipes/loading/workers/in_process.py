@@ -59,7 +59,7 @@ class LocalItems(LoopItems):
             iter_reset_fn=iter_reset_fn,
             worker_reset_fn=self._worker_reset_fn,
             info=WorkerInfo(1, 0),
-            following=self.following,
+            place=self.place,
         )
         self._run = EpochRun(self.source, start, counters=self.counters, seeded=pipe)
         self.source = self._run.pipe

@@ -12,11 +12,11 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
+from wds_datapipes.loading.epoch import PlaceInRun
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import LoadingReport, WorkerReport, log_skipped, log_stragglers
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.stage import Stage, iterated_by_loader
-from wds_datapipes.seeds import SeedGenerator
 
 Pipe = IterDataPipe[Any]
 
@@ -31,7 +31,7 @@ class LoopItems(Stage[Any]):
         epoch: the number of epochs that have begun.
         turn: the worker that yields the next item.
         is_over: whether the epoch has ended.
-        following: the seed generator of the epoch after the one that begins, if it is known.
+        place: the place of the epoch that begins in the run, if it is known.
         rank: the number of this rank, for reports.
         stragglers: the slow workers that were logged.
         ahead: the workers whose items were taken but not delivered yet, if a stage of the main process prefetches.
@@ -41,7 +41,7 @@ class LoopItems(Stage[Any]):
         self.epoch = 0
         self.turn = 0
         self.is_over = False
-        self.following: SeedGenerator | None = None
+        self.place: PlaceInRun | None = None
         self.rank = 0
         self.stragglers = set[str]()
         self.ahead: deque[int] | None = None

@@ -120,10 +120,10 @@ class PooledItems(LoopItems):
         """Begin an epoch."""
         super().begin(seed_generator, resumed, iter_reset_fn, pipe)
         self._awaits_beginning = self._continues and resumed is None
-        seed_stages(pipe, seed_generator, self.following)
+        seed_stages(pipe, seed_generator, self.place)
         for number, connection in enumerate(self._pool.workers):
             base = WorkerState() if resumed is None else resumed.parts[number]
-            connection.begin(self.epoch, (seed_generator.spawn(number), iter_reset_fn, self.following), base)
+            connection.begin(self.epoch, (seed_generator.spawn(number), iter_reset_fn, self.place), base)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield one item from each worker in turn, skipping workers that are exhausted.

@@ -171,9 +171,7 @@ class Worker:
         listings = [] if epoch is None or epoch.spans_epochs or epoch.is_resumed else listings_before(self.pipe)
         return [listing.whole for listing in listings if listing.is_split]
 
-    def begin(
-        self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None, following: Any
-    ) -> None:
+    def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None, place: Any) -> None:
         """Begin an epoch."""
         self.iterator = None  # closes the files of the previous epoch
         self.sender.begin(epoch)
@@ -187,7 +185,7 @@ class Worker:
             iter_reset_fn=iter_reset_fn,
             worker_reset_fn=job.reset_fn,
             info=job.info,
-            following=following,
+            place=place,
         )
         self.epoch = epoch_run = EpochRun(self.pipe, start, counters=self.sender.counters)
         self.pipe = epoch_run.pipe

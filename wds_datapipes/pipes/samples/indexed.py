@@ -18,8 +18,9 @@ from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, EpochOptions
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.order.lanes import Lanes, check_lanes
-from wds_datapipes.index.order.mixed_order import MixedOrder, integer_weights
+from wds_datapipes.index.order.mixed_order import MixedOrder
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.phases import Phase, RunPlan, Weights, check_schedule
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
@@ -98,7 +99,10 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             a mapping from their names.
         weights: the relative frequencies of the datasets, by name, which are exact in every period of a few samples
             (integers and decimal fractions) and in every epoch. A dataset whose samples have all been read is read
-            again in another order; one of weight 0 is not read. Without weights, an epoch has each sample once.
+            again in another order; the next epoch goes on where this one ends. One of weight 0 is not read. Without
+            weights, an epoch has each sample once. Or a schedule, a list of points: ``(step, weights)`` for weights
+            from a step of the run on, which is a global batch, and ``(step, weights, "linear")`` if they change
+            linearly up to there since the point before. The first point is step 0. A loader with a seed counts steps.
         join: another dataset, or a list of several, whose fields are added to the samples with the same keys. The
             order of its shards and samples does not matter; those without a counterpart are not read.
         missing: what to do with samples that have no counterpart in a joined dataset: ``"raise"``; ``"skip"`` them; or
@@ -148,7 +152,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         remainder: Remainder = "drop",
         fields: Collection[str] | None = None,
         select: Select | Mapping[str, Select] | None = None,
-        weights: Mapping[str, float] | None = None,
+        weights: Weights | None = None,
         join: Shards | Sequence[Shards] = (),
         missing: Lacking = "raise",
         on_error: OnError = "raise",
@@ -193,17 +197,26 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             access=access,
         )
         parts = self._shards.parts
-        self.weights = None if weights is None else integer_weights(weights, list(parts))
+        self.weights = None if weights is None else check_schedule(weights, list(parts), global_batch_size)
         counts = {name: int(self._shards.sizes[part].sum()) for name, part in parts.items()}
-        for name, weight in zip(parts, self.weights or (), strict=self.weights is not None):
-            if weight and not counts[name]:
+        points = self.weights or [(0, dict.fromkeys(parts, 1))]
+        used = [name for name in parts if any(weights[name] for _, weights, *_ in points)]
+        for name in used if self.weights else ():
+            if not counts[name]:
                 raise EmptySourceError(
                     f"The dataset {name!r} has a positive weight, and no samples, or none is selected. Leave it out, "
                     "or set its weight to 0"
                 )
-        used = zip(counts.values(), self.weights or [1] * len(parts), strict=True)
-        self._count = epoch.samples or sum(count for count, weight in used if weight)
-        check_lanes(lanes, global_batch_size, self._count)
+        count = epoch.samples or sum(counts[name] for name in used)
+        check_lanes(lanes, global_batch_size, count)
+        if epoch.samples and weights is None:
+            points = [(0, {"": 1})]
+        datasets_of_phase = {name: (part.stop - part.start, counts[name]) for name, part in parts.items()}
+        is_mixed = weights is not None or epoch.samples is not None
+        count -= count % lanes if is_mixed else 0  # so that all lanes go on alike from epoch to epoch
+        phase = Phase(count, global_batch_size or 1, datasets_of_phase, points if is_mixed else None)
+        #: The phases of the run, and the seed of the run with the number of the epoch.
+        self._plan, self._place = RunPlan([phase], lanes, drops=remainder == "drop"), (0, 0)
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""
@@ -267,7 +280,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             left -= len(chunk)
             if readers[0].cache is not None and seed is not None and left <= len(share) * min(part, 1) / 2:
                 first = next(self._share().positions())
-                self._shards.open_ahead(readers, self.order_of_epoch(seed).find(first))
+                self._shards.open_ahead(readers, self.order_of_epoch(following=True).find(first))
                 seed = None
 
     def _warn_of_few_lanes(self) -> None:
@@ -295,15 +308,25 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             f"windows by EpochOptions(window_shards=), fewer lanes, or AccessOptions(open_shards={lanes * window})"
         )
 
-    def order_of_epoch(self, seed: int | None = None) -> LaneOrder:
-        """Return the order of the epoch with a seed; by default, of the one whose seed was set last."""
+    def order_of_epoch(self, *, following: bool = False) -> LaneOrder:
+        """Return the order of the epoch whose seed was set last, or of the following one, whose seed is known.
+
+        Raises:
+            RuntimeError: weights change by step, and the loader does not count them.
+        """
         order = self.order if self._shuffles else "sequential"
-        if order == "sequential":
-            seed = 0
-        elif seed is None:
-            seed = self.take_seed()
+        if following:
+            seed, place = self.next_seed or 0, (self._place[0], self._place[1] + 1)
+        else:
+            seed, known = 0 if order == "sequential" else self.take_seed(), self.take_place()
+            if known is None and len(self.weights or ()) > 1:
+                raise RuntimeError(
+                    "The weights change by step, and this loader does not count the steps of a run. Use "
+                    "StatefulShards, or DataLoader2 with ShardReadingService and a seed"
+                )
+            place = self._place = known or (seed, 0)
         lanes = Lanes(self._count, self.global_batch_size or 1, self.lanes)
-        samples = self._order_of_samples(order, seed, lanes)
+        samples = self._order_of_samples(order, seed, place, lanes)
         if self._shards.lengths is not None:
             samples = LengthOrder(
                 samples,
@@ -315,16 +338,19 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             )
         return LaneOrder(samples, lanes)
 
-    def _order_of_samples(self, order: Order, seed: int, lanes: Lanes) -> SampleOrder:
+    def _order_of_samples(self, order: Order, seed: int, place: tuple[int, int], lanes: Lanes) -> SampleOrder:
         """Return the order of an epoch without regard to lengths, lane by lane."""
-        window = self.epoch.window_shards
+        window, sizes = self.epoch.window_shards, self._shards.sizes
         if self.weights is None and self.epoch.samples is None:
-            return EpochOrder(self._shards.sizes, order, seed=seed, window_shards=window, lanes=self.lanes)
-        if self.weights is None:
-            datasets, weights = [self._shards.sizes], [1]
-        else:
-            datasets, weights = [self._shards.sizes[part] for part in self._shards.parts.values()], self.weights
-        return MixedOrder(datasets, weights, order, seed=seed, lanes=lanes, window_shards=window)
+            return EpochOrder(sizes, order, seed=seed, window_shards=window, lanes=self.lanes)
+        run, epoch = place
+        parts = self._shards.parts
+        return MixedOrder(self._plan, epoch, sizes, parts, order, seed=run, lanes=lanes, window_shards=window)
+
+    @property
+    def _count(self) -> int:
+        """The number of samples in the epoch that was begun last."""
+        return self._plan.phase_of(self._place[1]).count
 
     def _share(self, rest: RestOfEpoch = WHOLE_EPOCH) -> BatchShare:
         """Return the share of this instance in the rest of an epoch."""

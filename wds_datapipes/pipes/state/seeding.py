@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: the one that marks a wrapped method.
 SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
 #: The attributes of a `SeededStage` with its seeds.
-SEEDS = frozenset({"_seed", "_last_seed", "_own_seed", "next_seed"})
+SEEDS = frozenset({"_seed", "_last_seed", "_own_seed", "next_seed", "place_in_run"})
 
 
 class SeededStage:
@@ -32,17 +32,24 @@ class SeededStage:
 
     Attributes:
         next_seed: the seed of the next epoch, as far as the loader knows it, so that a stage can prepare for it.
+        place_in_run: the seed of the run, and the number of the epoch in it, as far as the loader knows them.
     """
 
     derives_seeds = True
     next_seed: int | None = None
+    place_in_run: tuple[int, int] | None = None
     _seed: int | None = None
     _last_seed: int | None = None
 
     def set_seed(self, seed: int) -> Self:
         """Set the seed of the next pass; called by loaders."""
-        self._seed, self.next_seed = seed, None
+        self._seed, self.next_seed, self.place_in_run = seed, None, None
         return self
+
+    def take_place(self) -> tuple[int, int] | None:
+        """Return the place of the pass in a run; None for passes after the first of an epoch."""
+        place, self.place_in_run = self.place_in_run, None
+        return place
 
     def take_seed(self) -> int:
         """Return the seed of a new pass; if no loader has ever set one, a seed from torch's generator."""

@@ -1,0 +1,121 @@
+"""Phases of a run: datasets are read pass by pass, in the proportions of a schedule, across epochs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain, compress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes import IndexedSamples
+from wds_datapipes.index import EpochOptions, Manifest
+from wds_datapipes.index.manifest import ManifestEntry
+from wds_datapipes.index.order.phases import check_schedule
+
+NAMES = ("a", "b", "c")
+WEIGHTS = st.fixed_dictionaries({name: st.integers(0, 5) for name in NAMES}).filter(lambda each: any(each.values()))
+SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "order": st.sampled_from(["global", "window", "sequential"]),
+        "remainder": st.sampled_from(["drop", "pad", "keep"]),
+        "lanes": st.sampled_from([1, 2, 4]),
+    }
+)
+
+Drawn = tuple[str, int, int]
+
+
+def manifest(name: str, sizes: list[int]) -> Manifest:
+    return Manifest(ManifestEntry(f"{name}{n}.tar", samples=size, bytes=0) for n, size in enumerate(sizes))
+
+
+def steps_of(pipe: IndexedSamples, epochs: int) -> list[list[Drawn]]:
+    """Return the samples of each step, without padding."""
+    found = []
+    for epoch in range(epochs):
+        pipe.set_seed(epoch).place_in_run = 5, epoch
+        order = pipe.order_of_epoch()
+        for number in range(pipe.count_batches(1)):
+            [(shards, places, positions)] = pipe.find_batch(order, number, 1)
+            drawn = zip(pipe.dataset.names(shards), shards.tolist(), places.tolist(), strict=True)
+            found.append([*compress(drawn, positions < len(order))])
+    return found
+
+
+@settings(max_examples=40)
+@given(st.tuples(SIZES, SIZES, SIZES), st.lists(WEIGHTS, min_size=1, max_size=4), OPTIONS, st.data())
+def test_datasets_are_read_pass_by_pass_in_the_proportions_of_a_schedule(
+    sizes: tuple[list[int], ...], weights: list[dict[str, int]], options: dict[str, Any], data: st.DataObject
+) -> None:
+    starts = sorted({0, *data.draw(st.lists(st.integers(1, 20), max_size=len(weights) - 1, unique=True))})
+    kinds = data.draw(st.lists(st.booleans(), min_size=len(starts), max_size=len(starts)))
+    schedule: Any = [
+        (start, each, "linear") if start and kind else (start, each)
+        for start, each, kind in zip(starts, weights, kinds, strict=False)
+    ]
+    lanes = options["lanes"]
+    datasets = {name: manifest(name, [n * lanes for n in each]) for name, each in zip(NAMES, sizes, strict=True)}
+    count = data.draw(st.integers(8, 40), "samples")
+    pipe = IndexedSamples(
+        datasets, weights=schedule, global_batch_size=8, epoch=EpochOptions(samples=count, window_shards=2), **options
+    )
+    steps = steps_of(pipe, epochs=1 + 120 // count)
+    for name, own in pipe.dataset.parts.items():  # each sample once per pass of its lane, across phases and epochs
+        size, share = int(pipe.dataset.sizes[own].sum()), 8 // pipe.lanes
+        for lane in range(pipe.lanes if pipe.remainder == "drop" or pipe.lanes == 1 else 0):
+            slots = slice(lane * share, (lane + 1) * share)
+            times = Counter(each for step in steps for each in step[slots] if each[0] == name)
+            fewest = min(times.values()) if len(times) * pipe.lanes == size else 0
+            assert max(times.values(), default=0) <= 1 + fewest
+    ends = [*(start for start, *_ in schedule[1:]), len(steps)]
+    for (first, weight, *_), end, (_, _, *kind) in zip(schedule, ends, [*schedule[1:], (0, {})], strict=True):
+        drawn = Counter(name for name, _, _ in chain(*steps[first:end]))
+        for name in NAMES if not kind else ():
+            share = weight[name] / sum(weight.values())
+            assert abs(drawn[name] - drawn.total() * share) < (1 if pipe.lanes == 1 else 2 * pipe.lanes)
+
+
+def test_weights_change_linearly() -> None:
+    datasets = {name: manifest(name, [1000]) for name in "ab"}
+    schedule: Any = [(0, {"a": 1, "b": 0}), (100, {"a": 1, "b": 0}), (300, {"a": 0, "b": 1}, "linear")]
+    pipe = IndexedSamples(datasets, weights=schedule, global_batch_size=10, epoch=EpochOptions(samples=1000))
+    drawn = [sum(name == "b" for name, _, _ in step) for step in steps_of(pipe, 4)]
+    assert drawn[:100] == [0] * 100
+    assert drawn[300:] == [10] * 100
+    for step in range(100, 300, 20):  # 20 steps have 200 samples
+        assert abs(sum(drawn[step : step + 20]) - (step - 90)) <= 3
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "message"),
+    [
+        ([], ValueError, "weights must have a point for step 0"),
+        ([(1, {"a": 1})], ValueError, "must increase, from 0 for a point that is not linear, and 1 follows -1"),
+        ([(0, {"a": 1}), (0, {"a": 2})], ValueError, "and 0 follows 0"),
+        ([(0, {"a": 1}, "linear")], ValueError, "from 0 for a point that is not linear"),
+        (
+            [(0, {"a": 1}), (2, {"a": 1}, "cubic")],
+            TypeError,
+            r'must be \(step, weights\) or \(step, weights, "linear"\)',
+        ),
+        ([{"a": 1}], TypeError, "a point of weights must be"),
+        ([(0, {"b": 1})], ValueError, r"weights are for \['b'\], and the datasets are \['a'\]"),
+        ([(-1, {"a": 1})], ValueError, "the step of a point of weights"),
+    ],
+)
+def test_wrong_schedules_are_refused(weights: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        check_schedule(weights, ["a"], 8)
+
+
+def test_a_schedule_needs_steps() -> None:
+    with pytest.raises(ValueError, match="weights by step need a global_batch_size"):
+        check_schedule([(0, {"a": 1})], ["a"], None)
+    weights = [(0, {"a": 1}), (2, {"a": 2})]
+    pipe = IndexedSamples({"a": manifest("a", [9])}, weights=weights, global_batch_size=2)
+    with pytest.raises(RuntimeError, match="this loader does not count the steps of a run"):
+        next(iter(pipe))

@@ -1,0 +1,265 @@
+"""The phases of a run: which datasets it reads, with which weights and batches, from which step on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from wds_datapipes.arguments import check_integer
+from wds_datapipes.index.order.draw_pattern import DrawPattern, integer_weights
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.seeds import derived_seed
+
+Weights: TypeAlias = "Mapping[str, float] | Sequence[Sequence[Any]]"
+"""The weights of datasets, or a schedule of them by step."""
+
+#: The most steps of the weights between two points of a linear schedule, and the sum of the integers in each.
+STAIRS, RESOLUTION = 100, 1000
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run with the same datasets, schedule and batches.
+
+    Attributes:
+        count: the number of samples in an epoch.
+        batch: the number of samples in a global batch.
+        datasets: for each dataset, the numbers of its shards and samples.
+        points: the schedule of weights, by step; None if an epoch has each sample once.
+        epoch: the epoch in which the phase begins.
+        start: the position in this epoch at which it begins.
+        step: the step with which it begins.
+    """
+
+    count: int
+    batch: int
+    datasets: Mapping[str, tuple[int, int]]
+    points: Sequence[Sequence[Any]] | None = None
+    epoch: int = 0
+    start: int = 0
+    step: int = 0
+
+    def drawn_datasets(self, name: str) -> dict[str, int]:
+        """Return the numbers of shards of a dataset that has a weight; ``""`` stands for all together."""
+        return {each: shards for each, (shards, _) in self.datasets.items() if name in ("", each)}
+
+
+class Pass(NamedTuple):
+    """From which pass on a dataset has some shards.
+
+    Attributes:
+        number: the number of the pass.
+        draws: the number of draws from each lane before it.
+        samples: the number of samples.
+        shards: the number of shards of each dataset that is read.
+    """
+
+    number: int
+    draws: Numbers
+    samples: int
+    shards: Mapping[str, int]
+
+    def numbers(self, lanes: Numbers, draws: Numbers, count: int) -> Numbers:
+        """Return the numbers of draws, if those of a lane continue where the lane before it ends; see `lane_starts`."""
+        return draws - self.draws[lanes] + (self.number + lanes) * self.samples // count
+
+    def passes(self, lanes: Numbers, numbers: Numbers, count: int) -> Numbers:
+        """Return the pass of each draw, from these numbers."""
+        return ((numbers + 1) * count - 1) // max(self.samples, 1) - lanes
+
+
+class Draws(NamedTuple):
+    """Draws with the same weights.
+
+    Attributes:
+        begins: the number of draws from each lane before them, from the beginning of the run.
+        pattern: the order of the datasets.
+        shifts: where the pattern begins in each lane.
+        earlier: the number of earlier draws from each dataset and lane.
+    """
+
+    begins: Numbers
+    pattern: DrawPattern
+    shifts: Numbers
+    earlier: Numbers
+
+    def count_to(self, ends: Numbers) -> Numbers:
+        """Return the number of draws from each dataset and lane, before a number of draws from each lane."""
+        return self.earlier + self.pattern.count(ends - self.begins, self.shifts)
+
+    def find(self, lanes: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the datasets of draws, and the number of each among those from its dataset and lane."""
+        datasets, draws = self.pattern.draw(numbers - self.begins[lanes], self.shifts[lanes])
+        return datasets, draws + self.earlier[datasets, lanes]
+
+
+class RunPlan:
+    """The phases of a run, and the arithmetic of its steps and draws.
+
+    An epoch has as many samples as the phase says in which it begins. Weights, batches and datasets change with the
+    phase. Each dataset is read pass by pass through all epochs and phases; a dataset that has grown has its new samples
+    from its next pass on.
+
+    Args:
+        phases: the phases, in their order; the first begins with the run.
+        lanes: the number of lanes.
+        drops: whether an epoch consists of whole batches only.
+
+    Examples:
+        >>> points = [(0, {"a": 1, "b": 1}), (3, {"a": 1, "b": 3})]
+        >>> plan = RunPlan([Phase(20, 4, {"a": (1, 10), "b": (1, 10)}, points)])
+        >>> plan.locate(7)[1:], plan.step_at(1, 8)
+        ((1, 2), 7)
+    """
+
+    def __init__(self, phases: Sequence[Phase], lanes: int = 1, *, drops: bool = True) -> None:
+        self.phases, self._lanes, self._drops = tuple(phases), lanes, drops
+
+    def phase_of(self, epoch: int) -> Phase:
+        """Return the phase in which an epoch begins."""
+        return [each for each in self.phases if (each.epoch, each.start) <= (epoch, 0)][-1]
+
+    def end(self, phase: Phase) -> int:
+        """Return the number of samples in an epoch that are not dropped."""
+        return phase.count - phase.count % phase.batch if self._drops else phase.count
+
+    def locate(self, step: int) -> tuple[Phase, int, int]:
+        """Return the phase of a step, its epoch, and the number of its batch in the epoch or in the rest of it."""
+        phase = [each for each in self.phases if each.step <= step][-1]
+        return phase, *self._locate(phase, step)
+
+    def _locate(self, phase: Phase, step: int) -> tuple[int, int]:
+        number = step - phase.step
+        if number < (first := self._steps(phase)):
+            return phase.epoch, number
+        epochs, number = divmod(number - first, -(-self.end(phase) // phase.batch))
+        return phase.epoch + 1 + epochs, number
+
+    def _steps(self, phase: Phase) -> int:
+        """Return the number of steps of the epoch in which a phase begins, from there on."""
+        return -(-max(self.end(self.phase_of(phase.epoch)) - phase.start, 0) // phase.batch)
+
+    def step_at(self, epoch: int, position: int) -> int:
+        """Return the step that begins at a position of an epoch in the last phase."""
+        phase = self.phases[-1]
+        if epoch == phase.epoch:
+            return phase.step - (phase.start - position) // phase.batch
+        whole = -(-self.end(phase) // phase.batch)
+        return phase.step + self._steps(phase) + (epoch - phase.epoch - 1) * whole - -position // phase.batch
+
+    def drawn(self, epoch: int) -> Numbers:
+        """Return the number of draws from each lane before an epoch."""
+        firsts = [(phase.epoch + (phase.start > 0), phase) for phase in self.phases]
+        found = np.zeros(self._lanes, np.int64)
+        for (first, phase), (end, _) in pairwise([*firsts, (epoch, self.phases[-1])]):
+            found += max(min(end, epoch) - first, 0) * self._of_epoch(phase)
+        return found
+
+    def _of_epoch(self, phase: Phase) -> Numbers:
+        return np.full(self._lanes, self.end(phase) // self._lanes)  # mixtures have equal lanes
+
+    def draws(self, seed: int | None) -> tuple[list[str], list[Draws], list[list[Pass]]]:
+        """Return the names of the datasets, the draws of all phases, and the passes of each dataset.
+
+        Args:
+            seed: chooses where the patterns begin; None for their beginnings.
+        """
+        names = list(
+            dict.fromkeys(name for phase in self.phases for _, weights, *_ in phase.points or () for name in weights)
+        )
+        passes: list[list[Pass]] = [[] for _ in names]
+        found = list[Draws]()
+        count = np.zeros((len(names), self._lanes), np.int64)
+        lanes = np.arange(self._lanes)
+        for phase, following in zip(self.phases, [*self.phases[1:], None], strict=True):
+            for number, (step, weights) in enumerate(
+                _weights_between(phase, None if following is None else following.step)
+            ):
+                epoch, batch = self._locate(phase, step)
+                first = batch * phase.batch + (phase.start if epoch == phase.epoch else 0)
+                begins = np.minimum(-(-first // self._lanes), self._of_epoch(self.phase_of(epoch))) + self.drawn(epoch)
+                count = found[-1].count_to(begins) if found else count
+                if not number:
+                    _grow(passes, names, phase, count)
+                key = None if seed is None else derived_seed("mixture", seed, len(found))
+                pattern = DrawPattern(tuple(weights.get(name, 0) for name in names), key)
+                found.append(Draws(begins, pattern, lanes * (phase.batch // self._lanes), count))
+        return names, found, passes
+
+
+def _grow(passes: list[list[Pass]], names: Sequence[str], phase: Phase, count: Numbers) -> None:
+    """Note from which pass on each dataset has the shards of a phase: the one after those that were begun."""
+    lanes, of = np.arange(count.shape[1]), count.shape[1]
+    for known, name, drawn in zip(passes, names, count, strict=True):
+        shards = phase.drawn_datasets(name)
+        samples = sum(phase.datasets[each][1] for each in shards)
+        if not shards or (known and known[-1].shards == shards):
+            continue
+        number, draws = 0, np.zeros_like(drawn)
+        if known:
+            last = known[-1]
+            begun = last.passes(lanes, last.numbers(lanes, drawn - 1, of), of)[drawn > last.draws]
+            number = max([last.number, *(begun + 1).tolist()])
+            draws = last.draws + (number + lanes) * last.samples // of - (last.number + lanes) * last.samples // of
+        known.append(Pass(number, draws, samples, shards))
+
+
+def _weights_between(phase: Phase, end: int | None) -> list[tuple[int, dict[str, int]]]:
+    """Return the integer weights of a phase, each with the step from which on they apply."""
+    found = list[tuple[int, dict[str, int]]]()
+    for step, weights in _stairs(phase.points):
+        if step <= phase.step:
+            found = [(phase.step, weights)]
+        elif end is None or step < end:
+            found.append((step, weights))
+    return found
+
+
+def _stairs(points: Sequence[Sequence[Any]] | None) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield the steps of a schedule at which its weights change, and the integer weights from there on."""
+    before: tuple[int, dict[str, int]] = 0, {}
+    for step, weights, *kind in points or ():
+        if kind:
+            first, known = before
+            stairs = min(step - first, STAIRS)
+            for stair in range(stairs):
+                part = (2 * stair + 1) / (2 * stairs)
+                mixed = {
+                    name: (1 - part) * known[name] / sum(known.values()) + part * weights[name] / sum(weights.values())
+                    for name in weights
+                }
+                mixed = {name: max(round(weight * RESOLUTION), weight > 0) for name, weight in mixed.items()}
+                yield first + stair * (step - first) // stairs, mixed
+        before = step, weights
+        yield before
+
+
+def check_schedule(weights: Weights, names: Sequence[str], batch: int | None) -> list[Sequence[Any]]:
+    """Return weights as a schedule: points of a step and integer weights from there on, some of them ``"linear"``.
+
+    Raises:
+        ValueError: a weight is missing or invalid, the steps do not increase from 0, or steps have no fixed size.
+        TypeError: the weights are neither a mapping nor such points.
+    """
+    if isinstance(weights, Mapping) or not isinstance(weights, list | tuple):
+        return [(0, integer_weights(weights, names))]  # type: ignore[arg-type]  # it checks the type
+    found, last = list[Sequence[Any]](), -1
+    for point in weights:
+        if not isinstance(point, list | tuple) or len(point) not in (2, 3) or [*point[2:]] not in ([], ["linear"]):
+            raise TypeError(f'a point of weights must be (step, weights) or (step, weights, "linear"), not {point!r}')
+        step = check_integer("the step of a point of weights", point[0], 0)
+        if step <= last or (not found and (step or point[2:])):
+            raise ValueError(
+                f"the steps of weights must increase, from 0 for a point that is not linear, and {step} follows {last}"
+            )
+        found.append((step, integer_weights(point[1], names), *point[2:]))
+        last = step
+    if not found:
+        raise ValueError("weights must have a point for step 0")
+    if batch is None:
+        raise ValueError("weights by step need a global_batch_size, which says what a step is")
+    return found
