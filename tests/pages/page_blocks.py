@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 KINDS = {"python", "console", "text", "shell", "", "{eval-rst}"}
 FENCE = re.compile(r"^ *(`{3,})(.*)$")
 #: The kind of a block that is a file: on the page itself, or a file below `docs/`.
-FILE = re.compile(r"{code-block} python|{(?:literal)?include} (?P<included>[\w./-]+)")
+FILE = re.compile(r"{code-block} (?:python|yaml)|{(?:literal)?include} (?P<included>[\w./-]+)")
 #: The option of such a block that is the name of the file, with the empty line after it.
 CAPTION = re.compile(r":caption: ([\w.]+)\n\n?")
 
