@@ -121,7 +121,6 @@ PADDED = [*PARTIAL[:3], [12, 13, 14, 14]]
         ({"pad_last_batch": True}, [*PADDED, *PADDED]),
         ({"cycle": "raise"}, [*PARTIAL, "reset", *PARTIAL, "reset", *PARTIAL]),
         ({"cycle": "raise", "pad_last_batch": True}, [*PADDED, "reset", *PADDED, "reset"]),
-        ({"cycle": "raise", "pad_last_batch": True, "batch": False}, [*PADDED, "reset", *PADDED, "reset"]),
         ({"cycle": "no"}, [*PARTIAL, "reset", "reset", "reset"]),
     ],
 )
@@ -159,7 +158,6 @@ def test_samples_that_are_read_ahead_are_not_read_again() -> None:
         {"cycle": "raise"},
         {"cycle": "raise", "random_shuffle": True, "initial_fill": 6},
         {"cycle": "raise", "random_shuffle": True, "read_ahead": True},
-        {"random_shuffle": True, "batch": False},
     ],
 )
 def test_a_checkpoint_of_dali_resumes_with_the_next_batch(options: dict[str, Any]) -> None:
@@ -240,7 +238,6 @@ def test_epochs_of_a_stream_follow_each_other_and_are_not_restored() -> None:
         ({"extensions": "png"}, MissingFieldError, "'png' was requested"),
         ({"distributed": (5, 9)}, EmptySourceError, "Epoch 0 has no samples for DALI on this rank"),
         ({"cycle": "quite"}, ValueError, 'must be "quiet", "raise" or "no", not \'quite\''),
-        ({"cycle": "raise", "batch": False}, ValueError, "DALI drops an incomplete last batch"),
         ({"dp": "0.tar", "paths": None}, TypeError, "not '0.tar'; paths= takes names of shards"),
         ({"dp": ShardList("0.tar"), "paths": "0.tar"}, TypeError, "pass one of them"),
     ],

@@ -39,7 +39,6 @@ def external_source(
     pad_last_batch: bool = False,
     read_ahead: bool = False,
     cycle: Cycle = "quiet",
-    batch: bool = True,
     distributed: Distributed = None,
     **options: Any,
 ) -> Any:
@@ -62,7 +61,6 @@ def external_source(
         cycle: what follows the last sample. ``"quiet"``: the first sample of the next epoch, in the same batch.
             ``"raise"``: ``StopIteration``, and the next epoch after ``reset()`` of the DALI pipeline. ``"no"``:
             ``StopIteration``, also after ``reset()``.
-        batch: whether to pass batches to DALI, the last of which may be smaller, or single samples.
         distributed: the ranks that share the data, as for `StatefulShards`.
         options: further arguments of ``nvidia.dali.fn.external_source``, such as ``layout`` and ``device``.
 
@@ -71,7 +69,7 @@ def external_source(
 
     Raises:
         TypeError: an argument has the wrong type; or both ``dp`` and ``paths`` are given, or neither.
-        ValueError: an argument has an invalid value; or ``batch`` is False, and DALI would drop an incomplete batch.
+        ValueError: an argument has an invalid value.
         RuntimeError: it is called outside of a function that ``pipeline_def`` decorates.
         MissingFieldError: while it runs, if a sample lacks a field.
         EncodeError: while it runs, if DALI cannot hold a value.
@@ -92,11 +90,6 @@ def external_source(
         [b'0', b'1']
     """
     check_choice("cycle", cycle, Cycle)
-    if not batch and cycle != "quiet" and not pad_last_batch:
-        raise ValueError(
-            f"DALI drops an incomplete last batch of single samples with cycle={cycle!r}: pass batch=True, "
-            'pad_last_batch=True or cycle="quiet"'
-        )
     running = dali.Pipeline.current()
     if running is None:
         raise RuntimeError("external_source must be called in a function that nvidia.dali.pipeline_def decorates")
@@ -117,11 +110,7 @@ def external_source(
         found = reader.read(info.epoch_idx, info.iteration * size, size)
         return tuple(map(list, zip(*found, strict=True)))
 
-    def next_sample(info: Any) -> Arrays:
-        return reader.read(info.epoch_idx, info.idx_in_epoch, 1)[0]
-
-    source = {"source": next_batch, "batch_info": True} if batch else {"source": next_sample}
-    nodes = dali.fn.external_source(**source, num_outputs=len(fields), batch=batch, **options)
+    nodes = dali.fn.external_source(next_batch, num_outputs=len(fields), batch=True, batch_info=True, **options)
     return nodes[0] if isinstance(extensions, str) else tuple(nodes)
 
 
