@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faults import FaultProxy, fault_proxy
 from nginx_server import Nginx
+from numbered_shards import write_numbered
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -20,7 +21,6 @@ from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_ind
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shard_cache.entry import Entry
-from wds_datapipes.testing import build_shard
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 
@@ -31,9 +31,7 @@ SHARDS, SAMPLES, WINDOW = 8, 20, 2
 def folder(nginx: Nginx) -> Path:
     folder = nginx.files / "next-epoch"
     folder.mkdir()
-    for shard in range(SHARDS):
-        build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(SAMPLES)])
-    build_indexes([str(folder / f"{shard}.tar") for shard in range(SHARDS)])
+    build_indexes(write_numbered(folder, [SAMPLES] * SHARDS))
     return folder
 
 

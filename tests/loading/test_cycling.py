@@ -6,10 +6,10 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from numbered_shards import numbered_shards
 from torch.utils.data import DataLoader, IterDataPipe, graph_settings
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
@@ -17,18 +17,13 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import DirectoryShards, IndexedSamples, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]
 SHARDS, SAMPLES = 2, 3
 ITEMS = 20
 
 
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for number in range(SHARDS):
-        build_shard(f"{number}.tar", [{"__key__": f"{number}-{n}", "cls": "1"} for n in range(SAMPLES)])
+shards = numbered_shards([SAMPLES] * SHARDS)
 
 
 def keys(urls: Pipe) -> Pipe:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from loader_kinds import Service, Stateful, Tracked
+from numbered_shards import write_numbered
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import DataLoader2, reading_service
 from torchdata.dataloader2.random import SeedGenerator
@@ -18,7 +19,6 @@ from torchdata.dataloader2.random import SeedGenerator
 from wds_datapipes import IndexedSamples, ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import Manifest, build_indexes
-from wds_datapipes.testing import build_shard
 
 SIZES = (7, 1, 30, 12, 5, 45)
 BATCH = 12
@@ -26,10 +26,7 @@ BATCH = 12
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    folder = tmp_path_factory.mktemp("shards")
-    for shard, size in enumerate(SIZES):
-        build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}-{n:02}", "cls": "1"} for n in range(size)])
-    return Manifest(build_indexes(f"{folder}/{{0..5}}.tar"))
+    return Manifest(build_indexes(write_numbered(tmp_path_factory.mktemp("shards"), SIZES)))
 
 
 def key_of(sample: dict[str, Any]) -> str:
@@ -53,9 +50,7 @@ def service_loader(workers: int, pipe: IterDataPipe[Any]) -> Any:
 def test_a_run_with_unreadable_samples_resumes_with_any_number_of_workers(
     tmp_path: Path, remainder: str, lanes: int
 ) -> None:
-    for shard in range(4):
-        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{n:02}", "cls": "1"} for n in range(20)])
-    damaged = Manifest(build_indexes(f"{tmp_path}/{{0..3}}.tar"))
+    damaged = Manifest(build_indexes(write_numbered(tmp_path, [20] * 4)))
     os.truncate(tmp_path / "1.tar", 100)
 
     def loader(workers: int) -> Any:

@@ -5,29 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 from coverage_law import check_coverage
+from numbered_shards import numbered_shards
 from torch.utils.data import DataLoader, IterDataPipe, graph_settings
 from torch.utils.data.datapipes.iter import IterableWrapper, Shuffler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import ShardList, ShardReadingService, Stage, StatefulShards
-from wds_datapipes.testing import build_shard
 
 SIZES = (7, 3, 12, 1, 9, 6, 8)
 KEYS = [f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size)]
 
 
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for shard, size in enumerate(SIZES):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(size)])
+shards = numbered_shards(SIZES)
 
 
 def key_of(sample: dict[str, Any]) -> str:

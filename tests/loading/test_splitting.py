@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from numbered_shards import write_numbered
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info, graph_settings
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
@@ -20,7 +21,6 @@ from users_stages import OwnSplit
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.pipes.sharding import advice_for_split
-from wds_datapipes.testing import build_shard
 
 
 class TestInstances:
@@ -57,9 +57,7 @@ class TestInstances:
 
 @pytest.fixture
 def urls(tmp_path: Path) -> str:
-    for shard in range(4):
-        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(5)])
-    return str(tmp_path / "{0..3}.tar")
+    return write_numbered(tmp_path, [5] * 4)
 
 
 def samples(shards: Any) -> Any:

@@ -9,7 +9,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-from wds_datapipes.testing import build_shard
+from numbered_shards import write_numbered
 
 SCRIPT = str(Path(__file__).with_name("trainer_run.py"))
 KEYS = sorted(f"{shard}-{number}" for shard in range(4) for number in range(10))
@@ -33,8 +33,7 @@ def train(folder: Path, name: str, stop: int = 0, checkpoint: str = "") -> list[
 
 
 def test_ranks_train_on_each_sample_once_and_resume(tmp_path: Path) -> None:
-    for shard in range(4):
-        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(10)])
+    write_numbered(tmp_path, [10] * 4)
     whole = train(tmp_path, "whole")
     assert [len(rank) for rank in whole] == [2 * LENGTH] * 2
     epochs = [[*chain(*(batch for rank in whole for batch in rank[at : at + LENGTH]))] for at in (0, LENGTH)]

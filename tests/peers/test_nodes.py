@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torchdata.nodes as tn
+from numbered_shards import write_numbered
 from page_blocks import ROOT
 from page_runs import PAGES_OF_PEERS, run_page, write_example_shards
 from torch.utils.data import DataLoader
@@ -21,7 +22,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from wds_datapipes import ShardList, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
 from wds_datapipes.integrations.nodes import PipelineNode
-from wds_datapipes.testing import build_shard
 
 #: The number of samples of an epoch.
 SAMPLES = 30
@@ -51,8 +51,7 @@ def double(key: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Four shards of different sizes, in the current folder."""
     path = tmp_path_factory.mktemp("shards")
-    for shard, count in enumerate([5, 10, 7, 8]):
-        build_shard(path / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(count)])
+    write_numbered(path, [5, 10, 7, 8])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         yield path

@@ -10,7 +10,6 @@ import http.server
 import json
 import os
 import re
-import threading
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ import pytest
 from azure.core.credentials import AccessToken
 from faults import Fault, fault_proxy
 from nginx_server import Nginx
+from web_server import web_server
 
 from wds_datapipes import ShardList, TarWriter
 from wds_datapipes.errors import ChangedShardError, ShardOpenError
@@ -219,13 +219,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     Hub.folder = tmp_path_factory.mktemp("hub")
     (Hub.folder / "d").mkdir()
     build_shard(Hub.folder / "d/0.tar", SAMPLES)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield {"token": SECRET, "endpoint": f"http://127.0.0.1:{server.server_port}"}
-        server.shutdown()
-        thread.join()
+    with web_server(Hub) as url:
+        yield {"token": SECRET, "endpoint": url}
 
 
 def test_the_hub_is_listed_and_read(hub: dict[str, Any]) -> None:

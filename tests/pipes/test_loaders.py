@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from numbered_shards import write_numbered
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
@@ -157,11 +158,10 @@ def test_batches_of_all_workers_are_mixed_in_the_main_process(pattern: str) -> N
 
 
 def test_each_worker_and_epoch_draws_another_subset_that_the_seed_repeats(tmp_path: Path) -> None:
-    for shard in range(2):
-        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(60)])
+    pattern = write_numbered(tmp_path, [60] * 2)
 
     def epochs(seed: int) -> list[list[str]]:
-        pipe = samples(f"{tmp_path}/{{0..1}}.tar").rsample(0.5)
+        pipe = samples(pattern).rsample(0.5)
         loader = DataLoader(pipe, None, num_workers=2, generator=torch.Generator().manual_seed(seed))
         return [keys(loader) for _ in range(2)]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numbered_shards import write_numbered
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards, explain
@@ -18,7 +19,6 @@ from wds_datapipes.index import Manifest
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 from wds_datapipes.runs.steps import RunSteps
-from wds_datapipes.testing import build_shard
 
 SIZES = [7, 0, 5, 9, 6]
 BATCH = 12
@@ -30,9 +30,9 @@ Batches = list[list[str]]
 @pytest.fixture(autouse=True, scope="module")
 def _shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("steps"))
-        for number, size in enumerate(SIZES):
-            build_shard(f"{number}.tar", [{"__key__": f"{number}-{n}", "cls": str(n)} for n in range(size)])
+        folder = tmp_path_factory.mktemp("steps")
+        patch.chdir(folder)
+        write_numbered(folder, SIZES)
         yield
 
 

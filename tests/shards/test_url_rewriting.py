@@ -1,12 +1,11 @@
 """Shards read from other locations than their URLs name, and AIStore's object interface."""
 
 import functools
-import http.server
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from web_server import QuietHandler, web_server
 
 from wds_datapipes import DatasetSpec, ShardList
 from wds_datapipes.errors import SpecError
@@ -52,7 +51,7 @@ def test_an_invalid_rule_is_reported(variables: dict[str, str], message: str) ->
         expand_urls("0.tar", variables=variables)
 
 
-class Cluster(http.server.SimpleHTTPRequestHandler):
+class Cluster(QuietHandler):
     """Answers like AIStore: the gateway redirects requests for an object to the node that stores it."""
 
     def do_GET(self) -> None:
@@ -66,9 +65,6 @@ class Cluster(http.server.SimpleHTTPRequestHandler):
         self.path = path.removeprefix("/target")
         super().do_GET()
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
@@ -76,14 +72,8 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         folder = tmp_path / f"provider={provider}" / bucket / "train"
         folder.mkdir(parents=True)
         build_shard(folder / "0.tar", [{"__key__": bucket, "cls": "1"}])
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Cluster, directory=str(tmp_path))
-    ) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+    with web_server(functools.partial(Cluster, directory=str(tmp_path))) as url:
+        yield url
 
 
 def test_aistore_is_read_by_its_object_interface(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from coverage_law import check_coverage
+from numbered_shards import write_numbered
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes import ShardList
-from wds_datapipes.testing import build_shard, check_resume
+from wds_datapipes.testing import check_resume
 
 SIZES = (5, 0, 7, 2)
 
@@ -28,11 +29,9 @@ sys.path.pop(0)
 
 
 @pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    for shard, size in enumerate(SIZES):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": str(number)} for number in range(size)])
+    write_numbered(folder, SIZES)
 
 
 def gathered() -> Any:

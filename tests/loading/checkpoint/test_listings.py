@@ -8,19 +8,18 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numbered_shards import numbered_shards
 from torch.utils.data import DataLoader, IterDataPipe, RandomSampler
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Sampler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import ChangedShardError
-from wds_datapipes.testing import build_shard
 
 SHARDS, SAMPLES = 8, 3
 
@@ -68,11 +67,7 @@ def keys_of(urls: IterDataPipe[str]) -> IterDataPipe[Any]:
     return pipe
 
 
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for number in range(SHARDS):
-        build_shard(f"{number}.tar", [{"__key__": f"{number}-{n}", "cls": "1"} for n in range(SAMPLES)])
+shards = numbered_shards([SAMPLES] * SHARDS)
 
 
 ALL = sorted(f"{number}-{n}" for number in range(SHARDS) for n in range(SAMPLES))

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch.distributed as dist
+from numbered_shards import numbered_shards
 from torch._C._distributed_c10d import HashStore
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import (
@@ -36,11 +37,7 @@ BATCHES = int(os.environ.get("RESUME_BATCHES", "10_000"))
 KEYS = sorted(f"{shard}-{number}" for shard in range(4) for number in range(5))
 
 
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for shard in range(4):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(5)])
+shards = numbered_shards([5] * 4)
 
 
 def resized(sample: dict[str, Any], size: int) -> tuple[str, int]:

@@ -9,13 +9,13 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
+from numbered_shards import numbered_shards
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2
@@ -24,16 +24,11 @@ from users_stages import InMain
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState, checkpoints_in, state_of
-from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]
 
 
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for shard in range(4):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": str(n)} for n in range(10)])
+shards = numbered_shards([10] * 4)
 
 
 class Drawn(IterDataPipe[Any]):

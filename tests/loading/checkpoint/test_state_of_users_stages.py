@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
+from numbered_shards import numbered_shards
 from pipeline_table import Pairs
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
@@ -16,16 +16,11 @@ from users_stages import Buckets, OwnShuffler
 from wds_datapipes import ShardList, ShardReadingService, Stage
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]
 
 
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for shard in range(3):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": str(n)} for n in range(20)])
+shards = numbered_shards([20] * 3)
 
 
 class Plain(Stage[Any]):

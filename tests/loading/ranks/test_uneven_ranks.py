@@ -9,22 +9,18 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from forked_ranks import on_ranks
+from numbered_shards import numbered_shards
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
 from wds_datapipes.errors import RankLostError, StateError
-from wds_datapipes.testing import build_shard
 
 #: Without a shuffle, one rank has far fewer samples than the other, with any number of workers.
 SIZES = (2, 1, 20, 14)
 KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
 
 
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for shard, size in enumerate(SIZES):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": str(number)} for number in range(size)])
+shards = numbered_shards(SIZES)
 
 
 def key_of(sample: dict[str, Any]) -> str:

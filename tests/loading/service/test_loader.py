@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from numbered_shards import write_numbered
 from torch._C._distributed_c10d import HashStore
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import (
@@ -23,14 +24,11 @@ from torchdata.dataloader2.random import SeedGenerator
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.epoch import EpochSeeds
-from wds_datapipes.testing import build_shard
 
 
 @pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    for shard, size in enumerate((5, 0, 7, 1, 6)):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": str(number)} for number in range(size)])
+def shards(folder: Path) -> Iterator[None]:
+    write_numbered(folder, [5, 0, 7, 1, 6])
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from wds_datapipes.testing import build_shard
+from numbered_shards import write_numbered
 
 SCRIPT = str(Path(__file__).with_name("lightning_run.py"))
 #: How many batches an epoch has.
@@ -22,8 +21,7 @@ KEYS = sorted(f"{shard}-{number}" for shard in range(4) for number in range(10))
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    for shard in range(4):
-        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(10)])
+    write_numbered(tmp_path, [10] * 4)
     return tmp_path
 
 

@@ -7,13 +7,13 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from numbered_shards import write_numbered
 from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.integrations.ranks import gather_states
-from wds_datapipes.testing import build_shard
 
 
 def key_of(sample: dict[str, Any]) -> str:
@@ -24,8 +24,7 @@ def key_of(sample: dict[str, Any]) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Three shards of different sizes, in the current folder."""
     path = tmp_path_factory.mktemp("shards")
-    for shard, count in enumerate([5, 9, 6]):
-        build_shard(path / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(count)])
+    write_numbered(path, [5, 9, 6])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         yield

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numbered_shards import write_numbered
 from pipeline_table import InMain
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -347,9 +348,7 @@ def test_sharding_groups_are_kept_as_torch_keeps_them() -> None:
 
 @pytest.fixture
 def urls(tmp_path: Path) -> str:
-    for shard in range(3):
-        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(4)])
-    return str(tmp_path / "{0..2}.tar")
+    return write_numbered(tmp_path, [4] * 3)
 
 
 @pytest.mark.parametrize(

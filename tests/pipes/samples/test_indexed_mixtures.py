@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from coverage_law import check_coverage
 from global_batches import global_batches, keys
+from numbered_shards import write_numbered
 
 from wds_datapipes import ErrorBudget, IndexedSamples
 from wds_datapipes.errors import (
@@ -184,9 +185,7 @@ def test_joined_fields_must_differ_unless_only_some_are_read(datasets: dict[str,
 @pytest.fixture
 def damaged(tmp_path: Path) -> Manifest:
     """Return a manifest of four shards of 10 samples; the third was truncated after it was indexed."""
-    for shard in range(4):
-        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(10)])
-    manifest = Manifest(build_indexes(f"{tmp_path}/{{0..3}}.tar"))
+    manifest = Manifest(build_indexes(write_numbered(tmp_path, [10] * 4)))
     os.truncate(tmp_path / "2.tar", 100)
     return manifest
 

@@ -14,6 +14,7 @@ import pytest
 from global_batches import global_batches, keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numbered_shards import write_numbered
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
@@ -30,10 +31,7 @@ COUNT = sum(SIZES)
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    folder = tmp_path_factory.mktemp("shards")
-    for shard, size in enumerate(SIZES):
-        build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}-{n:02}", "cls": f"{n}"} for n in range(size)])
-    return Manifest(build_indexes(f"{folder}/{{0..4}}.tar"))
+    return Manifest(build_indexes(write_numbered(tmp_path_factory.mktemp("shards"), SIZES)))
 
 
 @settings(max_examples=15)
@@ -153,7 +151,7 @@ def test_orders_depend_only_on_the_seed(manifest: Manifest) -> None:
     assert keys(IndexedSamples(manifest).set_seed(1).set_shuffle(False)) == streamed
     pipe = IndexedSamples(manifest)
     assert keys(pipe) != keys(pipe), "each pass has another order"
-    assert sorted(keys(pipe)) == streamed
+    assert sorted(keys(pipe)) == sorted(streamed)
 
 
 def test_samplers_of_torch_read_in_map_style(manifest: Manifest) -> None:
@@ -163,7 +161,7 @@ def test_samplers_of_torch_read_in_map_style(manifest: Manifest) -> None:
     assert [dataset[number] for number in range(COUNT)] == streamed
     assert dataset[3] == dataset[3 - COUNT]
     loader = DataLoader(dataset, batch_size=8, sampler=RandomSampler(dataset), collate_fn=keys, num_workers=2)
-    assert sorted(chain(*loader)) == keys(streamed)
+    assert sorted(chain(*loader)) == sorted(keys(streamed))
     assert len(loader) == -(-COUNT // 8)
     with pytest.raises(IndexError, match=f"has {COUNT} samples, so there is no sample {COUNT}"):
         dataset[COUNT]

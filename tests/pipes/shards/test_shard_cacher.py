@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -12,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numbered_shards import write_numbered
 from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
+from web_server import QuietHandler, web_server
 
 from wds_datapipes import DirectoryShards, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import CorruptShardError
@@ -24,7 +24,7 @@ SIZES = (4, 1, 6, 3, 5)
 KEYS = [f"{shard}-{n}" for shard, size in enumerate(SIZES) for n in range(size)]
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
+class Handler(QuietHandler):
     """Serves the files of a folder, and counts the requests for them."""
 
     asked: Counter[str]
@@ -32,9 +32,6 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         self.asked[self.path] += 1
         super().do_GET()
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
@@ -44,15 +41,10 @@ def asked() -> Counter[str]:
 
 @pytest.fixture
 def pattern(tmp_path: Path, asked: Counter[str]) -> Iterator[str]:
-    for number, size in enumerate(SIZES):
-        build_shard(tmp_path / f"{number}.tar", [{"__key__": f"{number}-{n}", "cls": f"{n}"} for n in range(size)])
+    write_numbered(tmp_path, SIZES)
     kind = type("CountingHandler", (Handler,), {"asked": asked})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=str(tmp_path))) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/{{0..4}}.tar"
-        server.shutdown()
-        thread.join()
+    with web_server(partial(kind, directory=str(tmp_path))) as url:
+        yield f"{url}/{{0..4}}.tar"
 
 
 def pipeline(pattern: str, folder: Path, **options: Any) -> IterDataPipe[Any]:

@@ -1,0 +1,28 @@
+"""Shards of numbered samples, which most tests of loaders read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wds_datapipes.testing import build_shard
+
+
+def write_numbered(folder: Path, sizes: Sequence[int]) -> str:
+    """Write shards of some sizes, and return their pattern; the first one is ``0.tar``, with ``0-0`` and so on."""
+    for shard, size in enumerate(sizes):
+        build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": f"{n}"} for n in range(size)])
+    return f"{folder}/{{0..{len(sizes) - 1}}}.tar"
+
+
+def numbered_shards(sizes: Sequence[int]) -> Any:
+    """Return a fixture that runs each test of a module in a folder with such shards."""
+
+    @pytest.fixture(autouse=True)
+    def shards(folder: Path) -> None:
+        write_numbered(folder, sizes)
+
+    return shards
