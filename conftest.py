@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 import hypothesis
 import psutil
 import pytest
-from nginx_server import Nginx, running_nginx
+from faults import FaultProxy, fault_proxy
+from nginx_server import Nginx
 from process_stacks import children_since, record_stacks, stacks_of
-from sftp_server import SftpServer, find_rclone, running_sftp
+from sftp_server import SftpServer, find_rclone
 from site_server import Site
 from web_server import serving
 
@@ -282,15 +283,24 @@ def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 @pytest.fixture(scope="session")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     """Run nginx; tests use separate folders among its files."""
-    with running_nginx(tmp_path_factory.mktemp("nginx")) as server:
-        yield server
+    server = Nginx(tmp_path_factory.mktemp("nginx"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
+    """Run a proxy in front of nginx, which injects faults into its answers."""
+    with fault_proxy(("127.0.0.1", nginx.http)) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
 def sftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer]:
     """Run an SFTP server; tests use separate files."""
-    with running_sftp(tmp_path_factory.mktemp("sftp")) as server:
-        yield server
+    server = SftpServer(tmp_path_factory.mktemp("sftp"))
+    yield server
+    server.stop()
 
 
 def opened() -> set[str]:

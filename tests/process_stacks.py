@@ -36,6 +36,13 @@ def children_since(since_s: float) -> list[psutil.Process]:
     return found
 
 
+def runs(process: psutil.Process) -> bool:
+    """Whether a process is running; one whose parent has died may remain as a zombie until init reaps it."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
 def stacks_of(processes: Iterable[psutil.Process]) -> str:
     """Return the command line of each process, and the stacks of its threads if it is a fork of this one."""
     start = _size()

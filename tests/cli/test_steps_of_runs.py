@@ -22,9 +22,8 @@ def build():
 
 
 @pytest.fixture
-def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def batches(folder: Path) -> list[list[str]]:
     """The keys of two epochs, whose state is saved in two files."""
-    monkeypatch.chdir(tmp_path)
     for number in range(2):
         build_shard(f"steps-{number}.tar", [{"__key__": f"{number}-{n}", "cls": str(n)} for n in range(3)])
     Path("built_for_steps.py").write_text(PIPELINE)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["forward"]
+__all__ = ["Trickle", "forward"]
 
 
-class _Trickle(io.RawIOBase):
+class Trickle(io.RawIOBase):
     """A stream that only reads forward, and returns at most ``step`` bytes at a time."""
 
     def __init__(self, data: bytes, step: int) -> None:
@@ -26,4 +26,4 @@ class _Trickle(io.RawIOBase):
 
 
 def forward(data: bytes, step: int = 1 << 20, buffer_size: int = 1 << 16) -> BinaryIO:
-    return cast(BinaryIO, io.BufferedReader(_Trickle(data, step), buffer_size))
+    return cast(BinaryIO, io.BufferedReader(Trickle(data, step), buffer_size))

@@ -59,8 +59,7 @@ def test_few_bytes_do_not_make_a_huge_picture() -> None:
             ImageDecoder("rgb8").decode(b"P6 12000 9000 255\n".ljust(24, b"\0"))
 
 
-def test_no_film_names_files_of_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_no_film_names_files_of_this_host(folder: Path) -> None:
     with wave.open("secret.wav", "wb") as sound:
         sound.setnchannels(1)
         sound.setsampwidth(2)

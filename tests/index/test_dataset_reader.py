@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from faults import Fault, FaultProxy, fault_proxy
+from faults import Fault, FaultProxy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nginx_server import Nginx
@@ -58,12 +58,6 @@ def shards(nginx: Nginx, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
         build_shard(folder / f"{number}.tar", samples)
     build_indexes([str(folder / f"{number}.tar") for number in range(3)], index_dir=indexes)
     return "by-address", indexes
-
-
-@pytest.fixture
-def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
-    with fault_proxy(("127.0.0.1", nginx.http)) as made:
-        yield made
 
 
 def urls_of(port: int, folder: str = "by-address") -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import FaultProxy, fault_proxy
+from faults import FaultProxy
 from nginx_server import Nginx
 from numbered_shards import write_numbered
 from torch.utils.data import DataLoader
@@ -33,12 +33,6 @@ def folder(nginx: Nginx) -> Path:
     folder.mkdir()
     build_indexes(write_numbered(folder, [SAMPLES] * SHARDS))
     return folder
-
-
-@pytest.fixture
-def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
-    with fault_proxy(("127.0.0.1", nginx.http)) as made:
-        yield made
 
 
 def url_of(proxy: FaultProxy, shard: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_stacks import runs
 
 from wds_datapipes.errors import ShardOpenError, ShardReadError
 from wds_datapipes.io import shell_process
@@ -31,12 +31,6 @@ def gone(processes: list[psutil.Process]) -> bool:
         if not any(map(runs, processes)):
             return True
         time.sleep(0.005)
-    return False
-
-
-def runs(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 

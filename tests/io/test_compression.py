@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 import pytest
 import zstandard
+from forward_streams import Trickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ from wds_datapipes.io.compression.decompress import BUFFER_BYTES, decompress_str
 from wds_datapipes.io.openers import open_url
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    pass
 
 Compress = Callable[[bytes], bytes]
 
@@ -37,23 +38,8 @@ DATA = random.Random(0).randbytes(3 * BUFFER_BYTES // 2) + b"again and " * 50_00
 SMALL = random.Random(1).randbytes(100) + b"again and " * 20
 
 
-class Slow(io.RawIOBase):
-    """A source that cannot seek, and returns at most ``step`` bytes at a time."""
-
-    def __init__(self, data: bytes, step: int) -> None:
-        self._source = io.BytesIO(data)
-        self._step = step
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        view = memoryview(buffer).cast("B")
-        return self._source.readinto(view[: self._step])
-
-
 def expand(data: bytes, step: int = 1 << 30) -> bytes:
-    with decompress_stream(cast(BinaryIO, Slow(data, step)), url="s3://b/x.tar") as stream:
+    with decompress_stream(cast(BinaryIO, Trickle(data, step)), url="s3://b/x.tar") as stream:
         return stream.read()
 
 
@@ -146,14 +132,14 @@ def test_a_plain_stream_seeks_if_its_source_does(tmp_path: Path) -> None:
             assert stream.read() == data
             stream.seek(2)
             assert stream.read() == data[2:]
-    with decompress_stream(cast(BinaryIO, Slow(SMALL, 3)), url="x.tar") as stream:
+    with decompress_stream(cast(BinaryIO, Trickle(SMALL, 3)), url="x.tar") as stream:
         assert not stream.seekable()
 
 
 @pytest.mark.parametrize("compress", [*KINDS.values(), bytes], ids=[*KINDS, "none"])
 def test_closing_closes_the_source(compress: Compress) -> None:
     for step in (3, 1 << 30):
-        source = Slow(compress(SMALL), step)
+        source = Trickle(compress(SMALL), step)
         stream = decompress_stream(cast(BinaryIO, source), url="x.tar")
         assert stream.read(1) == SMALL[:1]
         assert not source.closed

@@ -6,12 +6,12 @@ import gzip
 import itertools
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Fault, FaultProxy, fault_proxy
+from faults import Fault, FaultProxy
 from nginx_server import Nginx
 
 from wds_datapipes import ShardList
@@ -29,7 +29,7 @@ from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.small_files import read_sidecar
 from wds_datapipes.testing import build_shard
 
-pytestmark = pytest.mark.usefixtures("pauses", "nothing_left")
+pytestmark = pytest.mark.usefixtures("pauses", "nothing_left", "shard")
 
 SAMPLES: list[dict[str, Any]] = [
     {"__key__": f"{number}", "bin": random.Random(number).randbytes(3000)} for number in range(6)
@@ -44,12 +44,6 @@ def shard(nginx: Nginx) -> bytes:
     folder = nginx.files / "answers"
     folder.mkdir()
     return Path(build_shard(folder / "a.tar", SAMPLES)).read_bytes()
-
-
-@pytest.fixture
-def proxy(nginx: Nginx, shard: bytes) -> Iterator[FaultProxy]:
-    with fault_proxy(("127.0.0.1", nginx.http)) as made:
-        yield made
 
 
 def address(proxy: FaultProxy) -> str:

@@ -126,23 +126,21 @@ def test_the_error_of_an_unknown_scheme_lists_the_known_ones() -> None:
 @pytest.mark.parametrize(
     "name", ["a.tar", "a#b?c;d.tar", "%41.tar", "a b.tar", "a:b.tar", "run:1.tar", "ü\n.tar", "*.tar"]
 )
-def test_a_local_name_is_used_verbatim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    (tmp_path / name).write_bytes(BODY)
-    monkeypatch.chdir(tmp_path)
-    assert read(name) == read(str(tmp_path / name)) == BODY
+def test_a_local_name_is_used_verbatim(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(BODY)
+    assert read(name) == read(str(folder / name)) == BODY
     assert local_path(name) == name
     with open_url(name) as stream:
         assert stream.seekable()
         assert stream.seek(0, io.SEEK_END) == len(BODY)
 
 
-def test_a_file_url_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a b%.tar").write_bytes(BODY)
-    monkeypatch.chdir(tmp_path)
-    urls = ["file:a%20b%25.tar", f"file:{tmp_path}/a%20b%25.tar", f"FILE://{tmp_path}/a b%25.tar"]
-    for url in [*urls, f"file://localhost{tmp_path}/a%20b%25.tar"]:
+def test_a_file_url_is_decoded(folder: Path) -> None:
+    (folder / "a b%.tar").write_bytes(BODY)
+    urls = ["file:a%20b%25.tar", f"file:{folder}/a%20b%25.tar", f"FILE://{folder}/a b%25.tar"]
+    for url in [*urls, f"file://localhost{folder}/a%20b%25.tar"]:
         assert read(url) == BODY
-        assert Path(local_path(url) or "").resolve() == (tmp_path / "a b%.tar").resolve()
+        assert Path(local_path(url) or "").resolve() == (folder / "a b%.tar").resolve()
 
 
 @pytest.mark.parametrize(

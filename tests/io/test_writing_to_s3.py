@@ -100,9 +100,8 @@ def bucket(s3_store: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def small_parts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(sinks, "PART_BYTES", PART)
-    monkeypatch.chdir(tmp_path)
 
 
 def uploads(bucket: Any) -> list[str]:

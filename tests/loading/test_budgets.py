@@ -15,8 +15,7 @@ from wds_datapipes.testing import build_shard
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def here(folder: Path) -> None:
     # The first worker reads the even shards, which are all good; the second one reads those with 12 bad samples of 40.
     for shard in range(4):
         bad = {3, 7, 8, 9, 13, 17} if shard % 2 else set()

@@ -47,9 +47,8 @@ def no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def shards(folder: Path) -> None:
     """Four shards of ten samples in the current directory."""
-    monkeypatch.chdir(tmp_path)
     for number, url in enumerate(URLS):
         build_shard(url, [{"__key__": f"{number}{n}", "cls": "1", "txt": "x" * 700} for n in range(10)])
 

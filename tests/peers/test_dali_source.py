@@ -30,9 +30,8 @@ ALL = list(range(SHARDS * SAMPLES))
 
 
 @pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def shards(folder: Path) -> None:
     """Shards of JPEG files, numbers as classes, and empty texts; and the same files in a folder."""
-    monkeypatch.chdir(tmp_path)
     for shard in range(SHARDS):
         samples: list[dict[str, Any]] = []
         for number in range(shard * SAMPLES, (shard + 1) * SAMPLES):

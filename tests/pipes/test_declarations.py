@@ -154,8 +154,7 @@ def test_a_subclass_of_a_foreign_stage_keeps_its_row_unless_it_has_another_loop(
 
 
 @pytest.fixture
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def shards(folder: Path) -> None:
     write_shards()
 
 

@@ -21,8 +21,7 @@ Pipe = Any
 
 
 @pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def shards(folder: Path) -> None:
     for shard in range(6):
         build_shard(f"{shard}.tar", [{"__key__": str(key), "cls": str(key)} for key in range(10)])
 

@@ -150,8 +150,7 @@ TABLE = {
 
 
 @pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def shards(folder: Path) -> None:
     for name in ("a.tar", "b.tar.gz"):
         build_shard(name, [{"__key__": str(key), "txt": b"text"} for key in range(3)])
     for name in ("a.jsonl", "b.jsonl.gz"):

@@ -22,6 +22,8 @@ from wds_datapipes.testing import build_shard
 
 Pipe = Any
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 
 def write(name: str, size: int, *, junk: bool = False) -> str:
     """Write a shard; with ``junk``, files that belong to no sample are between the others."""
@@ -32,11 +34,6 @@ def write(name: str, size: int, *, junk: bool = False) -> str:
             for file in ("LICENSE", *(f"{name}-{n}.cls" for n in range(size)), "INDEX"):
                 archive.addfile(tarfile.TarInfo(file))
     return str(path)
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def loaded(urls: list[str], open_shards: int, **options: Any) -> Pipe:

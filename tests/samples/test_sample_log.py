@@ -87,8 +87,7 @@ def test_each_line_of_the_key_log_is_a_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["none/keys", "file/keys", "."])
-def test_an_unwritable_file_is_named(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_unwritable_file_is_named(place: str, folder: Path) -> None:
     Path("file").touch()
     with pytest.raises(MissingSidecarError, match=rf"key log '{place}' cannot be written: (No|Not|Is) .*Name a"):
         list(logged([1], first=0, key_log=place))

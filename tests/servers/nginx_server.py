@@ -10,10 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Nginx", "running_nginx"]
+__all__ = ["Nginx"]
 
 USER, PASSWORD = "reader", "hunter2hunter2"
 #: The temporary folders of modules that an nginx may lack; without these lines they are those of the system.
@@ -148,16 +147,6 @@ class Nginx:
         command = [self._program, "-p", str(self._folder), "-c", "nginx.conf"]
         with (self._folder / "error.log").open("ab") as said:
             self._process = subprocess.Popen(command, env=environment, pass_fds=inherited, stderr=said)
-
-
-@contextlib.contextmanager
-def running_nginx(folder: Path) -> Iterator[Nginx]:
-    """Run nginx with its own folder, and end it."""
-    server = Nginx(folder)
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 def _program() -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SftpServer", "find_rclone", "running_sftp"]
+__all__ = ["SftpServer", "find_rclone"]
 
 USER, PASSWORD = "reader", "hunter2hunter2"
 
@@ -83,13 +81,3 @@ class SftpServer:
             assert self._process.stderr is not None
             self._process.stderr.close()
             self._process = None
-
-
-@contextlib.contextmanager
-def running_sftp(folder: Path) -> Iterator[SftpServer]:
-    """Run a server with its own folder, and end it."""
-    server = SftpServer(folder)
-    try:
-        yield server
-    finally:
-        server.stop()

@@ -12,13 +12,13 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-from faults import Fault, FaultProxy, fault_proxy
+from faults import Fault, FaultProxy
 from nginx_server import Nginx
 
 from wds_datapipes import ShardList
@@ -30,7 +30,7 @@ from wds_datapipes.shard_cache.entry import reserve_space, used_bytes
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
 from wds_datapipes.testing import build_shard
 
-pytestmark = pytest.mark.usefixtures("folder", "nothing_left")
+pytestmark = pytest.mark.usefixtures("folder", "nothing_left", "shard")
 
 SAMPLES: list[dict[str, Any]] = [{"__key__": f"{number}", "bin": bytes([65 + number]) * 3000} for number in range(6)]
 WANT = [sample["__key__"] for sample in SAMPLES]
@@ -40,12 +40,6 @@ WANT = [sample["__key__"] for sample in SAMPLES]
 def shard(nginx: Nginx) -> bytes:
     (nginx.files / "kept").mkdir(exist_ok=True)
     return Path(build_shard(nginx.files / "kept" / "a.tar", SAMPLES)).read_bytes()
-
-
-@pytest.fixture
-def proxy(nginx: Nginx, shard: bytes) -> Iterator[FaultProxy]:
-    with fault_proxy(("127.0.0.1", nginx.http)) as made:
-        yield made
 
 
 def address(proxy: FaultProxy, name: str = "a.tar") -> str:

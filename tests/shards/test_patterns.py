@@ -113,15 +113,14 @@ def test_braces_that_do_not_pair(pattern: str) -> None:
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def files(folder: Path) -> Path:
     shards = ("b.tar", "a.tar", "c.tgz", "x[1].tar", "x1.tar", "sub/d.tar", "e y#.tar.gz")
     for name in (*shards, "note.txt", ".hidden.tar", "._a.tar"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / "dir.tar").mkdir()
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    (folder / "dir.tar").mkdir()
+    (folder / "empty").mkdir()
+    return folder
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import resource
@@ -20,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from process_stacks import runs
 
 from wds_datapipes import ShardList, TarWriter, last_dot
 from wds_datapipes.errors import EncodeError, ShardWriteError, TruncatedShardError
@@ -414,13 +414,6 @@ def test_a_command_is_killed_before_it_accepts_a_partial_shard() -> None:
     with pytest.raises(ZeroDivisionError):
         write_and_raise("pipe:cat > s.part && mv s.part s.tar", ZeroDivisionError())
     assert "s.tar" not in files()
-
-
-def runs(process: psutil.Process) -> bool:
-    """Whether a process is running; one whose parent has died may remain as a zombie until init reaps it."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,8 +68,7 @@ def samples_of(field: str) -> IterDataPipe[Any]:
 
 
 @pytest.fixture
-def shards(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def shards(folder: Path) -> None:
     for name in "ab":
         build_shard(f"{name}.tar", [{"__key__": f"{name}{number}", "cls": str(number)} for number in range(5)])
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from process_stacks import runs
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import WorkerDiedError
@@ -23,13 +24,6 @@ from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is si
 pytestmark = pytest.mark.alone
 
 COMMANDS = ["sleep 1000 | cat", "trap '' TERM HUP; while :; do sleep 1000; done", "cat a.tar; exec >&-; sleep 1000"]
-
-
-def runs(process: psutil.Process) -> bool:
-    """Whether a process is running; one whose parent has died may remain as a zombie until init reaps it."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def await_end(processes: list[psutil.Process]) -> None:
@@ -52,8 +46,7 @@ def commands_of(worker: psutil.Process) -> list[psutil.Process]:
 
 
 @pytest.fixture(params=COMMANDS)
-def loader(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    monkeypatch.chdir(tmp_path)
+def loader(request: Any, folder: Path) -> Callable[..., Any]:
     build_shard("a.tar", [{"__key__": "a", "txt": b""}])
     pipe = ShardList([f"pipe:{request.param}"] * 2).sharding_filter()
     pipe = pipe.load_wds_shards().group_samples().to_tuple("__key__")

@@ -10,15 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_stacks import runs
 
 PROGRAM = Path(__file__).with_name("program_with_a_fork.py")
-
-
-def runs(process: psutil.Process) -> bool:
-    """Whether a process is running; one whose parent has died may remain as a zombie until init reaps it."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 @pytest.mark.timeout(900)

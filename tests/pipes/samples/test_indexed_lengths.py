@@ -21,9 +21,8 @@ BATCH = 6
 
 
 @pytest.fixture(autouse=True)
-def lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def lengths(folder: Path) -> list[int]:
     """Write shards; return the length of each sample."""
-    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     found = []
     for shard, size in enumerate(SIZES):

@@ -31,10 +31,9 @@ leaves_nothing = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture(autouse=True)
-def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "inbox").mkdir()
-    return tmp_path / "inbox"
+def inbox(folder: Path) -> Path:
+    (folder / "inbox").mkdir()
+    return folder / "inbox"
 
 
 def put(*names: str) -> None:

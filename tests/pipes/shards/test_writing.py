@@ -25,8 +25,7 @@ KEYS = [f"{shard}{number}" for shard in range(SHARDS) for number in range(7)]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def here(folder: Path) -> None:
     for shard in range(SHARDS):
         build_shard(f"in-{shard}.tar", [{"__key__": f"{shard}{n}", "cls": f"{n}", "json": "{}"} for n in range(7)])
 
