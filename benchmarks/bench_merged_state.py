@@ -1,4 +1,4 @@
-"""What does the merged state of many ranks cost a rank that saves it, loads it, or loads it on another number of ranks?
+"""What does the merged state of many ranks cost a rank that saves it or loads it, with as many ranks or fewer?
 
     python benchmarks/bench_merged_state.py --ranks 512 --workers 8 --buffer 1000
 

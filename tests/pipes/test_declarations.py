@@ -173,7 +173,7 @@ def with_subclasses(pipe: Any) -> Any:
 
 
 def after_some_items(pipe: Any) -> tuple[Any, Any, list[bool]]:
-    """The state after some items, what another number of workers resumes from, and whether torch counted members."""
+    """The state after some items, from what fewer or more workers resume, and whether torch counted members."""
     apply_random_seed(pipe, torch.Generator().manual_seed(5))
     items = iter(pipe)
     for _ in range(4):

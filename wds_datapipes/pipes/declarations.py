@@ -182,7 +182,7 @@ class Declarations:
         """
 
     def check_resharding(self) -> None:
-        """Make sure that the rest of an epoch can be assigned to another number of workers.
+        """Make sure that the rest of an epoch can be assigned to a different number of workers.
 
         Raises:
             StateError: it cannot.
@@ -194,7 +194,7 @@ class Declarations:
             )
 
     def reshard_states(self, rest: Resharding) -> list[dict[str, Any]]:
-        """Return the states from which some of another number of instances resume, if its state has the position."""
+        """Return the states from which more or fewer instances resume, if its state has the position."""
         raise NotImplementedError
 
     def is_alike_on_ranks(self, state: Mapping[str, Any], ranks: int, workers: int, worker: int) -> bool:  # noqa: ARG002

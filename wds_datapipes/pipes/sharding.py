@@ -209,7 +209,7 @@ def unsplit(pipe: Any) -> Any:
     found = declared(pipe).unsplit()
     if found is None:
         raise StateError(
-            f"Resuming with another number of ranks or workers needs the list of shards before it is split, but "
+            f"Resuming with a different number of ranks or workers needs the list of shards before it is split, but "
             f"they are read from {type(pipe).__name__}. Put .sharding_filter() directly before .load_wds_shards()"
         )
     return found

@@ -48,8 +48,8 @@ class Stage(Declarations, IterDataPipe[T_co]):
         rereads_samples: whether the samples at the ``"waiting"`` positions of its state are read again to resume.
         combines_samples: whether its items consist of several samples, such as batches, so that a position does not
             suffice to read one again.
-        can_reshard: whether the rest of an epoch can be assigned to another number of workers: its state consists of
-            ``"waiting"`` samples only.
+        can_reshard: whether the rest of an epoch can be assigned to a different number of workers: its state consists
+            of ``"waiting"`` samples only.
         shares_seed: whether all ranks and workers get the same seed even after the data is split.
 
     Examples:

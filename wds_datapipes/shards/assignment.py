@@ -1,4 +1,4 @@
-"""Assignment of the rest of an epoch to another number of instances."""
+"""Assignment of the rest of an epoch to a different number of instances."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare
 
 @dataclass(frozen=True)
 class Resharding:
-    """The rest of an epoch that some instances of a stage have begun, for another number of instances.
+    """The rest of an epoch that some instances of a stage have begun, for a different number of instances.
 
     Attributes:
         states: the states of all previous instances, in the order of `instance_of`; None is the beginning.

@@ -1,4 +1,4 @@
-"""States that resume with another number of ranks or workers: every remaining sample comes exactly once."""
+"""States that resume with a different number of ranks or workers: every remaining sample comes exactly once."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def save_and_resume(rank: int) -> list[Any]:
                 assert resumed(workers, each, len(expected)) == expected, (workers, cut)
             if not both_are_over:
                 came = of_all_ranks(head)
-                rests = of_all_ranks(resumed(1, merge_states(states)))  # with another number of workers
+                rests = of_all_ranks(resumed(1, merge_states(states)))  # with a different number of workers
                 assert sorted(itertools.chain(*came, *(rest[0] for rest in rests))) == KEYS, (workers, cut)
                 assert sorted(itertools.chain(*(rest[1] for rest in rests))) == KEYS
                 merged.append((came, merge_states(states)))

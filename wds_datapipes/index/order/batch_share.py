@@ -70,7 +70,7 @@ class BatchShare:
         rank: the rank.
         workers: the number of its workers.
         worker: the worker.
-        rest: the rest of the epoch, if another number of ranks or workers has begun it.
+        rest: the rest of the epoch, if a different number of ranks or workers has begun it.
         lanes: the number of lanes, between which the padding of the last batch is divided.
 
     Raises:

@@ -270,7 +270,7 @@ class DatasetReader:
         """Return the index of a shard.
 
         Raises:
-            ChangedShardError: it has another number of samples than the dataset was opened with.
+            ChangedShardError: it has a different number of samples than the dataset was opened with.
             SidecarError: it is missing or damaged, or its shard is compressed.
         """
         path = index_url(self._urls[shard], self._access.index_dir)

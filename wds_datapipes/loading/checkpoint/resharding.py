@@ -78,9 +78,9 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def outline_state(state: Mapping[str, Any]) -> dict[str, str]:
     """Return a state without the positions of waiting samples: a few hundred bytes for each worker.
 
-    From the outlines of all ranks, `ranks_to_read` tells which states another number of ranks needs, and `merge_states`
-    accepts an outline in place of any other state. A rank that would have to resume from an outline raises a
-    `StateError`.
+    From the outlines of all ranks, `ranks_to_read` tells which states a different number of ranks needs, and
+    `merge_states` accepts an outline in place of any other state. A rank that would have to resume from an outline
+    raises a `StateError`.
 
     Args:
         state: the state of a loader, as for `merge_states`.

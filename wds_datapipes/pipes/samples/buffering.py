@@ -311,7 +311,7 @@ class SamplePacker(BufferingStage[Sample]):
 
     @property
     def can_reshard(self) -> bool:  # type: ignore[override]  # it depends on an argument
-        """Whether the rest of an epoch can be assigned to another number of workers."""
+        """Whether the rest of an epoch can be assigned to a different number of workers."""
         return bool(self._options.value["long_samples"] != "split")
 
     def snapshot(self) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class PositionedSamples(SnapshotStage[Sample]):
             unsplit(reader.source)
 
     def reshard_states(self, rest: Resharding) -> list[dict[str, Any]]:
-        """Return the states from which another number of instances resumes: each gets its share of the shards."""
+        """Return the states from which a different number of instances resumes: each gets its share of the shards."""
         seen = merge_seen([(state or {}).get("listed", ()) for state in rest.states])
         listed = {"listed": seen} if seen else {}
         return [{"next": [0, 0, ""], **listed, "dealt": share.state_dict()} for share in assign_shards(rest)]

@@ -418,7 +418,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         return share.is_alike_on_ranks(state["passed"])
 
     def reshard_states(self, resharding: Resharding) -> list[dict[str, Any]]:
-        """Return the states from which another number of instances resumes: all share the rest of the epoch."""
+        """Return the states from which a different number of instances resumes: all share the rest of the epoch."""
         known = [state or {} for state in resharding.states]
         # An instance that has not begun does not know it, and nothing depends on it if none has.
         ranks = next((state["ranks"] for state in known if state.get("passed")), 1)

@@ -87,11 +87,11 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
 
     @property
     def can_reshard(self) -> bool:  # type: ignore[override]  # it depends on an argument
-        """Whether the rest of an epoch can be assigned to another number of workers."""
+        """Whether the rest of an epoch can be assigned to a different number of workers."""
         return self.stop == "all"
 
     def reshard_states(self, rest: Resharding) -> list[dict[str, Any]]:
-        """Return the states from which another number of instances resumes: that of each source is resharded."""
+        """Return the states from which a different number of instances resumes: that of each source is resharded."""
         resharded = []
         for number, source in enumerate(self.nested_sources()):
 
