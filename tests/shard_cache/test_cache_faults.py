@@ -12,19 +12,23 @@ import os
 import random
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from faults import Fault, FaultProxy
 from nginx_server import Nginx
 
 from wds_datapipes import ShardList
 from wds_datapipes.errors import CacheError, TruncatedShardError
-from wds_datapipes.index import Manifest
+from wds_datapipes.index import AccessOptions, Manifest, build_index
+from wds_datapipes.index.file_format import index_bytes
 from wds_datapipes.index.manifest import ManifestEntry
+from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache.entry import reserve_space, used_bytes
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
@@ -230,6 +234,10 @@ def use_a_small_disk(place: Path, shard: str) -> None:
             pass
     use(shard)
     kept = opened(folder, shard)  # not evicted
+    tempfile.tempdir = str(place)
+    fsspec.filesystem("memory").pipe("/a.tar.wdsidx", index_bytes(build_index(shard)))
+    assert IndexCopies(AccessOptions()).read("memory://a.tar.wdsidx").keys == WANT
+    assert not [*place.rglob("*.wdsidx")]
     full = r"The copy \S+/\w+\.part cannot be written: No space left on device\. All copies not in use"
     with pytest.raises(CacheError, match=full):
         use(f"pipe:cat {shard} {shard}")

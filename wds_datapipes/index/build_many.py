@@ -20,6 +20,7 @@ from wds_datapipes.index.file_format import index_url, index_urls, read_index, w
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, IndexOptions
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.index.shard_index import ShardIndex, rule_name
 from wds_datapipes.index.user_columns import ComputeColumns, columns_fingerprint
 from wds_datapipes.io.file_lock import NO_LOCKS, lock_file
@@ -186,11 +187,12 @@ class _Indexer:
     columns_by: str | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     rebuild: bool = False
+    read: Callable[[str], ShardIndex] | None = None
 
     def find(self, url: str) -> IndexResult | None:
         """Return the result of a shard that has a valid index."""
-        path = index_url(url, self.index_dir)
-        index = find_index(url, path, self.options, columns_by=self.columns_by, storage_options=self.storage_options)
+        path, store = index_url(url, self.index_dir), self.storage_options
+        index = find_index(url, path, self.options, columns_by=self.columns_by, storage_options=store, read=self.read)
         return None if index is None else _result(url, path, index, is_new=False)
 
     def build(self, url: str) -> IndexResult:
@@ -235,18 +237,23 @@ def _find_or_build(
 ) -> list[list[Any]]:
     """Return the URL, the number of samples and the size of each shard, by its index."""
     index_dir, options, store = access.index_dir, IndexOptions(limits=access.limits), access.storage_options
-    if access.indexes == "build":
-        results = build_indexes(urls, index_dir=index_dir, options=options, on_result=on_result, storage_options=store)
-    else:
-        with ThreadPoolExecutor(THREADS) as threads:
-            found = list(threads.map(_Indexer(index_dir, options, storage_options=store).find, urls))
-        results = [result for result in found if result is not None]
-        if len(results) < len(urls):
-            raise StaleSidecarError(
-                f"{redact(index_url(urls[found.index(None)], index_dir))} is missing, damaged, stale or built with "
-                'other options. Build it with `wds-datapipes index`, or pass indexes="build"'
-            )
-    return [[result.url, result.samples, result.bytes] for result in results]
+    indexer = _Indexer(index_dir, options, storage_options=store, read=IndexCopies(access).read)
+    found = list[IndexResult | None]()
+    with ThreadPoolExecutor(THREADS, "wds-find-index") as threads:
+        for result in threads.map(indexer.find, urls):
+            found.append(result)
+            on_result(result)
+    missing = [url for url, result in zip(urls, found, strict=True) if result is None]
+    if missing and access.indexes == "require":
+        raise StaleSidecarError(
+            f"{redact(index_url(missing[0], index_dir))} is missing, damaged, stale or built with other options. Build "
+            'it with `wds-datapipes index`, or pass indexes="build"'
+        )
+    built = build_indexes(missing, index_dir=index_dir, options=options, on_result=on_result, storage_options=store)
+    facts = {
+        result.url: [result.url, result.samples, result.bytes] for result in (*found, *built) if result is not None
+    }
+    return [facts[url] for url in urls]
 
 
 def _check_cache(access: AccessOptions, sizes: Sequence[int] | Numbers, window: int, lanes: int) -> None:
@@ -335,10 +342,11 @@ def find_index(
     *,
     columns_by: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    read: Callable[[str], ShardIndex] | None = None,
 ) -> ShardIndex | None:
-    """Return the index of a shard, if there is a valid one with these options."""
+    """Return the index of a shard, if there is a valid one with these options; ``read`` reads it by its name."""
     try:
-        index = read_index(path, storage_options=storage_options)
+        index = read_index(path, storage_options=storage_options) if read is None else read(path)
     except (MissingSidecarError, CorruptSidecarError):
         return None
     if columns_by not in (None, index.columns_by):

@@ -15,6 +15,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from mmap import mmap
 from typing import Any
 from zlib import crc32
 
@@ -85,7 +86,7 @@ def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, An
 def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) -> ShardIndex:
     """Read an index from a file.
 
-    The file is not memory-mapped: if it were rewritten in place, or its server failed, the process would die.
+    The file is read as a whole: if it were mapped, and rewritten in place, or its server failed, the process would die.
     `check_index` checks whether the index still matches its shard.
 
     Args:
@@ -123,8 +124,8 @@ def index_bytes(index: ShardIndex) -> bytes:
     return HEAD.pack(MAGIC, len(text), crc32(text)) + text + body
 
 
-def parse_index(content: bytes, *, name: str) -> ShardIndex:
-    """Parse an index from bytes, without a copy of its columns.
+def parse_index(content: bytes | mmap, *, name: str) -> ShardIndex:
+    """Parse an index, without a copy of its columns.
 
     Raises:
         CorruptSidecarError: the file is damaged or not an index.

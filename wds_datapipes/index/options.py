@@ -61,7 +61,9 @@ class AccessOptions:
     """How `IndexedSamples` finds indexes, and opens shards.
 
     Args:
-        index_dir: the directory of the indexes; by default, they are next to the shards.
+        index_dir: the directory of the indexes; by default, they are next to the shards. A host downloads indexes from
+            a store once, into ``cache_dir`` or a folder of this user below that for temporary files, and its processes
+            map them; those that no process uses for a day are removed.
         indexes: ``"build"`` missing and stale indexes when the dataset is opened, or ``"require"`` valid ones; those of
             a manifest must exist. Of several processes, one builds, and the others wait for it; see `build_indexes`.
         open_shards: the most shards that a process keeps open.

@@ -26,6 +26,7 @@ from wds_datapipes.errors import (
     ShardReadError,
     TruncatedShardError,
     UnsupportedMemberError,
+    WdsError,
 )
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, redact
@@ -133,7 +134,7 @@ class CacheFolder:
         """Return the entry of a shard."""
         return Entry.of(self.path, url)
 
-    def discard(self, url: str, error: ShardError) -> None:
+    def discard(self, url: str, error: WdsError) -> None:
         """Remove a damaged copy, so that the shard is downloaded again."""
         entry = self.entry(url)
         with suppress(OSError):  # the folder may be gone or read-only
@@ -158,6 +159,7 @@ class CacheFolder:
             "Downloaded %s: %d bytes in %.1f s, to %s",
             *(request.name, os.fstat(copy.fileno()).st_size, time.monotonic() - begin, entry.path),
         )
+        self._compared.add(entry.digest)
         return copy
 
     def _open_pinned(self, entry: Entry, request: DownloadRequest, *, is_locked: bool = False) -> BinaryIO | None:

@@ -42,7 +42,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setattr(host_results, "VALID_S", float("inf"))  # however slow this machine is
     yield folder
-    assert not [*folder.iterdir()]
+    assert {path.name for path in folder.iterdir()} <= {f"wds-datapipes-{os.getuid()}"}  # copies of indexes
 
 
 def serve(store: Any, folder: Path, connection: Any) -> None:
@@ -103,8 +103,9 @@ def test_requests_of_a_host_do_not_grow_with_its_ranks(source: str, counted: tup
         return count() - before
 
     alone = requests(1)
-    assert [requests(4), requests(16)] == ([4 * alone, 16 * alone] if source == "manifest" else [alone] * 2)
-    assert alone == {"list": 1, "pattern": 1 + 2 * SHARDS, "manifest": 1}[source]
+    downloads = SHARDS if source == "pattern" else 0  # once on a host
+    assert [requests(4), requests(16)] == ([4 * alone, 16 * alone] if source == "manifest" else [alone - downloads] * 2)
+    assert alone == {"list": 1, "pattern": 1 + 3 * SHARDS, "manifest": 1}[source]
 
 
 def results_of(spoil: Callable[[], object], folder: Path, ranks: int = 3) -> list[Any]:

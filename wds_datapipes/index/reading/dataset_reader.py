@@ -15,9 +15,10 @@ import numpy as np
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import CacheError, ChangedShardError, MissingSidecarError, WdsError
-from wds_datapipes.index.file_format import index_url, read_index
+from wds_datapipes.index.file_format import index_url
 from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.index.reading.read_plan import sizes_of
 from wds_datapipes.index.reading.sample_reader import LONG_BYTES, SampleReader
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
@@ -60,6 +61,7 @@ class DatasetReader:
         names: the value of the field ``__dataset__`` for each shard, if its samples have one.
         priority: the order in which copies are evicted.
         counters: the counters of the pipeline.
+        indexes: reads the indexes; by default, new ones.
 
     Examples:
         >>> from wds_datapipes.index import build_indexes
@@ -81,8 +83,10 @@ class DatasetReader:
         names: Sequence[str] | None = None,
         priority: Priority = Entry.last_use,
         counters: Counters | None = None,
+        indexes: IndexCopies | None = None,
     ) -> None:
         self._urls, self._sizes, self._access = urls, sizes, access
+        self._indexes = indexes or IndexCopies(access)
         self.counters = counters or Counters()
         self._fields, self._names = fields, names
         self._is_local = all(local_path(url) is not None for url in urls)
@@ -275,7 +279,7 @@ class DatasetReader:
         """
         path = index_url(self._urls[shard], self._access.index_dir)
         try:
-            index = read_index(path, storage_options=self._access.storage_options)
+            index = self._indexes.read(path)
         except MissingSidecarError as error:
             raise MissingSidecarError(f"{error}. Build the indexes of the dataset first, with build_indexes") from None
         index.check_random_access()

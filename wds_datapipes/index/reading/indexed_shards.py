@@ -22,6 +22,7 @@ from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import TRIES, LaneOrder, Lengths, check_lengths
 from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
+from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.index.sample_table import NAMED, KeyTable, Select, Selection
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
@@ -67,7 +68,7 @@ class IndexedShards:
         fields: Collection[str] | None = None,
         access: AccessOptions = AccessOptions(),  # noqa: B008  immutable
     ) -> None:
-        self._access, self._fields = access, fields
+        self._access, self._fields, self._indexes = access, fields, IndexCopies(access)
         self.parts: dict[str, slice] = {}
         every = list[tuple[str, int]]()
         for name, shards in datasets.items():
@@ -222,9 +223,8 @@ class IndexedShards:
         return [stack.enter_context(each._open(**options)) for each in (self, *self._others)]
 
     def _open(self, **options: Any) -> DatasetReader:
-        return DatasetReader(
-            self.urls, self._all_sizes, self._access, fields=self._fields, names=self._names, **options
-        )
+        options |= {"fields": self._fields, "names": self._names, "indexes": self._indexes}
+        return DatasetReader(self.urls, self._all_sizes, self._access, **options)
 
     def stream(self, readers: Sequence[DatasetReader], chunks: Iterable[Chunk]) -> Iterator[Item]:
         """Yield samples with the fields of all joined datasets, and an error in the place of each that is unreadable.
@@ -320,9 +320,11 @@ class IndexedShards:
 
     def keys(self, shards: Numbers, numbers: Numbers) -> list[str]:
         """Return the keys of samples, from the index of each of their shards, which is read once."""
+        keys = np.empty(len(shards), object)
         with self._open() as reader:
-            indexes = {shard: reader.index_of(shard) for shard in {*shards.tolist()}}
-        return [indexes[shard][number].key for shard, number in zip(shards.tolist(), numbers.tolist(), strict=True)]
+            for shard in {*shards.tolist()}:
+                keys[shards == shard] = reader.index_of(shard).keys_of(numbers[shards == shard])
+        return [*map(str, keys)]
 
     def names(self, shards: Numbers) -> list[str]:
         """Return the names of the datasets of shards."""

@@ -1,0 +1,99 @@
+"""Index copies: the indexes of remote shards, downloaded once per host, and mapped by all of its processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from contextlib import suppress
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from stat import S_ISDIR
+from tempfile import gettempdir
+from typing import BinaryIO, cast
+
+from wds_datapipes.errors import CacheError, CorruptSidecarError, MissingSidecarError, ShardError
+from wds_datapipes.index.file_format import parse_index, read_index
+from wds_datapipes.index.options import AccessOptions
+from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.io.openers import redact
+from wds_datapipes.io.urls import is_remote, split_scheme
+from wds_datapipes.shard_cache.entry import UNKNOWN, entries, evict, modified_ns, reserve_space
+from wds_datapipes.shard_cache.store import CacheFolder, DownloadRequest
+
+LOGGER = logging.getLogger("wds_datapipes")
+#: How long copies are kept that no process uses, and how often such are looked for, in seconds.
+KEPT_S, PAUSE_S = 86_400.0, 3600.0
+#: The file whose modification time is when they were last looked for.
+CLEANED = "cleaned"
+
+
+class IndexCopies:
+    """Reads indexes; those of remote shards from copies, of which all processes of a host map the same one.
+
+    The copies are in the folder ``indexes`` of ``cache_dir``, or else of a folder of this user below that for temporary
+    files, which no other user may open. When an object of this class first reads a copy, it asks the store whether the
+    index is still the same. If there can be no copies, indexes are read into memory.
+
+    Args:
+        access: has ``cache_dir`` and the options of the store.
+    """
+
+    def __init__(self, access: AccessOptions) -> None:
+        self._options = {"storage_options": access.storage_options}
+        self._is_private = access.cache_dir is None
+        self._parent = Path(access.cache_dir or Path(gettempdir(), f"wds-datapipes-{os.getuid()}"))
+        self._folder = CacheFolder(self._parent / "indexes", must_ask=True)
+        self._is_cleaned = self._has_failed = False
+
+    def read(self, url: str) -> ShardIndex:
+        """Read an index.
+
+        Raises:
+            MissingSidecarError: it cannot be read.
+            CorruptSidecarError: it is damaged or not an index.
+        """
+        if self._has_failed or not is_remote(split_scheme(url)[0]):
+            return read_index(url, **self._options)
+        try:
+            self._prepare_folder()
+            request = DownloadRequest(url, UNKNOWN, None, self._options, asks=True)
+            # The copy is pinned as long as it is mapped.
+            with cast(BinaryIO, self._folder.open(request)) as copy:
+                return parse_index(mmap(copy.fileno(), 0, access=ACCESS_READ), name=redact(url))
+        except ShardError as error:
+            raise MissingSidecarError(str(error)) from None
+        except (CacheError, OSError) as error:
+            self._has_failed = True
+            LOGGER.warning("Each process reads the indexes of remote shards into its memory: %s", error)
+        except ValueError:  # it is damaged, and pinned by the frames of the error
+            pass
+        self._folder.discard(url, CorruptSidecarError())
+        return read_index(url, **self._options)
+
+    def _prepare_folder(self) -> None:
+        """Make sure that the folder belongs to this user, and remove copies that no run has used for a day.
+
+        Raises:
+            CacheError: another user may change the copies.
+            OSError: there can be no folder.
+        """
+        if self._is_private:
+            self._parent.mkdir(mode=0o700, exist_ok=True)
+            facts = self._parent.lstat()
+            if not S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+                raise CacheError(
+                    f"{self._parent} is not a folder that only this user may open. Remove it, or set TMPDIR"
+                )
+        cleaned = self._folder.path / CLEANED
+        if self._is_cleaned or time.time() - modified_ns(cleaned) / 1e9 < PAUSE_S:
+            return
+        self._is_cleaned = True
+        with suppress(OSError):  # the disk is read-only
+            self._folder.path.mkdir(parents=True, exist_ok=True)
+            cleaned.touch()
+            reserve_space(self._folder.path, None, 0, sys.maxsize)  # removes what killed processes left
+            for entry in entries(self._folder.path):
+                if time.time() - entry.last_use() / 1e9 > KEPT_S:
+                    evict(entry)
