@@ -6,12 +6,12 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import FaultProxy, fault_proxy
+from faults import FaultProxy
 from nginx_server import Nginx
 
 from wds_datapipes.errors import MissingSidecarError
@@ -32,15 +32,14 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def served(nginx: Nginx, tmp_path: Path) -> Iterator[tuple[FaultProxy, list[str], Path]]:
+def served(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> tuple[FaultProxy, list[str], Path]:
     """A server, the URLs of the indexes of shards on it, and the folder that it serves."""
     folder = nginx.files / tmp_path.name
     folder.mkdir()
     shards = [build_shard(folder / f"{n}.tar", [{"__key__": f"{n}", "cls": "1"}]) for n in range(SHARDS)]
     build_indexes(shards)
-    with fault_proxy(("127.0.0.1", nginx.http)) as proxy:
-        found = [f"http://127.0.0.1:{proxy.port}/{folder.name}/{number}.tar.wdsidx" for number in range(SHARDS)]
-        yield proxy, found, folder
+    found = [f"http://127.0.0.1:{proxy.port}/{folder.name}/{number}.tar.wdsidx" for number in range(SHARDS)]
+    return proxy, found, folder
 
 
 def read_all(copies: IndexCopies, urls: list[str], *, maps: bool = True) -> list[ShardIndex]:
