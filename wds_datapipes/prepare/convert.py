@@ -168,7 +168,7 @@ def convert_shards(
     results: dict[int, ConvertedShard] = {}
     failures: dict[str, BaseException] = {}
     made_by = (function, whole_shards, decode)
-    with ShardRun(urls, outputs, pattern, producer, journal=path, options=found, made_by=made_by) as run:
+    with closing(ShardRun(urls, outputs, pattern, producer, journal=path, options=found, made_by=made_by)) as run:
         finished, changed = run.find_finished(keep_changed=if_changed == "keep")
         if changed and if_changed == "raise":
             raise _changed_error(path, {urls[number]: difference for number, difference in changed.items()})

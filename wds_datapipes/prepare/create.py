@@ -180,7 +180,7 @@ def create_shards(
         made_by = (function, decode)
         path = None if resume is False else journal_path(text, None if resume is True else resume, 0, 1)
         items = range(len(outputs))
-        with ShardRun(items, outputs, text, producer, journal=path, options=writing, made_by=made_by) as run:
+        with closing(ShardRun(items, outputs, text, producer, journal=path, options=writing, made_by=made_by)) as run:
             finished, _ = run.find_finished(keep_changed=False)
             results = dict[int, ConvertedShard]()
             # A single archive may be standard output.

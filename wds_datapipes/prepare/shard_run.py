@@ -10,7 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.errors import (
@@ -32,10 +32,6 @@ from wds_datapipes.types import ShardInfo
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
 from wds_datapipes.writing.options import WriteKeywords, WriteOptions
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_old_shards, remove_old_shards
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 LOGGER = logging.getLogger("wds_datapipes")
 
@@ -257,10 +253,8 @@ class ShardRun:
         item = self._items[number]
         return ConvertedShard(item if isinstance(item, str) else "", info, facts["read"], is_new, facts["skipped"])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the journal."""
         if self._journal is not None:
             self._journal.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -225,7 +225,8 @@ class ShardReader:
         if spans == [WHOLE]:
             yield shard, self._read_whole(shard)
             return
-        with ArchiveSpans(shard.url, self._opener_options, self.options.limits, last_start=spans[-1][0]) as archive:
+        archive = ArchiveSpans(shard.url, self._opener_options, self.options.limits, last_start=spans[-1][0])
+        with closing(archive):
             for start, end in spans:
                 part = Shard(shard.url, shard.local_path, shard.number, end)
                 yield part, self._read_span(part, archive, start, is_last=(start, end) == spans[-1])

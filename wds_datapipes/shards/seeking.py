@@ -24,8 +24,6 @@ from wds_datapipes.shards.position import Resume
 from wds_datapipes.types import MemberTuple, Opener, Shard
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from wds_datapipes.io.remote.remote_file import RemoteFile
 
 
@@ -69,12 +67,6 @@ class ArchiveSpans:
         self._remote: RemoteFile | None = None
         self._stream: BinaryIO | None = None
         self._section: _Section | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def open_span(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` to ``end``, or to the end of the archive if ``end`` is -1.

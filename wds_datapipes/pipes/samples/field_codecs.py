@@ -141,33 +141,12 @@ class RandomSampleDecoder(SeedingStage[Sample], SampleDecoder):
 SampleDecoder._random_class = RandomSampleDecoder
 
 
-class RegisteredDecoder(SampleDecoder):
-    """The stage of a function that `register_decoder` has registered: it decodes the fields with its extensions.
+class RegisteredDecoder(FunctionStage[Sample]):
+    """The stage of a function that `register_decoder` has registered: it decodes the fields with its extensions."""
 
-    Args:
-        source: samples.
-        extensions: the extensions.
-        function: the function.
-        only: as for `SampleDecoder`, like ``partial`` and ``on_error``.
-        arguments: keyword arguments of the function.
-    """
-
-    def __init__(
-        self,
-        source: Iterable[Sample],
-        extensions: tuple[str, ...],
-        function: Callable[..., Any],
-        /,
-        *,
-        only: str | Iterable[str] | None = None,
-        partial: bool = False,
-        on_error: OnError = "raise",
-        **arguments: Any,
-    ) -> None:
-        decode = functools.partial(function, **arguments) if arguments else function
-        decoder = handle_extension(extensions, decode)
-        chain = DecoderChain([decoder], {}, only=only, partial=partial, basic=False)
-        FunctionStage.__init__(self, source, chain=chain, on_error=on_error)
+    is_one_to_one = True
+    draws_globally = True
+    function = staticmethod(decode_samples)
 
 
 def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F], F]:
@@ -211,8 +190,18 @@ def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F]
                 f"one for {name_of(function)}"
             )
 
-        def build(source: IterDataPipe[Sample], /, **options: Any) -> RegisteredDecoder:
-            return RegisteredDecoder(source, words, function, **options)
+        def build(
+            source: IterDataPipe[Sample],
+            /,
+            *,
+            only: str | Iterable[str] | None = None,
+            partial: bool = False,
+            on_error: OnError = "raise",
+            **arguments: Any,
+        ) -> RegisteredDecoder:
+            decode = functools.partial(function, **arguments) if arguments else function
+            chain = DecoderChain([handle_extension(words, decode)], {}, only=only, partial=partial, basic=False)
+            return RegisteredDecoder(source, chain=chain, on_error=on_error)
 
         build.__doc__ = function.__doc__
         registered_decoders[name] = handle_extension(words, function)
