@@ -310,6 +310,28 @@ def opened() -> set[str]:
 
 
 @pytest.fixture
+def memory() -> Iterator[Any]:
+    """Empty the file system of fsspec in memory, before and after."""
+    import fsspec  # type: ignore[import-untyped]  # it carries no types
+
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """Make this process the only rank of a process group."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Record pauses between attempts instead of making them."""
     found: list[float] = []

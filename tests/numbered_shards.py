@@ -18,6 +18,10 @@ def write_numbered(folder: Path, sizes: Sequence[int]) -> str:
     return f"{folder}/{{0..{len(sizes) - 1}}}.tar"
 
 
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
 def numbered_shards(sizes: Sequence[int]) -> Any:
     """Return a fixture that runs each test of a module in a folder with such shards."""
 

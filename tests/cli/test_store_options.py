@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from web_server import serving
 
 #: The commands, with SHARD for a shard.
 CALLS: list[tuple[str, ...]] = [
@@ -39,12 +40,8 @@ class Silent(socketserver.BaseRequestHandler):
 @pytest.fixture
 def silent() -> Iterator[socketserver.ThreadingTCPServer]:
     """Run a server that accepts requests and never responds."""
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Silent) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Silent)) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def requests(server: socketserver.ThreadingTCPServer) -> Counter[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -181,14 +181,6 @@ def test_standard_input_is_read_once_and_a_worker_has_none(
 
 
 # File systems of fsspec -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def memory() -> Iterator[Any]:
-    filesystem = fsspec.filesystem("memory")
-    filesystem.store.clear()
-    yield filesystem
-    filesystem.store.clear()
 
 
 def test_a_file_system_of_fsspec(memory: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from coverage_law import check_coverage
-from numbered_shards import numbered_shards
+from numbered_shards import key_of, numbered_shards
 from torch.utils.data import DataLoader, IterDataPipe, graph_settings
 from torch.utils.data.datapipes.iter import IterableWrapper, Shuffler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -23,10 +23,6 @@ KEYS = [f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in ra
 
 
 shards = numbered_shards(SIZES)
-
-
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
 
 
 class Twice(Stage[Any]):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torchdata.nodes as tn
-from numbered_shards import write_numbered
+from numbered_shards import key_of, write_numbered
 from page_blocks import ROOT
 from page_runs import PAGES_OF_PEERS, run_page, write_example_shards
 from torch.utils.data import DataLoader
@@ -31,10 +31,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 State = dict[str, Any]
-
-
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
 
 
 def fail_at_5(key: str) -> str:

@@ -11,7 +11,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -438,16 +438,6 @@ def test_a_command_is_killed_with_the_process_that_writes_to_it() -> None:
             time.sleep(0.005)
         assert files() == ["s.part"]
         os.unlink("s.part")
-
-
-@pytest.fixture
-def memory() -> Iterator[Any]:
-    import fsspec  # type: ignore[import-untyped]  # it carries no types
-
-    filesystem = fsspec.filesystem("memory")
-    filesystem.store.clear()
-    yield filesystem
-    filesystem.store.clear()
 
 
 def read(url: str) -> list[str]:

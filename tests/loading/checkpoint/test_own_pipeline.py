@@ -7,16 +7,14 @@ import itertools
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch.distributed as dist
 from numbered_shards import numbered_shards
-from torch._C._distributed_c10d import HashStore
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -200,13 +198,6 @@ SERVICES: dict[str, Callable[[], Any]] = {
     "2 workers": partial(ShardReadingService, 2),
     "distributed": partial(ShardReadingService, 1, distributed=True),
 }
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from numbered_shards import numbered_shards
+from numbered_shards import key_of, numbered_shards
 from pipeline_table import Pairs
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
@@ -95,10 +95,6 @@ class Undeclared(IterDataPipe[Any]):
 class OfSets(Pairs):
     def state_dict(self) -> dict[str, Any]:
         return {"before": {*self.before}}
-
-
-def key_of(sample: Any) -> str:
-    return str(sample["__key__"])
 
 
 def first_of(batch: list[Any]) -> Any:

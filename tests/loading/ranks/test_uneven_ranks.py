@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from forked_ranks import on_ranks
-from numbered_shards import numbered_shards
+from numbered_shards import key_of, numbered_shards
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
@@ -21,10 +21,6 @@ KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number
 
 
 shards = numbered_shards(SIZES)
-
-
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
 
 
 def pipeline() -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from forked_ranks import on_ranks
+from numbered_shards import key_of
 from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
 from users_stages import OwnSplit
@@ -17,10 +18,6 @@ from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.testing import build_shard
 
 KEYS = sorted(f"{shard}/{number}" for shard in range(6) for number in range(3))
-
-
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
 
 
 def keys(shards: Any) -> Any:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import (
@@ -55,13 +52,6 @@ def test_the_length_is_that_of_a_rank(workers: int) -> None:
         return length_of_rank(numbers(21).sharding_filter().batch(5), rank, 2, workers)
 
     assert [length(rank) for rank in range(2)] == [3, 2]
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("one_rank")

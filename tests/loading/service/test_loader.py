@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from numbered_shards import write_numbered
-from torch._C._distributed_c10d import HashStore
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -27,11 +25,8 @@ from wds_datapipes.loading.epoch import EpochSeeds
 
 
 @pytest.fixture(autouse=True)
-def shards(folder: Path) -> Iterator[None]:
+def shards(folder: Path, one_rank: None) -> None:
     write_numbered(folder, [5, 0, 7, 1, 6])
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def pipeline(urls: str = "{0..4}.tar", buffer_size: int = 4) -> Any:

@@ -7,17 +7,13 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from numbered_shards import write_numbered
+from numbered_shards import key_of, write_numbered
 from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.integrations.ranks import gather_states
-
-
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
 
 
 @pytest.fixture(scope="module", autouse=True)
