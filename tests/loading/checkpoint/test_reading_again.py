@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import itertools
 import json
 import logging
-import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 import torch
+from faults import FaultProxy
+from nginx_server import Nginx
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph_settings import apply_random_seed
-from web_server import QuietHandler, serving
 
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError
@@ -70,108 +68,57 @@ def place(state: Any) -> int:
 # A server of the web ------------------------------------------------------------------------------------------------
 
 
-class Site(http.server.ThreadingHTTPServer):
-    """Serves the files of a folder, and records what it has sent."""
-
-    daemon_threads = True
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.folder = folder
-        self.has_ranges = True
-        #: The requested range, and the size of the answer's body.
-        self.sent: list[tuple[str | None, int]] = []
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that have read enough."""
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(QuietHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        site = self.server
-        assert isinstance(site, Site)
-        body = (site.folder / self.path.partition("?")[0].lstrip("/")).read_bytes()
-        asked = self.headers["Range"]
-        match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked or "") if site.has_ranges else None
-        size = len(body)
-        if match is None:
-            self.send_response(200)
-        else:
-            start, end = int(match[1]), min(int(match[2] or size), size - 1)
-            if start >= size:
-                self.send_response(416)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            body = body[start : end + 1]
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{end}/{size}")
-        site.sent.append((asked, len(body)))
-        self.send_header("ETag", '"1"')
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(body)
-
-
 @pytest.fixture
-def site(folder: Path) -> Iterator[Site]:
-    with serving(Site(folder)) as server:
-        yield server
+def site(nginx: Nginx, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Serve the working directory; return a function from the name of a file to its URL at a location of nginx."""
+    folder = nginx.files / tmp_path.name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def url(name: str, at: str = "") -> str:
+        return f"http://127.0.0.1:{proxy.port}/{at}{folder.name}/{name}"
+
+    return url
 
 
 @pytest.mark.parametrize("cut", [1, 20, 50])
 @pytest.mark.parametrize("buffer_size", [1, 8])
-def test_only_buffered_samples_of_a_shard_on_the_web_are_read_again(site: Site, cut: int, buffer_size: int) -> None:
+def test_only_buffered_samples_of_a_shard_on_the_web_are_read_again(
+    site: Any, proxy: FaultProxy, cut: int, buffer_size: int
+) -> None:
     size = Path(build_shard("0.tar", samples())).stat().st_size
-    url = f"{site.url}/0.tar?sig={SECRET}"
+    url = site(f"0.tar?sig={SECRET}")
     whole = list(pipeline(url, buffer_size))
     state = state_at(pipeline(url, buffer_size), cut)
-    site.sent.clear()
+    proxy.asked.clear()
     assert list(resumed(pipeline(url, buffer_size), state)) == whole[cut:]
-    runs = waiting_runs(state)
-    again = sum(end - start for start, end in runs)
-    asked = [
-        f"bytes=0-{HEADER - 1}",
-        *(f"bytes={start}-{end - 1}" for start, end in runs),
-        f"bytes={place(state)}-{size - 1}",
-    ]
-    assert [part for part, _ in site.sent] == asked
-    assert sum(count for _, count in site.sent) == HEADER + again + size - place(state)
+    spans = [(0, HEADER), *waiting_runs(state), (place(state), size)]
+    assert [part for _, part in proxy.asked] == [f"bytes={start}-{end - 1}" for start, end in spans]
 
 
-def test_a_buffered_last_sample_is_read_up_to_the_end_of_its_shard(site: Site) -> None:
+def test_a_buffered_last_sample_is_read_up_to_the_end_of_its_shard(site: Any, proxy: FaultProxy) -> None:
     size = Path(build_shard("0.tar", samples())).stat().st_size
     build_shard("1.tar", samples(1))
-    urls = f"{site.url}/{{0,1}}.tar"
+    urls = site("{0,1}.tar")
     whole = list(pipeline(urls, 20))
     state = state_at(pipeline(urls, 20), 50)
     runs = waiting_runs(state)
     assert state[0]["next"][0] == 1
     assert runs[-1][1] == -1
-    site.sent.clear()
+    proxy.asked.clear()
     assert list(resumed(pipeline(urls, 20), state)) == whole[50:]
-    asked = [part for part, _ in site.sent]
-    assert asked[1 : len(runs) + 1] == [f"bytes={start}-{end - 1 if end > 0 else size - 1}" for start, end in runs]
-    again = sum((size if end < 0 else end) - start for start, end in runs)
-    assert sum(count for _, count in site.sent[: len(runs) + 1]) == HEADER + again
+    spans = [(0, HEADER), *runs[:-1], (runs[-1][0], size)]
+    assert [part for _, part in proxy.asked][: len(spans)] == [f"bytes={start}-{end - 1}" for start, end in spans]
 
 
-def test_a_server_without_ranges_is_read_once_from_the_beginning(site: Site) -> None:
-    site.has_ranges = False
+def test_a_server_without_ranges_is_read_once_from_the_beginning(site: Any, proxy: FaultProxy) -> None:
     build_shard("0.tar", samples())
-    url = f"{site.url}/0.tar"
+    url = site("0.tar", "whole/")
     whole = list(pipeline(url))
     state = state_at(pipeline(url), 40)
-    site.sent.clear()
+    proxy.asked.clear()
     assert list(resumed(pipeline(url), state)) == whole[40:]
-    assert sorted(part or "" for part, _ in site.sent) == ["", f"bytes=0-{HEADER - 1}"]
+    assert sorted(part or "" for _, part in proxy.asked) == ["", f"bytes=0-{HEADER - 1}"]
 
 
 # Other sources -------------------------------------------------------------------------------------------------
@@ -237,13 +184,13 @@ def fewer() -> list[dict[str, Any]]:
     return samples(count=20)
 
 
-@pytest.mark.parametrize("kind", ["{site}/0.tar", "0.tar", "0.tar.gz", "pipe:cat 0.tar"])
+@pytest.mark.parametrize("kind", ["http:", "0.tar", "0.tar.gz", "pipe:cat 0.tar"])
 @pytest.mark.parametrize(("buffer_size", "on_error"), [(1, "raise"), (8, "skip")])
 @pytest.mark.parametrize("other", [shorter, renamed, fewer])
 def test_a_changed_shard_is_an_error_and_yields_no_sample(
-    site: Site, kind: str, buffer_size: int, other: Any, on_error: Any
+    site: Any, kind: str, buffer_size: int, other: Any, on_error: Any
 ) -> None:
-    url = kind.format(site=site.url)
+    url = site("0.tar", "no-version/") if kind == "http:" else kind
     name = url.rpartition("/")[2].rpartition(" ")[2]
     build_shard(name, samples())
     state = state_at(pipeline(url, buffer_size), 40)
@@ -252,12 +199,13 @@ def test_a_changed_shard_is_an_error_and_yields_no_sample(
         next(iter(resumed(pipeline(url, buffer_size, on_error=on_error), state)))
 
 
-def test_a_shard_that_ends_before_the_position_is_an_error_on_the_web(site: Site) -> None:
+def test_a_shard_that_ends_before_the_position_is_an_error_on_the_web(site: Any) -> None:
     build_shard("0.tar", samples())
-    state = state_at(pipeline(f"{site.url}/0.tar", 1), 40)
+    url = site("0.tar", "no-version/")
+    state = state_at(pipeline(url, 1), 40)
     build_shard("0.tar", samples(count=1))
     with pytest.raises(ChangedShardError, match=r"ends before byte \d{7}, where reading should resume"):
-        list(resumed(pipeline(f"{site.url}/0.tar", 1), state))
+        list(resumed(pipeline(url, 1), state))
 
 
 def is_wanted(sample: dict[str, Any]) -> bool:
