@@ -16,7 +16,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper, Mapper
 from users_stages import Buckets, OwnShuffler
 
 from wds_datapipes import ImageDecoder, IndexedSamples, RandomResizedCrop, ShardList, Stage
-from wds_datapipes.index import EpochOptions, ShardIndex
+from wds_datapipes.index import EpochOptions, Join, ShardIndex
 from wds_datapipes.testing import build_shard
 
 Pipe = Any
@@ -87,6 +87,10 @@ def length(sample: dict[str, Any]) -> int:
 
 def sizes_in(index: ShardIndex) -> Any:
     return index.sample_sizes
+
+
+def without_some(index: ShardIndex) -> Any:
+    return index.sample_sizes % 3 == 1
 
 
 def draw_beside(item: Any, rng: Random) -> Any:
@@ -326,11 +330,14 @@ EXACT: dict[str, Build] = {
         epoch=EpochOptions(window_shards=2),
     ).shuffle_samples(4),
     "selected indexed samples": lambda: IndexedSamples("{0..5}.tar", select=slice(1, None, 2)).shuffle_samples(3),
+    "indexed samples without some": lambda: IndexedSamples(
+        "{0..5}.tar", global_batch_size=4, epoch=EpochOptions(exclude=without_some)
+    ),
     "joined indexed samples": lambda: IndexedSamples(
-        "{0..5}.tar", join="more-{5,1,0}.tar", missing="keep"
+        "{0..5}.tar", join=Join("more-{5,1,0}.tar", "keep")
     ).shuffle_samples(3),
     "joined indexed samples that have counterparts": lambda: IndexedSamples(
-        "{0..5}.tar", join="more-{5,2,0}.tar", missing="skip", select=slice(1, None), remainder="keep"
+        "{0..5}.tar", join=Join("more-{5,2,0}.tar", "skip"), select=slice(1, None), remainder="keep"
     ),
     "packed indexed samples": lambda: (
         IndexedSamples("{0..5}.tar", global_batch_size=4, remainder="keep").map(tokens_of).pack_samples(9, "tokens")

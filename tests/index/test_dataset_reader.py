@@ -400,7 +400,7 @@ def test_a_join_does_not_read_ahead_past_samples_without_a_counterpart(
     build_indexes([url])
     sizes = list(zip(urls_of(nginx.http), SIZES, strict=True))
     remote = IndexedShards({"": sizes}, access=AccessOptions(index_dir=shards[1], read_ahead=1))
-    samples = IndexedShards({"": [(url, 2)]}, join=[remote], missing="keep")
+    samples = IndexedShards({"": [(url, 2)]}, join=[(remote, "keep")])
     wanted = [0, 0, *[1] * 9, 0, 1]
     asked = 0
 

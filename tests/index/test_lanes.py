@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from wds_datapipes.index.order.batch_share import BatchShare, Remainder
 from wds_datapipes.index.order.lanes import Lanes, lane_starts
-from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
+from wds_datapipes.index.order.sample_order import TRIES, EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
 
 ORDERS: Any = st.sampled_from(["global", "window", "sequential"])
 REMAINDERS: Any = st.sampled_from(["drop", "pad", "keep"])
@@ -152,7 +152,7 @@ def test_substitutes_are_of_the_same_lane(sizes: list[int], number: int, share: 
     members = lanes_of(sizes, number, "global")
     position = data.draw(st.integers(0, count // batch * batch - 1), "position")
     (lane,) = (own for own in members if numbers_at(order, sizes, [position])[0] in own)
-    others = [each.item() for each in order.substitutes(position)]
+    others = [order.substitutes(np.array([position]), tried).item() for tried in range(1, TRIES + 1)]
     assert lane.issuperset(numbers_at(order, sizes, others[:50]))
     assert {*others} <= {*range(count)}
     assert count == 1 or {*others} != {position}

@@ -40,7 +40,8 @@ def steps_of(pipe: IndexedSamples, epochs: int) -> list[list[Drawn]]:
         pipe.set_seed(epoch).place_in_run = 5, epoch
         order = pipe.order_of_epoch()
         for number in range(pipe.count_batches(1)):
-            [(shards, places, positions)] = pipe.find_batch(order, number, 1)
+            [positions] = pipe.find_batch(number, 1)
+            shards, places = order.find(positions)
             drawn = zip(pipe.dataset.names(shards), shards.tolist(), places.tolist(), strict=True)
             found.append([*compress(drawn, positions < len(order))])
     return found

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_shards import write_numbered
 from torchdata.dataloader2 import DataLoader2
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards, explain
 from wds_datapipes.errors import StateError
-from wds_datapipes.index import Manifest
+from wds_datapipes.index import EpochOptions, Manifest
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 from wds_datapipes.runs.steps import RunSteps
@@ -36,7 +37,13 @@ def _shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def indexed(ranks: int, **options: Any) -> Any:
+def indexed(ranks: int, exclude: list[str] | None = None, **options: Any) -> Any:
+    names: Any = exclude
+    if options.get("weights"):
+        names = {
+            name: [key for key in exclude or () if key[0] in shards] for name, shards in (("a", "012"), ("b", "34"))
+        }
+    options["epoch"] = EpochOptions(window_shards=2, exclude=names)
     shards = {"a": "{0..2}.tar", "b": "{3,4}.tar"} if options.get("weights") else "{0..4}.tar"
     return IndexedSamples(shards, global_batch_size=BATCH, **options).batch(BATCH // ranks)
 
@@ -80,24 +87,40 @@ PIPELINES = st.fixed_dictionaries(
 TOPOLOGIES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 2))
 
 
+EVERY = [f"{shard}-{n}" for shard, size in enumerate(SIZES) for n in range(size)]
+EXCLUDED = st.lists(st.sampled_from(EVERY), unique=True, max_size=5)
+
+
 @settings(max_examples=8)
-@given(PIPELINES, TOPOLOGIES, TOPOLOGIES, st.integers(1, 8), st.integers(1, 6))
+@given(PIPELINES, TOPOLOGIES, TOPOLOGIES, st.integers(1, 8), st.integers(1, 6), EXCLUDED, st.integers(0, 5))
 def test_a_step_has_the_samples_that_the_loops_of_all_ranks_received(
-    options: Any, first: tuple[int, int], second: tuple[int, int], begun: int, more: int
+    options: Any, first: tuple[int, int], second: tuple[int, int], begun: int, more: int, excluded: list[str], now: int
 ) -> None:
+    """Some samples are left out from the beginning, and others after the interruption."""
     (ranks, workers), (others, other_workers) = first, second
-    state, batches = run([indexed(ranks, **options) for _ in range(ranks)], workers, begun)
-    later, following = run([indexed(others, **options) for _ in range(others)], other_workers, more, state)
-    expected = batches + following
-    for saved, of_ranks in ((state, ranks), (later, others)):
-        steps = RunSteps(indexed(of_ranks, **options), saved)
-        for step, batch in enumerate(expected):
-            found = steps.samples(step)
-            assert [each.key for each in found] == batch
-            assert [each.rank for each in found] == [rank for rank in range(of_ranks) for _ in range(BATCH // of_ranks)]
-            for each in found:
+    state, batches = run([indexed(ranks, excluded[:now], **options) for _ in range(ranks)], workers, begun)
+    later, following = run([indexed(others, excluded, **options) for _ in range(others)], other_workers, more, state)
+    whole = RunSteps(indexed(others, **options), without_exclusions(later))
+    for step, batch in enumerate(batches + following):
+        out = {*excluded} if step >= begun else {*excluded[:now]}
+        assert out.isdisjoint(batch)
+        for each, key in zip(whole.samples(step), batch, strict=True):
+            assert each.key == key or each.key in out, "no other sample moves"
+            assert not options["weights"] or each.dataset == ("a" if key[0] in "012" else "b")
+    for saved, of_ranks, steps in ((state, ranks, begun), (later, others, begun + more)):
+        found = RunSteps(indexed(of_ranks, excluded, **options), saved)
+        for step, batch in enumerate((batches + following)[:steps]):
+            samples = found.samples(step)
+            assert [each.key for each in samples] == batch
+            ranks_of_samples = [rank for rank in range(of_ranks) for _ in range(BATCH // of_ranks)]
+            assert [each.rank for each in samples] == ranks_of_samples
+            for each in samples:
                 assert each.key == f"{each.shard[0]}-{each.number}"
                 assert each.dataset == (("a" if each.shard[0] in "012" else "b") if options["weights"] else "")
+
+
+def without_exclusions(state: Any) -> Any:
+    return state_of([replace(each, excluded=[]) for each in checkpoints_in(state)])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -156,6 +179,38 @@ def test_a_run_whose_epochs_were_selected_one_by_one_is_known_in_part() -> None:
     checkpoint = state_of([replace(each, seed=1) for each in checkpoints_in(state)])
     with pytest.raises(StateError, match="known for epoch 1 only"):
         explain(indexed(1), checkpoint, 0)
+
+
+def test_exclusions_grow_only_at_their_end() -> None:
+    state, _ = run([indexed(1, ["0-1", "4-2"])], 0, 1)
+    for exclude, message in {
+        ("0-1",): r"they were 2 \(#[0-9a-f]{12}\), and are 1\. Append new ones at the end",
+        ("4-2", "0-1", "3-3"): r"they were 2 \(#[0-9a-f]{12}\), and the first 2 are now others \(#",
+    }.items():
+        for use in (explain, lambda pipe, state, _: run([pipe], 0, 1, state)):
+            with pytest.raises(
+                StateError, match=r"EpochOptions\(exclude=\) must begin with .* in the same order.*" + message
+            ):
+                use(indexed(1, [*exclude]), state, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_all_loaders_note_when_exclusions_were_added(workers: int) -> None:
+    state, batches, exclude = None, list[list[str]](), list[str]()
+    for steps in (1, 3, 3):
+        data = StatefulShards(indexed(1, exclude, lanes=2), seed=3)
+        loader = StatefulDataLoader(data, batch_size=None, num_workers=workers)
+        if state is not None:
+            loader.load_state_dict(state)
+        while steps:
+            for batch in loader:
+                batches.append(keys_of(batch))
+                state, steps = loader.state_dict(), steps - 1
+                if not steps:
+                    break
+        assert [since[:2] for since in checkpoints_in(state)[0].excluded] == [[0, 12], [1, 24]][: len(exclude) // 2]
+        exclude = [*exclude, *(key for key in batches[-1] if key not in exclude)][: len(exclude) + 2]
+    assert [[each.key for each in explain(indexed(1, exclude, lanes=2), state, step)] for step in range(7)] == batches
 
 
 def test_no_array_has_an_element_for_each_sample() -> None:

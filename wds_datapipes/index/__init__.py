@@ -5,7 +5,7 @@ from wds_datapipes.index.build_many import build_indexes
 from wds_datapipes.index.file_format import index_url, read_index, write_index
 from wds_datapipes.index.interop import read_wids_index, write_dali_index, write_wids_index
 from wds_datapipes.index.manifest import Manifest, read_manifest, write_manifest
-from wds_datapipes.index.options import AccessOptions, EpochOptions, IndexOptions
+from wds_datapipes.index.options import AccessOptions, EpochOptions, IndexOptions, Join
 from wds_datapipes.index.sample_table import SampleTable, read_table, resample
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.samples.keys import KeySplit
@@ -14,6 +14,7 @@ __all__ = [
     "AccessOptions",
     "EpochOptions",
     "IndexOptions",
+    "Join",
     "KeySplit",
     "Manifest",
     "SampleTable",

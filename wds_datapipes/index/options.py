@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+import numpy.typing as npt
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
 from wds_datapipes.index.order.sample_order import Lengths
+from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.grouping import OnDuplicate
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
 from wds_datapipes.tar.headers import EndMarker
+
+Exclude: TypeAlias = "str | os.PathLike[str] | Callable[[ShardIndex], npt.ArrayLike] | Iterable[Any]"
+"""A file of keys, a function that returns numbers or a mask for the index of a shard, or a list of both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +111,27 @@ class AccessOptions:
             raise ValueError("cache_bytes limits the copies in cache_dir, which is missing")
 
 
+@dataclass(frozen=True)
+class Join:
+    """Another dataset, whose fields `IndexedSamples` adds to the samples with the same keys.
+
+    Args:
+        shards: a `Manifest`, a pattern or an iterable of URLs. The order of its shards and samples does not matter;
+            those without a counterpart are not read.
+        missing: what to do with samples that have no counterpart in it: ``"raise"``; ``"skip"`` them; or ``"keep"``
+            them without its fields.
+
+    Raises:
+        ValueError: ``missing`` has another value.
+    """
+
+    shards: Any
+    missing: Lacking = "raise"
+
+    def __post_init__(self) -> None:
+        check_choice("missing", self.missing, Lacking)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions:
     """Which samples an epoch of `IndexedSamples` has, and how they are brought together.
@@ -116,6 +144,12 @@ class EpochOptions:
         bucket_by: the length of each sample, so that each global batch has samples of similar length: an array in the
             order of the shards, or a function that returns the lengths for the `ShardIndex` of one shard. Takes 8 bytes
             per sample, and needs ``global_batch_size``.
+        exclude: samples to leave out without moving others: in the place of each, there is another sample of the epoch,
+            of its lane and dataset, marked by ``__padding__``; with ``remainder="keep"``, none. A list of keys, or a
+            file with a key in each line; or a function that returns numbers or a mask of samples for the `ShardIndex`
+            of one shard, which is called when the shard is read; or a list of keys and such functions. With several
+            datasets, a function, or a mapping from their names. A run may append to the list: a state loads with a
+            longer one, and notes when it began to hold.
         bucket_window: how many global batches are sorted by length together. Their order is then shuffled again,
             except with ``order="sequential"``. A larger window leaves less padding, and mixes samples less. A worker
             computes whole windows of the lanes of its rank, so choose ``lanes`` if there are many ranks.
@@ -128,6 +162,7 @@ class EpochOptions:
     window_shards: int = 16
     bucket_by: Lengths | None = None
     bucket_window: int = 50
+    exclude: Exclude | Mapping[str, Exclude] | None = None
 
     def __post_init__(self) -> None:
         check_optional_integer("samples", self.samples, 1)

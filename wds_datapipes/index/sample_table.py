@@ -288,13 +288,13 @@ class Selection:
                 )
         elif callable(select) and read_index is not None:
             parts = [
-                _numbers_of(select(read_index(shard)), size, f" in shard {shard}")
+                numbers_of(select(read_index(shard)), size, f" in shard {shard}")
                 for shard, size in enumerate(sizes.tolist())
             ]
             moved = [part + start for part, start in zip(parts, self._starts.tolist(), strict=True)]
             self._numbers = np.concatenate([np.empty(0, np.int64), *moved])
         else:
-            self._numbers = _numbers_of(select, count)
+            self._numbers = numbers_of(select, count)
         if among is not None:
             self._numbers = self.numbers[among[self.numbers]]
         lasts = self._count_below(ends)
@@ -333,21 +333,21 @@ class Selection:
         return np.searchsorted(self._numbers, ends, "left")
 
 
-def _numbers_of(select: Any, count: int, where: str = "") -> Numbers:
-    """Return numbers of samples in ascending order, from numbers or a mask; messages say where they are."""
-    found = np.asarray(select)
+def numbers_of(chosen: Any, count: int, where: str = "", *, argument: str = "select") -> Numbers:
+    """Return numbers of samples in ascending order, from numbers or a mask; messages name the argument."""
+    found = np.asarray(chosen)
     if found.ndim != 1:
-        raise ValueError(f"select must have one dimension, not the shape {found.shape}{where}")
+        raise ValueError(f"{argument} must have one dimension, not the shape {found.shape}{where}")
     if found.dtype == bool:
         if len(found) != count:
-            raise ValueError(f"select is a mask of {len(found)} samples, and there are {count}{where}")
+            raise ValueError(f"{argument} is a mask of {len(found)} samples, and there are {count}{where}")
         return np.flatnonzero(found)
     if not len(found):
         return np.empty(0, np.int64)
     if not np.issubdtype(found.dtype, np.integer):
-        raise TypeError(f"select must be numbers of samples or a mask, not an array of {found.dtype}{where}")
+        raise TypeError(f"{argument} must be numbers of samples or a mask, not an array of {found.dtype}{where}")
     numbers = np.sort(found)  # not converted before the check, since large unsigned numbers would become negative
     if numbers[0] < 0 or numbers[-1] >= count:
         wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
-        raise IndexError(f"There is no sample {wrong} to select: there are {count} samples{where}, numbered from 0")
+        raise IndexError(f"There is no sample {wrong} to {argument}: there are {count} samples{where}, numbered from 0")
     return numbers.astype(np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.datapipes import SHARDING_PRIORITIES
@@ -13,6 +13,9 @@ from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.inspection import loop_of, name_of
 from wds_datapipes.shards.assignment import Resharding
 from wds_datapipes.shards.position import SamplePosition
+
+if TYPE_CHECKING:
+    from wds_datapipes.index.exclusions import Exclusions
 
 #: The groups of torch's ``ShardingFilter``: sharding priority -> number of instances, index of this instance.
 Groups = dict[int, tuple[int, int]]
@@ -89,6 +92,7 @@ class Declarations:
         alternative: what to use instead if it has no position; "" if nothing is known.
         ignored_arguments: the names of arguments that do not affect which samples are yielded.
         arguments_of_rank: the names of arguments that are divided between the ranks.
+        exclusions: the samples that it leaves out and that a run may add to; None if it leaves out none.
         groups: the numbers of ranks and workers that it splits the data between, and the indices of this instance.
         on_error: the error policy; see `OnError`.
     """
@@ -130,6 +134,7 @@ class Declarations:
     alternative: str = ""
     ignored_arguments: frozenset[str] = frozenset()
     arguments_of_rank: frozenset[str] = frozenset()
+    exclusions: Exclusions | None = None
     groups: Groups | None = None
     on_error: OnError = "raise"
 
@@ -200,6 +205,10 @@ class Declarations:
     def is_alike_on_ranks(self, state: Mapping[str, Any], ranks: int, workers: int, worker: int) -> bool:  # noqa: ARG002
         """Whether a state is that of the same worker on every rank that has yielded as many items."""
         return False
+
+    def begun_until(self, states: Mapping[int, Mapping[str, Any] | None], ranks: int, workers: int) -> int:  # noqa: ARG002
+        """Return the first position of an epoch whose batch no rank has begun, from the states of some workers."""
+        return 0
 
     def number_instances(self) -> None:
         """Number the instances that it splits the data between as `instance_of` does."""

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, RestOfEpoch
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.sample_order import LaneOrder
+from wds_datapipes.index.reading.epoch_samples import EpochSamples
+from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.loading.checkpoint.format import Checkpoint, checkpoints_in
+from wds_datapipes.loading.checkpoint.resharding import check_pipeline
 from wds_datapipes.loading.epoch import EpochSeeds, PlaceInRun, seed_stages
+from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of, name_of
 from wds_datapipes.pipes.state.description import descriptions
@@ -65,7 +72,7 @@ class RunSteps:
         saved = checkpoints_in(state)[0]
         if not saved.stages:
             raise StateError("This state was saved before the run began, so it does not know the seed of any epoch")
-        saved.check(descriptions(pipeline), saved.ranks)
+        check_pipeline([saved], pipeline, descriptions(pipeline), saved.ranks)
         source, *others = PipelineGraph(pipeline).stateful_stages()
         if not hasattr(source, "find_batch"):
             raise ValueError(
@@ -98,18 +105,28 @@ class RunSteps:
         Raises:
             StateError: ``set_epoch`` was called in the run, and the seed of this step's epoch is not known.
         """
-        epoch, _, _, worker = self._locate(step)
-        dataset, found = self._source.dataset, list[StepSample]()
-        for rank, (shards, places, positions) in enumerate(self._batch(step)):
-            shards, numbers = dataset.find((shards, places))
-            texts = dataset.keys(shards, numbers) if keys else [""] * len(shards)
-            is_padding = (positions >= len(self._order[1])).tolist()
-            facts = zip(dataset.names(shards), shards.tolist(), numbers.tolist(), texts, is_padding, strict=True)
-            found += [
-                StepSample(rank, worker, name, redact(dataset.urls[shard]), number, key, epoch, padding)
-                for name, shard, number, key, padding in facts
-            ]
-        return found
+        (epoch, _, _, worker), (dataset, order, parts) = self._locate(step), self._batch(step)
+        with dataset.open_indexes() as reader:
+            samples = EpochSamples(dataset, [reader], order, substitutes=self._source.remainder != "keep")
+            located = [(*chunk, positions) for positions, chunk in samples.locate(np.concatenate(parts))]
+        for error in filter(None, samples.holes.values()):
+            raise error
+        shards, numbers, positions = (np.concatenate(column) for column in zip(*located, strict=True))
+        is_there, ranks = shards >= 0, np.repeat(np.arange(len(parts)), [*map(len, parts)])
+        is_padding = (positions >= len(order)) | np.isin(positions, [*samples.holes])
+        shards, numbers = shards[is_there], numbers[is_there]
+        return [
+            StepSample(rank, worker, name, redact(dataset.urls[shard]), number, key, epoch, padding)
+            for rank, name, shard, number, key, padding in zip(
+                ranks[is_there].tolist(),
+                dataset.names(shards),
+                shards.tolist(),
+                numbers.tolist(),
+                dataset.keys(shards, numbers) if keys else [""] * len(shards),
+                is_padding[is_there].tolist(),
+                strict=True,
+            )
+        ]
 
     def read(self, step: int) -> Iterator[Sample]:
         """Yield the samples of a step as the source does, in the order of the ranks.
@@ -117,13 +134,12 @@ class RunSteps:
         Raises:
             ShardError: a sample cannot be read.
         """
-        chunks = [(shards, places) for shards, places, _ in self._batch(step)]
-        with self._source.dataset.open(Counters()) as readers:
-            for item in self._source.dataset.stream(readers, chunks):
-                if isinstance(item, Exception):
-                    raise item
-                if item is not None:  # a joined dataset may lack it
-                    yield item
+        dataset, order, parts = self._batch(step)
+        with dataset.open(Counters()) as readers:
+            samples = EpochSamples(dataset, readers, order, substitutes=self._source.remainder != "keep")
+            for sample, _, _ in samples.read(parts, ErrorPolicy("raise", "steps")):
+                if sample is not None:
+                    yield sample
 
     def find(self, keys: Collection[str], steps: Iterable[int]) -> Iterator[tuple[int, StepSample]]:
         """Yield the steps, among some, that had samples with these keys, and the samples."""
@@ -133,11 +149,14 @@ class RunSteps:
                 if each.key in wanted:
                     yield step, each
 
-    def _batch(self, step: int) -> list[tuple[Numbers, Numbers, Numbers]]:
+    def _batch(self, step: int) -> tuple[IndexedShards, LaneOrder, list[Numbers]]:
+        """Return the dataset at a step, with its exclusions, the order of the epoch, and each rank's positions."""
         epoch, batch, rest, _ = self._locate(step)
-        found: list[tuple[Numbers, Numbers, Numbers]]
-        found = self._source.find_batch(self._order_of(epoch), batch, self._ranks, rest)
-        return found
+        order = self._order_of(epoch)
+        parts = self._source.find_batch(batch, self._ranks, rest)
+        last = max(int(part.max(initial=0)) for part in parts)
+        exclusions = self._source.exclusions.at(self._saved.excluded, epoch, last)
+        return self._source.dataset.excluding(exclusions), order, parts
 
     def _locate(self, step: int) -> tuple[int, int, RestOfEpoch, int]:
         """Return the epoch of a step, the number of its batch in the epoch or in the rest of it, and the worker."""

@@ -23,7 +23,7 @@ from wds_datapipes.errors import (
     ErrorBudgetError,
     MisalignedShardsError,
 )
-from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
+from wds_datapipes.index import AccessOptions, EpochOptions, Join, Manifest, build_indexes
 from wds_datapipes.testing import build_shard
 
 SIZES = {"web": (7, 0, 20), "books": (4, 5)}
@@ -153,21 +153,21 @@ def test_samples_without_a_counterpart_are_errors_or_skipped_or_kept(
     ):
         IndexedSamples(datasets["web"], join=captions)
     assert len(IndexedSamples(datasets["web"], join=captions, select=slice(7))) == 7, "others are not needed"
-    joined = IndexedSamples(datasets["web"], join=captions, missing="skip", order="sequential")
+    joined = IndexedSamples(datasets["web"], join=Join(captions, missing="skip"), order="sequential")
     assert keys(joined) == [f"web-0-{n:02}" for n in range(7)]
     assert len(joined) == len(joined.map_style()) == 7
     assert joined.map_style()[3]["txt"] == b"of web-0-03"
     assert list(pickle.loads(pickle.dumps(joined))) == list(joined)
-    kept = list(IndexedSamples(datasets["web"], join=[captions], missing="keep", order="sequential"))
+    kept = list(IndexedSamples(datasets["web"], join=[Join(captions, missing="keep")], order="sequential"))
     assert [("txt" in sample) for sample in kept] == [True] * 7 + [False] * 20
     some = IndexedSamples(
-        datasets, join=captions, missing="skip", select={"web": slice(None, None, 2)}, order="sequential"
+        datasets, join=Join(captions, missing="skip"), select={"web": slice(None, None, 2)}, order="sequential"
     )
     assert keys(some) == [f"web-0-{n:02}" for n in (0, 2, 4, 6)] + keys(
         IndexedSamples(datasets["books"], order="sequential")
     )
     with pytest.raises(EmptySourceError, match="select and join leave none of the 27 samples"):
-        IndexedSamples(datasets["web"], join=captions, missing="skip", select=slice(20, None))
+        IndexedSamples(datasets["web"], join=Join(captions, missing="skip"), select=slice(20, None))
 
 
 def test_joined_fields_must_differ_unless_only_some_are_read(datasets: dict[str, Manifest], tmp_path: Path) -> None:

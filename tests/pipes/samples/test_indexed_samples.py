@@ -21,7 +21,14 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySourceError, EncodeError, StaleSidecarError
-from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, build_indexes
+from wds_datapipes.index import (
+    AccessOptions,
+    EpochOptions,
+    IndexOptions,
+    Manifest,
+    ShardIndex,
+    build_indexes,
+)
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.testing import build_shard
 
@@ -334,3 +341,73 @@ def test_only_selected_samples_are_read(manifest: Manifest, order: Any, select: 
     found = keys(samples)
     assert Counter(found) == Counter(expected)
     assert order != "sequential" or found == expected
+
+
+def shard_of_12(index: ShardIndex) -> Any:
+    return np.full(len(index), len(index) == 12)
+
+
+def last_of_30(index: ShardIndex) -> list[int]:
+    return [29] if len(index) == 30 else []
+
+
+@pytest.mark.parametrize("order", ["global", "window"])
+@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
+@pytest.mark.parametrize(
+    "exclude", [["0-0", "3-29", *(f"4-{n}" for n in range(12))], "keys.txt", ["0-0", shard_of_12, last_of_30]]
+)
+def test_excluded_samples_are_replaced_or_left_out(
+    manifest: Manifest, tmp_path: Path, order: Any, remainder: Any, exclude: Any
+) -> None:
+    gone = {"0-0", "3-29", *(f"4-{n}" for n in range(12))}
+    if exclude == "keys.txt":
+        (tmp_path / exclude).write_text("".join(f"{key}\r\n" for key in sorted(gone)))
+        exclude = tmp_path / exclude
+    options: dict[str, Any] = {"order": order, "remainder": remainder, "global_batch_size": 8}
+    every = keys(IndexedSamples(manifest, **options).set_seed(3))
+    pipe = IndexedSamples(manifest, epoch=EpochOptions(exclude=exclude), **options).set_seed(3)
+    found = list(pipe)
+    assert gone.isdisjoint(keys(found))
+    if remainder == "keep":
+        assert keys(found) == [key for key in every if key not in gone]
+        with pytest.raises(TypeError, match="IndexedSamples has no length, since exclude= may skip samples"):
+            len(pipe)
+    else:
+        assert len(found) == len(pipe) == len(every)
+        marks = [sample["__padding__"] for sample in found]
+        assert marks == [key in gone or place >= COUNT for place, key in enumerate(every)]
+        assert all(key == own or key in gone for key, own in zip(every, keys(found), strict=True))
+    others = {"other": manifest, "web": manifest}
+    mixed = IndexedSamples(others, epoch=EpochOptions(exclude={"web": exclude}), remainder="keep")
+    counts = Counter((sample["__dataset__"], sample["__key__"]) for sample in mixed)
+    assert {key for name, key in counts if name == "other"} - {key for name, key in counts if name == "web"} == gone
+
+
+@pytest.mark.parametrize("remainder", ["drop", "keep"])
+def test_exclusions_that_leave_nothing_or_are_of_nothing_are_reported(manifest: Manifest, remainder: Any) -> None:
+    def read(exclude: Any) -> list[str]:
+        return keys(IndexedSamples(manifest, remainder=remainder, epoch=EpochOptions(exclude=exclude)))
+
+    with pytest.raises(EmptySourceError, match=r"exclude=\) leaves out a sample of an epoch of 50, and 100 others"):
+        read(lambda index: np.ones(len(index), bool))
+    with pytest.warns(
+        UserWarning, match=r"No sample has 2 of the keys in EpochOptions\(exclude=\): '3-01', 'web'. Compare"
+    ):
+        read(["web", "3-1", "3-01"])
+    for wrong, message in (({"3-1"}, "not a set, which has no order"), ([3], "keys and functions, and not of 3")):
+        with pytest.raises(TypeError, match=message):
+            read(wrong)
+    with pytest.raises(ValueError, match=r"exclude is for the dataset 'web', and the datasets are \[''\]"):
+        read({"web": ["3-1"]})
+
+
+def test_excluded_samples_of_a_shard_without_an_index_are_not_read(tmp_path: Path) -> None:
+    for name in "ab":
+        build_shard(tmp_path / f"{name}.tar", [{"__key__": f"{name}{n}", "cls": "1"} for n in range(10)])
+    manifest = Manifest(build_indexes(f"{tmp_path}/{{a,b}}.tar"))
+    pipe = IndexedSamples(manifest, on_error="skip", epoch=EpochOptions(exclude=["a1", "b1"]))
+    (tmp_path / "a.tar.wdsidx").unlink()
+    found = list(pipe)
+    assert {*keys(found)} == {f"b{n}" for n in range(10) if n != 1}
+    assert [sample["__padding__"] for sample in found].count(True) == 11
+    assert pipe.counters.skipped().counts == {"IndexedSamples: MissingSidecarError": 10}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import count as count_from
+from math import gcd
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -64,13 +66,17 @@ class LaneOrder:
         """
         return self._order.find(self._lanes.locate(positions))
 
-    def substitutes(self, position: int) -> Iterator[Numbers]:
-        """Yield the positions of other samples, each in an array: first those of the same lane."""
-        for number in range(1, TRIES + 1):
-            step = self._lanes.batch if len(self._lanes) > 1 and number <= TRIES // 2 else 1
-            count = max(len(self) // step, 1)
-            stride = round(count * STRIDE) or 1
-            yield np.array([(position + number * stride * step) % (count * step)])
+    def substitutes(self, positions: Numbers, number: int) -> Numbers:
+        """Return the positions of other samples to try in the places of some.
+
+        Args:
+            positions: the positions of these.
+            number: how many were tried with this one, up to `TRIES`. The first half are of the same lane.
+        """
+        step = self._lanes.batch if len(self._lanes) > 1 and number <= TRIES // 2 else 1
+        count = max(len(self) // step, 1)
+        stride = next(each for each in count_from(round(count * STRIDE) or 1) if gcd(each, count) == 1)
+        return (positions + number * stride * step) % (count * step)
 
 
 class EpochOrder:

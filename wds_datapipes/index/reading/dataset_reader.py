@@ -124,12 +124,8 @@ class DatasetReader:
     def _split(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """Split chunks so that all shards of each can be open at a time."""
         for shards, numbers in chunks:
-            while len(shards):
-                firsts = np.sort(np.unique(shards, return_index=True)[1])
-                most = self._access.open_shards
-                stop = int(firsts[most]) if len(firsts) > most else len(shards)
-                yield shards[:stop], numbers[:stop]
-                shards, numbers = shards[stop:], numbers[stop:]
+            for part in split_by_shards(shards, self._access.open_shards):
+                yield shards[part], numbers[part]
 
     def _read_ahead(self, chunks: Iterator[Chunk]) -> Iterator[Item]:
         begun = deque[tuple[set[int], int, Iterator[Item]]]()
@@ -184,7 +180,7 @@ class DatasetReader:
         begun = None
         if not self._is_local:
             with suppress(WdsError, OSError):  # yielded when its first sample is due
-                begun = self._reader(shard).read_ahead(numbers, self._fields, self._start)
+                begun = self._reader(shard).read_ahead(numbers, self._fields, self.start)
         return self._read_each(shard, numbers, begun)
 
     def _read_each(self, shard: int, numbers: Numbers, samples: Iterator[Sample] | None) -> Iterator[Item]:
@@ -217,7 +213,7 @@ class DatasetReader:
         except (WdsError, OSError) as error:
             return error
 
-    def _start(self, function: Callable[[], T]) -> Future[T]:
+    def start(self, function: Callable[[], T]) -> Future[T]:
         """Call a function in a thread if there are remote shards, otherwise now."""
         if self._is_local:
             done = Future[T]()
@@ -231,7 +227,7 @@ class DatasetReader:
             if shard >= 0 and shard not in self._readers:
                 while len(self._readers) >= self._access.open_shards:
                     self._readers.popitem(last=False)[1].add_done_callback(close_result)
-                self._readers[shard] = self._start(partial(self._open, shard))
+                self._readers[shard] = self.start(partial(self._open, shard))
 
     def _reader(self, shard: int) -> SampleReader:
         self._open_soon([shard])
@@ -325,3 +321,13 @@ class DatasetReader:
                 return self._open_copy(cache, url, facts, is_last=True)
             cache.warn_cache_full(request)
             return None
+
+
+def split_by_shards(shards: Numbers, most: int) -> Iterator[slice]:
+    """Yield the parts of a list of shards in which there are at most ``most``."""
+    start = 0
+    while start < len(shards):
+        firsts = np.sort(np.unique(shards[start:], return_index=True)[1])
+        stop = start + int(firsts[most]) if len(firsts) > most else len(shards)
+        yield slice(start, stop)
+        start = stop

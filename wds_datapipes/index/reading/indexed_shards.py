@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from functools import cached_property, partial
 from itertools import chain, tee
 from pathlib import Path
@@ -17,16 +17,16 @@ import numpy as np
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, MisalignedShardsError
 from wds_datapipes.fingerprint import fingerprint
+from wds_datapipes.index.exclusions import Exclusions
 from wds_datapipes.index.file_format import index_urls
 from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.sample_order import TRIES, LaneOrder, Lengths, check_lengths
+from wds_datapipes.index.order.sample_order import Lengths, check_lengths
 from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
 from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.index.sample_table import NAMED, KeyTable, Select, Selection
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
-from wds_datapipes.on_error.policy import ErrorPolicy, note
 from wds_datapipes.samples.fields import Lacking, describe_sample
 from wds_datapipes.shard_cache.entry import Passes
 from wds_datapipes.types import Sample
@@ -38,15 +38,18 @@ class IndexedShards:
     Args:
         datasets: for each dataset, the URL of each shard, and its number of samples. A single one has the name ``""``.
         select: which samples; by default all. With several datasets, a function, or a mapping from names of datasets.
-        join: other datasets, whose fields are added to the samples with the same keys.
-        missing: what to do with samples without a counterpart in a joined dataset.
+        join: other datasets, whose fields are added to the samples with the same keys, and what to do with samples
+            without a counterpart in them.
         lengths: the length of each selected sample, or a function that returns those of all samples of a shard.
+        exclude: the samples in whose places an epoch has others, see `Exclusions`.
         fields: the fields to read; by default all.
         access: where the indexes are, and how shards are opened.
 
     Attributes:
+        exclusions: the samples in whose places an epoch has others.
         urls: the URL of each shard.
         sizes: the number of selected samples in each shard.
+        all_sizes: the number of samples in each.
         parts: the shards of each dataset.
         lengths: the length of each selected sample, in the order of the shards; None if unknown.
 
@@ -62,13 +65,14 @@ class IndexedShards:
         datasets: Mapping[str, list[tuple[str, int]]],
         *,
         select: Select | Mapping[str, Select] | None = None,
-        join: Sequence[IndexedShards] = (),
-        missing: Lacking = "raise",
+        join: Sequence[tuple[IndexedShards, Lacking]] = (),
         lengths: Lengths | None = None,
+        exclude: Any = None,
         fields: Collection[str] | None = None,
         access: AccessOptions = AccessOptions(),  # noqa: B008  immutable
     ) -> None:
         self._access, self._fields, self._indexes = access, fields, IndexCopies(access)
+        self.exclusions = Exclusions.of(exclude, [*datasets], access.storage_options)
         self.parts: dict[str, slice] = {}
         every = list[tuple[str, int]]()
         for name, shards in datasets.items():
@@ -76,24 +80,23 @@ class IndexedShards:
             every += shards
         self.urls = [url for url, _ in every]
         self._names = None if "" in datasets else [name for name, shards in datasets.items() for _ in shards]
-        self._all_sizes = self.sizes = np.array([size for _, size in every], np.int64)
-        self._starts = np.cumsum(self._all_sizes) - self._all_sizes
+        self.all_sizes = self.sizes = np.array([size for _, size in every], np.int64)
+        self._starts = np.cumsum(self.all_sizes) - self.all_sizes
         self._readers: tuple[int, list[DatasetReader]] | None = None
         #: The process and its readers for the next epoch, which the stack closes.
         self._ahead: tuple[int, list[DatasetReader], ExitStack] | None = None
         self._passes = Passes()
-        if not self._all_sizes.any():
+        if not self.all_sizes.any():
             raise EmptySourceError(f"There are no samples in {len(every)} shards. Check the pattern of the shards")
-        index_urls({*self.urls, *chain(*(other.urls for other in join))}, access.index_dir)
-        self._others = join
+        index_urls({*self.urls, *chain(*(other.urls for other, _ in join))}, access.index_dir)
+        self._others, missing = [other for other, _ in join], [lacking for _, lacking in join]
         self._selection: Selection | None = None
         with self._open() as reader:
             #: For each joined dataset, the numbers in it of the samples with the keys of all samples, or -1.
-            self._joins = [self._join(reader, other) for other in join]
+            self._joins = [self._join(reader, other) for other in self._others]
             self._select(reader, select, missing)
             self._ends = np.cumsum(self.sizes)
-            if self._joins and missing == "raise":
-                self._check_joins(reader)
+            self._check_joins(reader, missing)
             self.lengths = None if lengths is None else self._measure(reader, lengths)
 
     def _join(self, reader: DatasetReader, other: IndexedShards) -> Numbers:
@@ -104,25 +107,28 @@ class IndexedShards:
         found: Numbers = np.concatenate([np.empty(0, np.int64), *map(table.find, keys)])
         return found
 
-    def _check_joins(self, reader: DatasetReader) -> None:
-        """Raise if a selected sample has no counterpart."""
-        shards, numbers = self._selected()
-        for join, other in zip(self._joins, self._others, strict=True):
+    def _check_joins(self, reader: DatasetReader, missing: Sequence[Lacking]) -> None:
+        """Raise if a selected sample has no counterpart, and must have one."""
+        for join, other, lacking in zip(self._joins, self._others, missing, strict=True):
+            if lacking != "raise":
+                continue
+            shards, numbers = self._selected()
             is_absent = join[self._starts[shards] + numbers] < 0
             if count := int(is_absent.sum()):
                 some = zip(shards[is_absent][:NAMED].tolist(), numbers[is_absent][:NAMED].tolist(), strict=True)
                 named = ", ".join(repr(reader.index_of(shard)[number].key) for shard, number in some)
                 raise MisalignedShardsError(
                     f"{count} samples have no sample with their key in {len(other.urls)} shards from "
-                    f'{redact(other.urls[0])}: {named}{", ..." if count > NAMED else ""}. Pass missing="skip" to leave '
-                    'them out, or missing="keep" to read them without its fields'
+                    f"{redact(other.urls[0])}: {named}{', ...' if count > NAMED else ''}. Pass Join(shards, "
+                    'missing="skip") to leave them out, or missing="keep" to read them without its fields'
                 )
 
-    def _select(self, reader: DatasetReader, select: Select | Mapping[str, Select] | None, missing: Lacking) -> None:
+    def _select(
+        self, reader: DatasetReader, select: Select | Mapping[str, Select] | None, missing: Sequence[Lacking]
+    ) -> None:
         """Restrict the datasets to the samples that are selected, and that have counterparts if they must."""
-        among = None
-        if self._joins and missing == "skip":
-            among = np.logical_and.reduce([join >= 0 for join in self._joins])
+        masks = [join >= 0 for join, lacking in zip(self._joins, missing, strict=True) if lacking == "skip"]
+        among = np.logical_and.reduce(masks) if masks else None
         if isinstance(select, Mapping):
             select = self._select_by_name(reader, select)
         elif len(self.parts) > 1 and select is not None and not callable(select):
@@ -130,11 +136,11 @@ class IndexedShards:
         if select is None and among is None:
             return
         chosen = slice(None) if select is None else select
-        self._selection = Selection(chosen, self._all_sizes, read_index=reader.index_of, among=among)
+        self._selection = Selection(chosen, self.all_sizes, read_index=reader.index_of, among=among)
         self.sizes = self._selection.sizes
         if not self.sizes.any():
             what = "select chooses none" if among is None else "select and join leave none"
-            raise EmptySourceError(f"{what} of the {self._all_sizes.sum()} samples")
+            raise EmptySourceError(f"{what} of the {self.all_sizes.sum()} samples")
 
     def _select_by_name(self, reader: DatasetReader, select: Mapping[str, Select]) -> Numbers:
         """Return the numbers of the samples that are selected from each dataset; by default all."""
@@ -144,10 +150,10 @@ class IndexedShards:
         for name, part in self.parts.items():
             own = Selection(
                 select.get(name, slice(None)),
-                self._all_sizes[part],
+                self.all_sizes[part],
                 read_index=partial(_index_from, reader, part.start),
             )
-            numbers.append(own.numbers + int(self._all_sizes[: part.start].sum()))
+            numbers.append(own.numbers + int(self.all_sizes[: part.start].sum()))
         return np.concatenate(numbers)
 
     def _measure(self, reader: DatasetReader, lengths: Lengths) -> Numbers:
@@ -156,7 +162,7 @@ class IndexedShards:
             return check_lengths(lengths, len(self), "the dataset")
         parts = [
             check_lengths(lengths(reader.index_of(shard)), size, redact(self.urls[shard]))
-            for shard, size in enumerate(self._all_sizes.tolist())
+            for shard, size in enumerate(self.all_sizes.tolist())
         ]
         shards, numbers = self._selected()
         found: Numbers = np.concatenate(parts)[self._starts[shards] + numbers]
@@ -222,9 +228,13 @@ class IndexedShards:
         options = {"priority": self._passes.priority, "counters": counters}
         return [stack.enter_context(each._open(**options)) for each in (self, *self._others)]
 
+    def open_indexes(self) -> DatasetReader:
+        """Open a reader for the indexes of all shards."""
+        return self._open()
+
     def _open(self, **options: Any) -> DatasetReader:
         options |= {"fields": self._fields, "names": self._names, "indexes": self._indexes}
-        return DatasetReader(self.urls, self._all_sizes, self._access, **options)
+        return DatasetReader(self.urls, self.all_sizes, self._access, **options)
 
     def stream(self, readers: Sequence[DatasetReader], chunks: Iterable[Chunk]) -> Iterator[Item]:
         """Yield samples with the fields of all joined datasets, and an error in the place of each that is unreadable.
@@ -234,9 +244,9 @@ class IndexedShards:
 
         Args:
             readers: those of `open`.
-            chunks: the shards of some samples, and their places among the selected samples of the shards.
+            chunks: the shards of some samples, or -1, and their numbers in these.
         """
-        own, *copies = tee(map(self.find, chunks), len(readers))
+        own, *copies = tee(chunks, len(readers))
         samples = readers[0].stream(own)
         if not copies:
             return samples
@@ -249,7 +259,7 @@ class IndexedShards:
     def _counterparts(self, join: Numbers, other: IndexedShards, chunk: Chunk) -> Chunk:
         """Return where the samples of a joined dataset are that have the keys of some samples; shard -1 for none."""
         shards, numbers = chunk
-        wanted = join[self._starts[shards] + numbers]
+        wanted = np.where(shards < 0, -1, join[np.where(shards < 0, 0, self._starts[shards] + numbers)])
         found = np.searchsorted(other._ends, wanted, "right")
         return np.where(wanted < 0, -1, found), wanted - other._starts[found]
 
@@ -258,70 +268,20 @@ class IndexedShards:
         shards, places = chunk
         return shards, places if self._selection is None else self._selection.find(shards, places)
 
-    def read_epoch(
-        self,
-        readers: Sequence[DatasetReader],
-        order: LaneOrder,
-        chunks: Iterable[Numbers],
-        *,
-        policy: ErrorPolicy,
-        substitutes: bool,
-    ) -> Iterator[tuple[Sample | None, int, bool]]:
-        """Yield the samples at positions of an epoch, their positions, and whether they are substitutes.
+    def excluding(self, exclusions: Exclusions) -> IndexedShards:
+        """Return these shards with other exclusions."""
+        shards = copy(self)
+        shards.exclusions = exclusions
+        return shards
 
-        If the policy skips errors, the place of a sample that cannot be read is taken by another sample of the epoch,
-        which the position determines. So nothing shifts, for any number of ranks and workers. The epoch ends at the
-        first error for which a handler returns False.
-
-        Args:
-            readers: those of `open`.
-            order: the order of the epoch.
-            chunks: arrays of positions; those from the length of the epoch on are padding.
-            policy: the policy for errors.
-            substitutes: whether to read another sample in the place of one that cannot be read; None stands for it
-                otherwise.
-
-        Raises:
-            ShardError: a sample cannot be read, or no other in its place.
-            SidecarError: an index is missing or damaged.
-        """
-        waiting = deque[int]()  # the positions of the samples that are being read
-        begun = 0
-
-        def find() -> Iterator[Chunk]:
-            nonlocal begun
-            for chunk in chunks:
-                waiting.extend(chunk.tolist())
-                begun += len(chunk)
-                yield order.find(chunk)
-
-        for item in self.stream(readers, find()):
-            position = waiting.popleft()
-            if not isinstance(item, Exception):
-                yield item, position, False
-                continue
-            policy.tried = begun - len(waiting)
-            shards, _ = order.find(np.array([position]))
-            if not policy.handle(item, url=self.urls[shards[0]]):
-                return
-            yield self._substitute(readers, order, position, item) if substitutes else None, position, True
-            del item  # its frames refer to this one
-
-    def _substitute(
-        self, readers: Sequence[DatasetReader], order: LaneOrder, position: int, error: Exception
-    ) -> Sample:
-        """Return another sample of the epoch."""
-        for other in order.substitutes(position):
-            for item in self.stream(readers, [order.find(other)]):
-                if isinstance(item, dict):
-                    return item  # the errors of others are reported at their own positions
-        note(error, f"{TRIES} other samples of the epoch, which were tried in its place, could not be read either")
-        raise error
+    def datasets_of(self, shards: Numbers) -> Numbers:
+        """Return the numbers of the datasets of shards."""
+        return np.searchsorted([part.stop for part in self.parts.values()], shards, "right")
 
     def keys(self, shards: Numbers, numbers: Numbers) -> list[str]:
         """Return the keys of samples, from the index of each of their shards, which is read once."""
         keys = np.empty(len(shards), object)
-        with self._open() as reader:
+        with self.open_indexes() as reader:
             for shard in {*shards.tolist()}:
                 keys[shards == shard] = reader.index_of(shard).keys_of(numbers[shards == shard])
         return [*map(str, keys)]
@@ -341,7 +301,7 @@ class IndexedShards:
         if self._readers is None or self._readers[0] != os.getpid():  # a forked process needs its own connections
             self._readers = os.getpid(), [each._open() for each in (self, *self._others)]
         samples = []
-        for item in self.stream(self._readers[1], [(shards, wanted - self.starts[shards])]):
+        for item in self.stream(self._readers[1], [self.find((shards, wanted - self.starts[shards]))]):
             if isinstance(item, Exception):
                 raise item
             samples.append(item)

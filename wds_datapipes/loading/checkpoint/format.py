@@ -109,6 +109,7 @@ class Checkpoint:
             may hold its last items.
         replay: if the epoch resumes by replay, the number of items that the loop has received, and a digest of the
             last.
+        excluded: the samples that the run leaves out, see `Exclusions.extend`.
     """
 
     stages: list[str]
@@ -127,6 +128,7 @@ class Checkpoint:
     wanted: int | None = None
     is_drained: bool = False
     replay: Mapping[str, int] | None = None
+    excluded: Sequence[Any] = ()
 
     @property
     def identity(self) -> tuple[int | None, int, bool, int]:

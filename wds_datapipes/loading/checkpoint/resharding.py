@@ -12,6 +12,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import ADVICE, Checkpoint, WorkerState, checkpoints_in, is_all, state_of
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.state.pipeline_state import (
     check_resharding,
     difference_of_ranks,
@@ -143,6 +144,43 @@ def of_all_ranks(saved: Checkpoint, pipe: Any) -> Checkpoint:
     if all(state is None or source.is_alike_on_ranks(state, saved.ranks, workers, number) for number, state in states):
         return replace(saved, rank=None)
     return saved
+
+
+@refusing_corrupt_states()
+def check_pipeline(
+    saved: Sequence[Checkpoint], pipe: Any, stages: Sequence[str], ranks: int | None = None
+) -> list[Any]:
+    """Check that states belong to a pipeline, and return the samples that the run has left out and will leave out.
+
+    Args:
+        saved: the states of some ranks, or of a worker.
+        pipe: the pipeline, before the split.
+        stages: the descriptions of its stages.
+        ranks: the current number of ranks; ``None`` if that is not known yet.
+
+    Raises:
+        StateError: they belong to another one, or samples return that were left out.
+    """
+    for each in saved:
+        each.check(stages, ranks)
+    state, workers = saved[0], max(saved[0].workers, 1)
+    epoch, position = state.epoch + 1, 0
+    if not state.is_over:
+        numbers = range(workers) if state.worker is None else [state.worker]
+        parts = {number: part.stages[0] for number, part in zip(numbers, state.parts, strict=True) if part.stages}
+        source = declared(PipelineGraph(pipe).chain[-1])
+        epoch, position = state.epoch, source.begun_until(parts, state.ranks if state.distributed else 1, workers)
+    return excluded_by(pipe, state.excluded, epoch, position)
+
+
+def excluded_by(pipe: Any, history: Sequence[Any] = (), epoch: int = 0, position: int = 0) -> list[Any]:
+    """Return which samples a run leaves out since when, with those of a pipeline from now on; see `Exclusions.extend`.
+
+    Raises:
+        StateError: samples return that were left out.
+    """
+    found = [each for stage in upstream(pipe) if (each := declared(stage).exclusions) is not None]
+    return found[0].together(found[1:]).extend(history, epoch, position) if found else []
 
 
 @refusing_corrupt_states()

@@ -12,6 +12,7 @@ from typing import Any
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.resharding import check_pipeline
 from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import MultiProcessingService, ShardReadingService
@@ -99,8 +100,7 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         if pipe is None:
             raise StateError(NO_PIPELINE)
         stages = descriptions(pipe)
-        for checkpoint in checkpoints:
-            checkpoint.check(stages)
+        check_pipeline(checkpoints, pipe, stages)
         if self._adapted:
             self._restart()
         self._service.load_state_dict(state_of(checkpoints), seeds_too=False)

@@ -8,7 +8,13 @@ from typing import Any
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
-from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks, state_of_rank
+from wds_datapipes.loading.checkpoint.resharding import (
+    check_pipeline,
+    check_ranks,
+    excluded_by,
+    of_all_ranks,
+    state_of_rank,
+)
 from wds_datapipes.loading.data_parallel import DataParallelGroup, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import EpochSeeds, is_drawn
@@ -50,6 +56,7 @@ class StateManager:
         self.group = group
         self._workers = workers
         self._described: list[str] = []
+        self._excluded: list[Any] = []  # of a new run
         self._alike: Any = None  # the pipeline, if one state is that of all ranks
         self._loaded: list[Checkpoint] = []
         self._seeds_too = False
@@ -80,6 +87,7 @@ class StateManager:
         """Record the pipeline, before the split."""
         self._described = descriptions(pipe)
         self._alike = None if difference_of_ranks(pipe) else pipe
+        self._excluded = excluded_by(pipe)
 
     def expect(self, seed: int | None) -> None:
         """Record the seed that was set on the loader since the previous epoch began, or ``None``."""
@@ -129,13 +137,13 @@ class StateManager:
             return
         loaded, self._loaded = self._loaded, []
         ranks_now, rank = self._identity(ranks)
-        for checkpoint in loaded:
-            checkpoint.check(self._described, ranks_now)
+        excluded = check_pipeline(loaded, pipe, self._described, ranks_now)
         if self.group.is_split and ranks is None:  # nothing but the states tells whether the epoch is over on all
             check_ranks(loaded, rank, ranks_now, pipe)
             is_over = all(checkpoint.is_over for checkpoint in loaded)
             loaded = [replace(checkpoint, is_over=is_over) for checkpoint in loaded]
-        self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self.group.is_split, self._workers))
+        found = state_of_rank(loaded, pipe, (rank, ranks_now, self.group.is_split, self._workers))
+        self.resumed_from = replace(found, excluded=excluded)
 
     def refuse(self, pipe: Any, later_stages: Sequence[Any]) -> None:
         """Determine whether there is a state, and whether it resumes by replay.
@@ -223,7 +231,7 @@ class StateManager:
             parts = source.states()
         checkpoint = Checkpoint(
             stages=self._described,
-            **vars(seeds),
+            **{**vars(seeds), "excluded": seeds.excluded or self._excluded},
             is_over=is_over,
             rank=identity.rank,
             ranks=identity.ranks,

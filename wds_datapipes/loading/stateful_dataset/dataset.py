@@ -18,7 +18,7 @@ from wds_datapipes.loading.checkpoint.format import (
     state_of,
     state_of_stream,
 )
-from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks
+from wds_datapipes.loading.checkpoint.resharding import check_pipeline, check_ranks, excluded_by, of_all_ranks
 from wds_datapipes.loading.data_parallel import (
     DataParallelGroup,
     Distributed,
@@ -111,6 +111,7 @@ class StatefulShards(IterableDataset[Any]):
         self.pipe = pipe
         self.seed = seed
         self._stages = descriptions(pipe)
+        self._excluded = excluded_by(pipe)
         self._is_alike = not difference_of_ranks(pipe)
         self._shared = SharedEpochs()
         self._epochs = Epochs(pipe, seed, self._shared, self._group, replay_reason(pipe))
@@ -218,8 +219,8 @@ class StatefulShards(IterableDataset[Any]):
         """
         loaded, info = checkpoints_in(state), get_worker_info()
         identity = None if info is None else self._epochs.identity(info.num_workers)
+        self.note(loaded)
         for checkpoint in loaded:
-            checkpoint.check(self._stages, self._epochs.ranks)
             checkpoint.check_run(self._seeds, identity)
         if identity is None:
             self.check_ranks(loaded)
@@ -228,6 +229,16 @@ class StatefulShards(IterableDataset[Any]):
         if not all(checkpoint.is_over for checkpoint in loaded):  # so it is over on no rank
             loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
         self._resume_from(loaded)
+
+    def note(self, loaded: Sequence[Checkpoint]) -> None:
+        """Check that loaded checkpoints belong to the pipeline, and note which samples the run has left out.
+
+        Raises:
+            StateError: they do not.
+        """
+        excluded = check_pipeline(loaded, self.pipe, self._stages, self._epochs.ranks)
+        if get_worker_info() is None:  # which knows the states of all workers
+            self._excluded = excluded
 
     def end_epoch(self) -> None:
         """End the current epoch, of which a loop has received a part: the next iteration begins the next epoch.
@@ -335,6 +346,7 @@ class StatefulShards(IterableDataset[Any]):
             rank=epochs.rank,
             ranks=epochs.ranks,
             distributed=epochs.distributed,
+            excluded=self._excluded,
             **facts,
         )
         return of_all_ranks(saved, self.pipe) if self._is_alike else saved
@@ -428,6 +440,7 @@ def load_ended_epoch(data: Any, state: Mapping[str, Any]) -> bool:
         return False
     state = {**state, "_steps_since_snapshot": 0}  # the loader itself repeats these steps
     data.check_ranks(checkpoints_in(state))
+    data.note(checkpoints_in(state))
     if not resumes_after_last_step():
         return False
     data.load_state_dict(state)

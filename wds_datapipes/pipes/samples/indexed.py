@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ from wds_datapipes.datapipes import MapDataPipe
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.manifest import Manifest
-from wds_datapipes.index.options import AccessOptions, EpochOptions
+from wds_datapipes.index.options import AccessOptions, EpochOptions, Join
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.order.lanes import Lanes, check_lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder
@@ -23,6 +24,7 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phases import Phase, RunPlan, Weights, check_schedule
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
+from wds_datapipes.index.reading.epoch_samples import EpochSamples
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.sample_table import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
@@ -30,7 +32,7 @@ from wds_datapipes.pipes.declarations import Groups, instance_of
 from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, warn_of_copies
 from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.samples.fields import PADDING_MARK, Lacking
+from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.shards.assignment import Resharding
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
@@ -103,21 +105,20 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             weights, an epoch has each sample once. Or a schedule, a list of points: ``(step, weights)`` for weights
             from a step of the run on, which is a global batch, and ``(step, weights, "linear")`` if they change
             linearly up to there since the point before. The first point is step 0. A loader with a seed counts steps.
-        join: another dataset, or a list of several, whose fields are added to the samples with the same keys. The
-            order of its shards and samples does not matter; those without a counterpart are not read.
-        missing: what to do with samples that have no counterpart in a joined dataset: ``"raise"``; ``"skip"`` them; or
-            ``"keep"`` them without its fields.
+        join: another dataset, or a list of several, whose fields are added to the samples with the same keys; a `Join`
+            says what to do with samples that have no counterpart in it, which is an error by default.
         on_error: ``"raise"``; or, if a sample cannot be read, ``"warn"``, ``"skip"`` or an `ErrorBudget`, to count it
             and read another sample of the epoch, marked by ``__padding__``, in its place, so that batches stay equal.
             With ``remainder="keep"``, it is skipped. A handler that returns False ends the epoch of this instance.
-        epoch: the number of samples in an epoch, batches of similar length, and the width of ``order="window"``.
+        epoch: the number of samples in an epoch, samples to leave out, batches of similar length, and the width of
+            ``order="window"``.
         access: where the indexes are, how shards are opened, copies of them, and the options of their store.
 
     Raises:
         EmptySourceError: there are no samples, none is selected, a dataset with a positive weight has none, or there
             are fewer than a whole batch, and ``remainder`` is ``"drop"``.
         IndexError: ``select`` has the number of a sample that does not exist.
-        MisalignedShardsError: samples have no counterpart in a joined dataset, and ``missing`` is ``"raise"``.
+        MisalignedShardsError: samples have no counterpart in a joined dataset, which must have one for each.
         DuplicateKeyError: two samples of a joined dataset have the same key, or two datasets the same field.
         ValueError: an argument is invalid; the ranks cannot share a batch evenly; or ``cache_bytes`` is less than the
             shards take that are read at a time: a window, or for ``"global"`` all of a lane.
@@ -153,15 +154,13 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         fields: Collection[str] | None = None,
         select: Select | Mapping[str, Select] | None = None,
         weights: Weights | None = None,
-        join: Shards | Sequence[Shards] = (),
-        missing: Lacking = "raise",
+        join: Shards | Join | Sequence[Shards | Join] = (),
         on_error: OnError = "raise",
         epoch: EpochOptions = EpochOptions(),  # noqa: B008  immutable
         access: AccessOptions = AccessOptions(),  # noqa: B008  immutable
     ) -> None:
         check_choice("order", order, Order)
         check_choice("remainder", remainder, Remainder)
-        check_choice("missing", missing, Lacking)
         check_on_error(on_error)
         global_batch_size = check_optional_integer("global_batch_size", global_batch_size, 1)
         check_fields(fields)
@@ -172,7 +171,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         self.global_batch_size = global_batch_size
         self.lanes = lanes
         self.remainder = remainder
-        self.epoch = epoch
+        self.epoch = replace(epoch, exclude=None)  # which is not part of the order
         self.fields = fields
         self.on_error = on_error
         self.groups: Groups = {}
@@ -181,21 +180,23 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         if isinstance(shards, Mapping) and not all(isinstance(name, str) and name for name in shards):
             raise ValueError(f"the datasets of a mixture need names that are not empty, not {list(shards)!r:.200}")
         datasets = shards if isinstance(shards, Mapping) else {"": shards}
-        joined = [join] if isinstance(join, str | os.PathLike | Manifest) else join
-        others = [shard_sizes(dataset, access) for dataset in joined]
-        for sizes in others:
+        listed = [join] if isinstance(join, str | os.PathLike | Manifest | Join) else join
+        joined = [each if isinstance(each, Join) else Join(each) for each in listed]
+        others = [(shard_sizes(each.shards, access), each.missing) for each in joined]
+        for sizes, _ in others:
             if not any(size for _, size in sizes):
                 raise EmptySourceError(f"A dataset of join= has no samples in {len(sizes)} shards. Check its pattern")
         window = {"window": epoch.window_shards, "global": sys.maxsize if select is None else 1}.get(order, 1)
         self._shards = IndexedShards(
             {name: shard_sizes(dataset, access, window=window, lanes=lanes) for name, dataset in datasets.items()},
             select=select,
-            join=[IndexedShards({"": sizes}, fields=fields, access=access) for sizes in others],
-            missing=missing,
+            join=[(IndexedShards({"": sizes}, fields=fields, access=access), missing) for sizes, missing in others],
             lengths=epoch.bucket_by,
+            exclude=epoch.exclude,
             fields=fields,
             access=access,
         )
+        self.exclusions = self._shards.exclusions
         parts = self._shards.parts
         self.weights = None if weights is None else check_schedule(weights, list(parts), global_batch_size)
         counts = {name: int(self._shards.sizes[part].sum()) for name, part in parts.items()}
@@ -228,6 +229,15 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """The shards, with their names and their numbers of samples."""
         return self._shards
 
+    def begun_until(self, states: Mapping[int, Mapping[str, Any] | None], ranks: int, workers: int) -> int:
+        """Return the first position of an epoch whose batch no rank has begun, from the states of some workers."""
+        shares = [
+            (self._share_of(ranks, 0, workers, worker, RestOfEpoch.from_state(state.get("rest"))), state["passed"])
+            for worker, state in states.items()
+            if state and "passed" in state
+        ]
+        return rest_of_epoch(shares).start if shares else 0
+
     def map_style(self) -> IndexedDataset:
         """Return a map-style dataset of all samples in the order of the shards, for torch's samplers."""
         return IndexedDataset(self._shards)
@@ -238,8 +248,9 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch in this process."""
-        if self.remainder == "keep" and self.on_error != "raise":
-            raise TypeError(f"IndexedSamples has no length, since on_error={self.on_error!r} may skip samples")
+        if self.remainder == "keep" and (self.on_error != "raise" or self.exclusions):
+            what = "exclude=" if self.exclusions else f"on_error={self.on_error!r}"
+            raise TypeError(f"IndexedSamples has no length, since {what} may skip samples")
         return len(self._share())
 
     def __iter__(self) -> Iterator[Sample]:
@@ -250,12 +261,12 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         (self._done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, ()), None
         policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
         substitutes = self.remainder != "keep"
-        marks = self.remainder == "pad" or (substitutes and not policy.always_raises)
+        marks = self.remainder == "pad" or (substitutes and (bool(self.exclusions) or not policy.always_raises))
         left = len(again)
         with self._shards.open(self.counters) as readers:
             chunks = chain([np.array(again, np.int64)], self._positions(readers, self._share(self._rest), self._done))
-            samples = self._shards.read_epoch(readers, order, chunks, policy=policy, substitutes=substitutes)
-            for sample, self._position, is_substitute in samples:
+            samples = EpochSamples(self._shards, readers, order, substitutes=substitutes)
+            for sample, self._position, is_substitute in samples.read(chunks, policy):
                 if left:
                     left -= 1
                 else:
@@ -264,6 +275,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                     if marks:
                         sample[PADDING_MARK] = is_substitute or self._position >= len(order)
                     yield sample
+            if not any(self._instance()[1::2]):  # in the first worker of the first rank
+                samples.warn_of_unknown_keys()
         if policy.has_ended:
             policy.count_unread(self._share(self._rest), self._done + 1)
         policy.finish()
@@ -375,20 +388,16 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         share = self._share_of(ranks, 0, 1, 0, rest)
         return share.whole_batches + share.has_smaller_batch
 
-    def find_batch(
-        self, order: LaneOrder, number: int, ranks: int, rest: RestOfEpoch = WHOLE_EPOCH
-    ) -> list[tuple[Numbers, Numbers, Numbers]]:
-        """Return the samples of a global batch on each rank: their shards, their places in these, and their positions.
+    def find_batch(self, number: int, ranks: int, rest: RestOfEpoch = WHOLE_EPOCH) -> list[Numbers]:
+        """Return the positions in the epoch of the samples of a global batch on each rank.
 
         Args:
-            order: the order of the epoch, from `order_of_epoch`.
             number: the number of the batch in the epoch, or in the rest of one.
             ranks: the number of ranks.
             rest: the rest of the epoch, if other ranks or workers have begun it.
         """
         shares = (self._share_of(ranks, rank, 1, 0, rest) for rank in range(ranks))
-        parts = [np.concatenate([*share.positions(number * share.size, number + 1)]) for share in shares]
-        return [(*order.find(part), part) for part in parts]
+        return [np.concatenate([*share.positions(number * share.size, number + 1)]) for share in shares]
 
     def position_reader(self) -> Callable[[], SamplePosition]:
         """Return a function that returns the position of the sample that was yielded last."""

@@ -1,0 +1,136 @@
+"""Exclusions: samples that an epoch leaves out, by their keys or by functions of the indexes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.fingerprint import fingerprint
+from wds_datapipes.index.options import Exclude
+from wds_datapipes.index.sample_table import numbers_of
+from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.io.host_results import share_on_host
+from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.small_files import read_sidecar
+
+
+class Exclusions:
+    """The samples that are left out of datasets: for each, a list of keys and functions that only grows at its end.
+
+    So a state needs no more of a list than its length and a digest: a later list begins with it.
+
+    Args:
+        lists: the list of each dataset, by its name.
+    """
+
+    def __init__(self, lists: Mapping[str, list[Any]]) -> None:
+        self._lists = lists
+        self._keys = {name: frozenset(each for each in items if isinstance(each, str)) for name, items in lists.items()}
+
+    def together(self, others: Sequence[Exclusions]) -> Exclusions:
+        """Return these and those of other stages, with the numbers of the stages before their names."""
+        found = {f"{number} {name}": own for number, each in enumerate(others) for name, own in each._lists.items()}
+        return Exclusions({**self._lists, **found})
+
+    @classmethod
+    def of(cls, exclude: Any, names: Collection[str], storage_options: Mapping[str, Any] | None) -> Exclusions:
+        """Return what an argument ``exclude`` means for some datasets; None excludes nothing.
+
+        Raises:
+            MissingSidecarError: the file of keys cannot be read.
+            TypeError: it is neither a file, a function nor a list of keys and functions; or several datasets need a
+                mapping from their names.
+            ValueError: there is no dataset with one of the names.
+        """
+        if not isinstance(exclude, Mapping):
+            if len(names) > 1 and exclude is not None and not callable(exclude):
+                raise TypeError(
+                    f"With several datasets, exclude is a function or a mapping by name, not {exclude!r:.100}"
+                )
+            exclude = dict.fromkeys(names, exclude)
+        if unknown := [name for name in exclude if name not in names]:
+            raise ValueError(f"exclude is for the dataset {unknown[0]!r}, and the datasets are {sorted(names)}")
+        return cls({name: _items_of(each, storage_options) for name, each in exclude.items() if each is not None})
+
+    def __bool__(self) -> bool:
+        return any(self._lists.values())
+
+    def note(self) -> dict[str, list[Any]]:
+        """Return the length of the list of each dataset, and its digest, for a state."""
+        return {name: [len(items), _digest(items)] for name, items in self._lists.items() if items}
+
+    def at(self, history: Sequence[Any], epoch: int, position: int) -> Exclusions:
+        """Return those of a run at a position of an epoch."""
+        notes = [note for *begin, note in history if begin <= [epoch, position]]
+        return Exclusions({name: self._lists[name][:count] for name, (count, _) in notes[-1].items()} if notes else {})
+
+    def extend(self, history: Sequence[Any], epoch: int, position: int) -> list[Any]:
+        """Return the history of a run with these exclusions, if others were added.
+
+        Args:
+            history: the exclusions of the run before, as lists of an epoch, a position in it, and a `note`, which holds
+                from there on.
+            epoch: the epoch in which the run resumes.
+            position: the position in it.
+
+        Raises:
+            StateError: these do not begin with those before.
+        """
+        note = history[-1][2] if history else {}
+        differences = [
+            f"{f'those of {name!r}' if name else 'they'} were {count} (#{digest}), and "
+            + (f"are {len(own)}" if len(own) < count else f"the first {count} are now others (#{_digest(own[:count])})")
+            for name, (count, digest) in note.items()
+            if len(own := self._lists.get(name, [])) < count or _digest(own[:count]) != digest
+        ]
+        if differences:
+            raise StateError(
+                "EpochOptions(exclude=) must begin with what it had when this state was saved, in the same order, as "
+                f"otherwise samples return that were left out: {'; '.join(differences)}. Append new ones at the end"
+            )
+        return [*history, *([[epoch, position, self.note()]] if self.note() != note else [])]
+
+    def keys_of(self, name: str) -> frozenset[str]:
+        """Return the keys that are excluded from a dataset."""
+        return self._keys.get(name, frozenset())
+
+    def find_in(self, name: str, index: ShardIndex) -> tuple[npt.NDArray[np.bool_], set[str]]:
+        """Return a mask of the samples that are excluded from a shard of a dataset, and the keys that were found."""
+        mask, found, wanted = np.zeros(len(index), bool), set[str](), self.keys_of(name)
+        if wanted:
+            keys = index.keys
+            numbers = [number for number, key in enumerate(keys) if key in wanted]
+            mask[numbers] = True
+            found = {keys[number] for number in numbers}
+        for function in filter(callable, self._lists.get(name, ())):
+            mask[numbers_of(function(index), len(index), " of a shard", argument="exclude")] = True
+        return mask, found
+
+
+def _items_of(exclude: Exclude, storage_options: Mapping[str, Any] | None) -> list[Any]:
+    """Return keys and functions as a list."""
+    if isinstance(exclude, str | os.PathLike):
+        url = os.fspath(exclude)
+
+        def read(_: object = None) -> list[str]:
+            lines = read_sidecar(url, storage_options).decode("utf-8", "surrogateescape").split("\n")
+            return [key for line in lines if (key := line.rstrip("\r"))]
+
+        if local_path(url) is not None:
+            return [*read()]
+        return [*share_on_host(f"reads {redact(url)}", read, url, storage_options)]
+    if isinstance(exclude, set | frozenset):
+        raise TypeError("exclude must be a list, to which a run can append, and not a set, which has no order")
+    items = [exclude] if callable(exclude) else [str(each) if isinstance(each, str) else each for each in exclude]
+    if wrong := [each for each in items if not (isinstance(each, str) or callable(each))]:
+        raise TypeError(f"exclude must consist of keys and functions, and not of {wrong[0]!r:.100}")
+    return items
+
+
+def _digest(items: list[Any]) -> str:
+    return fingerprint(items)[:12]

@@ -1,0 +1,187 @@
+"""Samples of an epoch by their positions: in the place of one that is excluded or unreadable, there is another."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+
+import numpy as np
+import numpy.typing as npt
+
+from wds_datapipes.errors import EmptySourceError, WdsError
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.sample_order import TRIES, LaneOrder
+from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, split_by_shards
+from wds_datapipes.index.reading.indexed_shards import IndexedShards
+from wds_datapipes.index.sample_table import NAMED
+from wds_datapipes.on_error.policy import ErrorPolicy, note
+from wds_datapipes.types import Sample
+from wds_datapipes.user_warnings import warn_user
+
+
+class EpochSamples:
+    """The samples at the positions of an epoch.
+
+    The place of a sample that is excluded, or that cannot be read if the policy skips errors, is taken by another
+    sample of the epoch, which the position determines: of the same lane and dataset, unless none of the first ones that
+    are tried remains. So nothing shifts, for any number of ranks and workers. The index of a shard tells which of its
+    samples are excluded, before it is opened.
+
+    Args:
+        shards: the shards.
+        readers: the readers of the shards, and of those that are joined.
+        order: the order of the epoch.
+        substitutes: whether others take the places; otherwise, they stay empty.
+
+    Attributes:
+        holes: the positions of other samples, and of none, that were found and not read yet; with the error if it is
+            unknown whether the own sample of the position is excluded.
+    """
+
+    def __init__(
+        self, shards: IndexedShards, readers: Sequence[DatasetReader], order: LaneOrder, *, substitutes: bool = True
+    ) -> None:
+        self._shards, self._readers, self._order, self._substitutes = shards, readers, order, substitutes
+        self.holes = dict[int, WdsError | OSError | None]()
+        self._excluded = lru_cache(shards.most_open)(self._excluded_from)
+        #: Whether the excluded samples of each shard were found; the dataset and the key of those; and whether others
+        #: remain.
+        self._is_known, self._found = shards.all_sizes == 0, set[tuple[str, str]]()
+        self._leaves_some = False
+
+    def read(self, chunks: Iterable[Numbers], policy: ErrorPolicy) -> Iterator[tuple[Sample | None, int, bool]]:
+        """Yield the samples at some positions, their positions, and whether they are substitutes.
+
+        It ends at the first error for which a handler returns False.
+
+        Args:
+            chunks: arrays of positions; those from the length of the epoch on are padding.
+            policy: what to do with samples that cannot be read.
+
+        Raises:
+            ShardError: a sample cannot be read, or no other in its place.
+            SidecarError: an index is missing or damaged.
+            EmptySourceError: all samples are excluded, or nearly.
+        """
+        waiting = deque[int]()  # the positions of the samples that are being read
+        begun = 0
+
+        def find() -> Iterator[Chunk]:
+            nonlocal begun
+            for chunk in chunks:
+                for part, found in self.locate(chunk):
+                    waiting.extend(part.tolist())
+                    begun += len(part)
+                    yield found
+
+        for item in self._shards.stream(self._readers, find()):
+            position = waiting.popleft()
+            is_hole = position in self.holes
+            item = self.holes.pop(position, None) or item
+            if not isinstance(item, Exception):
+                yield item, position, is_hole
+                continue
+            policy.tried = begun - len(waiting)
+            shards, _ = self._order.find(np.array([position]))
+            if not policy.handle(item, url=self._shards.urls[shards[0]]):
+                return
+            yield self._substitute(position, item) if self._substitutes else None, position, True
+            del item  # its frames refer to this one
+
+    def _substitute(self, position: int, error: Exception) -> Sample:
+        """Return another sample of the epoch."""
+        for number in range(1, TRIES + 1):
+            for item in self._shards.stream(self._readers, [self._others(np.array([position]), number)]):
+                if isinstance(item, dict):
+                    return item  # the errors of others are reported at their own positions
+        note(error, f"{TRIES} other samples of the epoch, which were tried in its place, could not be read either")
+        raise error
+
+    def locate(self, positions: Numbers) -> Iterator[tuple[Numbers, Chunk]]:
+        """Yield positions, with the shards of the samples to read there, or -1, and their numbers in these.
+
+        Raises:
+            EmptySourceError: all samples are excluded, or nearly.
+        """
+        shards, numbers = self._shards.find(self._order.find(positions))
+        if not self._shards.exclusions:
+            yield positions, (shards, numbers)
+            return
+        for part in split_by_shards(shards, self._shards.most_open):
+            self._fill(positions[part], shards[part], numbers[part])
+            yield positions[part], (shards[part], numbers[part])
+
+    def _fill(self, positions: Numbers, shards: Numbers, numbers: Numbers) -> None:
+        """Replace samples that are excluded."""
+        is_excluded, errors = self._find_excluded(shards, numbers)
+        for at in np.flatnonzero(np.isin(shards, [*errors])).tolist():
+            self.holes[int(positions[at])] = errors[int(shards[at])]
+            shards[at] = -1
+        left = np.flatnonzero(is_excluded)
+        self.holes.update(dict.fromkeys(positions[left].tolist()))
+        shards[left] = -1
+        for number in range(1, TRIES + 1):
+            if not len(left) or (self._leaves_some and not self._substitutes):
+                return
+            others, their_numbers = self._others(positions[left], number)
+            is_free = others >= 0
+            if self._substitutes:
+                shards[left[is_free]], numbers[left[is_free]] = others[is_free], their_numbers[is_free]
+            left = left[~is_free]
+        raise EmptySourceError(
+            f"EpochOptions(exclude=) leaves out a sample of an epoch of {len(self._order)}, and {TRIES} others, which "
+            "were tried in its place. If only few remain, choose them with select= instead"
+        )
+
+    def _others(self, positions: Numbers, number: int) -> Chunk:
+        """Return samples to read in the places of others, with shard -1 where they are excluded or do not fit."""
+        found, places = self._order.find(self._order.substitutes(positions, number))
+        shards, numbers = self._shards.find((found, places))
+        is_unfit, errors = (
+            self._find_excluded(shards, numbers) if self._shards.exclusions else (np.zeros(len(shards), bool), {})
+        )
+        is_unfit |= np.isin(shards, [*errors])
+        if number <= TRIES * 3 // 4:
+            own, _ = self._order.find(positions)
+            is_unfit |= self._shards.datasets_of(own) != self._shards.datasets_of(shards)
+        return np.where(is_unfit, -1, shards), numbers
+
+    def _find_excluded(
+        self, shards: Numbers, numbers: Numbers
+    ) -> tuple[npt.NDArray[np.bool_], dict[int, WdsError | OSError]]:
+        """Return which of some samples are excluded, and the errors of shards whose index cannot be read."""
+        is_excluded, errors = np.zeros(len(shards), bool), dict[int, WdsError | OSError]()
+        distinct = np.unique(shards).tolist()
+        tasks = [self._readers[0].start(partial(self._excluded, shard)) for shard in distinct]  # remote ones together
+        for shard, task in zip(distinct, tasks, strict=True):
+            try:
+                mask, found = task.result()
+            except (WdsError, OSError) as error:
+                errors[shard] = error
+                continue
+            is_own = shards == shard
+            is_excluded[is_own] = mask[numbers[is_own]]
+            if not self._is_known[shard]:
+                self._is_known[shard] = True
+                self._leaves_some |= not mask.all()
+                self._found |= found
+        return is_excluded, errors
+
+    def _excluded_from(self, shard: int) -> tuple[npt.NDArray[np.bool_], set[tuple[str, str]]]:
+        (name,) = self._shards.names(np.array([shard]))
+        mask, keys = self._shards.exclusions.find_in(name, self._readers[0].index_of(shard))
+        return mask, {(name, key) for key in keys}
+
+    def warn_of_unknown_keys(self) -> None:
+        """Warn of excluded keys that no sample has, if this epoch has read from all shards."""
+        if not self._is_known.all():
+            return
+        names = dict.fromkeys(self._shards.names(np.arange(len(self._is_known))))
+        keys = ((name, key) for name in names for key in self._shards.exclusions.keys_of(name))
+        if unknown := sorted(key for name, key in keys if (name, key) not in self._found):
+            named = ", ".join(map(repr, unknown[:NAMED])) + (", ..." if len(unknown) > NAMED else "")
+            warn_user(
+                f"No sample has {len(unknown)} of the keys in EpochOptions(exclude=): {named}. Compare them "
+                "with those that wds-datapipes ls prints"
+            )
