@@ -6,25 +6,25 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from wds_datapipes import IndexedSamples, ShardList
-from wds_datapipes.testing import build_shard
+from numbered_shards import key_of, write_numbered
 
-__all__ = ["BATCH", "EPOCHS", "KEYS", "flat", "indexed", "key_of", "stream", "write_shards"]
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService
+
+# Silenced by the import above.
+from torchdata.dataloader2 import DataLoader2  # isort: skip
+
+__all__ = ["BATCH", "EPOCHS", "KEYS", "LIMIT_S", "flat", "indexed", "key_of", "open_service", "stream", "write_shards"]
 
 EPOCHS = 3
 BATCH = 8  # over all ranks
+LIMIT_S = 120.0
 SIZES = (5, 1, 9, 12, 3, 7, 4)
-KEYS = sorted(f"{shard}/{number}" for shard, size in enumerate(SIZES) for number in range(size))
+KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
 
 
 def write_shards(folder: Path) -> Path:
-    for shard, size in enumerate(SIZES):
-        build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "1"} for number in range(size)])
+    write_numbered(folder, SIZES)
     return folder
-
-
-def key_of(sample: dict[str, Any]) -> str:
-    return str(sample["__key__"])
 
 
 def stream(folder: Path, ranks: int) -> Any:
@@ -39,3 +39,13 @@ def indexed(folder: Path, ranks: int) -> Any:
 
 def flat(batches: Any) -> list[str]:
     return list(chain.from_iterable(batches))
+
+
+def open_service(pipe: Any, workers: int, distributed: Any, seed: int | None = 7, state: Any = None) -> Any:
+    service = ShardReadingService(workers, timeout_s=LIMIT_S, distributed=distributed)
+    loader: Any = DataLoader2(pipe, reading_service=service)
+    if seed is not None:
+        loader.seed(seed)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader

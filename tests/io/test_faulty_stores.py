@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 import traceback
-from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,9 @@ TIMEOUT_S = 2.0
 
 
 @pytest.fixture
-def site(nginx: Nginx) -> Iterator[FaultProxy]:
+def site(nginx: Nginx, proxy: FaultProxy) -> FaultProxy:
     build_shard(nginx.files / "busy.tar", SAMPLES)
-    with fault_proxy(("127.0.0.1", nginx.http)) as proxy:
-        yield proxy
+    return proxy
 
 
 def keys(place: FaultProxy | str, **options: Any) -> list[tuple[str, bytes]]:

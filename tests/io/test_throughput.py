@@ -10,7 +10,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from aiohttp import ClientTimeout
-from faults import Fault, FaultProxy, fault_proxy
+from faults import Fault, FaultProxy
 from fsspec.registry import _registry  # type: ignore[import-untyped]  # the same
 from nginx_server import Nginx
 
@@ -31,11 +31,9 @@ SAMPLES: list[dict[str, Any]] = [{"__key__": str(n), "bin": bytes([n]) * 30_000}
 pytestmark = pytest.mark.usefixtures("pauses")
 
 
-@pytest.fixture
-def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
+@pytest.fixture(autouse=True)
+def shard(nginx: Nginx) -> None:
     build_shard(nginx.files / "slow.tar", SAMPLES)
-    with fault_proxy(("127.0.0.1", nginx.http)) as made:
-        yield made
 
 
 @pytest.fixture

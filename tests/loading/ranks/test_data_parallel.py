@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_parallel_pipelines import BATCH, KEYS, flat, stream, write_shards
+from data_parallel_pipelines import BATCH, KEYS, flat, open_service, stream, write_shards
 from torch.utils.data import DataLoader
-from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
@@ -22,15 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loader_of(folder: Path, distributed: Any, *, seed: int | None = 7, state: Any = None) -> Any:
-    loader: Any = DataLoader2(
-        stream(folder, distributed[1] if distributed else 1),
-        reading_service=ShardReadingService(distributed=distributed),
-    )
-    if seed is not None:
-        loader.seed(seed)
-    if state is not None:
-        loader.load_state_dict(state)
-    return loader
+    return open_service(stream(folder, distributed[1] if distributed else 1), 0, distributed, seed, state)
 
 
 def test_states_resume_with_the_seed_in_them(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from data_parallel_pipelines import BATCH, EPOCHS, KEYS, flat, indexed, stream, write_shards
+from data_parallel_pipelines import BATCH, EPOCHS, KEYS, LIMIT_S, flat, indexed, open_service, stream, write_shards
 from forked_ranks import on_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.data import DataLoader
@@ -23,7 +23,6 @@ RANKS = 4
 WORKERS = (0, 2)
 #: After how many batches a state is saved; some ranks of a stream have no more.
 CUTS = (1, 4)
-LIMIT_S = 120.0
 
 
 def with_numbers(keys: list[str]) -> list[tuple[str, float]]:
@@ -32,16 +31,6 @@ def with_numbers(keys: list[str]) -> list[tuple[str, float]]:
 
 
 KINDS: dict[str, Callable[[Path, int], Any]] = {"stream": stream, "indexed": indexed}
-
-
-def open_service(pipe: Any, workers: int, distributed: Any, seed: int | None = 7, state: Any = None) -> Any:
-    service = ShardReadingService(workers, timeout_s=LIMIT_S, distributed=distributed)
-    loader: Any = DataLoader2(pipe, reading_service=service)
-    if seed is not None:
-        loader.seed(seed)
-    if state is not None:
-        loader.load_state_dict(state)
-    return loader
 
 
 def by_service(pipe: Any, workers: int, distributed: Any, seed: int | None = 7, epochs: int = EPOCHS) -> list[Any]:

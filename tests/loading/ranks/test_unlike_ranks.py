@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from forked_ranks import on_ranks
-from numbered_shards import key_of
+from numbered_shards import key_of, write_numbered
 from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
 from users_stages import OwnSplit
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
-from wds_datapipes.testing import build_shard
 
-KEYS = sorted(f"{shard}/{number}" for shard in range(6) for number in range(3))
+KEYS = sorted(f"{shard}-{number}" for shard in range(6) for number in range(3))
 
 
 def keys(shards: Any) -> Any:
@@ -49,8 +48,7 @@ def by_torch(pipe: Any, workers: int, *, is_tracked: bool = True) -> list[str]:
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str] | str]]:
     """What each of two ranks reads in each scenario, or its error."""
     folder = tmp_path_factory.mktemp("unlike")
-    for shard in range(6):
-        build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "1"} for number in range(3)])
+    write_numbered(folder, [3] * 6)
     urls = sorted(map(str, folder.glob("*.tar")))
 
     def read(rank: int) -> dict[str, list[str] | str]:
