@@ -11,13 +11,12 @@ from contextlib import closing, suppress
 from datetime import timezone
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from http.client import HTTPMessage
 from typing import TYPE_CHECKING, Any
 from urllib.request import getproxies
 
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
-from wds_datapipes.io.remote.http_connection import HttpStatusError, Response, send_request
+from wds_datapipes.io.remote.http_connection import SIZE, HttpStatusError, Response, send_request
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.retry import is_transient
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
 #: ``bytes */4096``: the same header if the file does not contain the range.
 NO_RANGE = re.compile(r"bytes \*/([0-9]{1,19})")
-#: A size in ASCII digits, with a limited length; Python would accept other digits as well.
-SIZE = re.compile(r"[0-9]{1,19}")
 #: Content encodings that some servers apply although the client accepts none. Shards are decompressed anyway.
 GZIP_CODINGS = {"gzip", "x-gzip"}
 #: The maximum length of a header in errors.
@@ -58,9 +55,9 @@ def opened_by(response: Response, requested: str | None) -> OpenedSource:
     """
     try:
         headers, encoding = response.headers, _content_encoding(response)
-        etag, length = headers.get("ETag"), headers.get("Content-Length", "")
+        etag, length = headers.get("Etag"), headers.get("Content-Length", "")
         size = int(length) if SIZE.fullmatch(length) else None
-        version = version_of(*(headers.get(name) for name in ("ETag", "Last-Modified")))
+        version = version_of(*(headers.get(name) for name in ("Etag", "Last-Modified")))
         facts = version, etag_of({"ETag": etag}), is_strong_etag(etag)
         # Some servers, such as that of rclone for S3, send a part with status 200.
         if response.status == 206 or (requested is not None and "Content-Range" in headers):
@@ -79,7 +76,7 @@ def opened_by(response: Response, requested: str | None) -> OpenedSource:
 
 
 def _sent_part(
-    headers: HTTPMessage, requested: str | None, encoding: str, length: int | None
+    headers: Mapping[str, str], requested: str | None, encoding: str, length: int | None
 ) -> tuple[int, int, int | None]:
     """Return the first and the last byte of a response with status 206, and the size of the file if it is known."""
     content_range = headers.get("Content-Range")
@@ -182,13 +179,13 @@ def _content_encoding(response: Response) -> str:
     return str(response.headers.get("Content-Encoding") or "identity").strip().lower()
 
 
-def _facts(url: str, size: int | None, headers: HTTPMessage) -> dict[str, Any]:
+def _facts(url: str, size: int | None, headers: Mapping[str, str]) -> dict[str, Any]:
     """Describe a file as fsspec's file systems do."""
     date = None
     with suppress(ValueError, TypeError, LookupError, OverflowError):
-        date = parsedate_to_datetime(headers["Last-Modified"])
+        date = parsedate_to_datetime(headers.get("Last-Modified", ""))
         date = date.replace(tzinfo=date.tzinfo or timezone.utc)  # it has none for -0000
-    return {"name": url, "type": "file", "size": size, "ETag": headers.get("ETag"), "last_modified": date}
+    return {"name": url, "type": "file", "size": size, "ETag": headers.get("Etag"), "last_modified": date}
 
 
 #: Held while the certificates of the system are read, so that many threads do not all do this at first. A forked
