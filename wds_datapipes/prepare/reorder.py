@@ -218,11 +218,11 @@ class _IndexedShards(DatasetReader):
     def __init__(self, shards: Sequence[ShardContents], options: ScanOptions, fields: Sequence[str] | None) -> None:
         access = AccessOptions(storage_options=options.storage_options, limits=options.limits)
         super().__init__([each.url for each in shards], [len(each.index) for each in shards], access, fields=fields)
-        self._indexes = [each.index for each in shards]
+        self._contents = shards
 
     def index_of(self, shard: int) -> ShardIndex:
         """Return the index of a shard."""
-        return self._indexes[shard]
+        return self._contents[shard].index
 
 
 def _index_shard(url: str, options: ScanOptions) -> ShardContents:
