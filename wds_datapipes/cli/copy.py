@@ -15,7 +15,6 @@ from wds_datapipes.cli._options import ReadArguments, parse_bytes, parse_pairs, 
 from wds_datapipes.cli._report import print_error, print_nothing_found, report_shards, skipped_errors
 from wds_datapipes.errors import EncodeError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.reorder import FieldSortKey, SampleEntries
 from wds_datapipes.prepare.subset import Subset, check_rekey
@@ -55,6 +54,17 @@ class WriteArguments:
         """The maximum size of a shard in bytes."""
         return parse_bytes(self.maxsize, "--maxsize")
 
+    def skip_into(self, faults: list[Exception]) -> Callable[[Exception], bool]:
+        """Return a handler of errors, which adds them to a list if ``on_error`` is ``"skip"``."""
+
+        def skip(error: Exception) -> bool:
+            if self.on_error == "raise":
+                raise error
+            faults.append(error)
+            return True
+
+        return skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class CopyArguments(WriteArguments, ReadArguments):
@@ -63,11 +73,6 @@ class CopyArguments(WriteArguments, ReadArguments):
     Writing:
         --rekey PATTERN: A pattern for new keys with {number}, {key}, {name} and {shard}, such as '{number:08d}'.
     """
-
-    @property
-    def skips(self) -> bool:
-        """Whether bad samples are skipped."""
-        return self.on_error == "skip"
 
 
 def cat(
@@ -212,13 +217,7 @@ def copy_samples(
         **taken: the part of the shards to copy, as for `Subset`.
     """
     faults: list[Exception] = []
-
-    def handle(error: Exception) -> bool:
-        if not options.skips:
-            raise error
-        faults.append(error)
-        return True
-
+    skip = options.skip_into(faults)
     with ExitStack() as opened, ProgressMeter(label, len(urls), shown=shown) as meter:
         for writer in writers:
             opened.enter_context(writer)
@@ -228,12 +227,11 @@ def copy_samples(
                 yield url
                 meter.add(shards=1)
 
-        on_error: OnError = handle if options.skips else "raise"
-        for sample in Subset(on_error=on_error, **options.reading, **taken).samples(count_shards()):
+        for sample in Subset(on_error=skip, **options.reading, **taken).samples(count_shards()):
             try:
                 choose(sample).write(sample)
             except EncodeError as error:
-                handle(error)
+                skip(error)
             meter.add(samples=1, size=sum(len(v) for v in sample.values() if type(v) is bytes))
     return faults
 
@@ -347,7 +345,7 @@ def reorder(
         entries = SampleEntries(
             urls,
             rekey=rekey,
-            on_fault=faults.append if options.skips else None,
+            on_fault=options.skip_into(faults),
             progress=shown,
             **options.reading,
         )

@@ -149,13 +149,7 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
         decode = parse_decoders(options.decode)
         function_options = {"function": load_function(options.function), "decode": decode}
     faults: list[Exception] = []
-
-    def skip(error: Exception) -> bool:
-        if options.on_error == "raise":
-            raise error
-        faults.append(error)
-        return True
-
+    skip = options.skip_into(faults)
     with wrong_use():
         source = open_source(skip)
         class_list = locate_class_list(output, source)
