@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, print_line, printable
 from wds_datapipes.errors import WdsError
@@ -17,13 +17,6 @@ from wds_datapipes.types import ShardInfo
 
 #: The number of skipped errors shown.
 SHOWN = 10
-
-
-class SkippedError(NamedTuple):
-    """An error that was skipped: its class and its message."""
-
-    kind: str
-    message: str
 
 
 def plural(count: int, noun: str, nouns: str = "") -> str:
@@ -73,19 +66,6 @@ def print_nothing_found(shards: int, what: str = "sample") -> None:
     print_error(f"there is no {what} in {plural(shards, 'shard')}", "Note")
 
 
-def print_skipped(errors: Sequence[SkippedError]) -> None:
-    """Print the kinds and messages of the first skipped errors to standard error."""
-    for error in errors[:SHOWN]:
-        print_error(f"{error.kind}: {error.message}", "Skipped")
-    if len(errors) > SHOWN:
-        print_error(f"{len(errors) - SHOWN:,} more", "Skipped")
-
-
-def skipped_errors(errors: Iterable[Exception]) -> list[SkippedError]:
-    """Return the kinds and messages of errors, without duplicates, as from a shard that was tried again."""
-    return list(dict.fromkeys(SkippedError(type(error).__name__, message_with_notes(error)) for error in errors))
-
-
 def message_with_notes(error: BaseException) -> str:
     """Return the message of an error, with its notes if it is not an error of this package."""
     notes = () if isinstance(error, WdsError) else [str(note) for note in getattr(error, "__notes__", ())]
@@ -102,7 +82,7 @@ def end_with_faults(faults: Sequence[ShardFault], *, is_printed: bool = True) ->
 
 def report_shards(
     shards: Sequence[ShardInfo | ConvertedShard],
-    skipped: Sequence[SkippedError],
+    errors: Iterable[Exception],
     *,
     as_json: bool,
     facts: Mapping[str, Any],
@@ -112,18 +92,19 @@ def report_shards(
 
     Args:
         shards: the shards.
-        skipped: the skipped errors.
+        errors: the skipped errors, some of which may be the same, as from a shard that was tried again.
         as_json: print JSON.
         facts: others for JSON.
         failures: the errors of shards, if shards are converted.
     """
+    skipped = list(dict.fromkeys((type(error).__name__, message_with_notes(error)) for error in errors))
     if as_json:
         failed = [
             {"source": redact(url), "kind": type(error).__name__, "message": message_with_notes(error)}
             for url, error in (failures or {}).items()
         ]
         written = {**facts, "shards": [_facts_of(shard) for shard in shards]}
-        told = {**written, "skipped": [each._asdict() for each in skipped]}
+        told = {**written, "skipped": [{"kind": kind, "message": message} for kind, message in skipped]}
         print_json(told if failures is None else {**told, "failed": failed}, indent=None)
         return
     for shard in shards:
@@ -133,7 +114,10 @@ def report_shards(
             counts[0] += f" of {shard.read:,} read" if shard.source else ""
             counts += [] if shard.is_new else ["already finished"]
         sys.stdout.write(f"{printable(redact(info.url))}: {', '.join(counts)}\n")
-    print_skipped(skipped)
+    for kind, message in skipped[:SHOWN]:
+        print_error(f"{kind}: {message}", "Skipped")
+    if len(skipped) > SHOWN:
+        print_error(f"{len(skipped) - SHOWN:,} more", "Skipped")
     for url, failure in (failures or {}).items():
         print_error(f"{redact(url)}: {type(failure).__name__}: {message_with_notes(failure)}")
     if failures:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse
 from wds_datapipes.cli._declaration import Natural, Positive
 from wds_datapipes.cli._options import ReadArguments, parse_bytes, parse_pairs, wrong_use
-from wds_datapipes.cli._report import print_error, print_nothing_found, report_shards, skipped_errors
+from wds_datapipes.cli._report import print_error, print_nothing_found, report_shards
 from wds_datapipes.errors import EncodeError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import ProgressMeter
@@ -247,7 +247,7 @@ def report_copied(
 ) -> None:
     """Report what was written and skipped, and fail if shards of an earlier run remain among the new ones."""
     shards = [info for writer in writers for info in written_by(writer)]
-    report_shards(shards if shown else [], skipped_errors(faults), as_json=options.json, facts=facts or {})
+    report_shards(shards if shown else [], faults, as_json=options.json, facts=facts or {})
     if not any(info.samples for info in shards):
         print_nothing_found(len(urls), "sample to write")
     left = [writer.old_shards for writer in writers if isinstance(writer, ShardWriter) and writer.old_shards]

@@ -12,7 +12,7 @@ from typing import Any
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import SampleArguments, load_function, parse_decoders, wrong_use
-from wds_datapipes.cli._report import print_error, report_shards, skipped_errors
+from wds_datapipes.cli._report import print_error, report_shards
 from wds_datapipes.cli.copy import WriteArguments
 from wds_datapipes.index.manifest import Manifest, write_manifest
 from wds_datapipes.io.compression.formats import strip_shard_suffix
@@ -191,7 +191,7 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
         "manifest": redact(options.manifest) or None,
         "left_out": left_out,
     }
-    report_shards(made if output != "-" else [], skipped_errors(faults), as_json=options.json, facts=facts)
+    report_shards(made if output != "-" else [], faults, as_json=options.json, facts=facts)
     if options.json or output == "-":
         return
     for label, written in (("Classes", class_list), ("Manifest", options.manifest)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, printable
+from wds_datapipes.cli._app import printable
 from wds_datapipes.cli._declaration import Natural, Positive
 from wds_datapipes.cli._options import ReadArguments
 from wds_datapipes.cli._report import (
@@ -20,7 +20,7 @@ from wds_datapipes.cli._report import (
 from wds_datapipes.index.shard_index import IndexedSample
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import human_bytes
-from wds_datapipes.prepare.shard_contents import ScanOptions, read_contents
+from wds_datapipes.prepare.shard_contents import ScanOptions, ShardFault, read_contents
 from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
 
 
@@ -33,7 +33,7 @@ def ls(shards: list[str], options: ReadArguments, count: Positive | None = None)
     Options:
         --count, -n NUMBER: List at most this many samples of each shard.
     """
-    urls, worst, samples = options.list_shards(shards), 0, 0
+    urls, samples, faults = options.list_shards(shards), 0, list[ShardFault]()
     for number, url in enumerate(urls):
         contents = read_contents(url, ScanOptions(**options.reading))
         samples += len(contents.samples)
@@ -47,11 +47,10 @@ def ls(shards: list[str], options: ReadArguments, count: Positive | None = None)
             print_samples(contents.samples[:count])
         for fault in contents.faults:
             print_error(fault.message)
-            worst = max(worst, FAULT_FOUND if fault.kind != "ShardOpenError" else WRONG_USE)
-    if not samples and not worst:
+        faults += contents.faults
+    if not samples and not faults:
         print_nothing_found(len(urls))
-    if worst:
-        raise SystemExit(worst)
+    end_with_faults(faults, is_printed=False)
 
 
 def print_samples(samples: list[IndexedSample]) -> None:

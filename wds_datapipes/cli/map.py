@@ -10,7 +10,7 @@ from typing import Any, Literal
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse
 from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import SampleArguments, load_function, parse_decoders, wrong_use
-from wds_datapipes.cli._report import print_error, report_shards, skipped_errors
+from wds_datapipes.cli._report import print_error, report_shards
 from wds_datapipes.errors import ConversionError, StateError
 from wds_datapipes.prepare.convert import ConvertedShard, IfChanged, convert_shards
 from wds_datapipes.prepare.shell_command import SampleCommand
@@ -112,7 +112,7 @@ def map(  # noqa: A001  the name of the command
         except ConversionError as error:
             failures = error.failures
     done = [results[url] for url in urls if url in results]
-    report_shards(done, skipped_errors(errors), as_json=options.json, facts={}, failures=failures)
+    report_shards(done, errors, as_json=options.json, facts={}, failures=failures)
     if failures:
         raise SystemExit(FAULT_FOUND)
 
