@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ def test_steps_are_printed_and_copied(program: Any, batches: list[list[str]]) ->
     assert [row["is_padding"] for row in rows] == [False] * 6 + [True] * 2 + [False] * 6 + [True] * 2
     copied = [sample.key for sample in read_contents("found.tar").samples]
     assert copied == [f"{step}/{at:05}/{key}" for step, batch in enumerate(batches) for at, key in enumerate(batch)]
+
+    Path("replayed.py").write_text("def receive(batch):\n    print(*[sample['__key__'] for sample in batch])\n")
+    run = program(
+        "steps", "run.pt", "built_for_steps:build", "--step", "2", "--show", "2.html", "--replay", "replayed:receive"
+    )
+    assert run.out.splitlines()[-1].split() == batches[2]
+    page = Path("2.html").read_text()
+    assert all(re.search(f"\\b{key}\\b", page) for key in batches[2])
 
     table = program("steps", "run.json", "built_for_steps:build", "--step", "1").out.splitlines()
     assert table[0].split() == ["step", "rank", "worker", "dataset", "shard", "number", "key"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, islice, repeat
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from numbered_shards import write_numbered
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards, explain
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards, explain, merge_states
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions, Manifest
 from wds_datapipes.index.manifest import ManifestEntry
@@ -57,8 +59,7 @@ def run(pipes: list[Any], workers: int, steps: int, state: Any = None, epoch: in
     ranks: list[Batches] = []
     states = []
     for rank, pipe in enumerate(pipes):
-        service = ShardReadingService(workers, "fork", distributed=(rank, len(pipes)))
-        with DataLoader2(pipe, reading_service=service) as loader:
+        with DataLoader2(pipe, reading_service=service_of(workers, rank, len(pipes))) as loader:
             loader.seed(5)
             if state is not None:
                 loader.reading_service.load_state_dict(state)
@@ -151,6 +152,40 @@ def test_the_samples_of_a_step_are_read_as_the_source_reads_them() -> None:
     assert [each.key for each in steps.samples(2, keys=False)] == [""] * 12
 
 
+def draw(sample: Any, rng: Random) -> Any:
+    return {**sample, "draw": rng.random()}
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 2)])
+def test_a_step_is_replayed_with_the_random_numbers_of_the_run(ranks: int, workers: int) -> None:
+    def build(exclude: list[str]) -> Any:
+        samples = IndexedSamples(
+            "{0..4}.tar", global_batch_size=4, remainder="pad", epoch=EpochOptions(exclude=exclude)
+        )
+        return samples.map_samples_with_rng(draw).batch(4 // ranks)
+
+    state: Any = None
+    received = list[Any]()
+    for exclude in ([], ["0-1", "3-2", "4-0"]):  # each for nine steps
+        of_ranks, following = list[Any](), list[Any]()
+        for rank in range(ranks):
+            with DataLoader2(build(exclude), reading_service=service_of(workers, rank, ranks)) as loader:
+                loader.seed(5)
+                if state is not None:
+                    loader.reading_service.load_state_dict(state)
+                of_ranks.append([*islice(chain.from_iterable(repeat(loader)), 9)])
+                following.append(loader.reading_service.state_dict())
+        state = merge_states(following)
+        received += [[*enumerate(items)] for items in zip(*of_ranks, strict=True)]
+    with pytest.warns(UserWarning, match="If .map_samples_with_rng.. drops samples"):
+        steps = RunSteps(build(exclude), state)
+    assert [[*steps.replay(step)] for step in range(18)] == received
+
+
+def service_of(workers: int, rank: int, ranks: int) -> ShardReadingService:
+    return ShardReadingService(workers, "fork", distributed=(rank, ranks))
+
+
 def is_even(sample: Any) -> bool:
     return int(sample["cls"]) % 2 == 0
 
@@ -196,7 +231,8 @@ def test_exclusions_grow_only_at_their_end() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_all_loaders_note_when_exclusions_were_added(workers: int) -> None:
-    state, batches, exclude = None, list[list[str]](), list[str]()
+    state: Any = None
+    batches, exclude = list[list[str]](), list[str]()
     for steps in (1, 3, 3):
         data = StatefulShards(indexed(1, exclude, lanes=2), seed=3)
         loader = StatefulDataLoader(data, batch_size=None, num_workers=workers)

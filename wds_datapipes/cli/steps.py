@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ import torch
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse
 from wds_datapipes.cli._options import load_function, wrong_use
 from wds_datapipes.cli._report import plural, print_error, print_json, print_table
+from wds_datapipes.cli.show import sheet_as_html
+from wds_datapipes.io.small_files import write_sidecar
 from wds_datapipes.loading.checkpoint.format import STATE
 from wds_datapipes.runs.steps import RunSteps, StepSample
+from wds_datapipes.types import Sample
 from wds_datapipes.writing import TarWriter
 
 #: The columns of the table.
@@ -28,6 +31,8 @@ def steps(
     find: list[str] | None = None,
     no_keys: bool = False,
     tar: str | None = None,
+    show: str | None = None,
+    replay: str | None = None,
     json: bool = False,
 ) -> None:
     """Print the samples that a run had at a step, from a checkpoint of it and the indexes of its dataset.
@@ -42,12 +47,15 @@ def steps(
         --find KEY: Print only samples with this key; may be repeated.
         --no-keys: Do not read the indexes, which have the keys.
         --tar FILE: Copy the samples to a tar archive, in their order; each key is STEP/PLACE/KEY.
+        --show FILE: Write a self-contained HTML page with the samples.
+        --replay MODULE:FUNCTION: Let the pipeline make its items of the samples again, with the same random crops, and
+            call a function with each of them, such as one that runs the model, or opens a debugger.
         --json: Print each sample as JSON.
     """
     numbers = parse_steps(step)
     if no_keys and find:
         raise WrongUse("--find looks for keys, which --no-keys does not read")
-    build = load_function(pipeline, "PIPELINE")
+    build, receive = load_function(pipeline, "PIPELINE"), load_function(replay or "builtins:print", "--replay")
     with wrong_use():
         run = RunSteps(build(), read_state(checkpoint))
     wanted = {*find} if find else None
@@ -64,13 +72,26 @@ def steps(
         print_table([COLUMNS, *(row_of(number, each) for number, each in found)], left=(3, 4, 6))
     if tar is not None:
         with TarWriter(tar) as writer:
-            for number in numbers:
-                for place, sample in enumerate(run.read(number)):
-                    if wanted is None or sample["__key__"] in wanted:
-                        writer.write({**sample, "__key__": f"{number}/{place:05}/{sample['__key__']}"})
+            for number, place, sample in read(run, numbers, wanted):
+                writer.write({**sample, "__key__": f"{number}/{place:05}/{sample['__key__']}"})
+    if show is not None:
+        samples = [sample for _, _, sample in read(run, numbers, wanted)]
+        page = sheet_as_html(samples, f"step {step} of {checkpoint}", {"samples": f"{len(samples):,}"})
+        write_sidecar(show, page.encode("utf-8", "replace"))
+    for number in numbers if replay else ():
+        for _, item in run.replay(number):
+            receive(item)
     if wanted and not found:
         print_error(f"none of {plural(len(numbers), 'step')} had a sample with such a key", "Note")
         raise SystemExit(FAULT_FOUND)
+
+
+def read(run: RunSteps, steps: range, wanted: Collection[str] | None) -> Iterator[tuple[int, int, Sample]]:
+    """Yield the samples of steps, or those with some keys, with their steps and their places in these."""
+    for step in steps:
+        for place, sample in enumerate(run.read(step)):
+            if wanted is None or sample["__key__"] in wanted:
+                yield step, place, sample
 
 
 def row_of(step: int, sample: StepSample) -> tuple[str, ...]:

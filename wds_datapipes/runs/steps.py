@@ -15,9 +15,11 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import LaneOrder
 from wds_datapipes.index.reading.epoch_samples import EpochSamples
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
-from wds_datapipes.loading.checkpoint.format import Checkpoint, checkpoints_in
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in
 from wds_datapipes.loading.checkpoint.resharding import check_pipeline
-from wds_datapipes.loading.epoch import EpochSeeds, PlaceInRun, seed_stages
+from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart, PlaceInRun, seed_stages
+from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
 from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of, name_of
@@ -141,6 +143,33 @@ class RunSteps:
                 if sample is not None:
                     yield sample
 
+    def replay(self, step: int) -> Iterator[tuple[int, Any]]:
+        """Yield the items that the pipeline makes of the samples of a step, again, each with the rank that received it.
+
+        Functions that draw from the generator of a sample, such as random crops, draw what they drew in the run. Those
+        that draw from the global generators draw other numbers.
+
+        Raises:
+            ShardError: a sample cannot be read.
+        """
+        epoch, batch, rest, worker = self._locate(step)
+        (dataset, _, parts), workers = self._batch(step), max(self._saved.workers, 1)
+        pipe = copy_pipeline(self._pipeline)
+        source = PipelineGraph(pipe).stateful_stages()[0]
+        source.exclude(dataset.exclusions)
+        done = batch // workers * source.batch_of(self._ranks) // self._ranks
+        state = WorkerState.of([{"passed": done, "rest": rest.state_dict()}])
+        for rank, positions in enumerate(parts):
+            identity, seeds = RankIdentity(self._ranks, rank), SeedGenerator(self._seed_of(epoch))
+            split_by_worker(split_by_rank(pipe, identity), WorkerIdentity(workers, worker), identity)
+            seeds = seeds.spawn(rank) if self._saved.distributed else seeds
+            seeds = seeds.spawn(worker) if self._saved.workers else seeds
+            run = EpochRun(pipe, EpochStart(seeds, state, place=PlaceInRun(self._saved.first, epoch)))
+            for item in run.items if len(positions) else ():
+                yield rank, item
+                if source.snapshot()["passed"] >= done + len(positions):
+                    break
+
     def find(self, keys: Collection[str], steps: Iterable[int]) -> Iterator[tuple[int, StepSample]]:
         """Yield the steps, among some, that had samples with these keys, and the samples."""
         wanted = {*keys}
@@ -175,10 +204,12 @@ class RunSteps:
     def _order_of(self, epoch: int) -> Any:
         """Return the order of an epoch; the last one is kept."""
         if self._order[0] != epoch:
-            seed = EpochSeeds.of(self._saved).of_epoch(epoch, is_split=self._saved.distributed)
-            seed_stages(self._pipeline, SeedGenerator(seed), PlaceInRun(self._saved.first, epoch))
+            seed_stages(self._pipeline, SeedGenerator(self._seed_of(epoch)), PlaceInRun(self._saved.first, epoch))
             self._order = epoch, self._source.order_of_epoch()
         return self._order[1]
+
+    def _seed_of(self, epoch: int) -> int:
+        return EpochSeeds.of(self._saved).of_epoch(epoch, is_split=self._saved.distributed)
 
 
 def explain(pipeline: Any, state: Mapping[str, Any] | str | bytes, step: int) -> list[StepSample]:

@@ -15,6 +15,7 @@ from wds_datapipes.arguments import check_choice, check_fields, check_integer, c
 from wds_datapipes.datapipes import MapDataPipe
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.index.build_many import shard_sizes
+from wds_datapipes.index.exclusions import Exclusions
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, EpochOptions, Join
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
@@ -228,6 +229,10 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
     def dataset(self) -> IndexedShards:
         """The shards, with their names and their numbers of samples."""
         return self._shards
+
+    def exclude(self, exclusions: Exclusions) -> None:
+        """Leave out other samples from the next iteration on."""
+        self.exclusions, self._shards = exclusions, self._shards.excluding(exclusions)
 
     def begun_until(self, states: Mapping[int, Mapping[str, Any] | None], ranks: int, workers: int) -> int:
         """Return the first position of an epoch whose batch no rank has begun, from the states of some workers."""
