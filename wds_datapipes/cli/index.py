@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal
 
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import ReadArguments, wrong_use
 from wds_datapipes.cli._report import plural, print_json
-from wds_datapipes.index.build_many import IndexResult, build_indexes
+from wds_datapipes.index.build_many import build_indexes
 from wds_datapipes.index.interop import dali_index_url, write_dali_index, write_wids_index
 from wds_datapipes.index.manifest import Manifest, write_manifest
 from wds_datapipes.index.options import IndexOptions
@@ -67,7 +66,7 @@ def index(
                 index_dir=index_dir,
                 rebuild=rebuild,
                 options=indexing,
-                on_result=partial(count_result, meter),
+                on_result=lambda index: meter.add(shards=1, samples=index.samples, size=index.bytes),
                 progress=False,
                 storage_options=options.store,
                 num_workers=num_workers,
@@ -98,11 +97,6 @@ def index(
     sys.stdout.write(f"{plural(len(urls), 'shard')}, {plural(samples, 'sample')}: {count} written{unchanged}\n")
     if manifest is not None:
         sys.stdout.write(f"Manifest: {printable(redact(manifest))}\n")
-
-
-def count_result(meter: ProgressMeter, result: IndexResult) -> None:
-    """Count an index in the progress bar."""
-    meter.add(shards=1, samples=result.samples, size=result.bytes)
 
 
 def index_for_dali(url: str, indexing: IndexOptions, store: Mapping[str, Any] | None) -> tuple[str, int]:

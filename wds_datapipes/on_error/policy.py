@@ -247,6 +247,11 @@ def concerns_all(error: Exception) -> bool:
     return isinstance(error, ALWAYS_RAISED) or getattr(error, "concerns_all", False) or is_systemic(error)
 
 
+def raise_error(error: Exception) -> None:
+    """Raise an error, where another function may skip it."""
+    raise error
+
+
 def note(error: Exception, text: str) -> None:
     """Add a note to an error of user code that says where it happened (Python 3.11 and newer)."""
     if hasattr(error, "add_note"):

@@ -18,6 +18,7 @@ from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.reading.sample_reader import has_random_access
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
+from wds_datapipes.on_error.policy import raise_error
 from wds_datapipes.parallel.map_shards import collect_shards
 from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardContents, ShardFault, read_contents
 from wds_datapipes.prepare.subset import make_key
@@ -112,7 +113,7 @@ class SampleEntries:
         urls: Sequence[str],
         *,
         rekey: str = "",
-        on_fault: Callable[[Exception], object] | None = None,
+        on_fault: Callable[[Exception], object] = raise_error,
         progress: bool = True,
         **scan: Unpack[ScanKeywords],
     ) -> None:
@@ -149,7 +150,7 @@ class SampleEntries:
             try:
                 values[number] = key(sample)
             except SampleError as error:  # noqa: PERF203  each sample may fail
-                self._skip(error)
+                self._on_fault(error)
         self._order = sorted(values, key=values.__getitem__, reverse=key.reverse)
 
     def read(self) -> Iterator[Sample]:
@@ -169,7 +170,7 @@ class SampleEntries:
         number = 0
         for shard in shards:
             for fault in shard.faults:
-                self._skip(fault.error)
+                self._on_fault(fault.error)
             bad = {fault.key for fault in shard.faults}
             for entry in shard.index:
                 if entry.key not in bad:
@@ -186,14 +187,9 @@ class SampleEntries:
                         seen.add(key)
                         good.append(number)
                     except EncodeError as error:
-                        self._skip(error)
+                        self._on_fault(error)
                 number += 1
         return good
-
-    def _skip(self, error: Exception) -> None:
-        if self._on_fault is None:
-            raise error
-        self._on_fault(error)
 
     def _new_key(self, number: int, sample: Sample) -> str:
         return make_key(self._rekey, number, sample) if self._rekey else sample["__key__"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from wds_datapipes.errors import SampleSourceError
+from wds_datapipes.on_error.policy import raise_error
 from wds_datapipes.prepare.sample_spec import FilePart, Part, SampleSpec, make_spec
 from wds_datapipes.samples.keys import KeyRule
 
@@ -90,7 +91,7 @@ def find_images(
     has_classes: bool = True,
     endings: Collection[str] = IMAGE_ENDINGS,
     key_rule: KeyRule | None = None,
-    on_fault: Faults | None = None,
+    on_fault: Faults = raise_error,
 ) -> ImageFiles:
     """Find images in a folder with one subfolder per class, including all folders below.
 
@@ -109,11 +110,10 @@ def find_images(
         SampleSourceError: a folder cannot be read, links form a loop, a class has no image, or an image no class.
     """
     top = os.fspath(root)
-    fault = _raise_fault if on_fault is None else on_fault
     wanted = {ending.lower().lstrip(".") for ending in endings}
     [(_, folders, files)] = _walk_folder(top, "", deep=False)
     found = ImageFiles(top, folders if has_classes else None)
-    select = partial(_select_files, wanted=wanted, key_rule=key_rule, found=found, fault=fault)
+    select = partial(_select_files, wanted=wanted, key_rule=key_rule, found=found, fault=on_fault)
     for stem, some in select("", files) if has_classes else ():
         raise SampleSourceError(
             f"The image {f'{top}/{stem}.{some[0]}'!r} is not in the folder of a class. Move it to one; or, if the "
@@ -125,7 +125,7 @@ def find_images(
             for each in select(path, names):
                 found.add(each, label)
         if has_classes and len(found) == before:
-            fault(
+            on_fault(
                 SampleSourceError(
                     f"The folder {f'{top}/{name}'!r} of the class {name!r} has no image ({', '.join(sorted(wanted))}). "
                     f"Remove it, or name the extensions of its files"
@@ -195,10 +195,6 @@ def _raise_unreadable(error: OSError) -> None:
     raise SampleSourceError(f"The folder {error.filename.rstrip('/')!r} cannot be read: {error.strerror}") from None
 
 
-def _raise_fault(error: Exception) -> None:
-    raise error
-
-
 ENDINGS = ("jpeg", "jpg", "png")
 #: Kaggle's file with the classes of images in a single folder.
 SOLUTION = "LOC_val_solution.csv"
@@ -209,7 +205,7 @@ def find_imagenet(
     split: str,
     *,
     labels: str | os.PathLike[str] | None = None,
-    on_fault: Faults | None = None,
+    on_fault: Faults = raise_error,
 ) -> ImageFiles:
     """Find the images of ``root/split``, in one folder per class or, for validation, in a single folder.
 
@@ -246,10 +242,7 @@ def find_imagenet(
                 continue
             problem = f"has the unknown class {label!r}" if label else "has no class in the file of labels"
             path = str(folder / stem)
-            error = SampleSourceError(f"The image {path!r} {problem}. Add it there, or remove the image")
-            if on_fault is None:
-                raise error
-            on_fault(error)
+            on_fault(SampleSourceError(f"The image {path!r} {problem}. Add it there, or remove the image"))
     return found
 
 
