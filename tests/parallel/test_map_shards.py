@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import Executor, Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ import pytest
 from wds_datapipes.parallel.map_shards import map_shards
 
 
-def work(url: str, folder: str) -> str:
+def work(folder: str, url: str) -> str:
     Path(folder, str(os.getpid())).touch()
     threading.Event().wait(0.2 if url == "last" else 60)
     return url
 
 
 def work_on_many(folder: str) -> None:
-    for _ in map_shards(work, ["a", "b", "c"], [folder], executor=None, num_workers=2):
+    for _ in map_shards(partial(work, folder), ["a", "b", "c"], executor=None, num_workers=2):
         pass
 
 
@@ -47,7 +48,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_processes_end_when_the_iteration_is_interrupted(tmp_path: Path) -> None:
-    done = map_shards(work, ["last", "a", "b"], [str(tmp_path)], executor=None, num_workers=2)
+    done = map_shards(partial(work, str(tmp_path)), ["last", "a", "b"], executor=None, num_workers=2)
     number, task = next(done)
     assert (number, task.result()) == (0, "last")
     done.close()
@@ -70,6 +71,6 @@ class Refusing(Executor):
 
 
 def test_an_executor_that_accepts_no_more_is_reported_for_each_shard() -> None:
-    found = dict(map_shards(work, ["a", "b", "c"], [""], executor=Refusing(), num_workers=None))
+    found = dict(map_shards(partial(work, ""), ["a", "b", "c"], executor=Refusing(), num_workers=None))
     assert found[0].result() == "done"
     assert [str(found[number].exception()) for number in (1, 2)] == ["closed"] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from wds_datapipes.cli._app import WrongUse, printable
@@ -15,8 +14,7 @@ from wds_datapipes.index.interop import dali_index_url, write_dali_index, write_
 from wds_datapipes.index.manifest import Manifest, write_manifest
 from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.io.openers import redact
-from wds_datapipes.parallel.map_shards import map_shards
-from wds_datapipes.parallel.progress import ProgressMeter
+from wds_datapipes.parallel.map_shards import collect_shards
 
 
 def index(
@@ -58,36 +56,33 @@ def index(
             "An index cannot be written next to standard input or a command. Write the shard to a file first"
         )
     indexing = IndexOptions(digest=digest, key_rule=options.rule, end_marker=options.end_marker, limits=options.limits)
-    held = 0
-    with ProgressMeter("Indexing", len(urls)) as meter, wrong_use():
+    held, store = 0, options.store
+    with wrong_use():
         if is_own:
             results = build_indexes(
                 urls,
                 index_dir=index_dir,
                 rebuild=rebuild,
                 options=indexing,
-                on_result=lambda index: meter.add(shards=1, samples=index.samples, size=index.bytes),
-                progress=False,
-                storage_options=options.store,
+                storage_options=store,
                 num_workers=num_workers,
             )
             if manifest is not None:
-                write_manifest(Manifest(results), manifest, storage_options=options.store)
+                write_manifest(Manifest(results), manifest, storage_options=store)
             written = [result.index_url for result in results if result.is_new]
             if output is not None:
-                write_wids_index(Manifest(results), output, storage_options=options.store)
+                write_wids_index(Manifest(results), output, storage_options=store)
                 written.append(output)
             samples, held = sum(result.samples for result in results), sum(not result.is_new for result in results)
         else:
-            paths: dict[int, str] = {}
-            samples = 0
-            arguments = (indexing, options.store)
-            done = map_shards(index_for_dali, urls, arguments, executor=None, num_workers=num_workers)
-            for number, task in done:
-                paths[number], found = task.result()
-                samples += found
-                meter.add(shards=1, samples=found)
-            written = [paths[number] for number in sorted(paths)]
+            found = collect_shards(
+                lambda url: (dali_index_url(url), len(write_dali_index(url, options=indexing, storage_options=store))),
+                urls,
+                label="Indexing",
+                measure=lambda result: (result[1], None),
+                num_workers=num_workers,
+            )
+            written, samples = [path for path, _ in found], sum(count for _, count in found)
     if options.json:
         facts = {"shards": len(urls), "samples": samples, "written": list(map(redact, written)), "held": held}
         print_json({**facts, "manifest": manifest}, indent=None)
@@ -97,8 +92,3 @@ def index(
     sys.stdout.write(f"{plural(len(urls), 'shard')}, {plural(samples, 'sample')}: {count} written{unchanged}\n")
     if manifest is not None:
         sys.stdout.write(f"Manifest: {printable(redact(manifest))}\n")
-
-
-def index_for_dali(url: str, indexing: IndexOptions, store: Mapping[str, Any] | None) -> tuple[str, int]:
-    """Write the index of a shard for DALI; return its path, and the number of samples."""
-    return dali_index_url(url), len(write_dali_index(url, options=indexing, storage_options=store))

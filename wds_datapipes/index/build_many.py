@@ -144,7 +144,7 @@ def build_indexes(
         """Call a function for shards; return those without a result, unless the policy stops."""
         left = []
         urls = [shards[number] for number in numbers]
-        for place, task in map_shards(work, urls, (), executor=executor, num_workers=num_workers):
+        for place, task in map_shards(work, urls, executor=executor, num_workers=num_workers):
             error, number = task.exception(), numbers[place]
             if isinstance(error, Exception):
                 policy.tried += 1

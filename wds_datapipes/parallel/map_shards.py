@@ -36,21 +36,19 @@ def resolve_shards(urls: Shards, storage_options: Mapping[str, Any] | None = Non
 
 
 def map_shards(
-    work: Callable[..., T],
+    work: Callable[[str], T],
     urls: Sequence[str],
-    arguments: Sequence[Any],
     *,
     executor: Executor | None,
     num_workers: int | None,
 ) -> Generator[tuple[int, Future[T]], None, None]:
-    """Call ``work(url, *arguments)`` for each shard, and yield its number and its future when it is done.
+    """Call ``work(url)`` for each shard, and yield its number and its future when it is done.
 
     If the iteration stops early, pending calls are cancelled.
 
     Args:
         work: a function that another process can import.
         urls: the shards.
-        arguments: further arguments, which must be picklable.
         executor: the executor; by default, forked processes that end with the iteration.
         num_workers: the number of processes; by default, one per processor. With 0 or 1, with a single shard, or with
             standard input among the shards, the calls are made in this process.
@@ -64,7 +62,7 @@ def map_shards(
     if "-" in urls or min(count, len(urls)) == 1:
         num_workers = 0 if executor is None else None
     pool = start_workers(work, len(urls), executor=executor, num_workers=num_workers)
-    waiting = deque((number, (url, *arguments)) for number, url in enumerate(urls))
+    waiting = deque((number, (url,)) for number, url in enumerate(urls))
     with closing(run_tasks(pool, waiting)) as tasks:
         for number, task in tasks:
             if isinstance(error := task.exception(), BrokenExecutor):
@@ -100,7 +98,7 @@ def collect_shards(
     """
     results: dict[int, T] = {}
     with ProgressMeter(label, len(urls), shown=progress) as meter:
-        for number, task in map_shards(work, urls, (), executor=None, num_workers=num_workers):
+        for number, task in map_shards(work, urls, executor=None, num_workers=num_workers):
             results[number] = task.result()
             samples, size = measure(results[number])
             meter.add(shards=1, samples=samples, size=size or 0)
