@@ -37,7 +37,7 @@ def steps_of(pipe: IndexedSamples, epochs: int) -> list[list[Drawn]]:
     """Return the samples of each step, without padding."""
     found = []
     for epoch in range(epochs):
-        pipe.set_seed(epoch).place_in_run = 5, epoch
+        pipe.set_seed(epoch).place_in_run = 5, epoch, 5
         order = pipe.order_of_epoch()
         for number in range(pipe.count_batches(1)):
             [positions] = pipe.find_batch(number, 1)

@@ -23,7 +23,7 @@ from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 from wds_datapipes.runs.steps import RunSteps
 
-SIZES = [7, 0, 5, 9, 6]
+SIZES = [7, 0, 5, 9, 6, 8, 3]
 BATCH = 12
 SCHEDULE = [(0, {"a": 1, "b": 2}), (1, {"a": 0, "b": 1}), (3, {"a": 3, "b": 1}), (6, {"a": 1, "b": 1}, "linear")]
 
@@ -54,7 +54,9 @@ def keys_of(batch: Any) -> list[str]:
     return [sample["__key__"] for sample in batch]
 
 
-def run(pipes: list[Any], workers: int, steps: int, state: Any = None, epoch: int | None = None) -> tuple[Any, Batches]:
+def run(
+    pipes: list[Any], workers: int, steps: int, state: Any = None, epoch: int | None = None, amend: bool = False
+) -> tuple[Any, Batches]:
     """Read some steps on all ranks, one rank after the other; return the state of rank 0 and the global batches."""
     ranks: list[Batches] = []
     states = []
@@ -62,7 +64,7 @@ def run(pipes: list[Any], workers: int, steps: int, state: Any = None, epoch: in
         with DataLoader2(pipe, reading_service=service_of(workers, rank, len(pipes))) as loader:
             loader.seed(5)
             if state is not None:
-                loader.reading_service.load_state_dict(state)
+                loader.reading_service.load_state_dict(state, amend=amend)
             if epoch is not None:
                 loader.set_epoch(epoch)
             batches, items = list[list[str]](), iter(loader)
@@ -264,3 +266,55 @@ def begun(pipe: Any) -> Any:
     data = StatefulShards(pipe, seed=1)
     next(iter(data))
     return data.state_dict()
+
+
+PHASES = st.fixed_dictionaries(
+    {
+        "shards": st.sampled_from([{}, {"b": "{3..5}.tar"}, {"c": "6.tar"}, {"b": "{3..5}.tar", "c": "6.tar"}]),
+        "weights": st.fixed_dictionaries({"a": st.integers(1, 4), "b": st.integers(0, 3), "c": st.integers(0, 3)}),
+        "batch": st.sampled_from([4, 8, 12]),
+        "steps": st.integers(1, 7),
+        "topology": TOPOLOGIES,
+    }
+)
+
+
+@settings(max_examples=6, phases=[__import__("hypothesis").Phase.generate])
+@given(st.lists(PHASES, min_size=2, max_size=4), st.sampled_from([1, 2]), st.sampled_from(["global", "window"]))
+def test_amended_runs_read_each_dataset_pass_by_pass_in_exact_proportions(
+    phases: list[Any], lanes: int, order: Any
+) -> None:
+    state: Any = None
+    batches, drawn = Batches(), dict[str, list[tuple[str, set[str]]]]()
+    known = {"a": "{0..2}.tar", "b": "{3,4}.tar"}
+    for number, phase in enumerate(phases):
+        grown = {name: shards for name, shards in phase["shards"].items() if len(shards) >= len(known.get(name, ""))}
+        known = {**known, **grown}  # shards of b are only added, and c comes late
+        weights = {name: phase["weights"][name] for name in known}
+
+        ranks, workers = phase["topology"]
+        options = {"weights": weights, "lanes": lanes, "order": order, "global_batch_size": phase["batch"]}
+        pipes = [IndexedSamples(known, **options).batch(phase["batch"] // ranks) for _ in range(ranks)]
+        state, found = run(pipes, workers, phase["steps"], state, amend=number > 0)
+        batches += found
+        keys = [key for batch in found for key in batch]
+        for name, pattern in known.items():
+            samples = {f"{n}-{at}" for n in pattern_numbers(pattern) for at in range(SIZES[n])}
+            own = [key for key in keys if key in samples]
+            drawn.setdefault(name, []).extend((key, samples) for key in own)
+            share = weights[name] / sum(weights.values())
+            assert abs(len(own) - len(keys) * share) < (1 if lanes == 1 else 2 * lanes)
+    for draws in drawn.values() if lanes == 1 else ():
+        left = set[str]()
+        for key, samples in draws:
+            left = left or {*samples}  # a pass has the shards that were known when it began
+            left.remove(key)
+    steps = RunSteps(pipes[0], state)
+    assert [[each.key for each in steps.samples(step)] for step in range(len(batches))] == batches
+    assert len(state["wds_datapipes"]) < 4000
+
+
+def pattern_numbers(pattern: str) -> list[int]:
+    """Return the numbers of the shards in a pattern such as ``{3..5}.tar``."""
+    digits = [int(text) for text in pattern if text.isdigit()]
+    return list(range(min(digits), max(digits) + 1))

@@ -321,9 +321,16 @@ class Selection:
 
     def fingerprint(self) -> str:
         """Return a digest of the selected numbers."""
-        if isinstance(self._numbers, range):
-            return fingerprint([self._numbers.start, self._numbers.stop, self._numbers.step])
-        return fingerprint(self._numbers.tobytes())
+        return _digest(self._numbers)
+
+    def fingerprint_of(self, shards: slice) -> str:
+        """Return a digest of the numbers that are selected from some shards, counted from the first of these."""
+        first, end = (
+            int(self._firsts[at]) if at < len(self._firsts) else len(self._numbers)
+            for at in (shards.start, shards.stop)
+        )
+        own, start = self._numbers[first:end], int(self._starts[shards.start])
+        return _digest(range(own.start - start, own.stop - start, own.step) if isinstance(own, range) else own - start)
 
     def _count_below(self, ends: Numbers) -> Numbers:
         """Return how many of the selected numbers are below each end."""
@@ -331,6 +338,12 @@ class Selection:
             start, step = self._numbers.start, self._numbers.step
             return np.clip(-((start - ends) // step), 0, len(self._numbers))
         return np.searchsorted(self._numbers, ends, "left")
+
+
+def _digest(numbers: range | Numbers) -> str:
+    if isinstance(numbers, range):
+        return fingerprint([numbers.start, numbers.stop, numbers.step])
+    return fingerprint(numbers.tobytes())
 
 
 def numbers_of(chosen: Any, count: int, where: str = "", *, argument: str = "select") -> Numbers:

@@ -214,10 +214,10 @@ def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None)
         return
     first, following = SeedGenerator(place.first), place.following
     for stage in filter(takes_seed, before):
-        stage.place_in_run = first.generate_shared_seed(), place.epoch
+        stage.place_in_run = first.generate_shared_seed(), place.epoch, place.first
         stage.next_seed = None if following is None else following.generate_shared_seed()
     for number, stage in enumerate(sharing):
-        stage.place_in_run = derived_seed("shares_seed", place.first, number), place.epoch
+        stage.place_in_run = derived_seed("shares_seed", place.first, number), place.epoch, place.first
         stage.next_seed = None if following is None else derived_seed("shares_seed", seed_of(following), number)
 
 

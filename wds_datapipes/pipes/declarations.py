@@ -93,6 +93,8 @@ class Declarations:
         ignored_arguments: the names of arguments that do not affect which samples are yielded.
         arguments_of_rank: the names of arguments that are divided between the ranks.
         exclusions: the samples that it leaves out and that a run may add to; None if it leaves out none.
+        free_arguments: the names of arguments that may change in a run, as no position depends on them.
+        has_phases: whether it has `load_phases` and the other methods of `IndexedSamples` for the phases of a run.
         groups: the numbers of ranks and workers that it splits the data between, and the indices of this instance.
         on_error: the error policy; see `OnError`.
     """
@@ -135,6 +137,8 @@ class Declarations:
     ignored_arguments: frozenset[str] = frozenset()
     arguments_of_rank: frozenset[str] = frozenset()
     exclusions: Exclusions | None = None
+    free_arguments: frozenset[str] = frozenset()
+    has_phases: bool = False
     groups: Groups | None = None
     on_error: OnError = "raise"
 

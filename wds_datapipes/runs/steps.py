@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +17,8 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import LaneOrder
 from wds_datapipes.index.reading.epoch_samples import EpochSamples
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
+from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in
-from wds_datapipes.loading.checkpoint.resharding import check_pipeline
 from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart, PlaceInRun, seed_stages
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
@@ -25,10 +27,14 @@ from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of, name_of
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage
+from wds_datapipes.pipes.state.seeding import SEEDS
 from wds_datapipes.redaction import redact
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
+
+#: The attributes of `IndexedSamples` for the run that it reads.
+RUN = ("plan", "_first", "_place")
 
 
 class StepSample(NamedTuple):
@@ -74,9 +80,12 @@ class RunSteps:
         saved = checkpoints_in(state)[0]
         if not saved.stages:
             raise StateError("This state was saved before the run began, so it does not know the seed of any epoch")
-        check_pipeline([saved], pipeline, descriptions(pipeline), saved.ranks)
-        source, *others = PipelineGraph(pipeline).stateful_stages()
-        if not hasattr(source, "find_batch"):
+        original, *others = PipelineGraph(pipeline).stateful_stages()
+        before = {name: vars(original).get(name) for name in RUN}
+        adopt([saved], pipeline, descriptions(pipeline), saved.ranks)
+        source = copy(original)
+        vars(original).update(before)  # another run may read the pipeline
+        if not source.has_phases:
             raise ValueError(
                 f"The samples of a step follow from the order of IndexedSamples, and this pipeline has the order of "
                 f"{name_of(source)}. Write the keys of a stream to a log, as in the page on checkpoints"
@@ -90,11 +99,14 @@ class RunSteps:
                 f"If {call_of(uneven)} drops samples, the next samples of its worker come at an earlier step than this "
                 "one, since nothing records how many were dropped"
             )
-        self._pipeline, self._source, self._saved = pipeline, source, saved
+        self._pipeline, self._original, self._source, self._saved = pipeline, original, source, saved
         self._ranks = saved.ranks if saved.distributed else 1
-        self._rest = _rest_in(saved)
-        #: The number of batches of the epoch before its rest was resharded.
-        self._before_rest = -(-(self._rest.start - len(self._rest.missing)) // source.batch_of(self._ranks))
+        phases = [replace(each, batch=self._ranks) if each.batch == 1 else each for each in source.plan.phases]
+        self._plan, self._rest, epoch = source.plan_of(phases), _rest_in(saved), max(saved.epoch, 0)
+        begins = self._rest.start - len(self._rest.missing)
+        if self._rest != WHOLE_EPOCH and (epoch, begins) != (phases[-1].epoch, phases[-1].start):  # it was resharded
+            step = self._plan.step_at(epoch, begins)
+            self._plan = source.plan_of([*phases, replace(phases[-1], epoch=epoch, start=begins, step=step)])
         self._order: tuple[int, Any] = -1, None
 
     def samples(self, step: int, *, keys: bool = True) -> list[StepSample]:
@@ -107,7 +119,8 @@ class RunSteps:
         Raises:
             StateError: ``set_epoch`` was called in the run, and the seed of this step's epoch is not known.
         """
-        (epoch, _, _, worker), (dataset, order, parts) = self._locate(step), self._batch(step)
+        (epoch, batch, _, _), (dataset, order, parts) = self._locate(step), self._batch(step)
+        worker = batch % max(self._saved.workers, 1)
         with dataset.open_indexes() as reader:
             samples = EpochSamples(dataset, [reader], order, substitutes=self._source.remainder != "keep")
             located = [(*chunk, positions) for positions, chunk in samples.locate(np.concatenate(parts))]
@@ -152,12 +165,15 @@ class RunSteps:
         Raises:
             ShardError: a sample cannot be read.
         """
-        epoch, batch, rest, worker = self._locate(step)
+        epoch, batch, rest, size = self._locate(step)
         (dataset, _, parts), workers = self._batch(step), max(self._saved.workers, 1)
+        worker = batch % workers
         pipe = copy_pipeline(self._pipeline)
         source = PipelineGraph(pipe).stateful_stages()[0]
         source.exclude(dataset.exclusions)
-        done = batch // workers * source.batch_of(self._ranks) // self._ranks
+        vars(source).update({name: vars(self._source)[name] for name in RUN})
+        source.plan = source.plan_of([each for each in source.plan.phases if each.step <= step])
+        done = batch // workers * size // self._ranks
         state = WorkerState.of([{"passed": done, "rest": rest.state_dict()}])
         for rank, positions in enumerate(parts):
             identity, seeds = RankIdentity(self._ranks, rank), SeedGenerator(self._seed_of(epoch))
@@ -180,31 +196,29 @@ class RunSteps:
 
     def _batch(self, step: int) -> tuple[IndexedShards, LaneOrder, list[Numbers]]:
         """Return the dataset at a step, with its exclusions, the order of the epoch, and each rank's positions."""
-        epoch, batch, rest, _ = self._locate(step)
+        epoch, batch, rest, size = self._locate(step)
         order = self._order_of(epoch)
-        parts = self._source.find_batch(batch, self._ranks, rest)
+        parts = self._source.find_batch(batch, self._ranks, rest, size)
         last = max(int(part.max(initial=0)) for part in parts)
         exclusions = self._source.exclusions.at(self._saved.excluded, epoch, last)
         return self._source.dataset.excluding(exclusions), order, parts
 
     def _locate(self, step: int) -> tuple[int, int, RestOfEpoch, int]:
-        """Return the epoch of a step, the number of its batch in the epoch or in the rest of it, and the worker."""
+        """Return the epoch of a step, its batch in the epoch or in the rest of it, this rest, and the batch size."""
         check_integer("step", step, 0)
-        workers, whole = max(self._saved.workers, 1), self._source.count_batches(self._ranks)
-        current = max(self._saved.epoch, 0)
-        here = step - current * whole - self._before_rest
-        if self._rest == WHOLE_EPOCH or here < 0:
-            return step // whole, step % whole, WHOLE_EPOCH, step % whole % workers
-        of_rest = self._source.count_batches(self._ranks, self._rest)
-        if here < of_rest:
-            return current, here, self._rest, here % workers
-        epochs, batch = divmod(here - of_rest, whole)
-        return current + 1 + epochs, batch, WHOLE_EPOCH, batch % workers
+        phase, epoch, batch = self._plan.locate(step)
+        rest = WHOLE_EPOCH
+        if phase.start and epoch == phase.epoch:
+            rest = RestOfEpoch(phase.start, (), self._plan.end_of(epoch))
+            if phase is self._plan.phases[-1] and self._rest != WHOLE_EPOCH and epoch == max(self._saved.epoch, 0):
+                rest = self._rest
+        return epoch, batch, rest, phase.batch
 
     def _order_of(self, epoch: int) -> Any:
         """Return the order of an epoch; the last one is kept."""
         if self._order[0] != epoch:
             seed_stages(self._pipeline, SeedGenerator(self._seed_of(epoch)), PlaceInRun(self._saved.first, epoch))
+            vars(self._source).update({name: vars(self._original).get(name) for name in SEEDS})
             self._order = epoch, self._source.order_of_epoch()
         return self._order[1]
 

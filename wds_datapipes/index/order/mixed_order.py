@@ -105,7 +105,7 @@ class DrawnDataset:
     ) -> None:
         self._name, self._passes, self._sizes, self._parts = name, passes, sizes, parts
         self._seed, self._options = seed, options
-        self._orders: dict[int, tuple[Numbers, EpochOrder]] = {}
+        self._orders: dict[int, EpochOrder] = {}
 
     def find(self, lanes: Numbers, draws: Numbers) -> tuple[Numbers, Numbers]:
         """Return the shards of draws, and their numbers in these.
@@ -124,23 +124,33 @@ class DrawnDataset:
             passes = known.passes(lanes, numbers, count)
             for number in np.unique(passes[inside]).tolist():
                 own = inside & (passes == number)
-                found, order = self._order_of(number, known)
-                which, places[own] = order.find(numbers[own] - number * known.samples // count)
-                shards[own] = found[which]
+                found = self._order_of(number, known).find(numbers[own] - number * known.samples // count)
+                shards[own], places[own] = found
         return shards, places
 
-    def _order_of(self, number: int, known: Pass) -> tuple[Numbers, EpochOrder]:
-        """Return the shards and the order of a pass; the last two are kept, as lanes differ by a sample."""
+    def _order_of(self, number: int, known: Pass) -> EpochOrder:
+        """Return the order of a pass; the last two are kept, as lanes differ by a sample."""
         if number not in self._orders:
             self._orders = {at: order for at, order in self._orders.items() if at == number - 1}
-            if missing := [name for name in known.shards if name not in self._parts]:
-                raise StateError(
-                    f"A sample of this step is of the dataset {missing[0]!r}, which was removed from the pipeline. "
-                    "Pass it with a weight of 0"
-                )
-            firsts = [(self._parts[name].start, shards) for name, shards in known.shards.items()]
-            shards = np.concatenate([np.arange(first, first + count) for first, count in firsts])
+            own = numbers_of_shards(known.shards, self._parts)
             seed = derived_seed("dataset", self._seed, self._name, number)
-            order = EpochOrder(self._sizes[shards], seed=seed, passes=number, **self._options)
-            self._orders[number] = shards, order
+            self._orders[number] = EpochOrder(self._sizes[own], seed=seed, passes=number, numbers=own, **self._options)
         return self._orders[number]
+
+
+def numbers_of_shards(shards: Mapping[str, int], parts: Mapping[str, slice]) -> Numbers:
+    """Return the numbers of the first shards of some datasets.
+
+    Args:
+        shards: how many of each.
+        parts: the shards of all datasets.
+
+    Raises:
+        StateError: there is no such dataset.
+    """
+    if missing := [name for name in shards if name not in parts]:
+        raise StateError(
+            f"A sample that is to be read is of the dataset {missing[0]!r}, which was removed from the pipeline. Pass "
+            "it with a weight of 0"
+        )
+    return np.concatenate([np.arange(parts[name].start, parts[name].start + count) for name, count in shards.items()])

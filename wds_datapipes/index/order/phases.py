@@ -28,7 +28,7 @@ class Phase:
     Attributes:
         count: the number of samples in an epoch.
         batch: the number of samples in a global batch.
-        datasets: for each dataset, the numbers of its shards and samples.
+        datasets: for each dataset, the numbers of its shards and samples, and their digest.
         points: the schedule of weights, by step; None if an epoch has each sample once.
         epoch: the epoch in which the phase begins.
         start: the position in this epoch at which it begins.
@@ -37,7 +37,7 @@ class Phase:
 
     count: int
     batch: int
-    datasets: Mapping[str, tuple[int, int]]
+    datasets: Mapping[str, Sequence[Any]]
     points: Sequence[Sequence[Any]] | None = None
     epoch: int = 0
     start: int = 0
@@ -45,7 +45,7 @@ class Phase:
 
     def drawn_datasets(self, name: str) -> dict[str, int]:
         """Return the numbers of shards of a dataset that has a weight; ``""`` stands for all together."""
-        return {each: shards for each, (shards, _) in self.datasets.items() if name in ("", each)}
+        return {each: shards for each, (shards, *_) in self.datasets.items() if name in ("", each)}
 
 
 class Pass(NamedTuple):
@@ -123,9 +123,15 @@ class RunPlan:
         """Return the phase in which an epoch begins."""
         return [each for each in self.phases if (each.epoch, each.start) <= (epoch, 0)][-1]
 
-    def end(self, phase: Phase) -> int:
-        """Return the number of samples in an epoch that are not dropped."""
-        return phase.count - phase.count % phase.batch if self._drops else phase.count
+    def end_of(self, epoch: int) -> int:
+        """Return the number of samples of an epoch that are not dropped: whole batches of the last phase within it."""
+        within = [each for each in self.phases if each.epoch == epoch and each.start]
+        return self._end(self.phase_of(epoch), within[-1] if within else None)
+
+    def _end(self, phase: Phase, within: Phase | None = None) -> int:
+        last = within or phase
+        start = within.start if within else 0
+        return phase.count - max(phase.count - start, 0) % last.batch if self._drops else phase.count
 
     def locate(self, step: int) -> tuple[Phase, int, int]:
         """Return the phase of a step, its epoch, and the number of its batch in the epoch or in the rest of it."""
@@ -136,31 +142,29 @@ class RunPlan:
         number = step - phase.step
         if number < (first := self._steps(phase)):
             return phase.epoch, number
-        epochs, number = divmod(number - first, -(-self.end(phase) // phase.batch))
+        epochs, number = divmod(number - first, -(-self._end(phase) // phase.batch))
         return phase.epoch + 1 + epochs, number
 
     def _steps(self, phase: Phase) -> int:
         """Return the number of steps of the epoch in which a phase begins, from there on."""
-        return -(-max(self.end(self.phase_of(phase.epoch)) - phase.start, 0) // phase.batch)
+        return -(-max(self.end_of(phase.epoch) - phase.start, 0) // phase.batch)
 
     def step_at(self, epoch: int, position: int) -> int:
         """Return the step that begins at a position of an epoch in the last phase."""
         phase = self.phases[-1]
         if epoch == phase.epoch:
             return phase.step - (phase.start - position) // phase.batch
-        whole = -(-self.end(phase) // phase.batch)
+        whole = -(-self._end(phase) // phase.batch)
         return phase.step + self._steps(phase) + (epoch - phase.epoch - 1) * whole - -position // phase.batch
 
     def drawn(self, epoch: int) -> Numbers:
         """Return the number of draws from each lane before an epoch."""
         firsts = [(phase.epoch + (phase.start > 0), phase) for phase in self.phases]
-        found = np.zeros(self._lanes, np.int64)
+        amended = {phase.epoch for phase in self.phases if phase.start and phase.epoch < epoch}
+        samples = sum(self.end_of(each) - self._end(self.phase_of(each)) for each in amended)
         for (first, phase), (end, _) in pairwise([*firsts, (epoch, self.phases[-1])]):
-            found += max(min(end, epoch) - first, 0) * self._of_epoch(phase)
-        return found
-
-    def _of_epoch(self, phase: Phase) -> Numbers:
-        return np.full(self._lanes, self.end(phase) // self._lanes)  # mixtures have equal lanes
+            samples += max(min(end, epoch) - first, 0) * self._end(phase)
+        return np.full(self._lanes, samples // self._lanes)
 
     def draws(self, seed: int | None) -> tuple[list[str], list[Draws], list[list[Pass]]]:
         """Return the names of the datasets, the draws of all phases, and the passes of each dataset.
@@ -181,7 +185,7 @@ class RunPlan:
             ):
                 epoch, batch = self._locate(phase, step)
                 first = batch * phase.batch + (phase.start if epoch == phase.epoch else 0)
-                begins = np.minimum(-(-first // self._lanes), self._of_epoch(self.phase_of(epoch))) + self.drawn(epoch)
+                begins = min(-(-first // self._lanes), self.end_of(epoch) // self._lanes) + self.drawn(epoch)
                 count = found[-1].count_to(begins) if found else count
                 if not number:
                     _grow(passes, names, phase, count)
@@ -246,7 +250,7 @@ def check_schedule(weights: Weights, names: Sequence[str], batch: int | None) ->
         TypeError: the weights are neither a mapping nor such points.
     """
     if isinstance(weights, Mapping) or not isinstance(weights, list | tuple):
-        return [(0, integer_weights(weights, names))]  # type: ignore[arg-type]  # it checks the type
+        return [[0, integer_weights(weights, names)]]  # type: ignore[arg-type]  # it checks the type
     found, last = list[Sequence[Any]](), -1
     for point in weights:
         if not isinstance(point, list | tuple) or len(point) not in (2, 3) or [*point[2:]] not in ([], ["linear"]):
@@ -256,7 +260,7 @@ def check_schedule(weights: Weights, names: Sequence[str], batch: int | None) ->
             raise ValueError(
                 f"the steps of weights must increase, from 0 for a point that is not linear, and {step} follows {last}"
             )
-        found.append((step, integer_weights(point[1], names), *point[2:]))
+        found.append([step, integer_weights(point[1], names), *point[2:]])
         last = step
     if not found:
         raise ValueError("weights must have a point for step 0")

@@ -44,6 +44,7 @@ class LaneOrder:
     Args:
         order: the other order.
         lanes: the lanes, which contribute the same number of samples to each batch.
+        later: positions from which on batches have another size, with the lanes of the samples from there on.
 
     Examples:
         >>> order = LaneOrder(EpochOrder([5, 6], "sequential", seed=0, lanes=2), Lanes(11, batch=4, lanes=2))
@@ -51,8 +52,8 @@ class LaneOrder:
         [0, 0, 1, 1, 0, 0, 1, 1]
     """
 
-    def __init__(self, order: SampleOrder, lanes: Lanes) -> None:
-        self._order, self._lanes = order, lanes
+    def __init__(self, order: SampleOrder, lanes: Lanes, later: Sequence[tuple[int, Lanes]] = ()) -> None:
+        self._order, self._lanes, self._later = order, lanes, later
 
     def __len__(self) -> int:
         """Return the number of samples in the epoch."""
@@ -64,7 +65,12 @@ class LaneOrder:
         Args:
             positions: positions in the epoch; those from ``len(order)`` on are padding.
         """
-        return self._order.find(self._lanes.locate(positions))
+        found = self._lanes.locate(positions)
+        for start, lanes in self._later:
+            own = positions >= start
+            which, numbers = lanes.split(lanes.locate(positions[own] - start))
+            found[own] = self._lanes.starts[which] + start // len(lanes) + numbers
+        return self._order.find(found)
 
     def substitutes(self, positions: Numbers, number: int) -> Numbers:
         """Return the positions of other samples to try in the places of some.
@@ -92,6 +98,7 @@ class EpochOrder:
         window_shards: how many shards ``"window"`` shuffles together.
         lanes: the number of lanes.
         passes: how many times the lanes have read the dataset before, see `lane_starts`.
+        numbers: the numbers of the shards, by default from 0.
 
     Examples:
         >>> order = EpochOrder([2, 3], "sequential", seed=0)
@@ -108,6 +115,7 @@ class EpochOrder:
         window_shards: int = 16,
         lanes: int = 1,
         passes: int = 0,
+        numbers: Numbers | None = None,
     ) -> None:
         counts = np.asarray(sizes, np.int64)
         shards = np.arange(len(counts))
@@ -128,6 +136,8 @@ class EpochOrder:
         lengths = np.diff(parts, append=self._size)[shuffled]
         self._ends = np.cumsum(lengths)
         self._shards = shards[places[shuffled]]
+        if numbers is not None:
+            self._shards = numbers[self._shards]
         #: The difference between the number of a sample in its shard, and that in the order of the parts.
         self._offsets = (parts - starts[places])[shuffled] - (self._ends - lengths)
         self._seed, self._order = seed, order
@@ -135,8 +145,8 @@ class EpochOrder:
         #: The positions at which windows begin and end; without windows, there is one for each lane.
         self._window_ends = cuts[1:]
         if order == "window":
-            numbers = np.arange(1, len(parts) + 1) - np.searchsorted(own_lanes, own_lanes)
-            is_last = (numbers % window_shards == 0) | (np.diff(own_lanes, append=lanes) > 0)
+            places = np.arange(1, len(parts) + 1) - np.searchsorted(own_lanes, own_lanes)
+            is_last = (places % window_shards == 0) | (np.diff(own_lanes, append=lanes) > 0)
             self._window_ends = self._ends[is_last]
         self._window_starts = np.concatenate(([0], self._window_ends[:-1]))
 

@@ -307,6 +307,15 @@ class IndexedShards:
             samples.append(item)
         return [sample for sample in samples if sample is not None]
 
+    def digest_of(self, name: str, shards: int) -> str:
+        """Return a digest of the first shards of a dataset, and of the samples that are selected from them."""
+        part = self.parts[name]
+        part = slice(part.start, part.start + shards)
+        details = [each.fingerprint() for each in self._others]
+        if self._selection is not None and shards:
+            details.append(self._selection.fingerprint_of(part))
+        return fingerprint([self.urls[part], self.sizes[part].tolist(), details])[:12]
+
     def fingerprint(self) -> str:
         """Return the number of shards and samples, the first and last URL, and a digest of all."""
         return self._fingerprint

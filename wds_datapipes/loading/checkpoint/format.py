@@ -12,14 +12,14 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any
 from zlib import crc32
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state.description import PER_RANK, difference
+from wds_datapipes.pipes.state.description import PER_RANK
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, refusing_corrupt_states
 
 logger = logging.getLogger("wds_datapipes")
@@ -110,6 +110,7 @@ class Checkpoint:
         replay: if the epoch resumes by replay, the number of items that the loop has received, and a digest of the
             last.
         excluded: the samples that the run leaves out, see `Exclusions.extend`.
+        phases: records of the phases of the run, see `wds_datapipes.index.order.phase_records`.
     """
 
     stages: list[str]
@@ -129,6 +130,7 @@ class Checkpoint:
     is_drained: bool = False
     replay: Mapping[str, int] | None = None
     excluded: Sequence[Any] = ()
+    phases: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def identity(self) -> tuple[int | None, int, bool, int]:
@@ -156,29 +158,14 @@ class Checkpoint:
         """Return the state in which this epoch is over: the next one follows."""
         return replace(self, is_over=True, is_drained=False, parts=[part.renewed() for part in self.parts])
 
-    def check(self, stages: Sequence[str], ranks: int | None = None) -> None:
-        """Check that this is the state of a pipeline.
-
-        On a different number of ranks, ``.batch()`` may have a different size: the rest of an epoch consists of
-        samples, however they are batched.
-
-        Args:
-            stages: descriptions of the stages of the pipeline, the last one first.
-            ranks: the current number of ranks; ``None`` if that is not known yet, and is checked later.
+    def check_parts(self) -> None:
+        """Check that there is a state of each worker.
 
         Raises:
-            StateError: it is the state of a different pipeline.
+            StateError: the state is corrupt.
         """
         if not self.is_over and len(self.parts) != (max(self.workers, 1) if self.worker is None else 1):
             raise StateError(f"This state is corrupt: it has {len(self.parts)} states of {self.workers} workers")
-        if not self.stages:  # it was saved before any pipeline began
-            return
-        for number, (saved, own) in enumerate(zip_longest(self.stages, stages)):
-            if saved != own and (ranks == self.ranks or _without_sizes(saved) != _without_sizes(own)):
-                raise StateError(
-                    f"The state was saved with a different pipeline. Counted from the end, stage {number} "
-                    f"{difference(saved, own)}. Load it into the pipeline that it was saved with"
-                )
 
     def check_run(self, seeds: Sequence[int], identity: tuple[int, int, bool, int] | None) -> None:
         """Check that a `StatefulShards` can resume from this state.
@@ -237,8 +224,9 @@ def is_all(numbers: Sequence[int | None], count: int) -> bool:
     return len(numbers) == count and [*numbers] == [*range(len(numbers))]
 
 
-def _without_sizes(stage: str | None) -> str:
-    return OF_RANK.sub("", stage or "")
+def without_sizes(stage: str) -> str:
+    """Return the description of a stage without numbers that are divided between the ranks."""
+    return OF_RANK.sub("", stage)
 
 
 def state_of(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:

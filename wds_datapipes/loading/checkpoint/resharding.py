@@ -146,23 +146,16 @@ def of_all_ranks(saved: Checkpoint, pipe: Any) -> Checkpoint:
     return saved
 
 
-@refusing_corrupt_states()
-def check_pipeline(
-    saved: Sequence[Checkpoint], pipe: Any, stages: Sequence[str], ranks: int | None = None
-) -> list[Any]:
-    """Check that states belong to a pipeline, and return the samples that the run has left out and will leave out.
+def excluded_since(saved: Sequence[Checkpoint], pipe: Any) -> list[Any]:
+    """Return the samples that a run has left out, and will leave out with a pipeline.
 
     Args:
         saved: the states of some ranks, or of a worker.
         pipe: the pipeline, before the split.
-        stages: the descriptions of its stages.
-        ranks: the current number of ranks; ``None`` if that is not known yet.
 
     Raises:
-        StateError: they belong to another one, or samples return that were left out.
+        StateError: samples return that were left out.
     """
-    for each in saved:
-        each.check(stages, ranks)
     state, workers = saved[0], max(saved[0].workers, 1)
     epoch, position = state.epoch + 1, 0
     if not state.is_over:
@@ -233,14 +226,23 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity, waiting
             "workers as before"
         )
     check_resharding(pipe)
-    by_rank = [saved[0]] * saved[0].ranks if saved[0].rank is None else sorted(saved, key=lambda each: each.rank or 0)
-    # In the numbering of the instances: the first worker of every rank, then the second.
-    own = [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
+    own = states_of_instances(saved)
     instances = ranks * max(workers, 1)
     rest = Resharding(own, waiting, instances, range(rank, instances, ranks))
     resumed = [*map(WorkerState.of, reshard_states(pipe, rest))]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     return replace(running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed)
+
+
+def states_of_instances(saved: Sequence[Checkpoint]) -> list[Sequence[Mapping[str, Any] | None] | None]:
+    """Return the states of the pipelines of all instances: the first worker of every rank, then the second.
+
+    Raises:
+        StateError: a rank's state is missing.
+    """
+    _check_complete(saved)
+    by_rank = [saved[0]] * saved[0].ranks if saved[0].rank is None else sorted(saved, key=lambda each: each.rank or 0)
+    return [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
 
 
 def _are_of_all(saved: Sequence[Checkpoint]) -> bool:

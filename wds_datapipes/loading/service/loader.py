@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
-from wds_datapipes.loading.checkpoint.resharding import check_pipeline
 from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import MultiProcessingService, ShardReadingService
@@ -86,10 +86,14 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
                 )
 
     @refusing_corrupt_states()
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: Any, *, amend: bool = False) -> None:
         """Load a state into the loader, which resumes with its own pipeline at the next iteration.
 
         A loader that has started restarts its workers, and its iterators become invalid.
+
+        Args:
+            state_dict: the state of any of the loaders.
+            amend: whether the pipeline may change the run from here on, as for `StatefulShards`.
 
         Raises:
             StateError: it is not a state, or is the state of another pipeline, or there is another reading service.
@@ -99,11 +103,10 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         pipe = self._datapipe_before_reading_service_adapt
         if pipe is None:
             raise StateError(NO_PIPELINE)
-        stages = descriptions(pipe)
-        check_pipeline(checkpoints, pipe, stages)
+        adopt(checkpoints, pipe, descriptions(pipe), amend=amend)
         if self._adapted:
             self._restart()
-        self._service.load_state_dict(state_of(checkpoints), seeds_too=False)
+        self._service.load_state_dict(state_of(checkpoints), seeds_too=False, amend=amend)
         following = checkpoints[0].next
         if following is not None:
             self.seed(following)

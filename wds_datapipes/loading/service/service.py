@@ -259,7 +259,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             items if items is not None and items.epoch else None, self._ranks, self._replayed
         )
 
-    def load_state_dict(self, state: Mapping[str, Any], *, seeds_too: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, seeds_too: bool = True, amend: bool = False) -> None:
         """Resume from a state with the loader's own pipeline. Call this before the first iteration.
 
         The seeds of that epoch and of later ones come from the state, if the loader was seeded; otherwise
@@ -270,6 +270,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
                 or ``StatefulDataLoader``, or of `merge_states`.
             seeds_too: whether to seed the loader from a state saved between two epochs;
                 ``DataLoader2.load_state_dict()`` does that itself.
+            amend: whether the pipeline may change the run from here on, as for `StatefulShards`.
 
         Raises:
             StateError: it is none of these, or the loader has started. When the first epoch begins: it belongs to
@@ -280,7 +281,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
                 "A state must be loaded before the first epoch begins. Create another loader, and load the state into "
                 "it"
             )
-        self._manager.load(state, seeds_too=seeds_too)
+        self._manager.load(state, seeds_too=seeds_too, amend=amend)
 
     def finalize(self) -> None:
         """End the workers, whatever their state, and notify the other ranks.

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.resharding import (
-    check_pipeline,
     check_ranks,
     excluded_by,
     of_all_ranks,
@@ -57,9 +57,10 @@ class StateManager:
         self._workers = workers
         self._described: list[str] = []
         self._excluded: list[Any] = []  # of a new run
+        self._phases: list[dict[str, Any]] = []
         self._alike: Any = None  # the pipeline, if one state is that of all ranks
         self._loaded: list[Checkpoint] = []
-        self._seeds_too = False
+        self._seeds_too, self._amend = False, False
         self._seed: int | None = None
         self._first = 0
 
@@ -70,22 +71,24 @@ class StateManager:
             return [None] * max(self._workers, 1)
         return self.resumed_from.parts
 
-    def load(self, state: Any, *, seeds_too: bool = False) -> None:
+    def load(self, state: Any, *, seeds_too: bool = False, amend: bool = False) -> None:
         """Load a state, for a pipeline that is described later.
 
         Args:
             state: the state of any of the loaders.
             seeds_too: whether to take the seed of the loader from it as well.
+            amend: whether the pipeline may change the run.
 
         Raises:
             StateError: it is not a state.
         """
         self._loaded = checkpoints_in(state)
-        self._seeds_too = seeds_too
+        self._seeds_too, self._amend = seeds_too, amend
 
     def describe(self, pipe: Any) -> None:
         """Record the pipeline, before the split."""
         self._described = descriptions(pipe)
+        self._phases = begin_run(pipe)
         self._alike = None if difference_of_ranks(pipe) else pipe
         self._excluded = excluded_by(pipe)
 
@@ -137,13 +140,13 @@ class StateManager:
             return
         loaded, self._loaded = self._loaded, []
         ranks_now, rank = self._identity(ranks)
-        excluded = check_pipeline(loaded, pipe, self._described, ranks_now)
+        loaded = adopt(loaded, pipe, self._described, ranks_now, amend=self._amend)
+        self._phases = loaded[0].phases or self._phases
         if self.group.is_split and ranks is None:  # nothing but the states tells whether the epoch is over on all
             check_ranks(loaded, rank, ranks_now, pipe)
             is_over = all(checkpoint.is_over for checkpoint in loaded)
             loaded = [replace(checkpoint, is_over=is_over) for checkpoint in loaded]
-        found = state_of_rank(loaded, pipe, (rank, ranks_now, self.group.is_split, self._workers))
-        self.resumed_from = replace(found, excluded=excluded)
+        self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self.group.is_split, self._workers))
 
     def refuse(self, pipe: Any, later_stages: Sequence[Any]) -> None:
         """Determine whether there is a state, and whether it resumes by replay.
@@ -240,6 +243,7 @@ class StateManager:
             turn=0 if source is None or self.replay_reason else source.turn,
             parts=parts,
             replay=replay,
+            phases=self._phases,
         )
         if self._alike is not None and replay is None:
             checkpoint = of_all_ranks(checkpoint, self._alike)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
 from wds_datapipes.loading.checkpoint.format import (
     Checkpoint,
     WorkerState,
@@ -18,7 +19,7 @@ from wds_datapipes.loading.checkpoint.format import (
     state_of,
     state_of_stream,
 )
-from wds_datapipes.loading.checkpoint.resharding import check_pipeline, check_ranks, excluded_by, of_all_ranks
+from wds_datapipes.loading.checkpoint.resharding import check_ranks, excluded_by, of_all_ranks
 from wds_datapipes.loading.data_parallel import (
     DataParallelGroup,
     Distributed,
@@ -112,6 +113,7 @@ class StatefulShards(IterableDataset[Any]):
         self.seed = seed
         self._stages = descriptions(pipe)
         self._excluded = excluded_by(pipe)
+        self._phases = begin_run(pipe)
         self._is_alike = not difference_of_ranks(pipe)
         self._shared = SharedEpochs()
         self._epochs = Epochs(pipe, seed, self._shared, self._group, replay_reason(pipe))
@@ -201,7 +203,7 @@ class StatefulShards(IterableDataset[Any]):
         return state_of(self._checkpoints())
 
     @refusing_corrupt_states()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, amend: bool = False) -> None:
         """Resume from a state at the next iteration. Call this before a loader of the dataset starts its workers.
 
         With a different number of ranks or workers than before, the rest of the epoch is resharded. If there are ranks,
@@ -211,6 +213,8 @@ class StatefulShards(IterableDataset[Any]):
         Args:
             state: the return value of ``state_dict()`` of a `StatefulShards`, ``StatefulDataLoader``, ``DataLoader2``
                 or `ShardReadingService`, or of `merge_states`.
+            amend: whether the pipeline may differ from the one that saved the state in functions, batch sizes, weights
+                and datasets, where no sample is repeated or lost. From here on, a phase of the run begins.
 
         Raises:
             StateError: it is none of these, or belongs to another pipeline, seed or rank, or to a rank whose epoch
@@ -219,7 +223,7 @@ class StatefulShards(IterableDataset[Any]):
         """
         loaded, info = checkpoints_in(state), get_worker_info()
         identity = None if info is None else self._epochs.identity(info.num_workers)
-        self.note(loaded)
+        loaded = self.adopt(loaded, amend=amend)
         for checkpoint in loaded:
             checkpoint.check_run(self._seeds, identity)
         if identity is None:
@@ -230,15 +234,17 @@ class StatefulShards(IterableDataset[Any]):
             loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
         self._resume_from(loaded)
 
-    def note(self, loaded: Sequence[Checkpoint]) -> None:
-        """Check that loaded checkpoints belong to the pipeline, and note which samples the run has left out.
+    def adopt(self, loaded: Sequence[Checkpoint], *, amend: bool = False) -> list[Checkpoint]:
+        """Return checkpoints as those of this pipeline, and go on with the phases and exclusions of the run.
 
         Raises:
-            StateError: they do not.
+            StateError: they belong to another pipeline.
         """
-        excluded = check_pipeline(loaded, self.pipe, self._stages, self._epochs.ranks)
+        adopted = adopt(loaded, self.pipe, self._stages, self._epochs.ranks, amend=amend)
+        self._phases = adopted[0].phases or self._phases
         if get_worker_info() is None:  # which knows the states of all workers
-            self._excluded = excluded
+            self._excluded = [*adopted[0].excluded]
+        return adopted
 
     def end_epoch(self) -> None:
         """End the current epoch, of which a loop has received a part: the next iteration begins the next epoch.
@@ -347,6 +353,7 @@ class StatefulShards(IterableDataset[Any]):
             ranks=epochs.ranks,
             distributed=epochs.distributed,
             excluded=self._excluded,
+            phases=self._phases,
             **facts,
         )
         return of_all_ranks(saved, self.pipe) if self._is_alike else saved
@@ -439,8 +446,7 @@ def load_ended_epoch(data: Any, state: Mapping[str, Any]) -> bool:
     if not state or not isinstance(data, StatefulShards):
         return False
     state = {**state, "_steps_since_snapshot": 0}  # the loader itself repeats these steps
-    data.check_ranks(checkpoints_in(state))
-    data.note(checkpoints_in(state))
+    data.check_ranks(data.adopt(checkpoints_in(state)))
     if not resumes_after_last_step():
         return False
     data.load_state_dict(state)

@@ -18,7 +18,7 @@ from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import splits, takes_seed
 from wds_datapipes.pipes.sharding import groups_of
 from wds_datapipes.pipes.stage import EngineStage, register_stage
-from wds_datapipes.pipes.state.description import descriptions
+from wds_datapipes.pipes.state.description import FREE, descriptions
 from wds_datapipes.samples.caching import CachedPart, MemoryCache, cached_on_disk
 from wds_datapipes.seeds import derived_seed
 
@@ -91,7 +91,7 @@ class SampleCacher(EngineStage[Any]):
     def _describe(self) -> list[str]:
         """Describe the cached pipeline, once, before later stages change items that may be arguments of a stage."""
         if self._described is None:
-            self._described = [f"seed {self.seed}", *descriptions(self.source)]
+            self._described = [f"seed {self.seed}", *(each.replace(FREE, "") for each in descriptions(self.source))]
         return self._described
 
     def _begin(self, graph: PipelineGraph, part: CachedPart) -> Any:

@@ -13,15 +13,16 @@ import numpy as np
 
 from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
 from wds_datapipes.datapipes import MapDataPipe
-from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.errors import EmptySourceError, StateError
 from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.exclusions import Exclusions
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, EpochOptions, Join
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.order.lanes import Lanes, check_lanes
-from wds_datapipes.index.order.mixed_order import MixedOrder
+from wds_datapipes.index.order.mixed_order import MixedOrder, numbers_of_shards
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.phase_records import check_amendment, phases_in, record_of
 from wds_datapipes.index.order.phases import Phase, RunPlan, Weights, check_schedule
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
@@ -143,6 +144,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
     shares_seed = True
     has_position = True
     can_reshard = True
+    has_phases = True
+    free_arguments = frozenset({"shards", "weights", "global_batch_size", "fields", "on_error"})
 
     def __init__(
         self,
@@ -213,12 +216,12 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         check_lanes(lanes, global_batch_size, count)
         if epoch.samples and weights is None:
             points = [(0, {"": 1})]
-        datasets_of_phase = {name: (part.stop - part.start, counts[name]) for name, part in parts.items()}
         is_mixed = weights is not None or epoch.samples is not None
         count -= count % lanes if is_mixed else 0  # so that all lanes go on alike from epoch to epoch
-        phase = Phase(count, global_batch_size or 1, datasets_of_phase, points if is_mixed else None)
-        #: The phases of the run, and the seed of the run with the number of the epoch.
-        self._plan, self._place = RunPlan([phase], lanes, drops=remainder == "drop"), (0, 0)
+        facts = {name: (part.stop - part.start, counts[name]) for name, part in parts.items()}
+        self._own_phase = Phase(count, global_batch_size or 1, facts, points if is_mixed else None)
+        #: The phases of the run, the seed of its first epoch, and the seed of the run with the number of the epoch.
+        self.plan, self._first, self._place = self.plan_of([self._own_phase]), -1, (0, 0)
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""
@@ -337,13 +340,19 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             seed, place = self.next_seed or 0, (self._place[0], self._place[1] + 1)
         else:
             seed, known = 0 if order == "sequential" else self.take_seed(), self.take_place()
+            if known is not None and self._first not in (-1, known[2]):  # another run begins
+                self.load_phases([], -1, 0)
             if known is None and len(self.weights or ()) > 1:
                 raise RuntimeError(
                     "The weights change by step, and this loader does not count the steps of a run. Use "
                     "StatefulShards, or DataLoader2 with ShardReadingService and a seed"
                 )
-            place = self._place = known or (seed, 0)
-        lanes = Lanes(self._count, self.global_batch_size or 1, self.lanes)
+            place = self._place = (seed, 0) if known is None else known[:2]
+        first, *later = [
+            self.plan.phase_of(place[1]),
+            *(p for p in self.plan.phases if p.epoch == place[1] and p.start),
+        ]
+        lanes = Lanes(first.count, first.batch, self.lanes)
         samples = self._order_of_samples(order, seed, place, lanes)
         if self._shards.lengths is not None:
             samples = LengthOrder(
@@ -354,21 +363,72 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 window=self.epoch.bucket_window,
                 seed=None if order == "sequential" else seed,
             )
-        return LaneOrder(samples, lanes)
+        others = [(p.start, Lanes(first.count - p.start, p.batch, self.lanes)) for p in later if p.batch != first.batch]
+        return LaneOrder(samples, lanes, others)
 
     def _order_of_samples(self, order: Order, seed: int, place: tuple[int, int], lanes: Lanes) -> SampleOrder:
         """Return the order of an epoch without regard to lengths, lane by lane."""
-        window, sizes = self.epoch.window_shards, self._shards.sizes
-        if self.weights is None and self.epoch.samples is None:
-            return EpochOrder(sizes, order, seed=seed, window_shards=window, lanes=self.lanes)
+        window, sizes, parts = self.epoch.window_shards, self._shards.sizes, self._shards.parts
         run, epoch = place
-        parts = self._shards.parts
-        return MixedOrder(self._plan, epoch, sizes, parts, order, seed=run, lanes=lanes, window_shards=window)
+        if self._own_phase.points is None:
+            own = numbers_of_shards(self.plan.phase_of(epoch).drawn_datasets(""), parts)
+            return EpochOrder(sizes[own], order, seed=seed, window_shards=window, lanes=self.lanes, numbers=own)
+        return MixedOrder(self.plan, epoch, sizes, parts, order, seed=run, lanes=lanes, window_shards=window)
 
     @property
     def _count(self) -> int:
         """The number of samples in the epoch that was begun last."""
-        return self._plan.phase_of(self._place[1]).count
+        return self.plan.phase_of(self._place[1]).count
+
+    def plan_of(self, phases: Sequence[Phase]) -> RunPlan:
+        """Return the plan of a run with some phases."""
+        return RunPlan(phases, self.lanes, drops=self.remainder == "drop")
+
+    def first_phase(self) -> dict[str, Any]:
+        """Return the record of the first phase of a run with this pipeline."""
+        return record_of(self._described_phase())
+
+    def load_phases(self, records: Sequence[Mapping[str, Any]], first: int, epoch: int) -> None:
+        """Go on with the phases of a run.
+
+        Args:
+            records: the records in its state; none if a run begins with this pipeline.
+            first: the seed of its first epoch.
+            epoch: the epoch in which it resumes.
+        """
+        self.plan, self._first = self.plan_of(phases_in(records) or [self._own_phase]), first if records else -1
+        self._place = self._place[0], epoch
+
+    def begin_phase(self, records: Sequence[Mapping[str, Any]], epoch: int, position: int) -> dict[str, Any]:
+        """Return the record of the phase that begins with this pipeline at a position of a run.
+
+        Args:
+            records: the phases before it.
+            epoch: the epoch.
+            position: the position in the epoch.
+
+        Raises:
+            StateError: it would repeat or lose samples.
+        """
+        plan = self.plan_of(phases_in(records))
+        own = replace(self._described_phase(), epoch=epoch, start=position, step=plan.step_at(epoch, position))
+        record = record_of(own, plan.phases[-1])
+        if "start" in record:
+            check_amendment(plan, own, self._shards.digest_of)
+            if self.global_batch_size is None or (position and self._shards.lengths is not None):
+                raise StateError(
+                    "The datasets, weights and batches of a run can be amended if it has a global_batch_size, and with "
+                    "bucket_by at the end of an epoch only"
+                )
+        return record
+
+    def _described_phase(self) -> Phase:
+        """Return the phase of this pipeline with the digests of its datasets."""
+        facts = {
+            name: (shards, samples, self._shards.digest_of(name, shards))
+            for name, (shards, samples, *_) in self._own_phase.datasets.items()
+        }
+        return replace(self._own_phase, datasets=facts)
 
     def _share(self, rest: RestOfEpoch = WHOLE_EPOCH) -> BatchShare:
         """Return the share of this instance in the rest of an epoch."""
@@ -385,23 +445,32 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         )
 
     def batch_of(self, ranks: int) -> int:
-        """Return the number of samples in a batch of all ranks together."""
-        return self.global_batch_size or ranks
+        """Return the number of samples in a batch of all ranks together, in the last phase up to this epoch."""
+        phase = [each for each in self.plan.phases if each.epoch <= self._place[1]][-1]
+        return ranks if self.global_batch_size is None else phase.batch
 
     def count_batches(self, ranks: int, rest: RestOfEpoch = WHOLE_EPOCH) -> int:
         """Return the number of global batches in an epoch, or in the rest of one; the last one may be smaller."""
         share = self._share_of(ranks, 0, 1, 0, rest)
         return share.whole_batches + share.has_smaller_batch
 
-    def find_batch(self, number: int, ranks: int, rest: RestOfEpoch = WHOLE_EPOCH) -> list[Numbers]:
+    def find_batch(
+        self, number: int, ranks: int, rest: RestOfEpoch = WHOLE_EPOCH, batch: int | None = None
+    ) -> list[Numbers]:
         """Return the positions in the epoch of the samples of a global batch on each rank.
 
         Args:
             number: the number of the batch in the epoch, or in the rest of one.
             ranks: the number of ranks.
             rest: the rest of the epoch, if other ranks or workers have begun it.
+            batch: the number of samples in a batch; by default, that of this epoch.
         """
-        shares = (self._share_of(ranks, rank, 1, 0, rest) for rank in range(ranks))
+        batch = batch or self.batch_of(ranks)
+        ranks = 1 if batch % ranks else ranks  # an earlier phase had others
+        shares = [
+            BatchShare(self._count, batch, self.remainder, ranks, rank, rest=rest, lanes=self.lanes)
+            for rank in range(ranks)
+        ]
         return [np.concatenate([*share.positions(number * share.size, number + 1)]) for share in shares]
 
     def position_reader(self) -> Callable[[], SamplePosition]:

@@ -56,6 +56,8 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         True
     """
 
+    free_arguments = frozenset({"weights"})
+
     #: The rotation of the assignment in the first pass (see `rotate_assignments`).
     _first_rotation = 0
 

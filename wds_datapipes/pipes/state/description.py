@@ -6,9 +6,11 @@ import inspect
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
+from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint import fingerprint, format_value, is_secret, is_users
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import TORCH_ATTRIBUTES, splits, upstream
 from wds_datapipes.pipes.stage import OpaqueValue
 from wds_datapipes.pipes.state.seeding import SEED, SEEDS
@@ -20,13 +22,48 @@ _PIPES = (IterDataPipe, MapDataPipe)
 #: Types that descriptions omit: stages are described separately, and limits do not change samples.
 _IGNORED_TYPES = (*_PIPES, ReadLimits)
 
+#: Comes before the part of a description that may change in a run, as no position depends on it.
+FREE = "\n"
 #: Marks an argument whose values on all ranks together determine the items.
 PER_RANK = " per rank"
 
 
 def descriptions(pipe: Any) -> list[str]:
-    """Describe the stages of a pipeline that determine its items, from the last to the first."""
-    return [description(stage) for stage in upstream(pipe) if not declared(stage).is_transparent]
+    """Describe the stages of a pipeline that determine its items, from the last to the first.
+
+    What comes after `FREE` may change in a run: stages that keep nothing and follow the one with the position, as long
+    as no later stage counts items that they drop or combine; and arguments for which the first stage with a state says
+    so.
+    """
+    first, found, is_counted = first_stateful(pipe), list[str](), False
+    for stage in upstream(pipe):
+        known = declared(stage)
+        if known.is_transparent:
+            continue
+        text = description(stage)
+        if stage is not first:
+            text = text.replace(FREE, "")
+            is_free = known.is_stateless and (known.is_one_to_one or not is_counted)
+            if is_free and first is not None and first_stateful(stage) is not None:
+                text = FREE + text
+        found.append(text)
+        counts = known.has_state and not known.rereads_samples
+        is_counted |= counts and (known.spans_epochs or not known.has_position)
+    return found
+
+
+def first_stateful(pipe: Any) -> Any:
+    """Return the first stage of a pipeline that has a state; None if it has no position."""
+    try:
+        return PipelineGraph(pipe).stateful_stages()[0]
+    except StateError:
+        return None
+
+
+def run_source(pipe: Any) -> Any:
+    """Return the source of a pipeline if it knows the phases of a run; None otherwise."""
+    source = first_stateful(pipe)
+    return source if source is not None and declared(source).has_phases else None
 
 
 def description(stage: Any) -> str:
@@ -38,11 +75,14 @@ def description(stage: Any) -> str:
     facts = arguments_of(stage)
     if vars(stage).get("_enabled", True) is False:  # set by DataLoader(shuffle=False)
         facts["enabled"] = False
-    of_rank = declared(stage).arguments_of_rank
-    text = ", ".join(
-        f"{name}={format_value(value, _IGNORED_TYPES)}{PER_RANK if name in of_rank else ''}"
+    of_rank, free = declared(stage).arguments_of_rank, declared(stage).free_arguments
+    facts = {name: facts[name] for name in sorted(facts, key=free.__contains__)}
+    texts = [
+        f"{name}={format_value(value, _IGNORED_TYPES)}{PER_RANK if name in of_rank else ''}".replace(FREE, " ")
         for name, value in facts.items()
-    )
+    ]
+    fixed = sum(name not in free for name in facts)
+    text = ", ".join(texts) if fixed == len(texts) else ", ".join([*texts[:fixed], FREE + ", ".join(texts[fixed:])])
     if not is_users(type(stage).__module__):
         return f"{type(stage).__name__}({text})"
     return f"{type(stage).__name__}({text}) #{fingerprint(type(stage))[:12]}"
@@ -50,7 +90,7 @@ def description(stage: Any) -> str:
 
 def difference(saved: str | None, own: str | None) -> str:
     """Describe how a stage differs from the one at the same position in the state."""
-    return f"was {saved or 'absent'}, and is {own or 'absent'}"
+    return f"was {saved or 'absent'}, and is {own or 'absent'}".replace(FREE, "")
 
 
 def arguments_of(stage: Any) -> dict[str, Any]:

@@ -32,12 +32,13 @@ class SeededStage:
 
     Attributes:
         next_seed: the seed of the next epoch, as far as the loader knows it, so that a stage can prepare for it.
-        place_in_run: the seed of the run, and the number of the epoch in it, as far as the loader knows them.
+        place_in_run: the seed of the run, the number of the epoch in it, and the loader's seed of its first epoch, as
+            far as the loader knows them.
     """
 
     derives_seeds = True
     next_seed: int | None = None
-    place_in_run: tuple[int, int] | None = None
+    place_in_run: tuple[int, int, int] | None = None
     _seed: int | None = None
     _last_seed: int | None = None
 
@@ -46,7 +47,7 @@ class SeededStage:
         self._seed, self.next_seed, self.place_in_run = seed, None, None
         return self
 
-    def take_place(self) -> tuple[int, int] | None:
+    def take_place(self) -> tuple[int, int, int] | None:
         """Return the place of the pass in a run; None for passes after the first of an epoch."""
         place, self.place_in_run = self.place_in_run, None
         return place

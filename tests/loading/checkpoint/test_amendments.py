@@ -1,0 +1,179 @@
+"""A run may change what no position depends on, and an error names what it may not change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torchdata.dataloader2 import DataLoader2
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
+from wds_datapipes.errors import StateError
+from wds_datapipes.index import EpochOptions
+from wds_datapipes.loading.checkpoint.format import checkpoints_in
+from wds_datapipes.testing import build_shard
+
+KEYS = sorted(f"{shard}-{n}" for shard in range(6) for n in range(8))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("amendments"))
+        for number in range(6):
+            build_shard(f"{number}.tar", [{"__key__": f"{number}-{n}", "cls": str(n)} for n in range(8)])
+        yield
+
+
+def key_of(sample: Any) -> str:
+    return str(sample["__key__"])
+
+
+def marked(sample: Any) -> str:
+    return f"{sample['__key__']}!"
+
+
+def is_wanted(sample: Any) -> bool:
+    return bool(sample["cls"] != b"7")
+
+
+def stream(pattern: str = "{0..5}.tar", buffer: int = 5) -> Any:
+    pipe = ShardList(pattern).shuffle().sharding_filter().load_wds_shards().group_samples()
+    return pipe.shuffle_samples(buffer)
+
+
+def begun(loader: Any, count: int) -> tuple[Any, list[str]]:
+    """Return the state after some batches, and their items."""
+    items = iter(loader)
+    found = [next(items) for _ in range(count)]
+    return loader.state_dict(), [key for batch in found for key in batch]
+
+
+def loader_of(pipe: Any, workers: int) -> Any:
+    loader = DataLoader2(pipe, reading_service=ShardReadingService(workers, "fork"))
+    loader.seed(1)
+    return loader
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_functions_filters_and_batches_of_a_stream_may_change(workers: int) -> None:
+    with loader_of(stream().map(key_of).batch(3), workers) as loader:
+        state, before = begun(loader, 4)
+    changed = stream().filter(is_wanted).map(marked).batch(2)
+    with loader_of(changed, workers) as loader:
+        with pytest.raises(StateError, match=r"stage 1 was Mapper.* stage 2 was absent, and is .*amend=True\)"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, amend=True)
+        after = [key for batch in loader for key in batch]
+        [saved] = checkpoints_in(loader.state_dict())
+    assert all(key[-1] == "!" for key in after)
+    assert sorted([*before, *(key[:-1] for key in after)]) == sorted(
+        key for key in KEYS if key in before or key[-1] != "7"
+    )
+    [phase] = saved.phases
+    assert phase["epoch"] == 0
+    assert len(phase["changes"]) == 3
+
+
+def test_weights_of_mixed_streams_may_change() -> None:
+    def mixed(weights: list[int]) -> Any:
+        return stream("{0..2}.tar").mix_samples(stream("{3..5}.tar"), weights=weights, stop="all").map(key_of).batch(2)
+
+    state, before = begun(StatefulShards(mixed([1, 1])), 5)
+    data = StatefulShards(mixed([1, 9]))
+    data.load_state_dict(state, amend=True)
+    after = [key for batch in data for key in batch]
+    assert sorted(before + after) == KEYS
+    assert sum(key[0] in "345" for key in after[:10]) > 6
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (lambda: stream(), lambda: stream(buffer=6), r"was SampleShuffler\(.*5.*, and is SampleShuffler\(.*6"),
+        (lambda: stream(), lambda: stream("{0..4}.tar"), r"was ShardList\(.*, and is ShardList\("),
+        (lambda: stream().batch(2).unbatch(), lambda: stream().batch(3).unbatch(), "stage 3 was BatcherIter"),
+        (
+            lambda: IndexedSamples("{0..5}.tar", order="window"),
+            lambda: IndexedSamples("{0..5}.tar", order="window", epoch=EpochOptions(window_shards=2)),
+            "epoch=EpochOptions",
+        ),
+    ],
+)
+def test_what_positions_depend_on_may_not_change(first: Any, second: Any, message: str) -> None:
+    state, _ = begun(StatefulShards(first().map(str).batch(4)), 2)
+    with pytest.raises(StateError, match=f"{message}.*Load it into the pipeline that it was saved with$"):
+        StatefulShards(second().map(str).batch(4)).load_state_dict(state, amend=True)
+
+
+def indexed(shards: Any, weights: Any = None, **options: Any) -> Any:
+    return IndexedSamples(shards, weights=weights, global_batch_size=4, **options).map(key_of).batch(4)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (
+            lambda: indexed("{0..3}.tar"),
+            lambda: indexed("{0..2}.tar"),
+            "the dataset had 32 samples in 4 shards .* first 4 of 3 shards",
+        ),
+        (lambda: indexed("{0..3}.tar"), lambda: indexed("{0,1,2,4}.tar"), "not those of the first 4 of 4 shards now"),
+        (
+            lambda: indexed("{0..3}.tar"),
+            lambda: indexed("{0..3}.tar", select=slice(0, None, 2)),
+            "the dataset had 32 samples",
+        ),
+        (
+            lambda: indexed({"a": "{0..3}.tar", "b": "4.tar"}),
+            lambda: indexed({"a": "{0..3}.tar"}),
+            "'b' has samples in the rest of this epoch, and can be removed at its end",
+        ),
+        (
+            lambda: indexed({"a": "{0..3}.tar"}),
+            lambda: indexed({"a": "{0..3}.tar"}, {"a": 1}),
+            "the run has epochs with each sample once, and a change to weights would repeat samples",
+        ),
+        (
+            lambda: indexed("{0..3}.tar", epoch=EpochOptions(bucket_by=lambda index: [1] * len(index))),
+            lambda: indexed("{0..4}.tar", epoch=EpochOptions(bucket_by=lambda index: [1] * len(index))),
+            "with bucket_by at the end of an epoch only",
+        ),
+    ],
+)
+def test_a_change_that_repeats_or_loses_samples_is_refused(first: Any, second: Any, message: str) -> None:
+    state, _ = begun(StatefulShards(first()), 2)
+    with pytest.raises(StateError, match=message):
+        StatefulShards(second()).load_state_dict(state, amend=True)
+
+
+def test_a_dataset_without_weights_grows_at_the_next_epoch() -> None:
+    first, data = StatefulShards(indexed("{0..2}.tar")), StatefulShards(indexed("{0..3}.tar"))
+    state, before = begun(first, 2)
+    data.load_state_dict(state, amend=True)
+    assert sorted([*before, *(key for batch in data for key in batch)]) == KEYS[:24]
+    assert sorted(key for batch in data for key in batch) == KEYS[:32]
+    again = StatefulShards(indexed("{0..3}.tar"))
+    again.load_state_dict(data.state_dict())
+    assert sorted(key for batch in again for key in batch) == KEYS[:32]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_data_loader_goes_on_with_the_phases_of_a_run(workers: int) -> None:
+    first = {"a": "{0..2}.tar", "b": "{3..5}.tar"}
+
+    def loader(weights: Any) -> tuple[Any, Any]:
+        data = StatefulShards(indexed(first, weights), seed=4)
+        return data, StatefulDataLoader(data, batch_size=None, num_workers=workers)
+
+    state, _ = begun(loader({"a": 1, "b": 1})[1], 2)
+    data, amended = loader({"a": 3, "b": 1})
+    data.load_state_dict(state, amend=True)
+    items = iter(amended)
+    _, state = [next(items) for _ in range(2)], amended.state_dict()
+    expected = [[*items], [*amended]]
+    _, resumed = loader({"a": 3, "b": 1})
+    resumed.load_state_dict(state)
+    assert [[*resumed] for _ in range(2)] == expected

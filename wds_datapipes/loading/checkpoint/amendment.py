@@ -1,0 +1,120 @@
+"""The one place where a state meets a pipeline: they must be alike, or the pipeline amends the run from here on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from typing import Any
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, without_sizes
+from wds_datapipes.loading.checkpoint.resharding import excluded_since, states_of_instances
+from wds_datapipes.pipes.state.description import FREE, difference, run_source
+from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
+from wds_datapipes.shards.assignment import Resharding
+
+#: The most characters of the description of a changed stage in the record of a phase.
+SHOWN = 100
+
+
+def begin_run(pipe: Any) -> list[dict[str, Any]]:
+    """Return the record of the first phase of a run, which begins with a pipeline; without one, there is none."""
+    if (source := run_source(pipe)) is None:
+        return []
+    source.load_phases([], -1, 0)
+    return [source.first_phase()]
+
+
+@refusing_corrupt_states()
+def adopt(
+    loaded: Sequence[Checkpoint], pipe: Any, stages: Sequence[str], ranks: int | None = None, *, amend: bool = False
+) -> list[Checkpoint]:
+    """Return checkpoints from which a pipeline resumes, and let its source go on with the phases of the run.
+
+    On a different number of ranks, ``.batch()`` may have a different size: the rest of an epoch consists of samples,
+    however they are batched.
+
+    Args:
+        loaded: the checkpoints of a state.
+        pipe: the pipeline.
+        stages: descriptions of its stages, the last one first.
+        ranks: the current number of ranks; ``None`` if that is not known yet, and is checked later.
+        amend: whether the pipeline may differ from the one that saved the state, where no position depends on it. Then
+            a phase of the run begins.
+
+    Raises:
+        StateError: it is the state of a different pipeline.
+    """
+    adopted = _compare(loaded, pipe, stages, ranks, amend=amend)
+    excluded = excluded_since(adopted, pipe)
+    return [replace(each, excluded=excluded) if each.worker is None else each for each in adopted]
+
+
+def _compare(
+    loaded: Sequence[Checkpoint], pipe: Any, stages: Sequence[str], ranks: int | None, *, amend: bool
+) -> Sequence[Checkpoint]:
+    for checkpoint in loaded:
+        checkpoint.check_parts()
+    if not (first := next((each for each in loaded if each.stages), None)):  # it was saved before any pipeline began
+        return loaded
+    if (source := run_source(pipe)) is not None:
+        source.load_phases(first.phases, first.first, max(first.epoch, 0))
+    # Without the sizes of batches, if they may differ.
+    known, own = ([*map(without_sizes, some)] if ranks != first.ranks else some for some in (first.stages, stages))
+    if not (pairs := [*_differences(known, own)]):
+        return loaded
+    text = "; ".join(f"stage {number} {difference(*pair)}" for number, *pair in pairs)
+    text = f"The state was saved with a different pipeline. Counted from the end, {text}"
+    if _fixed(known) != _fixed(own):
+        raise StateError(f"{text}. Load it into the pipeline that it was saved with")
+    if not amend:
+        raise StateError(
+            f"{text}. Load it into the pipeline that it was saved with, or change the run from here on: "
+            "load_state_dict(state, amend=True)"
+        )
+    if any(each.worker is not None for each in loaded):
+        raise StateError("This is the state of one worker. Amend the run with the whole state of the loader")
+    changes = [(now or f"without {was}").replace(FREE, "")[:SHOWN] for _, was, now in pairs if now != own[-1]]
+    return _amended(loaded, source, stages, changes)
+
+
+def _differences(saved: Sequence[str], own: Sequence[str]) -> Iterator[tuple[int, str | None, str | None]]:
+    """Yield the numbers of stages that differ, with their descriptions in the state and here."""
+    for kind, start, end, own_start, own_end in SequenceMatcher(None, saved, own, autojunk=False).get_opcodes():
+        if kind != "equal":
+            for number, pair in enumerate(zip_longest(saved[start:end], own[own_start:own_end]), own_start):
+                yield number, *pair
+
+
+def _fixed(stages: Sequence[str]) -> list[str]:
+    """Return the parts of descriptions that positions depend on."""
+    return [part for each in stages if (part := each.partition(FREE)[0])]
+
+
+def _amended(
+    loaded: Sequence[Checkpoint], source: Any, stages: Sequence[str], changes: list[str]
+) -> Sequence[Checkpoint]:
+    """Return the checkpoints in which a phase begins with another pipeline."""
+    first, rest = loaded[0], None
+    epoch, position = first.epoch + 1, 0
+    if not all(each.is_over for each in loaded):
+        epoch = first.epoch
+        if source is not None:
+            states = [None if each is None else each[0] for each in states_of_instances(loaded)]
+            [rest] = source.reshard_states(Resharding(states, lambda _: (), 1, range(1)))
+            position = rest["rest"]["start"]
+    record = {"epoch": epoch} if source is None else source.begin_phase(first.phases, epoch, position)
+    phases = [*first.phases, {**record, **({"changes": changes} if changes else {})}]
+    if source is not None:
+        source.load_phases(phases, first.first, epoch)
+    loaded = [replace(each, stages=[*stages], phases=phases) for each in loaded]
+    if rest is None or "start" not in record:
+        return loaded
+    if position:  # its batches may have another size
+        rest["rest"]["end"] = source.plan.end_of(epoch)
+    return [
+        replace(each, turn=0, parts=[WorkerState.of([rest, *(part.stages or [None])[1:]]) for part in each.parts])
+        for each in loaded
+    ]
