@@ -124,7 +124,7 @@ class RunSteps:
         with dataset.open_indexes() as reader:
             samples = EpochSamples(dataset, [reader], order, substitutes=self._source.remainder != "keep")
             located = [(*chunk, positions) for positions, chunk in samples.locate(np.concatenate(parts))]
-        for error in filter(None, samples.holes.values()):
+        for error in samples.errors.values():
             raise error
         shards, numbers, positions = (np.concatenate(column) for column in zip(*located, strict=True))
         is_there, ranks = shards >= 0, np.repeat(np.arange(len(parts)), [*map(len, parts)])

@@ -35,18 +35,18 @@ class EpochSamples:
         substitutes: whether others take the places; otherwise, they stay empty.
 
     Attributes:
-        holes: the positions of other samples, and of none, that were found and not read yet; with the error if it is
-            unknown whether the own sample of the position is excluded.
+        holes: the positions of other samples, and of none, that were found and not read yet.
+        errors: the errors of shards whose index cannot be read, so that none of their samples is.
     """
 
     def __init__(
         self, shards: IndexedShards, readers: Sequence[DatasetReader], order: LaneOrder, *, substitutes: bool = True
     ) -> None:
         self._shards, self._readers, self._order, self._substitutes = shards, readers, order, substitutes
-        self.holes = dict[int, WdsError | OSError | None]()
-        self._excluded = lru_cache(shards.most_open)(self._excluded_from)
-        #: Whether the excluded samples of each shard were found; the dataset and the key of those; and whether others
-        #: remain.
+        self.holes, self.errors = set[int](), dict[int, WdsError | OSError]()
+        self._mask = lru_cache(shards.most_open)(self._find_excluded)
+        #: Whether the excluded samples of each shard were found, the names of the datasets and the keys of these, and
+        #: whether others remain.
         self._is_known, self._found = shards.all_sizes == 0, set[tuple[str, str]]()
         self._leaves_some = False
 
@@ -77,14 +77,16 @@ class EpochSamples:
 
         for item in self._shards.stream(self._readers, find()):
             position = waiting.popleft()
-            is_hole = position in self.holes
-            item = self.holes.pop(position, None) or item
+            if is_hole := position in self.holes:
+                self.holes.remove(position)
+            if (is_hole and self.errors) or isinstance(item, Exception):
+                shard = int(self._order.find(np.array([position]))[0][0])
+                item = self.errors.get(shard, item)
             if not isinstance(item, Exception):
                 yield item, position, is_hole
                 continue
             policy.tried = begun - len(waiting)
-            shards, _ = self._order.find(np.array([position]))
-            if not policy.handle(item, url=self._shards.urls[shards[0]]):
+            if not policy.handle(item, url=self._shards.urls[shard]):
                 return
             yield self._substitute(position, item) if self._substitutes else None, position, True
             del item  # its frames refer to this one
@@ -114,12 +116,8 @@ class EpochSamples:
 
     def _fill(self, positions: Numbers, shards: Numbers, numbers: Numbers) -> None:
         """Replace samples that are excluded."""
-        is_excluded, errors = self._find_excluded(shards, numbers)
-        for at in np.flatnonzero(np.isin(shards, [*errors])).tolist():
-            self.holes[int(positions[at])] = errors[int(shards[at])]
-            shards[at] = -1
-        left = np.flatnonzero(is_excluded)
-        self.holes.update(dict.fromkeys(positions[left].tolist()))
+        left = np.flatnonzero(self._are_excluded(shards, numbers))
+        self.holes.update(positions[left].tolist())
         shards[left] = -1
         for number in range(1, TRIES + 1):
             if not len(left) or (self._leaves_some and not self._substitutes):
@@ -129,6 +127,8 @@ class EpochSamples:
             if self._substitutes:
                 shards[left[is_free]], numbers[left[is_free]] = others[is_free], their_numbers[is_free]
             left = left[~is_free]
+        for error in self.errors.values():
+            raise error
         raise EmptySourceError(
             f"EpochOptions(exclude=) leaves out a sample of an epoch of {len(self._order)}, and {TRIES} others, which "
             "were tried in its place. If only few remain, choose them with select= instead"
@@ -136,42 +136,35 @@ class EpochSamples:
 
     def _others(self, positions: Numbers, number: int) -> Chunk:
         """Return samples to read in the places of others, with shard -1 where they are excluded or do not fit."""
-        found, places = self._order.find(self._order.substitutes(positions, number))
-        shards, numbers = self._shards.find((found, places))
-        is_unfit, errors = (
-            self._find_excluded(shards, numbers) if self._shards.exclusions else (np.zeros(len(shards), bool), {})
-        )
-        is_unfit |= np.isin(shards, [*errors])
+        shards, numbers = self._shards.find(self._order.find(self._order.substitutes(positions, number)))
+        is_unfit = self._are_excluded(shards, numbers)
         if number <= TRIES * 3 // 4:
             own, _ = self._order.find(positions)
             is_unfit |= self._shards.datasets_of(own) != self._shards.datasets_of(shards)
         return np.where(is_unfit, -1, shards), numbers
 
-    def _find_excluded(
-        self, shards: Numbers, numbers: Numbers
-    ) -> tuple[npt.NDArray[np.bool_], dict[int, WdsError | OSError]]:
-        """Return which of some samples are excluded, and the errors of shards whose index cannot be read."""
-        is_excluded, errors = np.zeros(len(shards), bool), dict[int, WdsError | OSError]()
-        distinct = np.unique(shards).tolist()
-        tasks = [self._readers[0].start(partial(self._excluded, shard)) for shard in distinct]  # remote ones together
+    def _are_excluded(self, shards: Numbers, numbers: Numbers) -> npt.NDArray[np.bool_]:
+        are_excluded = np.zeros(len(shards), bool)
+        distinct = np.unique(shards).tolist() if self._shards.exclusions else []
+        tasks = [self._readers[0].start(partial(self._mask, shard)) for shard in distinct]  # remote ones together
         for shard, task in zip(distinct, tasks, strict=True):
-            try:
-                mask, found = task.result()
-            except (WdsError, OSError) as error:
-                errors[shard] = error
-                continue
             is_own = shards == shard
-            is_excluded[is_own] = mask[numbers[is_own]]
-            if not self._is_known[shard]:
-                self._is_known[shard] = True
-                self._leaves_some |= not mask.all()
-                self._found |= found
-        return is_excluded, errors
+            are_excluded[is_own] = task.result()[numbers[is_own]]
+        return are_excluded
 
-    def _excluded_from(self, shard: int) -> tuple[npt.NDArray[np.bool_], set[tuple[str, str]]]:
+    def _find_excluded(self, shard: int) -> npt.NDArray[np.bool_]:
+        """Return a mask of the excluded samples of a shard; those of one whose index cannot be read are, too."""
         (name,) = self._shards.names(np.array([shard]))
-        mask, keys = self._shards.exclusions.find_in(name, self._readers[0].index_of(shard))
-        return mask, {(name, key) for key in keys}
+        try:
+            mask, keys = self._shards.exclusions.find_in(name, self._readers[0].index_of(shard))
+        except (WdsError, OSError) as error:
+            self.errors[shard] = error
+            return np.ones(self._shards.all_sizes[shard], bool)
+        self.errors.pop(shard, None)
+        self._is_known[shard] = True
+        self._leaves_some = self._leaves_some or not mask.all()
+        self._found.update((name, key) for key in keys)
+        return mask
 
     def warn_of_unknown_keys(self) -> None:
         """Warn of excluded keys that no sample has, if this epoch has read from all shards."""
