@@ -11,7 +11,7 @@ from wds_datapipes.cli._options import ReadArguments, wrong_use
 from wds_datapipes.cli._report import plural, print_json
 from wds_datapipes.index.build_many import build_indexes
 from wds_datapipes.index.interop import dali_index_url, write_dali_index, write_wids_index
-from wds_datapipes.index.manifest import Manifest, write_manifest
+from wds_datapipes.index.manifest import Manifest, read_manifest, write_manifest
 from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import collect_shards
@@ -23,6 +23,7 @@ def index(
     to: Literal["wds", "dali", "wids"] = "wds",
     output: str | None = None,
     manifest: str | None = None,
+    append: bool = False,
     index_dir: str | None = None,
     rebuild: bool = False,
     digest: bool = False,
@@ -37,6 +38,7 @@ def index(
         --to: The program that reads the indexes; wds means this one.
         --output, -o FILE: The JSON file for wids.
         --manifest FILE: Also write a manifest of all shards.
+        --append: Keep the shards of an existing manifest first, so that a run can go on with the new ones.
         --index-dir DIR: The folder for indexes, if not next to their shards.
         --rebuild: Rebuild valid indexes, too.
         --digest: Include the SHA-256 of each shard, which reads all of it.
@@ -50,6 +52,8 @@ def index(
     own |= {"--limit": options.limit, "--key-rule": options.key_rule != "first-dot"}
     if not is_own and (given := [name for name, value in own.items() if value]):
         raise WrongUse(f"{given[0]} cannot be used with --to {to}")
+    if append and manifest is None:
+        raise WrongUse("--append adds shards to the --manifest, which is missing")
     urls = options.list_shards(shards)
     if any(url == "-" or url.startswith("pipe:") for url in urls) and index_dir is None:
         raise WrongUse(
@@ -68,7 +72,8 @@ def index(
                 num_workers=num_workers,
             )
             if manifest is not None:
-                write_manifest(Manifest(results), manifest, storage_options=store)
+                known = read_manifest(manifest, storage_options=store) if append else Manifest([])
+                write_manifest(known.append(results), manifest, storage_options=store)
             written = [result.index_url for result in results if result.is_new]
             if output is not None:
                 write_wids_index(Manifest(results), output, storage_options=store)

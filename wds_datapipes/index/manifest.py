@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from wds_datapipes.errors import CorruptSidecarError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
-from wds_datapipes.io.urls import check_url
+from wds_datapipes.io.urls import check_url, local_path
 
 FORMAT, VERSION = "wds-datapipes manifest", 2
 #: How many entries, or bytes of a file, are converted at a time: a million entries would take 500 MB as objects.
@@ -101,6 +102,35 @@ class Manifest:
             digest.update(column.tobytes())
         self.fingerprint = digest.hexdigest()
 
+    def append(self, shards: Iterable[Any]) -> Manifest:
+        """Return a manifest that has these shards first, in their order, and then those that it lacks.
+
+        A run may go on with it, by ``load_state_dict(state, amend=True)``: it reads the new shards from the next pass
+        over the dataset on.
+
+        Args:
+            shards: descriptions of shards, as for a new manifest; some may be in this one.
+
+        Raises:
+            ValueError: a shard has changed.
+
+        Examples:
+            >>> old = Manifest([ManifestEntry("a.tar", samples=3, bytes=10240)])
+            >>> old.append([ManifestEntry("b.tar", samples=2, bytes=10240), *old.entries]).urls
+            ['a.tar', 'b.tar']
+        """
+        known, added = {_place_of(entry.url): entry for entry in self.entries}, list[Any]()
+        for shard in shards:
+            url, *facts, digest = _facts_of(shard)
+            if (old := known.get(_place_of(url))) is None:
+                added.append(shard)
+            elif facts != [old.samples, old.bytes] or digest not in (None, old.sha256 or digest):
+                raise ValueError(
+                    f"{redact(url)} had {old.samples} samples in {old.bytes} bytes, and has changed since: it has "
+                    f"{facts[0]} in {facts[1]} bytes now. Write new samples to new shards"
+                )
+        return Manifest([*self.entries, *added])
+
     def __len__(self) -> int:
         """Return the number of shards."""
         return len(self.counts)
@@ -150,6 +180,11 @@ def _facts_of(shard: Any) -> tuple[Any, Any, Any, Any]:
             f"Pass the results of build_indexes"
         )
     return shard.url, shard.samples, shard.bytes, shard.sha256 or None
+
+
+def _place_of(url: str) -> str:
+    path = local_path(url)
+    return url if path is None else str(Path(path).absolute())
 
 
 def _are_valid(urls: Sequence[Any], numbers: Sequence[Any], digests: Sequence[Any]) -> bool:
