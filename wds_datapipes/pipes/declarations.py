@@ -210,10 +210,6 @@ class Declarations:
         """Whether a state is that of the same worker on every rank that has yielded as many items."""
         return False
 
-    def begun_until(self, states: Mapping[int, Mapping[str, Any] | None], ranks: int, workers: int) -> int:  # noqa: ARG002
-        """Return the first position of an epoch whose batch no rank has begun, from the states of some workers."""
-        return 0
-
     def number_instances(self) -> None:
         """Number the instances that it splits the data between as `instance_of` does."""
 

@@ -13,6 +13,7 @@ from wds_datapipes.loading.checkpoint.format import ADVICE, Checkpoint, WorkerSt
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.state.description import run_source
 from wds_datapipes.pipes.state.pipeline_state import (
     check_resharding,
     difference_of_ranks,
@@ -156,13 +157,15 @@ def excluded_since(saved: Sequence[Checkpoint], pipe: Any) -> list[Any]:
     Raises:
         StateError: samples return that were left out.
     """
-    state, workers = saved[0], max(saved[0].workers, 1)
+    state, source = saved[0], run_source(pipe)
     epoch, position = state.epoch + 1, 0
     if not state.is_over:
-        numbers = range(workers) if state.worker is None else [state.worker]
-        parts = {number: part.stages[0] for number, part in zip(numbers, state.parts, strict=True) if part.stages}
-        source = declared(PipelineGraph(pipe).chain[-1])
-        epoch, position = state.epoch, source.begun_until(parts, state.ranks if state.distributed else 1, workers)
+        epoch = state.epoch
+        if source is not None and source.exclusions and state.worker is None:
+            ranks = range(state.ranks if state.distributed else 1)
+            states = [part.stages and part.stages[0] for part in state.parts for _ in ranks]
+            [rest] = source.reshard_states(Resharding(states, lambda _: (), 1, range(1)))
+            position = rest["rest"]["start"]
     return excluded_by(pipe, state.excluded, epoch, position)
 
 

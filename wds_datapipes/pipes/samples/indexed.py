@@ -237,15 +237,6 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """Leave out other samples from the next iteration on."""
         self.exclusions, self._shards = exclusions, self._shards.excluding(exclusions)
 
-    def begun_until(self, states: Mapping[int, Mapping[str, Any] | None], ranks: int, workers: int) -> int:
-        """Return the first position of an epoch whose batch no rank has begun, from the states of some workers."""
-        shares = [
-            (self._share_of(ranks, 0, workers, worker, RestOfEpoch.from_state(state.get("rest"))), state["passed"])
-            for worker, state in states.items()
-            if state and "passed" in state
-        ]
-        return rest_of_epoch(shares).start if shares else 0
-
     def map_style(self) -> IndexedDataset:
         """Return a map-style dataset of all samples in the order of the shards, for torch's samplers."""
         return IndexedDataset(self._shards)
