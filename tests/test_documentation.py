@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from page_blocks import ROOT, blocks_of
-from page_runs import EXAMPLE, PAGES_OF_PEERS, environment, run_page, write_example_shards
+from page_runs import EXAMPLE, PAGES_OF_PEERS, environment, run_page
 from prepared_programs import prepared_programs
 
 from wds_datapipes.cli.demo import demo, write_photographs
@@ -39,7 +39,6 @@ def of_peers(page: Path) -> bool:
 )
 def test_a_page_runs(page: Path, programs: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    write_example_shards(text, tmp_path)
     if page == ROOT / "README.md":  # whose block reads the output of the command above it
         demo_folder = tmp_path / inspect.signature(demo).parameters["output_dir"].default
         demo_folder.mkdir()

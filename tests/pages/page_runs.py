@@ -73,7 +73,12 @@ def environment() -> dict[str, str]:
 
 
 def run_page(text: str, folder: Path, programs: Path | None = None) -> None:
-    """Run a page in a folder, and compare its output."""
+    """Run a page in a folder, and compare its output.
+
+    If the page tells its readers to write the shards that many pages read, they are in the folder.
+    """
+    if f"{EXAMPLE}#example-shards" in text:
+        shutil.copytree(_example_shards(), folder / "data")
     blocks = blocks_of(text)
     for block in blocks:
         if (file := FILE.fullmatch(block.kind)) and (caption := CAPTION.match(block.text)):
@@ -100,12 +105,6 @@ def run_page(text: str, folder: Path, programs: Path | None = None) -> None:
     for number, want in expected_of(blocks).items():
         same = doctest.OutputChecker().check_output(want, printed[number], doctest.ELLIPSIS)
         assert same, f"The page says:\n{want}\nIt prints:\n{printed[number]}"
-
-
-def write_example_shards(text: str, folder: Path) -> None:
-    """Run the program that writes the shards which many pages read, if a page tells its readers to do so."""
-    if f"{EXAMPLE}#example-shards" in text:
-        shutil.copytree(_example_shards(), folder / "data")
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from nvidia.dali import fn, pipeline_def
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from page_blocks import ROOT
-from page_runs import PAGES_OF_PEERS, run_page, write_example_shards
+from page_runs import PAGES_OF_PEERS, run_page
 from PIL import Image
 
 from wds_datapipes import ShardList
@@ -258,6 +258,4 @@ def with_list(sample: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("page", PAGES_OF_PEERS["dali"])
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    write_example_shards(text, tmp_path)
-    run_page(text, tmp_path)
+    run_page((ROOT / page).read_text(encoding="utf-8"), tmp_path)

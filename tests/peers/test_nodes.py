@@ -15,7 +15,7 @@ import pytest
 import torchdata.nodes as tn
 from numbered_shards import key_of, write_numbered
 from page_blocks import ROOT
-from page_runs import PAGES_OF_PEERS, run_page, write_example_shards
+from page_runs import PAGES_OF_PEERS, run_page
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -246,6 +246,4 @@ def test_states_that_cannot_be_loaded_say_why() -> None:
 
 @pytest.mark.parametrize("page", PAGES_OF_PEERS["nodes"])
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    write_example_shards(text, tmp_path)
-    run_page(text, tmp_path)
+    run_page((ROOT / page).read_text(encoding="utf-8"), tmp_path)

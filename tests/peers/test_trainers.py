@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 from page_blocks import ROOT
-from page_runs import PAGES_OF_PEERS, run_page, write_example_shards
+from page_runs import PAGES_OF_PEERS, run_page
 
 
 @pytest.mark.timeout(900)  # each starts many processes, and Ray its own daemons
 @pytest.mark.parametrize("page", PAGES_OF_PEERS["trainers"])
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    write_example_shards(text, tmp_path)
-    run_page(text, tmp_path)
+    run_page((ROOT / page).read_text(encoding="utf-8"), tmp_path)
