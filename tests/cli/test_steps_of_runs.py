@@ -73,12 +73,26 @@ def test_the_steps_of_a_key_are_found(program: Any, batches: list[list[str]]) ->
 
 
 @pytest.mark.usefixtures("batches")
+def test_the_provenance_of_a_run_is_printed(program: Any) -> None:
+    run = program("steps", "run.pt", "built_for_steps:build", "--provenance")
+    assert (run.code, run.err) == (0, "")
+    lines = run.out.splitlines()
+    assert lines[0] == "Training data of 4 steps:"
+    assert lines[4].split(" | ")[1:3] == ["2", "6"]
+    assert lines[4].split(" | ")[-2:] == ["12", "2 |"]
+    facts = json.loads(program("steps", "run.pt", "built_for_steps:build", "--provenance", "--json").out)
+    assert facts["datasets"][""]["samples_seen"] == 12
+    assert [phase["step"] for phase in facts["phases"]] == [0]
+
+
+@pytest.mark.usefixtures("batches")
 def test_wrong_use_says_what_is_wrong(program: Any) -> None:
     Path("empty.json").write_text("{}")
     for arguments, message in {
         ("none.pt", "built_for_steps:build", "--step", "0"): "none.pt is not a file of torch.save or JSON: ",
         ("empty.json", "built_for_steps:build", "--step", "0"): "contains 0 states of loaders, and must contain one",
         ("run.pt", "built_for_steps:build", "--step", "3:1"): "--step must be a number from 0, or FIRST:END",
+        ("run.pt", "built_for_steps:build"): "--step or --provenance is required, and not both",
         ("run.pt", "built_for_steps", "--step", "3"): "PIPELINE must be MODULE:FUNCTION",
         ("run.pt", "built_for_steps:build", "--step", "3", "--no-keys", "--find", "a"): "--find looks for keys",
     }.items():

@@ -21,6 +21,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions, Manifest
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
+from wds_datapipes.runs.provenance import as_markdown, provenance
 from wds_datapipes.runs.steps import RunSteps
 
 SIZES = [7, 0, 5, 9, 6, 8, 3]
@@ -311,7 +312,12 @@ def test_amended_runs_read_each_dataset_pass_by_pass_in_exact_proportions(
             left.remove(key)
     steps = RunSteps(pipes[0], state)
     assert [[each.key for each in steps.samples(step)] for step in range(len(batches))] == batches
-    assert len(state["wds_datapipes"]) < 4000
+    facts = provenance(pipes[0], state)
+    assert facts["steps"] == len(batches)
+    assert {name: known["samples_seen"] for name, known in facts["datasets"].items()} == {
+        name: len(draws) for name, draws in drawn.items()
+    }
+    assert as_markdown(facts).count("\n| `") == len(drawn)
 
 
 def pattern_numbers(pattern: str) -> list[int]:

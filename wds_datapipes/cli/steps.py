@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from wds_datapipes.cli._report import plural, print_error, print_json, print_tab
 from wds_datapipes.cli.show import sheet_as_html
 from wds_datapipes.io.small_files import write_sidecar
 from wds_datapipes.loading.checkpoint.format import STATE
+from wds_datapipes.runs.provenance import as_markdown
+from wds_datapipes.runs.provenance import provenance as provenance_of
 from wds_datapipes.runs.steps import RunSteps, StepSample
 from wds_datapipes.types import Sample
 from wds_datapipes.writing import TarWriter
@@ -27,12 +30,13 @@ COLUMNS = ("step", "rank", "worker", "dataset", "shard", "number", "key")
 def steps(
     checkpoint: str,
     pipeline: str,
-    step: str,
+    step: str | None = None,
     find: list[str] | None = None,
     no_keys: bool = False,
     tar: str | None = None,
     show: str | None = None,
     replay: str | None = None,
+    provenance: bool = False,
     json: bool = False,
 ) -> None:
     """Print the samples that a run had at a step, from a checkpoint of it and the indexes of its dataset.
@@ -50,9 +54,18 @@ def steps(
         --show FILE: Write a self-contained HTML page with the samples.
         --replay MODULE:FUNCTION: Let the pipeline make its items of the samples again, with the same random crops, and
             call a function with each of them, such as one that runs the model, or opens a debugger.
-        --json: Print each sample as JSON.
+        --provenance: Print what the run has seen until the checkpoint instead of a step, in Markdown: its datasets,
+            their samples and epochs, and its phases with their weights.
+        --json: Print each sample as JSON, or the provenance.
     """
-    numbers = parse_steps(step)
+    if provenance is (step is not None):
+        raise WrongUse("--step or --provenance is required, and not both")
+    if provenance:
+        with wrong_use():
+            facts = provenance_of(load_function(pipeline, "PIPELINE")(), read_state(checkpoint))
+        print_json(facts) if json else sys.stdout.write(f"{as_markdown(facts)}\n")
+        return
+    numbers = parse_steps(step or "")
     if no_keys and find:
         raise WrongUse("--find looks for keys, which --no-keys does not read")
     build, receive = load_function(pipeline, "PIPELINE"), load_function(replay or "builtins:print", "--replay")

@@ -99,7 +99,7 @@ class RunSteps:
                 f"If {call_of(uneven)} drops samples, the next samples of its worker come at an earlier step than this "
                 "one, since nothing records how many were dropped"
             )
-        self._pipeline, self._original, self._source, self._saved = pipeline, original, source, saved
+        self._pipeline, self._original, self._source, self.saved = pipeline, original, source, saved
         self._ranks = saved.ranks if saved.distributed else 1
         phases = [replace(each, batch=self._ranks) if each.batch == 1 else each for each in source.plan.phases]
         self._plan, self._rest, epoch = source.plan_of(phases), _rest_in(saved), max(saved.epoch, 0)
@@ -120,7 +120,7 @@ class RunSteps:
             StateError: ``set_epoch`` was called in the run, and the seed of this step's epoch is not known.
         """
         (epoch, batch, _, _), (dataset, order, parts) = self._locate(step), self._batch(step)
-        worker = batch % max(self._saved.workers, 1)
+        worker = batch % max(self.saved.workers, 1)
         with dataset.open_indexes() as reader:
             samples = EpochSamples(dataset, [reader], order, substitutes=self._source.remainder != "keep")
             located = [(*chunk, positions) for positions, chunk in samples.locate(np.concatenate(parts))]
@@ -156,6 +156,20 @@ class RunSteps:
                 if sample is not None:
                     yield sample
 
+    def seen(self) -> tuple[int, dict[str, tuple[int, float]]]:
+        """Return the number of steps until the state, and the samples and epochs of each dataset until then."""
+        saved, workers = self.saved, max(self.saved.workers, 1)
+        epoch, position = saved.epoch + 1, 0
+        if not saved.is_over:
+            epoch, parts = (
+                saved.epoch,
+                {number: part.stages[0] for number, part in enumerate(saved.parts) if part.stages},
+            )
+            position = self._source.begun_until(parts, self._ranks, workers)
+        self._order_of(epoch)
+        seed = None if self._source.order == "sequential" else vars(self._source)["_place"][0]
+        return self._plan.step_at(epoch, position), self._source.plan.seen(seed, epoch, position)
+
     def replay(self, step: int) -> Iterator[tuple[int, Any]]:
         """Yield the items that the pipeline makes of the samples of a step, again, each with the rank that received it.
 
@@ -166,7 +180,7 @@ class RunSteps:
             ShardError: a sample cannot be read.
         """
         epoch, batch, rest, size = self._locate(step)
-        (dataset, _, parts), workers = self._batch(step), max(self._saved.workers, 1)
+        (dataset, _, parts), workers = self._batch(step), max(self.saved.workers, 1)
         worker = batch % workers
         pipe = copy_pipeline(self._pipeline)
         source = PipelineGraph(pipe).stateful_stages()[0]
@@ -178,9 +192,9 @@ class RunSteps:
         for rank, positions in enumerate(parts):
             identity, seeds = RankIdentity(self._ranks, rank), SeedGenerator(self._seed_of(epoch))
             split_by_worker(split_by_rank(pipe, identity), WorkerIdentity(workers, worker), identity)
-            seeds = seeds.spawn(rank) if self._saved.distributed else seeds
-            seeds = seeds.spawn(worker) if self._saved.workers else seeds
-            run = EpochRun(pipe, EpochStart(seeds, state, place=PlaceInRun(self._saved.first, epoch)))
+            seeds = seeds.spawn(rank) if self.saved.distributed else seeds
+            seeds = seeds.spawn(worker) if self.saved.workers else seeds
+            run = EpochRun(pipe, EpochStart(seeds, state, place=PlaceInRun(self.saved.first, epoch)))
             for item in run.items if len(positions) else ():
                 yield rank, item
                 if source.snapshot()["passed"] >= done + len(positions):
@@ -200,7 +214,7 @@ class RunSteps:
         order = self._order_of(epoch)
         parts = self._source.find_batch(batch, self._ranks, rest, size)
         last = max(int(part.max(initial=0)) for part in parts)
-        exclusions = self._source.exclusions.at(self._saved.excluded, epoch, last)
+        exclusions = self._source.exclusions.at(self.saved.excluded, epoch, last)
         return self._source.dataset.excluding(exclusions), order, parts
 
     def _locate(self, step: int) -> tuple[int, int, RestOfEpoch, int]:
@@ -210,20 +224,20 @@ class RunSteps:
         rest = WHOLE_EPOCH
         if phase.start and epoch == phase.epoch:
             rest = RestOfEpoch(phase.start, (), self._plan.end_of(epoch))
-            if phase is self._plan.phases[-1] and self._rest != WHOLE_EPOCH and epoch == max(self._saved.epoch, 0):
+            if phase is self._plan.phases[-1] and self._rest != WHOLE_EPOCH and epoch == max(self.saved.epoch, 0):
                 rest = self._rest
         return epoch, batch, rest, phase.batch
 
     def _order_of(self, epoch: int) -> Any:
         """Return the order of an epoch; the last one is kept."""
         if self._order[0] != epoch:
-            seed_stages(self._pipeline, SeedGenerator(self._seed_of(epoch)), PlaceInRun(self._saved.first, epoch))
+            seed_stages(self._pipeline, SeedGenerator(self._seed_of(epoch)), PlaceInRun(self.saved.first, epoch))
             vars(self._source).update({name: vars(self._original).get(name) for name in SEEDS})
             self._order = epoch, self._source.order_of_epoch()
         return self._order[1]
 
     def _seed_of(self, epoch: int) -> int:
-        return EpochSeeds.of(self._saved).of_epoch(epoch, is_split=self._saved.distributed)
+        return EpochSeeds.of(self.saved).of_epoch(epoch, is_split=self.saved.distributed)
 
 
 def explain(pipeline: Any, state: Mapping[str, Any] | str | bytes, step: int) -> list[StepSample]:

@@ -166,6 +166,26 @@ class RunPlan:
             samples += max(min(end, epoch) - first, 0) * self._end(phase)
         return np.full(self._lanes, samples // self._lanes)
 
+    def seen(self, seed: int | None, epoch: int, position: int) -> dict[str, tuple[int, float]]:
+        """Return the samples of each dataset before a position of an epoch, and how many passes these are.
+
+        Args:
+            seed: as for `draws`.
+            epoch: the epoch.
+            position: the position in it.
+        """
+        ends = self.drawn(epoch) + position // self._lanes
+        names, draws, passes = self.draws(seed)
+        if not names:
+            samples = int(ends.sum()) + position % self._lanes
+            return {"": (samples, epoch + position / self.phase_of(epoch).count)}
+        counts = [each for each in draws if (each.begins <= ends).all()][-1].count_to(ends).sum(axis=1).tolist()
+        found = {}
+        for name, count, known in zip(names, counts, passes, strict=True):
+            last = [each for each in known if each.draws.sum() <= count][-1]
+            found[name] = count, last.number + (count - int(last.draws.sum())) / max(last.samples, 1)
+        return found
+
     def draws(self, seed: int | None) -> tuple[list[str], list[Draws], list[list[Pass]]]:
         """Return the names of the datasets, the draws of all phases, and the passes of each dataset.
 
