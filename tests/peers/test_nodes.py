@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torchdata.nodes as tn
-from numbered_shards import key_of, write_numbered
+from numbered_shards import key_of, numbered_shards
 from page_blocks import ROOT
 from page_runs import PAGES_OF_PEERS, run_page
 from torch.utils.data import DataLoader
@@ -43,14 +43,7 @@ def double(key: str) -> str:
     return 2 * key
 
 
-@pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Four shards of different sizes, in the current folder."""
-    path = tmp_path_factory.mktemp("shards")
-    write_numbered(path, [5, 10, 7, 8])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(path)
-        yield path
+shards = numbered_shards([5, 10, 7, 8])
 
 
 @pytest.fixture(autouse=True)

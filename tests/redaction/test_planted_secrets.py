@@ -38,7 +38,6 @@ from wds_datapipes import (
 from wds_datapipes.index import AccessOptions
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.io.openers import open_parts, open_url
-from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.prepare.sample_spec import SampleSpec, UrlPart
 from wds_datapipes.prepare.shell_command import SampleCommand
@@ -64,9 +63,7 @@ PLACES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RetryPolicy, "sleep", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("pauses")
 
 
 def read(url: str, folder: Path) -> Iterator[object]:

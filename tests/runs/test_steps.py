@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice, repeat
 from random import Random
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numbered_shards import write_numbered
+from numbered_shards import numbered_shards
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -31,13 +30,7 @@ SCHEDULE = [(0, {"a": 1, "b": 2}), (1, {"a": 0, "b": 1}), (3, {"a": 3, "b": 1}),
 Batches = list[list[str]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("steps")
-        patch.chdir(folder)
-        write_numbered(folder, SIZES)
-        yield
+shards = numbered_shards(SIZES)
 
 
 def indexed(ranks: int, exclude: list[str] | None = None, **options: Any) -> Any:

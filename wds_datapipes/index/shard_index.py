@@ -276,12 +276,6 @@ class ShardIndex:
         lengths = np.diff(self.columns["key_ends"], prepend=0)
         return bool(lengths.max(initial=0) + longest <= NAME_BYTES and text.max(initial=0) < 128)
 
-    def span_of(self, number: int) -> int:
-        """Return the bytes of a sample in the archive, with its headers."""
-        offset, end = self.columns["sample_offsets"][number : number + 2].tolist()
-        span: int = end - offset
-        return span
-
     def has_same_layout(self, other: ShardIndex) -> bool:
         """Whether two indexes have the same samples at the same offsets, regardless of other facts."""
         return self.fields == other.fields and all(

@@ -26,12 +26,6 @@ SHARD = r"\S+/b\.tar"
 #: What torch adds if a stage of the user reads the items.
 ITER = r"(\nThis exception is thrown by __iter__ of (MemoryPinner|Kept)\(.*\))?"
 
-ADVICE = {
-    "SIGKILL": "The kernel does this when memory runs out: .*",
-    "SIGABRT": "Native code crashed: .*",
-    "SIGSEGV": "Native code crashed: .*",
-    "SIGTERM": "Something outside this program sent it.",
-}
 NUMBERS = {"SIGABRT": 6, "SIGKILL": 9, "SIGSEGV": 11, "SIGTERM": 15}
 
 

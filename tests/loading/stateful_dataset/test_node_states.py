@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from numbered_shards import key_of, write_numbered
+from numbered_shards import key_of, numbered_shards
 from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2
 
@@ -15,15 +15,7 @@ from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, Statef
 from wds_datapipes.errors import StateError
 from wds_datapipes.integrations.ranks import gather_states
 
-
-@pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Three shards of different sizes, in the current folder."""
-    path = tmp_path_factory.mktemp("shards")
-    write_numbered(path, [5, 9, 6])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(path)
-        yield
+shards = numbered_shards([5, 9, 6])
 
 
 def data_of(length: int = 0) -> StatefulShards:
