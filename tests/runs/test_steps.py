@@ -84,7 +84,7 @@ PIPELINES = st.fixed_dictionaries(
 TOPOLOGIES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 2))
 
 
-EVERY = [f"{shard}-{n}" for shard, size in enumerate(SIZES) for n in range(size)]
+EVERY = [f"{shard}-{n}" for shard, size in enumerate(SIZES[:5]) for n in range(size)]
 EXCLUDED = st.lists(st.sampled_from(EVERY), unique=True, max_size=5)
 
 

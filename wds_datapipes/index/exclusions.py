@@ -15,7 +15,7 @@ from wds_datapipes.index.options import Exclude
 from wds_datapipes.index.sample_table import numbers_of
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.host_results import share_on_host
-from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import read_sidecar
 
 
@@ -117,13 +117,11 @@ def _items_of(exclude: Exclude, storage_options: Mapping[str, Any] | None) -> li
     if isinstance(exclude, str | os.PathLike):
         url = os.fspath(exclude)
 
-        def read(_: object = None) -> list[str]:
+        def read(_: object) -> list[str]:
             lines = read_sidecar(url, storage_options).decode("utf-8", "surrogateescape").split("\n")
             return [key for line in lines if (key := line.rstrip("\r"))]
 
-        if local_path(url) is not None:
-            return [*read()]
-        return [*share_on_host(f"reads {redact(url)}", read, url, storage_options)]
+        return share_on_host(f"reads {redact(url)}", read, url, storage_options)
     if isinstance(exclude, set | frozenset):
         raise TypeError("exclude must be a list, to which a run can append, and not a set, which has no order")
     items = [exclude] if callable(exclude) else [str(each) if isinstance(each, str) else each for each in exclude]

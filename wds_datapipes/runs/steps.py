@@ -121,7 +121,7 @@ class RunSteps:
         """
         (epoch, batch, _, _), (dataset, order, parts) = self._locate(step), self._batch(step)
         worker = batch % max(self.saved.workers, 1)
-        with dataset.open_indexes() as reader:
+        with dataset.open_reader() as reader:
             samples = EpochSamples(dataset, [reader], order, substitutes=self._source.remainder != "keep")
             located = [(*chunk, positions) for positions, chunk in samples.locate(np.concatenate(parts))]
         for error in samples.errors.values():

@@ -91,7 +91,7 @@ class IndexedShards:
         index_urls({*self.urls, *chain(*(other.urls for other, _ in join))}, access.index_dir)
         self._others, missing = [other for other, _ in join], [lacking for _, lacking in join]
         self._selection: Selection | None = None
-        with self._open() as reader:
+        with self.open_reader() as reader:
             #: For each joined dataset, the numbers in it of the samples with the keys of all samples, or -1.
             self._joins = [self._join(reader, other) for other in self._others]
             self._select(reader, select, missing)
@@ -101,7 +101,7 @@ class IndexedShards:
 
     def _join(self, reader: DatasetReader, other: IndexedShards) -> Numbers:
         """Find the samples of another dataset that have the same keys."""
-        with other._open() as others:
+        with other.open_reader() as others:
             table = KeyTable(other.urls, map(others.index_of, range(len(other.urls))))
         keys = (reader.index_of(shard).keys for shard in range(len(self.urls)))
         found: Numbers = np.concatenate([np.empty(0, np.int64), *map(table.find, keys)])
@@ -226,13 +226,10 @@ class IndexedShards:
 
     def _open_all(self, stack: ExitStack, counters: Counters) -> list[DatasetReader]:
         options = {"priority": self._passes.priority, "counters": counters}
-        return [stack.enter_context(each._open(**options)) for each in (self, *self._others)]
+        return [stack.enter_context(each.open_reader(**options)) for each in (self, *self._others)]
 
-    def open_indexes(self) -> DatasetReader:
-        """Open a reader for the indexes of all shards."""
-        return self._open()
-
-    def _open(self, **options: Any) -> DatasetReader:
+    def open_reader(self, **options: Any) -> DatasetReader:
+        """Open a reader of these shards alone, and of their indexes."""
         options |= {"fields": self._fields, "names": self._names, "indexes": self._indexes}
         return DatasetReader(self.urls, self.all_sizes, self._access, **options)
 
@@ -281,7 +278,7 @@ class IndexedShards:
     def keys(self, shards: Numbers, numbers: Numbers) -> list[str]:
         """Return the keys of samples, from the index of each of their shards, which is read once."""
         keys = np.empty(len(shards), object)
-        with self.open_indexes() as reader:
+        with self.open_reader() as reader:
             for shard in {*shards.tolist()}:
                 keys[shards == shard] = reader.index_of(shard).keys_of(numbers[shards == shard])
         return [*map(str, keys)]
@@ -299,7 +296,7 @@ class IndexedShards:
         wanted = np.array([number % count for number in numbers])
         shards = np.searchsorted(self._ends, wanted, "right")
         if self._readers is None or self._readers[0] != os.getpid():  # a forked process needs its own connections
-            self._readers = os.getpid(), [each._open() for each in (self, *self._others)]
+            self._readers = os.getpid(), [each.open_reader() for each in (self, *self._others)]
         samples = []
         for item in self.stream(self._readers[1], [self.find((shards, wanted - self.starts[shards]))]):
             if isinstance(item, Exception):

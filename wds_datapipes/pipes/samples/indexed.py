@@ -117,8 +117,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         access: where the indexes are, how shards are opened, copies of them, and the options of their store.
 
     Raises:
-        EmptySourceError: there are no samples, none is selected, a dataset with a positive weight has none, or there
-            are fewer than a whole batch, and ``remainder`` is ``"drop"``.
+        EmptySourceError: there are no samples, none is selected, all are left out, a dataset with a positive weight has
+            none, or there are fewer than a whole batch, and ``remainder`` is ``"drop"``.
         IndexError: ``select`` has the number of a sample that does not exist.
         MisalignedShardsError: samples have no counterpart in a joined dataset, which must have one for each.
         DuplicateKeyError: two samples of a joined dataset have the same key, or two datasets the same field.
