@@ -107,8 +107,7 @@ class CachedShard(OpeningURL):
         """
         # Before its size is requested.
         check_url(str(self), allow_local_files=options.get("allow_local_files", True))
-        known, asks = FileFacts(self._size), self._sha256 is None
-        return DownloadRequest(str(self), known, self._sha256, options, asks=asks)
+        return DownloadRequest(str(self), FileFacts(self._size), self._sha256, options)
 
 
 class CopyPrefetch:
@@ -198,7 +197,7 @@ def warm_cache(
         size, sha256 = known.get(url, (None, None))
         try:
             copy = copies.open(
-                DownloadRequest(url, FileFacts(size), sha256, options, asks=sha256 is None),
+                DownloadRequest(url, FileFacts(size), sha256, options),
                 should_continue=lambda: not threads.is_closed.is_set(),
             )
         except CacheFullError:

@@ -93,10 +93,8 @@ class Entry:
             found = json.loads(self.facts_path.read_bytes())
             if (found["format"], found["version"]) != (FORMAT, VERSION):
                 return None
-            source = FileFacts(*found.get("source", ()))
-            return CopyFacts(
-                str(found["url"]), int(found["bytes"]), str(found["sha256"]), int(found["mtime_ns"]), source
-            )
+            url, size, sha256, mtime_ns = (found[name] for name in ("url", "bytes", "sha256", "mtime_ns"))
+            return CopyFacts(str(url), int(size), str(sha256), int(mtime_ns), FileFacts(*found.get("source", ())))
         except (OSError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
             return None
 

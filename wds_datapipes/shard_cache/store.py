@@ -260,14 +260,14 @@ class DownloadRequest:
         known: its size and its ETag, as far as an index or a manifest has them.
         sha256: its digest, if known.
         options: the options to open it with; its ``counters`` count hits and misses.
-        asks: whether to ask the store if an existing copy is still that of its shard.
+
+    Attributes:
+        asks: whether only the store can tell if an existing copy is still that of the shard.
     """
 
-    def __init__(
-        self, url: str, known: FileFacts, sha256: str | None, options: Mapping[str, Any], *, asks: bool = False
-    ) -> None:
-        self.url, self.known, self.sha256, self.options, self.asks = url, known, sha256, options, asks
-        self.name = redact(url)
+    def __init__(self, url: str, known: FileFacts, sha256: str | None, options: Mapping[str, Any]) -> None:
+        self.url, self.known, self.sha256, self.options = url, known, sha256, options
+        self.name, self.asks = redact(url), sha256 is None and known.etag is None
         self._answer: FileFacts | None = None
 
     def count(self, figure: str, copy: BinaryIO | None = None) -> BinaryIO | None:

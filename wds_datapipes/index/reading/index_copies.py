@@ -58,7 +58,7 @@ class IndexCopies:
             return read_index(url, **self._options)
         try:
             self._prepare_folder()
-            request = DownloadRequest(url, UNKNOWN, None, self._options, asks=True)
+            request = DownloadRequest(url, UNKNOWN, None, self._options)
             # The copy is pinned as long as it is mapped.
             with cast(BinaryIO, self._folder.open(request)) as copy:
                 return parse_index(mmap(copy.fileno(), 0, access=ACCESS_READ), name=redact(url))
