@@ -332,6 +332,18 @@ def test_samples_of_shards_that_do_not_fit_into_the_cache_are_requested(
     assert figures[f"fetched_bytes/http://127.0.0.1:{nginx.http}"] >= figures["cache_misses_bytes"]
 
 
+def test_copies_that_are_no_longer_read_make_room_for_others(
+    nginx: Nginx, shards: tuple[str, Path], tmp_path: Path
+) -> None:
+    sizes = [(nginx.files / "by-address" / f"{number}.tar").stat().st_size for number in range(3)]
+    access = AccessOptions(index_dir=shards[1], cache_dir=tmp_path, cache_bytes=sizes[0] + sizes[2], read_ahead=1)
+    wanted = ((0, range(30)), (2, range(10)), (2, range(10, 20)), (1, range(1)))
+    chunks = [(np.full(len(numbers), shard), np.array(numbers)) for shard, numbers in wanted]
+    with DatasetReader(urls_of(nginx.http), SIZES, access) as reader:
+        found: list[Any] = list(reader.stream(chunks))
+    assert all("__local_path__" in sample for sample in found)  # and there was no warning
+
+
 def test_a_cache_smaller_than_what_is_read_at_a_time_is_refused(
     nginx: Nginx, shards: tuple[str, Path], tmp_path: Path
 ) -> None:

@@ -72,6 +72,9 @@ def test_lanes_keep_shards_on_their_host_and_open() -> None:
     assert without.opens_per_sample > 5 * some.opens_per_sample > 10 * enough.opens_per_sample
     assert without.shards_per_batch < some.shards_per_batch < enough.shards_per_batch
     assert without.requests_per_s > enough.requests_per_s
+    more = planned(lanes=512, read_ahead=256 << 20)
+    assert more.requests_per_s < enough.requests_per_s
+    assert more.worker_bytes == enough.worker_bytes + (224 << 20)
 
 
 def test_a_cache_that_holds_the_lanes_of_a_host_serves_all_later_epochs() -> None:

@@ -13,11 +13,12 @@ from wds_datapipes.cli._options import StoreArguments, parse_bytes, parse_pairs,
 from wds_datapipes.cli._report import plural, print_json, print_table
 from wds_datapipes.extras import require
 from wds_datapipes.index.manifest import read_manifest
+from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.run_plan import RunPlan, RunShape, plan_run
 
 #: What ``--compare`` can vary.
-COMPARED = ("lanes", "window_shards", "open_shards", "cache_bytes", "hosts", "num_workers", "order")
+COMPARED = ("lanes", "window_shards", "open_shards", "read_ahead", "cache_bytes", "hosts", "num_workers", "order")
 #: The figures of the table and of the plot, with their titles.
 FIGURES = {
     "opens_per_sample": "opens per sample",
@@ -52,9 +53,11 @@ class RunArguments(RunShape):
         --window-shards NUMBER: How many shards are shuffled together.
         --remainder: What to do with the samples after the last whole batch.
         --open-shards NUMBER: The most shards that a process keeps open.
+        --read-ahead BYTES: How many bytes of samples a process holds, such as 128MB.
         --cache-bytes BYTES: The space for copies on each host, such as 4TB; by default, there is no cache.
     """
 
+    read_ahead: Annotated[int, bytes_of] = READ_AHEAD_BYTES
     cache_bytes: Annotated[int, bytes_of] | None = None
 
 
@@ -109,7 +112,11 @@ def variants(shape: RunShape, compare: Sequence[str]) -> list[tuple[RunShape, di
         varied = dict(zip(pairs, values, strict=True))
         with wrong_use("--compare: "):
             parsed: dict[str, Any] = {
-                name: bytes_of(value) if name == "cache_bytes" else value if name == "order" else int(value)
+                name: bytes_of(value)
+                if name in ("cache_bytes", "read_ahead")
+                else value
+                if name == "order"
+                else int(value)
                 for name, value in varied.items()
             }
             found.append((replace(shape, **parsed), varied))

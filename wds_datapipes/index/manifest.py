@@ -225,10 +225,7 @@ def write_manifest(
 
 
 def read_manifest(
-    url: str | os.PathLike[str],
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    allow_local_files: bool = True,
+    url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, allow_local_files: bool = True
 ) -> Manifest:
     """Read a manifest.
 

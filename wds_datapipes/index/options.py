@@ -82,8 +82,8 @@ class AccessOptions:
             downloaded before this epoch ends. A copy of another version than that of the index is downloaded again; a
             store with another version is a `ChangedShardError`. By default, samples are requested from the store.
         cache_bytes: the most bytes of all copies in ``cache_dir``; by default, it is limited only by the disk. Copies
-            that this epoch has already used are evicted first. Samples of shards that do not fit, as all others are in
-            use, are requested from the store, with a warning.
+            that this epoch has already used are evicted first, and a process gives up those that it no longer reads.
+            Samples of shards that do not fit, as all others are in use, are requested from the store, with a warning.
         storage_options: options for fsspec, such as credentials.
         limits: limits on the size of members, and others, see `ReadLimits`.
 

@@ -12,8 +12,9 @@ from wds_datapipes.shard_cache.entry import STALE_PASSES
 class PlannedCache:
     """The copies on a host, as `CacheFolder` keeps them for the `DatasetReader` of each worker.
 
-    A worker pins the copies of the shards that it keeps open. Of the others, those are evicted first that were not used
-    in the last passes, then those that were used in this pass, as `Passes` says. The least recently opened comes first.
+    A worker pins the copies of the shards that it reads now, and of those that it has read just before. Of the others,
+    those are evicted first that were not used in the last passes, then those that were used in this pass, as `Passes`
+    says. The least recently opened comes first.
 
     Args:
         sizes: the sizes of all shards in bytes.
@@ -33,7 +34,7 @@ class PlannedCache:
         self._earlier, self._used = OrderedDict[int, int](), OrderedDict[int, int]()
         self._pass = 0
 
-    def read_epoch(self, runs: Iterable[tuple[int, Iterable[int]]]) -> list[int]:
+    def read_epoch(self, runs: Iterable[tuple[int, Sequence[int]]]) -> list[int]:
         """Return the shards that are downloaded in an epoch, and those that are read from the store for lack of space.
 
         Args:
@@ -43,10 +44,13 @@ class PlannedCache:
         self._used.clear()
         self._pass += 1
         opened = defaultdict[int, OrderedDict[int, bool]](OrderedDict)  # of each worker, and whether from a copy
-        pins = Counter[int]()
+        pins, before = Counter[int](), defaultdict[int, set[int]](set)
         downloads, unstored = [], set[int]()
         for worker, shards in runs:
             own = opened[worker]
+            for closed in own.keys() - {*shards} - before[worker]:
+                pins[closed] -= own.pop(closed)
+            before[worker] = {*shards}
             for shard in shards:
                 if shard not in own:
                     if len(own) >= self._open_shards:

@@ -35,7 +35,7 @@ MAX_OPENS, MAX_LOSS, MIN_SPREAD = 0.05, 0.01, 64
 
 _COUNTS = (
     *("hosts", "ranks_per_host", "num_workers", "global_batch_size", "lanes"),
-    *("window_shards", "open_shards", "epochs"),
+    *("window_shards", "open_shards", "read_ahead", "epochs"),
 )
 
 
@@ -53,6 +53,7 @@ class RunShape:
         window_shards: the number of shards that ``order="window"`` shuffles together.
         remainder: what to do with the samples after the last whole batch.
         open_shards: the most shards that a process keeps open.
+        read_ahead: how many bytes of samples a process holds.
         cache_bytes: the most bytes of the copies on each host; None if there is no cache.
         epochs: the number of epochs.
         steps_per_s: how many batches are consumed in a second.
@@ -71,6 +72,7 @@ class RunShape:
     window_shards: int = 16
     remainder: Remainder = "drop"
     open_shards: int = 64
+    read_ahead: int = READ_AHEAD_BYTES
     cache_bytes: int | None = None
     epochs: int = 3
     steps_per_s: float = 1.0
@@ -169,16 +171,8 @@ class _Planner:
 
     def share(self, rank: int, worker: int) -> BatchShare:
         shape = self.shape
-        return BatchShare(
-            self.samples,
-            shape.global_batch_size,
-            shape.remainder,
-            shape.ranks,
-            rank,
-            shape.num_workers,
-            worker,
-            lanes=shape.lanes,
-        )
+        place = shape.ranks, rank, shape.num_workers, worker
+        return BatchShare(self.samples, shape.global_batch_size, shape.remainder, *place, lanes=shape.lanes)
 
     def order(self, epoch: int) -> LaneOrder:
         shape = self.shape
@@ -216,7 +210,7 @@ class _Planner:
             bytes_per_epoch=tuple(fetched),
             hit_rates=tuple(round(rate, 4) for rate in hits),
             cache_bytes=int(self.sizes[touched].sum()),
-            worker_bytes=shape.open_shards * per_shard * INDEX_BYTES + READ_AHEAD_BYTES,
+            worker_bytes=shape.open_shards * per_shard * INDEX_BYTES + shape.read_ahead,
         )
         return RunPlan(**{**vars(plan), "warnings": tuple(self.warnings(plan))})
 
@@ -241,7 +235,7 @@ class _Planner:
     def reads(self, order: LaneOrder) -> tuple[float, float, float]:
         """Return how often a worker opens a shard for each sample, its requests for each, and the bytes it fetches."""
         done = opens = ranges = between = 0
-        ahead = max(int(READ_AHEAD_BYTES // PARTS / self.sample_bytes), 1)
+        ahead = max(int(self.shape.read_ahead // PARTS / self.sample_bytes), 1)
         gap = 1 + gap_of(self.sample_bytes, MAX_REQUEST_GAP_BYTES) / self.sample_bytes
         workers = [
             (rank, worker) for worker in range(self.shape.num_workers) for rank in range(self.shape.ranks_per_host)

@@ -86,7 +86,7 @@ class DatasetReader:
         indexes: IndexCopies | None = None,
     ) -> None:
         self._urls, self._sizes, self._access = urls, sizes, access
-        self._indexes = indexes or IndexCopies(access)
+        self._copies = indexes or IndexCopies(access)
         self.counters = counters or Counters()
         self._fields, self._names = fields, names
         self._is_local = all(local_path(url) is not None for url in urls)
@@ -140,7 +140,10 @@ class DatasetReader:
             chunk = next(chunks, None)
             if chunk is not None:
                 following = {*chunk[0].tolist()}
-                if len(following.union(needed, *(own for own, *_ in begun))) <= self._access.open_shards:
+                used = following.union(needed, *(own for own, *_ in begun))
+                if self._access.cache_bytes is not None:  # an open shard pins its copy
+                    self._close_shards(self._readers.keys() - used)
+                if len(used) <= self._access.open_shards:
                     self._open_soon(following)
             for size, part in self._parts_of(shards, numbers):
                 while len(begun) >= PARTS and size + sum(other for _, other, _ in begun) > most:
@@ -225,9 +228,12 @@ class DatasetReader:
         """Begin to open shards, whose indexes are read, and close those that were used least recently."""
         for shard in shards:
             if shard >= 0 and shard not in self._readers:
-                while len(self._readers) >= self._access.open_shards:
-                    self._readers.popitem(last=False)[1].add_done_callback(close_result)
+                self._close_shards([*self._readers][: max(len(self._readers) + 1 - self._access.open_shards, 0)])
                 self._readers[shard] = self.start(partial(self._open, shard))
+
+    def _close_shards(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            self._readers.pop(shard).add_done_callback(close_result)
 
     def _reader(self, shard: int) -> SampleReader:
         self._open_soon([shard])
@@ -261,9 +267,7 @@ class DatasetReader:
         """Close all shards, and abort the requests that read ahead."""
         self.is_closed, self._next = True, None
         self._threads.stop()
-        readers, self._readers = self._readers, OrderedDict()
-        for opened in readers.values():
-            opened.add_done_callback(close_result)
+        self._close_shards([*self._readers])
         self._threads.close()
 
     def index_of(self, shard: int) -> ShardIndex:
@@ -275,7 +279,7 @@ class DatasetReader:
         """
         path = index_url(self._urls[shard], self._access.index_dir)
         try:
-            index = self._indexes.read(path)
+            index = self._copies.read(path)
         except MissingSidecarError as error:
             raise MissingSidecarError(f"{error}. Build the indexes of the dataset first, with build_indexes") from None
         index.check_random_access()

@@ -149,9 +149,7 @@ class IndexedShards:
         numbers = [np.empty(0, np.int64)]
         for name, part in self.parts.items():
             own = Selection(
-                select.get(name, slice(None)),
-                self.all_sizes[part],
-                read_index=partial(_index_from, reader, part.start),
+                select.get(name, slice(None)), self.all_sizes[part], read_index=partial(_index_from, reader, part.start)
             )
             numbers.append(own.numbers + int(self.all_sizes[: part.start].sum()))
         return np.concatenate(numbers)

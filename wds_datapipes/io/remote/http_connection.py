@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import proxy_bypass
@@ -123,14 +124,11 @@ class TimedResponse(HTTPResponse):
 
     def _read_fields(self) -> dict[str, str]:
         """Return the headers, by their names with capital letters, such as ``"Etag"``; of equal ones, the first."""
-        found = dict[str, str]()
-        for _ in range(MAX_HEADERS):
-            line = self.reader.readline(MAX_HEADER_BYTES)
-            if line in (b"\r\n", b"\n", b""):
-                return found
-            name, _, value = line.decode("iso-8859-1").partition(":")
-            found.setdefault(name.title(), value.strip())
-        raise HTTPException(f"the server sends more than {MAX_HEADERS} headers")
+        lines = iter(lambda: self.reader.readline(MAX_HEADER_BYTES).strip(b"\r\n"), b"")
+        parts = [line.decode("iso-8859-1").partition(":") for line in islice(lines, MAX_HEADERS)]
+        if len(parts) == MAX_HEADERS:
+            raise HTTPException(f"the server sends {MAX_HEADERS} headers or more")
+        return {name.title(): value.strip() for name, _, value in reversed(parts)}
 
     def read_buffered(self) -> memoryview:
         """Return the bytes in the buffer, without waiting for more."""

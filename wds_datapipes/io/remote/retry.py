@@ -196,10 +196,7 @@ def was_replaced(error: BaseException) -> bool:
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status of an error, or None; its attribute depends on the library."""
     response = getattr(error, "response", None)
-    for found in (
-        *((error, name) for name in ("status", "status_code", "code")),
-        (response, "status_code"),
-    ):
+    for found in (*((error, name) for name in ("status", "status_code", "code")), (response, "status_code")):
         status = getattr(*found, None)
         if isinstance(status, int) and 100 <= status < 600:
             return status
