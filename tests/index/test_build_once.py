@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numbered_shards import write_numbered
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import MissingSidecarError
@@ -30,10 +31,7 @@ COUNTS = [3, 1, 4, 2, 5]
 @pytest.fixture
 def pattern(tmp_path: Path) -> str:
     """Shards with different numbers of samples."""
-    for number, count in enumerate(COUNTS):
-        samples = [{"__key__": f"{number}-{sample}", "txt": f"{sample}"} for sample in range(count)]
-        build_shard(tmp_path / f"{number}.tar", samples)
-    return f"{tmp_path}/{{0..{len(COUNTS) - 1}}}.tar"
+    return write_numbered(tmp_path, COUNTS)
 
 
 def files(folder: Path) -> list[str]:
@@ -76,7 +74,7 @@ def test_many_processes_read_each_shard_once(pattern: str, tmp_path: Path) -> No
     def columns(sample: Sample) -> dict[str, Any]:
         with (tmp_path / "read.log").open("a") as log:
             log.write(sample["__key__"] + "\n")
-        return {"size": len(sample["txt"])}
+        return {"size": len(sample["cls"])}
 
     def build() -> list[bool]:
         barrier.wait()
@@ -97,7 +95,7 @@ def test_when_a_builder_is_killed_its_workers_end_and_another_process_continues(
             with pids.open("a") as file:
                 file.write(f"{os.getpid()}\n")
             wait_until(gate.exists)
-        return {"size": len(sample["txt"])}
+        return {"size": len(sample["cls"])}
 
     def build() -> list[bool]:
         return [result.is_new for result in build_indexes(pattern, columns=columns, num_workers=2)]

@@ -28,7 +28,6 @@ from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manif
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.reading.sample_reader import ShardRanges
-from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.testing import build_shard
 
 SIZES = (30, 1, 20)
@@ -234,10 +233,8 @@ def test_only_the_wanted_fields_are_requested(proxy: FaultProxy, shards: tuple[s
     assert sum(int(each[2]) - int(each[1]) + 1 for each in ranges if each) < 50_000  # of 3.7 MB
 
 
-def test_reading_goes_on_after_connections_break(
-    proxy: FaultProxy, shards: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RetryPolicy, "sleep", lambda *_: None)
+@pytest.mark.usefixtures("pauses")
+def test_reading_goes_on_after_connections_break(proxy: FaultProxy, shards: tuple[str, Path]) -> None:
     samples = dataset(proxy.port, shards)
     proxy.faults[:] = [None, None, *[Fault(at=100_000, how="reset"), Fault(status=503)] * 3]
     assert [fields_of(sample) for sample in samples] == [sample for shard in SAMPLES for sample in shard]

@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numbered_shards import write_numbered
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
@@ -28,7 +29,6 @@ from users_stages import InMain
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import CacheError
-from wds_datapipes.testing import build_shard
 
 pytestmark = [
     pytest.mark.usefixtures("folder"),
@@ -38,13 +38,12 @@ leaves_nothing = pytest.mark.usefixtures("nothing_left")
 PLACES = [None, "kept"]
 #: Shards contain uneven numbers of samples, like real ones.
 SAMPLES_PER_SHARD = [7, 1, 12, 3, 9, 5, 2]
-KEYS = sorted(f"{shard}-{index:02d}" for shard, count in enumerate(SAMPLES_PER_SHARD) for index in range(count))
+KEYS = sorted(f"{shard}-{index}" for shard, count in enumerate(SAMPLES_PER_SHARD) for index in range(count))
 
 
 @pytest.fixture
 def shards() -> None:
-    for shard, count in enumerate(SAMPLES_PER_SHARD):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{index:02d}", "txt": "text"} for index in range(count)])
+    write_numbered(Path(), SAMPLES_PER_SHARD)
 
 
 def pipeline(place: str | None) -> IterDataPipe[Any]:
