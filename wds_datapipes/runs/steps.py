@@ -19,6 +19,7 @@ from wds_datapipes.index.reading.epoch_samples import EpochSamples
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in
+from wds_datapipes.loading.checkpoint.resharding import place_of
 from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart, PlaceInRun, seed_stages
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
@@ -158,14 +159,7 @@ class RunSteps:
 
     def seen(self) -> tuple[int, dict[str, tuple[int, float]]]:
         """Return the number of steps until the state, and the samples and epochs of each dataset until then."""
-        saved, workers = self.saved, max(self.saved.workers, 1)
-        epoch, position = saved.epoch + 1, 0
-        if not saved.is_over:
-            epoch, parts = (
-                saved.epoch,
-                {number: part.stages[0] for number, part in enumerate(saved.parts) if part.stages},
-            )
-            position = self._source.begun_until(parts, self._ranks, workers)
+        epoch, position = place_of(self.saved, self._source)
         self._order_of(epoch)
         seed = None if self._source.order == "sequential" else vars(self._source)["_place"][0]
         return self._plan.step_at(epoch, position), self._source.plan.seen(seed, epoch, position)

@@ -157,16 +157,24 @@ def excluded_since(saved: Sequence[Checkpoint], pipe: Any) -> list[Any]:
     Raises:
         StateError: samples return that were left out.
     """
-    state, source = saved[0], run_source(pipe)
-    epoch, position = state.epoch + 1, 0
-    if not state.is_over:
-        epoch = state.epoch
-        if source is not None and source.exclusions and state.worker is None:
-            ranks = range(state.ranks if state.distributed else 1)
-            states = [part.stages and part.stages[0] for part in state.parts for _ in ranks]
-            [rest] = source.reshard_states(Resharding(states, lambda _: (), 1, range(1)))
-            position = rest["rest"]["start"]
-    return excluded_by(pipe, state.excluded, epoch, position)
+    return excluded_by(pipe, saved[0].excluded, *place_of(saved[0], run_source(pipe)))
+
+
+def place_of(state: Checkpoint, source: Any) -> tuple[int, int]:
+    """Return the epoch in which a run resumes, and the first position in it whose batch no rank has begun.
+
+    Args:
+        state: the state of a rank; for that of a single worker, the position is 0.
+        source: the source that knows the phases of the run; None if there is none.
+    """
+    if state.is_over:
+        return state.epoch + 1, 0
+    if source is None or state.worker is not None:
+        return state.epoch, 0
+    ranks = range(state.ranks if state.distributed else 1)
+    states = [part.stages and part.stages[0] for part in state.parts for _ in ranks]
+    [rest] = source.reshard_states(Resharding(states, lambda _: (), 1, range(1)))
+    return state.epoch, rest["rest"]["start"]
 
 
 def excluded_by(pipe: Any, history: Sequence[Any] = (), epoch: int = 0, position: int = 0) -> list[Any]:
