@@ -440,23 +440,15 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         phase = [each for each in self.plan.phases if each.epoch <= self._place[1]][-1]
         return ranks if self.global_batch_size is None else phase.batch
 
-    def count_batches(self, ranks: int, rest: RestOfEpoch = WHOLE_EPOCH) -> int:
-        """Return the number of global batches in an epoch, or in the rest of one; the last one may be smaller."""
-        share = self._share_of(ranks, 0, 1, 0, rest)
-        return share.whole_batches + share.has_smaller_batch
-
-    def find_batch(
-        self, number: int, ranks: int, rest: RestOfEpoch = WHOLE_EPOCH, batch: int | None = None
-    ) -> list[Numbers]:
+    def find_batch(self, number: int, ranks: int, rest: RestOfEpoch, batch: int) -> list[Numbers]:
         """Return the positions in the epoch of the samples of a global batch on each rank.
 
         Args:
             number: the number of the batch in the epoch, or in the rest of one.
             ranks: the number of ranks.
             rest: the rest of the epoch, if other ranks or workers have begun it.
-            batch: the number of samples in a batch; by default, that of this epoch.
+            batch: the number of samples in a batch.
         """
-        batch = batch or self.batch_of(ranks)
         ranks = 1 if batch % ranks else ranks  # an earlier phase had others
         shares = [
             BatchShare(self._count, batch, self.remainder, ranks, rank, rest=rest, lanes=self.lanes)
