@@ -50,10 +50,7 @@ def test_the_output_of_a_command() -> None:
         ),
         ("false | echo hi", r"exited with status 1 after 3 bytes"),
         ("echo oh no >&2; exit 1", r"exited with status 1 after 0 bytes. Its standard error ends with: oh no\Z"),
-        (
-            "no-such-command",
-            r"exited with status 127 after 0 bytes.*standard error ends with: .*no-such-command",
-        ),
+        ("no-such-command", r"exited with status 127 after 0 bytes.*standard error ends with: .*no-such-command"),
         ("/dev/null", r"exited with status 126 after 0"),
         ("yes | head -n 1", r"exited with status 141 \(signal 13\)"),
         ("echo hi; kill -KILL $$", r"exited with status 137 \(signal 9\) after 3 bytes"),
@@ -82,13 +79,7 @@ def test_a_command_with_much_standard_error_does_not_hang(capfd: pytest.CaptureF
 
 @pytest.mark.parametrize(
     "shell",
-    [
-        "yes",
-        "yes | cat | cat",
-        "echo; sleep 600 & sleep 600 & wait",
-        "trap '' TERM; yes",
-        "echo; exec >&-; sleep 600",
-    ],
+    ["yes", "yes | cat | cat", "echo; sleep 600 & sleep 600 & wait", "trap '' TERM; yes", "echo; exec >&-; sleep 600"],
 )
 def test_an_abandoned_command_is_ended_with_all_its_children(shell: str) -> None:
     others = psutil.Process().children(recursive=True)  # such as multiprocessing's resource tracker

@@ -15,23 +15,10 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
 from wds_datapipes import ShardList, TarWriter
-from wds_datapipes.errors import (
-    MissingSidecarError,
-    ShardOpenError,
-    SpecError,
-    StaleSidecarError,
-    UnknownSchemeError,
-)
+from wds_datapipes.errors import MissingSidecarError, ShardOpenError, SpecError, StaleSidecarError, UnknownSchemeError
 from wds_datapipes.index import build_indexes, check_index, read_index, write_index
 from wds_datapipes.io import urls
-from wds_datapipes.io.openers import (
-    known_schemes,
-    local_path,
-    open_parts,
-    open_url,
-    register_opener,
-    split_scheme,
-)
+from wds_datapipes.io.openers import known_schemes, local_path, open_parts, open_url, register_opener, split_scheme
 from wds_datapipes.io.remote.remote_file import open_ranges
 from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.testing import build_shard

@@ -212,12 +212,7 @@ def test_a_source_of_local_files_is_not_read_ahead(shards: dict[str, str]) -> No
             asked.append(name.lower())
 
     found = [(name[0], "".join(asked)) for _, name, _, _ in load_wds_shards(source(), ReadOptions(read_ahead=32 << 20))]
-    assert dict(reversed(found)) == {
-        "a": "A",
-        "b": "AaB",
-        "c": "AaBbaaC",
-        "e": "AaBbaaCcee",
-    }
+    assert dict(reversed(found)) == {"a": "A", "b": "AaB", "c": "AaBbaaC", "e": "AaBbaaCcee"}
     assert [seen for letter, seen in found if letter == "a"][-1] == "AaBbaaC"
 
 

@@ -312,8 +312,7 @@ def test_compressed_data_that_expand_to_nothing_end(nothing: bytes) -> None:
         members = read_members(stream, shard="x.tar", limits=given)
         assert next(members)[1] == "0.bin"
         with pytest.raises(
-            ReadLimitError,
-            match=r"The zstd data of x\.tar \(after 2048 .* have 5\d{6} bytes without any content",
+            ReadLimitError, match=r"The zstd data of x\.tar \(after 2048 .* have 5\d{6} bytes without any content"
         ):
             next(members)
 

@@ -16,13 +16,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import DatasetSpec, DirectoryShards, ErrorBudget, ShardList, register_opener
 from wds_datapipes.errors import CorruptSidecarError, ShardOpenError, UnsafeInputError
-from wds_datapipes.index import (
-    Manifest,
-    build_indexes,
-    read_manifest,
-    read_wids_index,
-    write_manifest,
-)
+from wds_datapipes.index import Manifest, build_indexes, read_manifest, read_wids_index, write_manifest
 from wds_datapipes.io import urls as schemes_module
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.remote_file import FileFacts

@@ -173,11 +173,7 @@ class Model:
     clock=st.lists(st.integers(0, 2**61), min_size=1),
 )
 def test_the_least_recently_used_copy_is_evicted_whatever_the_clock_says(
-    tmp_path_factory: pytest.TempPathFactory,
-    store: Store,
-    uses: list[str],
-    max_bytes: int,
-    clock: list[int],
+    tmp_path_factory: pytest.TempPathFactory, store: Store, uses: list[str], max_bytes: int, clock: list[int]
 ) -> None:
     folder = CacheFolder(tmp_path_factory.mktemp("copies"), max_bytes)
     store.shards = {name: os.urandom(1000 * 2**number) for number, name in enumerate("abcdef")}

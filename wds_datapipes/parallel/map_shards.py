@@ -36,11 +36,7 @@ def resolve_shards(urls: Shards, storage_options: Mapping[str, Any] | None = Non
 
 
 def map_shards(
-    work: Callable[[str], T],
-    urls: Sequence[str],
-    *,
-    executor: Executor | None,
-    num_workers: int | None,
+    work: Callable[[str], T], urls: Sequence[str], *, executor: Executor | None, num_workers: int | None
 ) -> Generator[tuple[int, Future[T]], None, None]:
     """Call ``work(url)`` for each shard, and yield its number and its future when it is done.
 

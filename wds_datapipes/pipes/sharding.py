@@ -36,10 +36,7 @@ class SplittingStage(EngineStage[T_co]):
     groups: Groups
 
     def apply_sharding(
-        self,
-        num_of_instances: int,
-        instance_id: int,
-        sharding_group: SHARDING_PRIORITIES = SHARDING_PRIORITIES.DEFAULT,
+        self, num_of_instances: int, instance_id: int, sharding_group: SHARDING_PRIORITIES = SHARDING_PRIORITIES.DEFAULT
     ) -> None:
         """Set the rank or the worker; loaders call this.
 

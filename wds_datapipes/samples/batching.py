@@ -17,11 +17,7 @@ Ragged: TypeAlias = Literal["raise", "list"]
 
 
 def collate_samples(
-    samples: Sequence[Any],
-    *,
-    combine_tensors: bool = True,
-    combine_scalars: bool = True,
-    ragged: Ragged = "raise",
+    samples: Sequence[Any], *, combine_tensors: bool = True, combine_scalars: bool = True, ragged: Ragged = "raise"
 ) -> Any:
     """Collate samples into one batch as webdataset does, for ``.batch(n).collate(collate_fn=collate_samples)``.
 

@@ -110,11 +110,7 @@ def _close(items: object) -> None:
 
 
 def non_empty(
-    source: Iterable[T],
-    *,
-    upstream: str,
-    counter: ItemCounter,
-    position: Callable[[], SamplePosition] | None = None,
+    source: Iterable[T], *, upstream: str, counter: ItemCounter, position: Callable[[], SamplePosition] | None = None
 ) -> Iterator[T]:
     """Yield all items; raise if there are none.
 

@@ -12,13 +12,7 @@ from itertools import islice
 from typing import Any, BinaryIO, ClassVar
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
-from wds_datapipes.errors import (
-    ChangedShardError,
-    CorruptShardError,
-    ShardError,
-    ShardOpenError,
-    TruncatedShardError,
-)
+from wds_datapipes.errors import ChangedShardError, CorruptShardError, ShardError, ShardOpenError, TruncatedShardError
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import ShardPrefetcher
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits

@@ -224,11 +224,7 @@ def killed_at(step: int, function: Callable[[str], object], after: str) -> None:
 @leaves_nothing
 @pytest.mark.parametrize(
     ("function", "after", "code"),
-    [
-        (read_all, "keep", errno.EINVAL),
-        (read_all, "return", None),
-        (recover, "keep", None),
-    ],
+    [(read_all, "keep", errno.EINVAL), (read_all, "return", None), (recover, "keep", None)],
 )
 def test_a_process_may_be_killed_at_any_system_call(
     function: Callable[[str], object],

@@ -60,11 +60,7 @@ def test_every_epoch_permutes_the_whole_list(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pipeline",
-    [
-        lambda urls: urls.sharding_filter().load_wds_shards(),
-        lambda urls: urls.load_wds_records(),
-    ],
+    "pipeline", [lambda urls: urls.sharding_filter().load_wds_shards(), lambda urls: urls.load_wds_records()]
 )
 def test_a_list_that_is_read_is_permuted_whatever_it_comes_from(pipeline: Any, folder: Path) -> None:
     urls = IterableWrapper([f"{number:05}.tar" for number in range(SHARDS)])

@@ -9,12 +9,7 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
-from wds_datapipes.loading.checkpoint.resharding import (
-    check_ranks,
-    excluded_by,
-    of_all_ranks,
-    state_of_rank,
-)
+from wds_datapipes.loading.checkpoint.resharding import check_ranks, excluded_by, of_all_ranks, state_of_rank
 from wds_datapipes.loading.data_parallel import DataParallelGroup, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import EpochSeeds, is_drawn

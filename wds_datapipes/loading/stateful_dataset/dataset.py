@@ -12,20 +12,9 @@ from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
-from wds_datapipes.loading.checkpoint.format import (
-    Checkpoint,
-    WorkerState,
-    checkpoints_in,
-    state_of,
-    state_of_stream,
-)
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of, state_of_stream
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, excluded_by, of_all_ranks
-from wds_datapipes.loading.data_parallel import (
-    DataParallelGroup,
-    Distributed,
-    check_replicated,
-    facts_of,
-)
+from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import refuse_hidden_stages
 from wds_datapipes.loading.lightning import resumes_after_last_step, unknown_length_error, without_ended_epoch

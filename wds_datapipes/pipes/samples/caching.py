@@ -70,13 +70,7 @@ class SampleCacher(EngineStage[Any]):
     restarts_once = False
     ignored_arguments = frozenset({"path"})
 
-    def __init__(
-        self,
-        source: IterDataPipe[Any],
-        path: str | os.PathLike[str] | None = None,
-        *,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, source: IterDataPipe[Any], path: str | os.PathLike[str] | None = None, *, seed: int = 0) -> None:
         self.path = None if path is None else os.fspath(path)
         self.seed = check_integer("seed", seed)
         self.source = source

@@ -24,12 +24,7 @@ DIGESTED = frozenset({1, 2, 4, 8, 16, 32, 64})
 INTERVAL = max(DIGESTED)
 
 #: Types of values, the most frequent first.
-_TEXTS, _NUMBERS, _LISTS, _MAPPINGS = (
-    (str, bytes, bytearray),
-    (int, float, complex),
-    (list, tuple),
-    (dict, Mapping),
-)
+_TEXTS, _NUMBERS, _LISTS, _MAPPINGS = ((str, bytes, bytearray), (int, float, complex), (list, tuple), (dict, Mapping))
 
 
 @iterated_by_loader
