@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import socketserver
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -50,9 +49,8 @@ def requests(server: socketserver.ThreadingTCPServer) -> Counter[bytes]:
         last.sendall(b"LAST")
     while b"LAST" not in Silent.asked:
         time.sleep(0.001)
-    for thread in threading.enumerate():
-        if "process_request_thread" in thread.name:
-            thread.join()
+    server.shutdown()
+    server.server_close()  # waits for the threads that read requests
     return Counter(data.partition(b" ")[0] for data in Silent.asked if data != b"LAST")
 
 
