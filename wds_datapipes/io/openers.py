@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.errors import ShardOpenError
-from wds_datapipes.io.remote.resuming_stream import ForwardStream
+from wds_datapipes.io.raw_streams import ForwardStream, RawStream
 from wds_datapipes.io.urls import (
     STORE_OPTIONS,
     OpeningURL,
@@ -136,14 +136,11 @@ def open_local(path: str, *, name: str) -> BinaryIO:
 _opened: weakref.WeakSet[io.BufferedIOBase] = weakref.WeakSet()
 
 
-class _StandardInput(io.RawIOBase):
+class _StandardInput(RawStream):
     """Reads standard input and leaves it open."""
 
     def __init__(self, source: io.BufferedIOBase) -> None:
         self._source = source
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: Buffer, /) -> int:
         return self._source.readinto1(buffer)

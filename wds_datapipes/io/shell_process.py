@@ -15,6 +15,7 @@ import weakref
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.errors import ShardOpenError, ShardReadError
+from wds_datapipes.io.raw_streams import RawStream
 from wds_datapipes.io.urls import split_scheme
 from wds_datapipes.redaction import redact_command
 from wds_datapipes.redaction.storage_options import redactor_of_command
@@ -235,7 +236,7 @@ def open_command(url: str, /, **_options: object) -> BinaryIO:
     return cast(BinaryIO, _CommandStream(process, command))
 
 
-class _CommandStream(io.RawIOBase):
+class _CommandStream(RawStream):
     """Reads the output of a command; raises at the end if the command has failed.
 
     The command's standard error is forwarded as it arrives, and its last lines are quoted in the error. The thread that
@@ -254,9 +255,6 @@ class _CommandStream(io.RawIOBase):
         self._poll.register(self._errors, select.POLLIN)
         with contextlib.suppress(AttributeError, OSError):  # unsupported or above the limit: keep the default size
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: Buffer, /) -> int:
         while not self._output.closed:
@@ -301,11 +299,8 @@ class _CommandStream(io.RawIOBase):
         self._errors.close()
         self._process.signal(signal.SIGTERM)
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """Close the pipes, and terminate the command with its child processes if it is still running."""
-        if self.closed:
-            return
-        super().close()
         self._output.close()
         self._errors.close()
         if self._process.returncode is None:

@@ -12,6 +12,7 @@ from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, 
 from wds_datapipes.io.compression.decompress import compression_name, decompress_stream
 from wds_datapipes.io.compression.formats import HEAD_BYTES, detect_compression
 from wds_datapipes.io.openers import open_url, redact
+from wds_datapipes.io.raw_streams import RawStream
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.remote_file import FileFacts, file_facts, open_ranges
 from wds_datapipes.tar.headers import EndMarker
@@ -128,17 +129,13 @@ def open_archive_ranges(url: str, *, storage_options: Mapping[str, Any] | None =
         return stream
 
 
-class Counted(io.RawIOBase):
+class Counted(RawStream):
     """A stream that counts its bytes and computes their digest."""
 
     def __init__(self, stream: BinaryIO, digest: bool) -> None:
         self._stream = stream
         self.hash = hashlib.sha256() if digest else None
         self.count = 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read up to ``len(buffer)`` bytes; 0 at the end."""

@@ -9,6 +9,7 @@ from wds_datapipes.errors import CorruptShardError, TruncatedShardError
 from wds_datapipes.io.compression.formats import DAMAGED, HEAD_BYTES, Compression, detect_compression
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.prefetch import PrefetchedStream
+from wds_datapipes.io.raw_streams import RawStream
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
 
 if TYPE_CHECKING:
@@ -78,15 +79,12 @@ def buffer_stream(stream: object) -> io.BufferedReader:
     return io.BufferedReader(cast(io.RawIOBase, stream), BUFFER_BYTES)
 
 
-class _Rejoined(io.RawIOBase):
+class _Rejoined(RawStream):
     """A stream with the bytes that were already read put back at its start."""
 
     def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
         self._head = head
         self._rest = rest
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: Buffer, /) -> int:
         if not self._head:
@@ -97,12 +95,11 @@ class _Rejoined(io.RawIOBase):
         self._head = self._head[size:]
         return size
 
-    def close(self) -> None:
+    def _release(self) -> None:
         self._rest.close()
-        super().close()
 
 
-class Decompressor(io.RawIOBase):
+class Decompressor(RawStream):
     """Raw stream of the decompressed bytes of a compressed stream."""
 
     def __init__(self, source: io.BufferedReader, compression: Compression, url: str, limits: ReadLimits) -> None:
@@ -123,9 +120,6 @@ class Decompressor(io.RawIOBase):
         self._max_without_output = max(limits.most("gap_bytes"), LARGEST_BLOCK)
         #: The number of decompressed bytes at which the expansion is checked next.
         self._next_check = limits.most_expanded(0)
-
-    def readable(self) -> bool:  # noqa: D102
-        return True
 
     def readinto(self, buffer: Buffer, /) -> int:  # noqa: D102
         view = memoryview(buffer).cast("B")
@@ -205,6 +199,5 @@ class Decompressor(io.RawIOBase):
     def _location(self) -> str:
         return f"{redact(self._url)} (after {self._produced} uncompressed bytes)"
 
-    def close(self) -> None:  # noqa: D102
+    def _release(self) -> None:
         self._source.close()
-        super().close()

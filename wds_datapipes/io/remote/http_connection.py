@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import proxy_bypass
 
+from wds_datapipes.io.raw_streams import RawStream
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -37,7 +39,7 @@ SIZE = re.compile(r"[0-9]{1,19}")
 MAX_READER_EXIT_S = 1.0
 
 
-class TimedReader(io.RawIOBase):
+class TimedReader(RawStream):
     """Reads a socket within a deadline that several reads share.
 
     http.client limits each read of the socket separately, so a server that sends a byte now and then, or one header
@@ -61,10 +63,6 @@ class TimedReader(io.RawIOBase):
         """Restart the timer."""
         self._end = time.monotonic() + self._seconds
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
     def readinto(self, buffer: Buffer, /) -> int | None:
         """Read up to ``len(buffer)`` bytes; 0 at the end."""
         if self.is_paused:
@@ -79,11 +77,9 @@ class TimedReader(io.RawIOBase):
                 f"the server has not sent its headers, or the next bytes, within {self._seconds:g} s"
             ) from None
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """Close the socket."""
-        if not self.closed:
-            self._hold.close()
-            super().close()
+        self._hold.close()
 
 
 class TimedResponse(HTTPResponse):
@@ -138,7 +134,7 @@ class TimedResponse(HTTPResponse):
         return memoryview(data)
 
 
-class Response(io.RawIOBase):
+class Response(RawStream):
     """A response, whose body is streamed. If the body is read to its end, the next request uses the same connection.
 
     Args:
@@ -171,10 +167,6 @@ class Response(io.RawIOBase):
     def reason(self) -> str:
         """The server's description of the status."""
         return self._response.reason
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read the available bytes, at most ``len(buffer)``; 0 at the end.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
 from wds_datapipes.io.openers import local_path, open_local, open_parts
+from wds_datapipes.io.raw_streams import RawStream
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import FsspecStore
 from wds_datapipes.io.remote.http import HttpStore, UnexpectedResponseError, is_web
@@ -274,7 +275,7 @@ def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -
     return None if size is None else cast(BinaryIO, RangeReader(file, url, size))
 
 
-class RangeReader(io.RawIOBase):
+class RangeReader(RawStream):
     """A seekable remote file: small range requests after a seek, larger ones in sequential reads."""
 
     def __init__(self, file: RemoteFile, url: str, size: int) -> None:
@@ -283,10 +284,6 @@ class RangeReader(io.RawIOBase):
         #: The bytes that were fetched last, and their offset.
         self._window, self._begin = memoryview(b""), 0
         self._next_bytes = FIRST_BYTES
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
 
     def seekable(self) -> bool:
         """Return True."""
@@ -314,11 +311,8 @@ class RangeReader(io.RawIOBase):
         self._position += size
         return size
 
-    def close(self) -> None:
-        """Close the file."""
-        if not self.closed:
-            self._file.close()
-            super().close()
+    def _release(self) -> None:
+        self._file.close()
 
     def _fetch(self, count: int) -> None:
         window_end = self._begin + len(self._window)

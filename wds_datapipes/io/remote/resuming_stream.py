@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
 from wds_datapipes.io.call_threads import TooSlowError
+from wds_datapipes.io.raw_streams import RawStream
 from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, was_replaced
-from wds_datapipes.redaction import redact_text
 from wds_datapipes.redaction.storage_options import raise_alone
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class OpenedSource(NamedTuple):
     stop: int | None = None
 
 
-class ResumingStream(io.RawIOBase):
+class ResumingStream(RawStream):
     """Reads a remote file forward, and reconnects after a transient error. All bytes are those of one version.
 
     Reading resumes at the next byte if the store identifies the version of the file by a strong ETag. Otherwise, the
@@ -133,10 +132,6 @@ class ResumingStream(io.RawIOBase):
         """The size of the file in bytes, if the store reports it."""
         return self._size
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
     def readinto(self, buffer: Buffer, /) -> int:
         """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
         self._heard_at = self._retry.clock()
@@ -169,14 +164,6 @@ class ResumingStream(io.RawIOBase):
         if (file := self._file) is not None:
             with suppress(Exception):
                 file.close()
-
-    def close(self) -> None:
-        """Close the remote file."""
-        if not self.closed:
-            try:
-                self._release()
-            finally:
-                super().close()
 
     def _begin(self, opened: OpenedSource) -> None:
         """Start with a version of the file."""
@@ -247,6 +234,7 @@ class ResumingStream(io.RawIOBase):
         )
 
     def _release(self) -> None:
+        """Close the remote file."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(Exception):  # the connection may be broken
@@ -275,48 +263,3 @@ def etag_of(facts: Mapping[str, Any]) -> str | None:
 def is_strong_etag(etag: str | None) -> bool:
     """Whether two files with this ETag consist of the same bytes (RFC 9110, section 8.8.1)."""
     return etag is not None and not etag.startswith("W/")
-
-
-class ForwardStream(io.RawIOBase):
-    """Reads a remote file forward; its errors name the shard.
-
-    The errors of network libraries may contain the URL with its credentials. They are redacted, and not chained.
-
-    Args:
-        file: an object with the methods ``read`` and ``close``.
-        url: the shard.
-    """
-
-    def __init__(self, file: Any, url: str) -> None:
-        self._file = file
-        self._url = url
-        self._received = 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Read up to ``len(buffer)`` bytes; return 0 at the end."""
-        view = memoryview(buffer).cast("B")
-        try:
-            data = self._file.read(len(view))
-        except ShardError:
-            raise
-        except Exception as error:  # noqa: BLE001  every network library has errors of its own
-            failed = ShardReadError(
-                f"Reading {redact_text(self._url)} failed after {self._received} bytes: "
-                f"{type(error).__name__}: {redact_text(str(error))}"
-            )
-            raise_alone(failed)
-        view[: len(data)] = data
-        self._received += len(data)
-        return len(data)
-
-    def close(self) -> None:
-        """Close the remote file."""
-        if not self.closed:
-            try:
-                self._file.close()
-            finally:
-                super().close()

@@ -1,0 +1,68 @@
+"""Raw streams: what all readable streams of this package share, and one that reads from any object."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from wds_datapipes.errors import ShardError, ShardReadError
+from wds_datapipes.redaction import redact_text
+from wds_datapipes.redaction.storage_options import raise_alone
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class RawStream(io.RawIOBase):
+    """A stream that can be read, and is closed once; subclasses define ``readinto`` and ``_release``."""
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> None:
+        """Close the stream and what it reads."""
+        if not self.closed:
+            try:
+                self._release()
+            finally:
+                super().close()
+
+    def _release(self) -> None:
+        """Close what the stream reads."""
+
+
+class ForwardStream(RawStream):
+    """Reads a remote file forward; its errors name the shard.
+
+    The errors of network libraries may contain the URL with its credentials. They are redacted, and not chained.
+
+    Args:
+        file: an object with the methods ``read`` and ``close``.
+        url: the shard.
+    """
+
+    def __init__(self, file: Any, url: str) -> None:
+        self._file = file
+        self._url = url
+        self._received = 0
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Read up to ``len(buffer)`` bytes; return 0 at the end."""
+        view = memoryview(buffer).cast("B")
+        try:
+            data = self._file.read(len(view))
+        except ShardError:
+            raise
+        except Exception as error:  # noqa: BLE001  every network library has errors of its own
+            failed = ShardReadError(
+                f"Reading {redact_text(self._url)} failed after {self._received} bytes: "
+                f"{type(error).__name__}: {redact_text(str(error))}"
+            )
+            raise_alone(failed)
+        view[: len(data)] = data
+        self._received += len(data)
+        return len(data)
+
+    def _release(self) -> None:
+        self._file.close()
