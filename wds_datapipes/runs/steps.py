@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -193,14 +193,6 @@ class RunSteps:
                 yield rank, item
                 if source.snapshot()["passed"] >= done + len(positions):
                     break
-
-    def find(self, keys: Collection[str], steps: Iterable[int]) -> Iterator[tuple[int, StepSample]]:
-        """Yield the steps, among some, that had samples with these keys, and the samples."""
-        wanted = {*keys}
-        for step in steps:
-            for each in self.samples(step):
-                if each.key in wanted:
-                    yield step, each
 
     def _batch(self, step: int) -> tuple[IndexedShards, LaneOrder, list[Numbers]]:
         """Return the dataset at a step, with its exclusions, the order of the epoch, and each rank's positions."""

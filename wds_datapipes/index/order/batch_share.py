@@ -116,11 +116,6 @@ class BatchShare:
         return -(-self._left // self.batch) if self.remainder == "pad" else self._left // self.batch
 
     @property
-    def has_smaller_batch(self) -> bool:
-        """Whether some samples come after the last whole batch."""
-        return self._left > self.whole_batches * self.batch
-
-    @property
     def end(self) -> int:
         """The number of samples that the epoch does not drop."""
         if self.rest.end is not None:
