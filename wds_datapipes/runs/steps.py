@@ -122,26 +122,21 @@ class RunSteps:
         """
         (epoch, batch, _, _), (dataset, order, parts) = self._locate(step), self._batch(step)
         worker = batch % max(self.saved.workers, 1)
+        positions = np.concatenate(parts)
         with dataset.open_reader() as reader:
             samples = EpochSamples(dataset, [reader], order, substitutes=self._source.remainder != "keep")
-            located = [(*chunk, positions) for positions, chunk in samples.locate(np.concatenate(parts))]
+            chunks = [chunk for _, chunk in samples.locate(positions)]
         for error in samples.errors.values():
             raise error
-        shards, numbers, positions = (np.concatenate(column) for column in zip(*located, strict=True))
-        is_there, ranks = shards >= 0, np.repeat(np.arange(len(parts)), [*map(len, parts)])
+        shards, numbers = np.concatenate(chunks, axis=1)
+        ranks = np.repeat(np.arange(len(parts)), [*map(len, parts)])
         is_padding = (positions >= len(order)) | np.isin(positions, [*samples.holes])
-        shards, numbers = shards[is_there], numbers[is_there]
+        columns = np.array([ranks, shards, numbers, is_padding])[:, shards >= 0]
+        names = dataset.names(columns[1])
+        found_keys = dataset.keys(*columns[1:3]) if keys else [""] * len(names)
         return [
-            StepSample(rank, worker, name, redact(dataset.urls[shard]), number, key, epoch, padding)
-            for rank, name, shard, number, key, padding in zip(
-                ranks[is_there].tolist(),
-                dataset.names(shards),
-                shards.tolist(),
-                numbers.tolist(),
-                dataset.keys(shards, numbers) if keys else [""] * len(shards),
-                is_padding[is_there].tolist(),
-                strict=True,
-            )
+            StepSample(rank, worker, name, redact(dataset.urls[shard]), number, key, epoch, bool(padding))
+            for (rank, shard, number, padding), name, key in zip(columns.T.tolist(), names, found_keys, strict=True)
         ]
 
     def read(self, step: int) -> Iterator[Sample]:
