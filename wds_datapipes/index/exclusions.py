@@ -12,7 +12,7 @@ import numpy.typing as npt
 from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.options import Exclude
-from wds_datapipes.index.sample_table import numbers_of
+from wds_datapipes.index.sample_table import by_dataset, numbers_of
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import redact
@@ -43,19 +43,11 @@ class Exclusions:
 
         Raises:
             MissingSidecarError: the file of keys cannot be read.
-            TypeError: it is neither a file, a function nor a list of keys and functions; or several datasets need a
-                mapping from their names.
+            TypeError: it is neither a file, a function nor a list of keys and functions, nor as `by_dataset` needs it.
             ValueError: there is no dataset with one of the names.
         """
-        if not isinstance(exclude, Mapping):
-            if len(names) > 1 and exclude is not None and not callable(exclude):
-                raise TypeError(
-                    f"With several datasets, exclude is a function or a mapping by name, not {exclude!r:.100}"
-                )
-            exclude = dict.fromkeys(names, exclude)
-        if unknown := [name for name in exclude if name not in names]:
-            raise ValueError(f"exclude is for the dataset {unknown[0]!r}, and the datasets are {sorted(names)}")
-        return cls({name: _items_of(each, storage_options) for name, each in exclude.items() if each is not None})
+        lists = by_dataset("exclude", exclude, names)
+        return cls({name: _items_of(each, storage_options) for name, each in lists.items() if each is not None})
 
     def __bool__(self) -> bool:
         return any(self._lists.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -344,6 +344,22 @@ def _digest(numbers: range | Numbers) -> str:
     if isinstance(numbers, range):
         return fingerprint([numbers.start, numbers.stop, numbers.step])
     return fingerprint(numbers.tobytes())
+
+
+def by_dataset(argument: str, given: Any, names: Collection[str]) -> Mapping[str, Any]:
+    """Return the value of an argument for each dataset, by its name.
+
+    Raises:
+        TypeError: several datasets need a function, or a mapping from their names.
+        ValueError: there is no dataset with one of the names.
+    """
+    if not isinstance(given, Mapping):
+        if len(names) > 1 and given is not None and not callable(given):
+            raise TypeError(f"With several datasets, {argument} is a function or a mapping by name, not {given!r:.100}")
+        return dict.fromkeys(names, given)
+    if unknown := [name for name in given if name not in names]:
+        raise ValueError(f"{argument} is for the dataset {unknown[0]!r}, and the datasets are {sorted(names)}")
+    return given
 
 
 def numbers_of(chosen: Any, count: int, where: str = "", *, argument: str = "select") -> Numbers:

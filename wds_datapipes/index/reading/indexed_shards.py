@@ -24,7 +24,7 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import Lengths, check_lengths
 from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
 from wds_datapipes.index.reading.index_copies import IndexCopies
-from wds_datapipes.index.sample_table import NAMED, KeyTable, Select, Selection
+from wds_datapipes.index.sample_table import NAMED, KeyTable, Select, Selection, by_dataset
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import Lacking, describe_sample
@@ -129,10 +129,9 @@ class IndexedShards:
         """Restrict the datasets to the samples that are selected, and that have counterparts if they must."""
         masks = [join >= 0 for join, lacking in zip(self._joins, missing, strict=True) if lacking == "skip"]
         among = np.logical_and.reduce(masks) if masks else None
+        selects = by_dataset("select", select, self.parts)
         if isinstance(select, Mapping):
-            select = self._select_by_name(reader, select)
-        elif len(self.parts) > 1 and select is not None and not callable(select):
-            raise TypeError(f"With several datasets, select is a function or a mapping by name, not {select!r:.100}")
+            select = self._select_by_name(reader, selects)
         if select is None and among is None:
             return
         chosen = slice(None) if select is None else select
@@ -144,8 +143,6 @@ class IndexedShards:
 
     def _select_by_name(self, reader: DatasetReader, select: Mapping[str, Select]) -> Numbers:
         """Return the numbers of the samples that are selected from each dataset; by default all."""
-        if unknown := [name for name in select if name not in self.parts]:
-            raise ValueError(f"select is for the dataset {unknown[0]!r}, and the datasets are {sorted(self.parts)}")
         numbers = [np.empty(0, np.int64)]
         for name, part in self.parts.items():
             own = Selection(
