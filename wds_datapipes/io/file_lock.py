@@ -19,20 +19,29 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextmanager
-def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False) -> Iterator[int | None]:
-    """Lock a file within the context; yield its descriptor, or None if another process holds the lock.
+def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False, create: bool = True) -> Iterator[int | None]:
+    """Lock a file within the context; yield its descriptor, or None if there is no lock.
 
     Args:
-        path: the file, which is created if needed.
-        wait: wait for the current owner of the lock.
+        path: the file.
+        wait: wait for the current owner of the lock; otherwise, there is none if another process holds it.
         keep_file: do not remove the file at the end.
+        create: create the file if needed; otherwise, there is no lock on a missing file.
 
     Raises:
         OSError: the file cannot be created, or its file system does not support locks.
     """
     owner = os.getpid()
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # Some file systems, such as NFS, lock only files that are open for writing.
+        access = os.O_RDWR | os.O_CREAT if create else os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
+        try:
+            descriptor = os.open(path, access | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            if create:
+                raise  # there is no folder
+            yield None
+            return
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -132,7 +141,5 @@ def _remove_abandoned(path: str) -> None:
     folder, name = os.path.split(path)
     for each in os.listdir(folder or "."):  # noqa: PTH208  only the names are needed
         if each.startswith(f"{name}.") and each.endswith(".part"):
-            part = Path(folder, each)
-            with contextlib.suppress(OSError), part.open("rb") as stream:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                part.unlink()
+            with contextlib.suppress(OSError), lock_file(Path(folder, each), wait=False, create=False):
+                pass  # which removes it

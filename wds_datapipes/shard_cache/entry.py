@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -252,18 +251,11 @@ def evict(entry: Entry) -> int:
     with lock_file(entry.lock, wait=False) as descriptor:
         if descriptor is None:  # another process downloads or checks it
             return 0
-        try:
-            copy = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return 0
-        try:
-            fcntl.flock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with lock_file(entry.path, wait=False, keep_file=True, create=False) as copy:
+            if copy is None:
+                return 0
             size = os.fstat(copy).st_size
             entry.remove()
-        except BlockingIOError:
-            return 0
-        finally:
-            os.close(copy)
         LOGGER.debug("Evicted the copy %s of %d bytes", entry.path, size)
         return size
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import itertools
 import math
 import os
@@ -18,7 +17,7 @@ from random import Random
 from typing import Literal
 
 from wds_datapipes.errors import ShardOpenError
-from wds_datapipes.io.file_lock import is_same_file, lock_file
+from wds_datapipes.io.file_lock import lock_file
 
 Select = Literal["oldest", "random"]
 After = Literal["keep", "delete", "return"]
@@ -84,11 +83,12 @@ def _claim_file(path: Path, claims: Path) -> Iterator[Path | None]:
     owner, claim = os.getpid(), claims / f"{secrets.token_hex(NAME_START // 2)}-{path.name}"
     with contextlib.suppress(FileNotFoundError):  # claimed by another process
         path.rename(claim)
-    with _locked(claim, wait=True) as is_locked:  # a process that looks for orphaned files may hold it for a moment
+    # A process that looks for orphaned files may hold the lock for a moment.
+    with lock_file(claim, keep_file=True, create=False) as descriptor:
         try:
-            yield claim if is_locked else None
+            yield None if descriptor is None else claim
         finally:
-            if is_locked and os.getpid() == owner:  # not a forked process
+            if descriptor is not None and os.getpid() == owner:  # not a forked process
                 _move(claim, path.parent, path.name)
 
 
@@ -116,36 +116,14 @@ def _return_orphaned(claims: Path) -> None:
         with lock_file(claims / ".lock", wait=False):  # fails if there are no locks
             orphaned = [claims / name for name in os.listdir(claims) if name[0] != "."]  # noqa: PTH208  only names
         for path in orphaned:
-            with _locked(path, wait=False) as is_locked:
-                if is_locked:
+            with lock_file(path, wait=False, keep_file=True, create=False) as descriptor:
+                if descriptor is not None:
                     _move(path, claims.parent, path.name[NAME_START:])
     except OSError as error:
         raise ShardOpenError(
             f"No shards can be claimed in the directory {str(claims.parent)!r}: {error.strerror}. It must be writable, "
             "and its file system must support locks"
         ) from error
-
-
-@contextlib.contextmanager
-def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Lock a file; yield False if it is gone, or another process holds the lock and ``wait`` is False."""
-    owner = os.getpid()
-    try:
-        descriptor = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            is_locked = is_same_file(path, descriptor)
-        except BlockingIOError:
-            is_locked = False
-        yield is_locked
-    finally:
-        if os.getpid() == owner:  # a process forked meanwhile has the descriptor too, and would keep the lock
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
 
 
 def _list_files(folder: str, patterns: Sequence[str]) -> list[Path]:
