@@ -1,16 +1,33 @@
-"""Raw streams: what all readable streams of this package share, and one that reads from any object."""
+"""Raw streams: what all readable streams of this package share, one that reads from any object, and their errors."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wds_datapipes.errors import ShardError, ShardReadError
+from wds_datapipes.errors import ShardError, ShardReadError, WdsError
 from wds_datapipes.redaction import redact_text
 from wds_datapipes.redaction.storage_options import raise_alone
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+@contextmanager
+def name_read_errors(name: str) -> Iterator[None]:
+    """Raise an error of the operating system or of a library as one that names the shard.
+
+    Raises:
+        ShardReadError: the shard cannot be read.
+    """
+    try:
+        yield
+    except WdsError:
+        raise
+    except OSError as error:
+        raise ShardReadError(f"{name} could not be read to its end: {type(error).__name__}: {error}") from error
 
 
 class RawStream(io.RawIOBase):

@@ -23,13 +23,13 @@ from wds_datapipes.errors import (
     ReadLimitError,
     ShardError,
     ShardOpenError,
-    ShardReadError,
     TruncatedShardError,
     UnsupportedMemberError,
     WdsError,
 )
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, redact
+from wds_datapipes.io.raw_streams import name_read_errors
 from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
 from wds_datapipes.shard_cache.entry import (
     UNKNOWN,
@@ -375,23 +375,18 @@ def _copy_source(
     """Write the source to the copy, and return its digest and, if it is known, its ETag."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BLOCK_BYTES))
-    try:
-        with open_url(request.url, **request.options) as source:
-            etag, indexed = getattr(source, "etag", None), request.known.etag
-            if None not in (etag, indexed) and etag != indexed:
-                raise ChangedShardError(
-                    f"{request.name} has changed since it was indexed: its ETag is {etag!r} instead of {indexed!r}. "
-                    "Build its index again, and write the manifest again, if there is one"
-                )
-            while count := source.readinto(buffer):  # type: ignore[attr-defined]  # the streams of open_url have it
-                if not should_continue():
-                    raise DownloadStopped
-                digest.update(buffer[:count])
-                reservation.write(copy, buffer[:count])
-    except (ShardError, CacheError):
-        raise
-    except OSError as error:
-        raise ShardReadError(f"{request.name} could not be read to its end: {type(error).__name__}: {error}") from error
+    with name_read_errors(request.name), open_url(request.url, **request.options) as source:
+        etag, indexed = getattr(source, "etag", None), request.known.etag
+        if None not in (etag, indexed) and etag != indexed:
+            raise ChangedShardError(
+                f"{request.name} has changed since it was indexed: its ETag is {etag!r} instead of {indexed!r}. "
+                "Build its index again, and write the manifest again, if there is one"
+            )
+        while count := source.readinto(buffer):  # type: ignore[attr-defined]  # the streams of open_url have it
+            if not should_continue():
+                raise DownloadStopped
+            digest.update(buffer[:count])
+            reservation.write(copy, buffer[:count])
     if size is not None and reservation.written != size:
         raise TruncatedShardError(
             f"{request.name} should have {size} bytes, but {reservation.written} were received. The transfer was cut "

@@ -11,14 +11,13 @@ from wds_datapipes.errors import (
     ChangedShardError,
     CorruptShardError,
     SampleError,
-    ShardError,
-    ShardReadError,
     TruncatedShardError,
     UnsupportedMemberError,
 )
 from wds_datapipes.io.compression.decompress import buffer_stream, decompress_stream
 from wds_datapipes.io.compression.formats import detect_compression
 from wds_datapipes.io.openers import open_parts, open_url, redact
+from wds_datapipes.io.raw_streams import name_read_errors
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.shards.position import Resume
 from wds_datapipes.types import MemberTuple, Opener, Shard
@@ -39,13 +38,9 @@ def open_archive(
     url: str, options: Mapping[str, Any], stack: ExitStack, opener: Opener | None = None, *, limits: ReadLimits
 ) -> BinaryIO:
     """Open a shard and decompress it; ``stack`` closes it."""
-    try:
+    with name_read_errors(redact(url)):
         raw = stack.enter_context((opener or open_url)(url, **options))
         return stack.enter_context(decompress_stream(raw, url=url, limits=limits))
-    except ShardError:
-        raise
-    except OSError as error:
-        raise _read_error(url, error) from error
 
 
 class ArchiveSpans:
@@ -81,16 +76,12 @@ class ArchiveSpans:
             self._stream = buffer_stream(self._remote.part(start, end))
             return self._stream
         stream, section = cast(BinaryIO, self._stream), cast(_Section, self._section)
-        try:
+        with name_read_errors(redact(self._url)):
             if stream.seekable():
                 section.at = stream.seek(start)
             section.end = start
             while section.read(PIECE):
                 pass
-        except ShardError:
-            raise
-        except OSError as error:
-            raise _read_error(self._url, error) from error
         section.end = end
         return stream if end < 0 else cast(BinaryIO, section)
 
@@ -167,8 +158,3 @@ def check_unchanged(members: Iterator[MemberTuple], part: Shard, start: int, res
             "shards that it was saved with"
         ) from error
     yield from members
-
-
-def _read_error(url: str, error: OSError) -> ShardReadError:
-    """Return the error for a shard that the operating system or a library fails to read."""
-    return ShardReadError(f"{redact(url)} could not be read to its end: {type(error).__name__}: {error}")

@@ -8,11 +8,11 @@ from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, StaleSidecarError
+from wds_datapipes.errors import ChangedShardError, StaleSidecarError
 from wds_datapipes.io.compression.decompress import compression_name, decompress_stream
 from wds_datapipes.io.compression.formats import HEAD_BYTES, detect_compression
 from wds_datapipes.io.openers import open_url, redact
-from wds_datapipes.io.raw_streams import RawStream
+from wds_datapipes.io.raw_streams import RawStream, name_read_errors
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.remote_file import FileFacts, file_facts, open_ranges
 from wds_datapipes.tar.headers import EndMarker
@@ -71,7 +71,7 @@ class ShardScan:
     def __iter__(self) -> Generator[MemberTuple, None, None]:
         url, archive = self.shard.url, redact(self.shard.url)
         before = file_facts(url, storage_options=self._storage_options)
-        with ExitStack() as opened:
+        with name_read_errors(archive), ExitStack() as opened:
             try:
                 counted = None
                 stream = None if self._digest else open_archive_ranges(url, storage_options=self._storage_options)
@@ -91,12 +91,6 @@ class ShardScan:
                 size = before.bytes if counted is None else counted.finish()
             except ChangedShardError as error:
                 raise _changed_error(archive) from error
-            except ShardError:
-                raise
-            except OSError as error:
-                raise ShardReadError(
-                    f"{archive} could not be read to its end: {type(error).__name__}: {error}"
-                ) from error
         if before != FileFacts() and (
             before != file_facts(url, storage_options=self._storage_options) or before.bytes not in (None, size)
         ):
