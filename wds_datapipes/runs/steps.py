@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from copy import copy
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,20 +22,15 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, che
 from wds_datapipes.loading.checkpoint.resharding import place_of
 from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart, PlaceInRun, seed_stages
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
-from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline
 from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of, name_of
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage
-from wds_datapipes.pipes.state.seeding import SEEDS
 from wds_datapipes.redaction import redact
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
-
-#: The attributes of `IndexedSamples` for the run that it reads.
-RUN = ("plan", "_first", "_place")
 
 
 class StepSample(NamedTuple):
@@ -81,11 +76,7 @@ class RunSteps:
         saved = checkpoints_in(state)[0]
         if not saved.stages:
             raise StateError("This state was saved before the run began, so it does not know the seed of any epoch")
-        original, *others = PipelineGraph(pipeline).stateful_stages()
-        before = {name: vars(original).get(name) for name in RUN}
-        adopt([saved], pipeline, descriptions(pipeline), saved.ranks)
-        source = copy(original)
-        vars(original).update(before)  # another run may read the pipeline
+        source, *others = PipelineGraph(pipeline).stateful_stages()
         if not source.has_phases:
             raise ValueError(
                 f"The samples of a step follow from the order of IndexedSamples, and this pipeline has the order of "
@@ -100,7 +91,9 @@ class RunSteps:
                 f"If {call_of(uneven)} drops samples, the next samples of its worker come at an earlier step than this "
                 "one, since nothing records how many were dropped"
             )
-        self._pipeline, self._original, self._source, self.saved = pipeline, original, source, saved
+        self._pipeline, self._source = _copy(pipeline)  # another run may read it
+        adopt([saved], self._pipeline, descriptions(pipeline), saved.ranks)
+        self.saved, source = saved, self._source
         self._ranks = saved.ranks if saved.distributed else 1
         phases = [replace(each, batch=self._ranks) if each.batch == 1 else each for each in source.plan.phases]
         self._plan, self._rest, epoch = source.plan_of(phases), _rest_in(saved), max(saved.epoch, 0)
@@ -156,7 +149,7 @@ class RunSteps:
         """Return the number of steps until the state, and the samples and epochs of each dataset until then."""
         epoch, position = place_of(self.saved, self._source)
         self._order_of(epoch)
-        seed = None if self._source.order == "sequential" else vars(self._source)["_place"][0]
+        seed = None if self._source.order == "sequential" else self._source.place[0]
         return self._plan.step_at(epoch, position), self._source.plan.seen(seed, epoch, position)
 
     def replay(self, step: int) -> Iterator[tuple[int, Any]]:
@@ -171,10 +164,8 @@ class RunSteps:
         epoch, batch, rest, size = self._locate(step)
         (dataset, _, parts), workers = self._batch(step), max(self.saved.workers, 1)
         worker = batch % workers
-        pipe = copy_pipeline(self._pipeline)
-        source = PipelineGraph(pipe).stateful_stages()[0]
+        pipe, source = _copy(self._pipeline)
         source.exclude(dataset.exclusions)
-        vars(source).update({name: vars(self._source)[name] for name in RUN})
         source.plan = source.plan_of([each for each in source.plan.phases if each.step <= step])
         done = batch // workers * size // self._ranks
         state = WorkerState.of([{"passed": done, "rest": rest.state_dict()}])
@@ -213,7 +204,6 @@ class RunSteps:
         """Return the order of an epoch; the last one is kept."""
         if self._order[0] != epoch:
             seed_stages(self._pipeline, SeedGenerator(self._seed_of(epoch)), PlaceInRun(self.saved.first, epoch))
-            vars(self._source).update({name: vars(self._original).get(name) for name in SEEDS})
             self._order = epoch, self._source.order_of_epoch()
         return self._order[1]
 
@@ -246,6 +236,13 @@ def explain(pipeline: Any, state: Mapping[str, Any] | str | bytes, step: int) ->
         True
     """
     return RunSteps(pipeline, state).samples(step)
+
+
+def _copy(pipeline: Any) -> tuple[Any, Any]:
+    """Return a copy of a pipeline, and its source, which has the same shards, of which there may be millions."""
+    shards = PipelineGraph(pipeline).stateful_stages()[0].dataset
+    copied = deepcopy(pipeline, {id(shards): shards})
+    return copied, PipelineGraph(copied).stateful_stages()[0]
 
 
 def _rest_in(saved: Checkpoint) -> RestOfEpoch:

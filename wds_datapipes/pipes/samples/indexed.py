@@ -220,8 +220,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         count -= count % lanes if is_mixed else 0  # so that all lanes go on alike from epoch to epoch
         facts = {name: (part.stop - part.start, counts[name]) for name, part in parts.items()}
         self._own_phase = Phase(count, global_batch_size or 1, facts, points if is_mixed else None)
-        #: The phases of the run, the seed of its first epoch, and the seed of the run with the number of the epoch.
-        self.plan, self._first, self._place = self.plan_of([self._own_phase]), -1, (0, 0)
+        #: The phases of the run, the seed of its first epoch, and the seed of its order with the number of the epoch.
+        self.plan, self._first, self.place = self.plan_of([self._own_phase]), -1, (0, 0)
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""
@@ -328,7 +328,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """
         order = self.order if self._shuffles else "sequential"
         if following:
-            seed, place = self.next_seed or 0, (self._place[0], self._place[1] + 1)
+            seed, place = self.next_seed or 0, (self.place[0], self.place[1] + 1)
         else:
             seed, known = 0 if order == "sequential" else self.take_seed(), self.take_place()
             if known is not None and self._first not in (-1, known[2]):  # another run begins
@@ -338,7 +338,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                     "The weights change by step, and this loader does not count the steps of a run. Use "
                     "StatefulShards, or DataLoader2 with ShardReadingService and a seed"
                 )
-            place = self._place = (seed, 0) if known is None else known[:2]
+            place = self.place = (seed, 0) if known is None else known[:2]
         first, *later = [
             self.plan.phase_of(place[1]),
             *(p for p in self.plan.phases if p.epoch == place[1] and p.start),
@@ -369,7 +369,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
     @property
     def _count(self) -> int:
         """The number of samples in the epoch that was begun last."""
-        return self.plan.phase_of(self._place[1]).count
+        return self.plan.phase_of(self.place[1]).count
 
     def plan_of(self, phases: Sequence[Phase]) -> RunPlan:
         """Return the plan of a run with some phases."""
@@ -388,7 +388,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             epoch: the epoch in which it resumes.
         """
         self.plan, self._first = self.plan_of(phases_in(records) or [self._own_phase]), first if records else -1
-        self._place = self._place[0], epoch
+        self.place = self.place[0], epoch
 
     def begin_phase(self, records: Sequence[Mapping[str, Any]], epoch: int, position: int) -> dict[str, Any]:
         """Return the record of the phase that begins with this pipeline at a position of a run.
@@ -437,7 +437,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def batch_of(self, ranks: int) -> int:
         """Return the number of samples in a batch of all ranks together, in the last phase up to this epoch."""
-        phase = [each for each in self.plan.phases if each.epoch <= self._place[1]][-1]
+        phase = [each for each in self.plan.phases if each.epoch <= self.place[1]][-1]
         return ranks if self.global_batch_size is None else phase.batch
 
     def find_batch(self, number: int, ranks: int, rest: RestOfEpoch, batch: int) -> list[Numbers]:
