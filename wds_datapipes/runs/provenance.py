@@ -39,43 +39,24 @@ def provenance(pipeline: Any, state: Mapping[str, Any] | str | bytes) -> dict[st
 
 def as_markdown(facts: Mapping[str, Any]) -> str:
     """Return the result of `provenance` as tables in Markdown."""
-    datasets = [
-        (
-            f"`{name}`" if name else "",
-            f"{known['shards']:,}",
-            f"{known['samples']:,}",
-            f"`{known['digest']}`",
-            f"{known.get('samples_seen', 0):,}",
-            f"{known.get('epochs', 0):.4g}",
+    lines = [f"Training data of {facts['steps']:,} steps:"]
+    lines += _head("dataset", "shards", "samples", "digest", "samples seen", "epochs")
+    for name, known in facts["datasets"].items():
+        seen, epochs = known.get("samples_seen", 0), known.get("epochs", 0)
+        counts = f"{known['shards']:,}", f"{known['samples']:,}"
+        lines.append(_row(_code(name), *counts, _code(known["digest"]), f"{seen:,}", f"{epochs:.4g}"))
+    lines += _head("from step", "epoch", "batch", "weights", "changes")
+    for phase in facts["phases"]:
+        changes = [*map(_dataset, phase.get("datasets", {}).items()), *map(_code, phase.get("changes", ()))]
+        begin = phase.get("step", ""), phase["epoch"], phase.get("batch", "")
+        lines.append(_row(*begin, "; ".join(_points(phase)), "; ".join(changes)))
+    lines += _head("from epoch", "position", "excluded") if facts["excluded"] else []
+    for epoch, position, note in facts["excluded"]:
+        counts_of = (
+            f"{count:,} of {_code(name) or 'the samples'} ({_code(digest)})" for name, (count, digest) in note.items()
         )
-        for name, known in facts["datasets"].items()
-    ]
-    phases = [
-        (
-            str(each.get("step", "")),
-            str(each["epoch"]),
-            str(each.get("batch", "")),
-            "; ".join(_points(each)),
-            "; ".join(
-                [*map(_dataset, each.get("datasets", {}).items()), *(f"`{text}`" for text in each.get("changes", ()))]
-            ),
-        )
-        for each in facts["phases"]
-    ]
-    rows = [
-        (
-            str(epoch),
-            str(position),
-            ", ".join(f"{count:,} of `{name}` (`{digest}`)" for name, (count, digest) in note.items()),
-        )
-        for epoch, position, note in facts["excluded"]
-    ]
-    tables = [
-        _table(("dataset", "shards", "samples", "digest", "samples seen", "epochs"), datasets),
-        _table(("from step", "epoch", "batch", "weights", "changes"), phases),
-        *([_table(("from epoch", "position", "excluded"), rows)] if rows else []),
-    ]
-    return "\n\n".join([f"Training data of {facts['steps']:,} steps:", *tables])
+        lines.append(_row(epoch, position, ", ".join(counts_of)))
+    return "\n".join(lines)
 
 
 def _points(phase: Mapping[str, Any]) -> Iterator[str]:
@@ -89,9 +70,17 @@ def _points(phase: Mapping[str, Any]) -> Iterator[str]:
 
 def _dataset(item: tuple[str, Sequence[Any] | None]) -> str:
     name, known = item
-    return f"without `{name}`" if known is None else f"{f'`{name}` of ' if name else ''}{known[1]:,} samples"
+    return f"without {_code(name)}" if known is None else f"{f'{_code(name)} of ' if name else ''}{known[1]:,} samples"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+def _head(*columns: str) -> list[str]:
+    return ["", _row(*columns), _row(*["---"] * len(columns))]
+
+
+def _row(*cells: object) -> str:
+    escaped = (str(cell).replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
