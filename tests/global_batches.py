@@ -6,11 +6,13 @@ from collections.abc import Callable
 from itertools import accumulate, chain, zip_longest
 from typing import Any
 
+import numpy as np
+
 from wds_datapipes import IndexedSamples
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder
 from wds_datapipes.index.order.phases import Phase, RunPlan
-from wds_datapipes.index.order.sample_order import Order
+from wds_datapipes.index.order.sample_order import Order, SampleOrder
 
 
 def keys(samples: Any) -> list[str]:
@@ -34,6 +36,19 @@ def global_batches(
         turns = zip_longest(*by_worker, fillvalue=[])
         by_rank.append([each for each in chain.from_iterable(turns) if each])
     return [list(chain.from_iterable(parts)) for parts in zip_longest(*by_rank, fillvalue=[])]
+
+
+def starts_of(sizes: list[int]) -> Any:
+    """Return the number of the first sample of each shard."""
+    return np.cumsum(sizes, dtype=np.int64) - sizes
+
+
+def numbers_at(order: SampleOrder, sizes: list[int], positions: Any = None) -> list[int]:
+    """Return the number of the sample at each position, or at all, among those of all shards."""
+    shards, places = order.find(np.arange(len(order)) if positions is None else np.array(positions, np.int64))
+    assert np.all((places >= 0) & (places < np.array(sizes)[shards]))
+    numbers: list[int] = (starts_of(sizes)[shards] + places).tolist()
+    return numbers
 
 
 def mixed_order(datasets: list[list[int]], weights: list[int], kind: Order, seed: int, lanes: Lanes) -> MixedOrder:

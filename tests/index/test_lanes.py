@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from global_batches import mixed_order
+from global_batches import mixed_order, numbers_at, starts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,18 +23,6 @@ SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=8)
 FEW = st.lists(st.integers(0, 6), min_size=1, max_size=3)
 
 
-def starts_of(sizes: list[int]) -> Any:
-    return np.cumsum(sizes, dtype=np.int64) - sizes
-
-
-def numbers_at(order: SampleOrder, sizes: list[int], positions: Any) -> list[int]:
-    """Return the number of the sample at each position among those of all shards."""
-    shards, places = order.find(np.array(positions, np.int64))
-    assert np.all((places >= 0) & (places < np.array(sizes)[shards]))
-    numbers: list[int] = (starts_of(sizes)[shards] + places).tolist()
-    return numbers
-
-
 def lanes_of(sizes: list[int], lanes: int, kind: Order) -> list[set[int]]:
     """Return the samples of each lane: they are those of an epoch without windows or lengths, whatever its seed."""
     order = EpochOrder(sizes, "sequential" if kind == "sequential" else "global", seed=0, lanes=lanes)
@@ -42,7 +30,7 @@ def lanes_of(sizes: list[int], lanes: int, kind: Order) -> list[set[int]]:
     return [{*numbers_at(order, sizes, range(start, end))} for start, end in pairwise(starts)]
 
 
-def epoch_of(sizes: list[int], lanes: Lanes, kind: Order, seed: int, *, by_length: bool, window: int = 2) -> LaneOrder:
+def epoch_of(sizes: list[int], lanes: Lanes, kind: Order, seed: int, *, by_length: bool, window: int) -> LaneOrder:
     order: SampleOrder = EpochOrder(sizes, kind, seed=seed, window_shards=window, lanes=len(lanes))
     if by_length:
         lengths = np.arange(sum(sizes)) * 7 % 11
@@ -68,10 +56,12 @@ def test_a_rank_reads_only_its_lanes_in_every_epoch(
     members = lanes_of(sizes, number, kind)
     assert sorted(map(len, members)) == sorted(np.diff(lane_starts(count, number)).tolist())
     assert {*chain(*members)} == {*range(count)}
+    window = data.draw(st.integers(1, 25), "window")
     for seed in (1, 2):
-        order = epoch_of(sizes, lanes, kind, seed, by_length=by_length)
+        order = epoch_of(sizes, lanes, kind, seed, by_length=by_length, window=window)
         everything = numbers_at(order, sizes, range(count))
         assert sorted(everything) == list(range(count))
+        assert numbers_at(order, sizes, range(count)[::-1]) == everything[::-1]
         alone = data.draw(st.integers(0, count - 1), "position")
         assert numbers_at(order, sizes, [alone]) == [everything[alone]]
         for start in range(0, count - batch + 1, batch):
@@ -148,7 +138,7 @@ def test_substitutes_are_of_the_same_lane(sizes: list[int], number: int, share: 
     count, batch = sum(sizes), number * share
     if count < batch:
         return
-    order = epoch_of(sizes, Lanes(count, batch, number), "global", 1, by_length=False)
+    order = epoch_of(sizes, Lanes(count, batch, number), "global", 1, by_length=False, window=2)
     members = lanes_of(sizes, number, "global")
     position = data.draw(st.integers(0, count // batch * batch - 1), "position")
     (lane,) = (own for own in members if numbers_at(order, sizes, [position])[0] in own)

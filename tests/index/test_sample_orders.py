@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from global_batches import mixed_order
+from global_batches import mixed_order, numbers_at, starts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,25 +17,13 @@ from wds_datapipes.index.order.draw_pattern import MAX_PERIOD, integer_weights
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder
 from wds_datapipes.index.order.permutation import Permutation, permute
-from wds_datapipes.index.order.sample_order import EpochOrder, LengthOrder, Order, SampleOrder
+from wds_datapipes.index.order.sample_order import EpochOrder, LengthOrder, Order
 
 ORDERS: Any = st.sampled_from(["global", "window", "sequential"])
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=8)
 ORDER_KINDS: list[Order] = ["global", "window"]
 DATASETS = st.lists(SIZES.filter(any), min_size=1, max_size=4)
 SEEDS = st.integers(0, 99)
-
-
-def starts_of(sizes: list[int]) -> Any:
-    return np.cumsum(sizes, dtype=np.int64) - sizes
-
-
-def numbers_of(order: SampleOrder, sizes: list[int], positions: Any = None) -> list[int]:
-    """Return the number of the sample at each position among those of all shards."""
-    shards, places = order.find(np.arange(len(order)) if positions is None else np.array(positions, np.int64))
-    assert np.all(places < np.array(sizes)[shards])
-    numbers: list[int] = (starts_of(sizes)[shards] + places).tolist()
-    return numbers
 
 
 # Permutations
@@ -92,49 +80,11 @@ def test_all_permutations_are_equally_likely() -> None:
 # One dataset
 
 
-@given(SIZES, ORDERS, SEEDS, st.integers(1, 25), st.data())
-def test_each_sample_has_one_position_which_alone_determines_it(
-    sizes: list[int], kind: Order, seed: int, window: int, data: st.DataObject
-) -> None:
-    """Also in batches of similar length."""
-
-    def new() -> SampleOrder:
-        base = EpochOrder(sizes, kind, seed=seed, window_shards=window)
-        if not by_length:
-            return base
-        lengths = np.arange(sum(sizes))[::-1] % 11
-        return LengthOrder(
-            base, lengths, starts_of(sizes), lanes=Lanes(sum(sizes), 3), window=window, seed=seed % 2 or None
-        )
-
-    by_length = data.draw(st.booleans(), "by length")
-    found = numbers_of(new(), sizes)
-    assert sorted(found) == list(range(sum(sizes)))
-    if kind == "sequential" and not by_length:
-        assert found == sorted(found)
-    assert numbers_of(new(), sizes, range(sum(sizes))[::-1]) == found[::-1]
-    for position in data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=5)) if found else ():
-        assert numbers_of(new(), sizes, [position]) == [found[position]]
-
-
-@given(SIZES, st.integers(1, 25), SEEDS)
-def test_a_window_has_the_samples_of_its_shards(sizes: list[int], window: int, seed: int) -> None:
-    shards = EpochOrder(sizes, "window", seed=seed, window_shards=window).find(np.arange(sum(sizes)))[0].tolist()
-    open_now, most, left = set[int](), 0, dict(enumerate(sizes))
-    for shard in shards:
-        open_now.add(shard)
-        most = max(most, len(open_now))
-        left[shard] -= 1
-        if not left[shard]:
-            open_now.remove(shard)
-    assert most <= window
-
-
 def test_orders_differ_between_seeds_and_shuffle_the_right_units() -> None:
     sizes = [50] * 20
     orders = {kind: EpochOrder(sizes, kind, seed=1, window_shards=4) for kind in ORDER_KINDS}
     for kind, order in orders.items():
-        assert numbers_of(order, sizes) != numbers_of(EpochOrder(sizes, kind, seed=2, window_shards=4), sizes)
+        assert numbers_at(order, sizes) != numbers_at(EpochOrder(sizes, kind, seed=2, window_shards=4), sizes)
     in_one_shard = {
         kind: sum(one == other for one, other in pairwise(order.find(np.arange(1000))[0].tolist()))
         for kind, order in orders.items()
@@ -151,7 +101,7 @@ def test_each_window_has_its_samples_in_batches_of_neighbours_by_length(
     lengths = np.array(data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)), np.int64)
     base = EpochOrder(sizes, kind, seed=3, window_shards=2)
     order = LengthOrder(base, lengths, starts_of(sizes), lanes=Lanes(count, batch_size), window=window, seed=seed)
-    before, after = numbers_of(base, sizes), numbers_of(order, sizes)
+    before, after = numbers_at(base, sizes), numbers_at(order, sizes)
     whole = count - count % batch_size
     assert after[whole:] == before[whole:]
     for start in range(0, whole, window * batch_size):
@@ -167,7 +117,7 @@ def test_each_window_has_its_samples_in_batches_of_neighbours_by_length(
 def test_seeds_shuffle_the_batches_of_a_window() -> None:
     base, starts = EpochOrder([400], "sequential", seed=0), np.array([0])
     orders = [
-        numbers_of(LengthOrder(base, np.arange(400), starts, lanes=Lanes(400, 4), window=25, seed=seed), [400])
+        numbers_at(LengthOrder(base, np.arange(400), starts, lanes=Lanes(400, 4), window=25, seed=seed), [400])
         for seed in (None, 1, 2)
     ]
     assert orders[0] == list(range(400))
@@ -179,7 +129,7 @@ def test_seeds_shuffle_the_batches_of_a_window() -> None:
 
 def samples_of(order: MixedOrder, datasets: list[list[int]]) -> list[tuple[int, int]]:
     """Return the dataset of the sample at each position, and its number in the dataset."""
-    numbers = np.array(numbers_of(order, [size for sizes in datasets for size in sizes]), np.int64)
+    numbers = np.array(numbers_at(order, [size for sizes in datasets for size in sizes]), np.int64)
     ends = np.cumsum([sum(sizes) for sizes in datasets])
     found = np.searchsorted(ends, numbers, "right")
     return list(
@@ -211,7 +161,7 @@ def test_datasets_are_drawn_in_exact_proportions(
             assert draws == [draw % sum(sizes) for draw in range(len(draws))]
     all_sizes = [size for sizes in datasets for size in sizes]
     for position in range(0, len(order), 97):
-        assert numbers_of(order, all_sizes, [position]) == [numbers_of(order, all_sizes)[position]]
+        assert numbers_at(order, all_sizes, [position]) == [numbers_at(order, all_sizes)[position]]
 
 
 def test_passes_over_a_dataset_have_different_orders() -> None:
