@@ -28,10 +28,7 @@ def batches(folder: Path) -> list[list[str]]:
     for number in range(2):
         build_shard(f"steps-{number}.tar", [{"__key__": f"{number}-{n}", "cls": str(n)} for n in range(3)])
     Path("built_for_steps.py").write_text(PIPELINE)
-    data = StatefulShards(
-        IndexedSamples("steps-{0,1}.tar", global_batch_size=4, remainder="pad").batch(4),
-        seed=3,
-    )
+    data = StatefulShards(IndexedSamples("steps-{0,1}.tar", global_batch_size=4, remainder="pad").batch(4), seed=3)
     found = [[sample["__key__"] for sample in batch] for _ in range(2) for batch in data]
     torch.save({"model": {"weight": torch.zeros(2)}, "loaders": [data.state_dict()]}, "run.pt")
     Path("run.json").write_text(json.dumps(data.state_dict()))

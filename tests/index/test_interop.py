@@ -140,11 +140,7 @@ def test_an_index_of_wids(tmp_path: Path) -> None:
         "wids_version": 1,
         "name": "letters",
         "shardlist": [
-            {
-                "url": name,
-                "nsamples": count,
-                "filesize": len(Path(url).read_bytes()),
-            }
+            {"url": name, "nsamples": count, "filesize": len(Path(url).read_bytes())}
             for url, name, count in zip(urls, ("parts/b.tar", "a.tar"), (2, 1), strict=True)
         ],
     }

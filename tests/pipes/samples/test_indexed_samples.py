@@ -21,14 +21,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySourceError, EncodeError, StaleSidecarError
-from wds_datapipes.index import (
-    AccessOptions,
-    EpochOptions,
-    IndexOptions,
-    Manifest,
-    ShardIndex,
-    build_indexes,
-)
+from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, ShardIndex, build_indexes
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.testing import build_shard
 
