@@ -133,7 +133,4 @@ def unpack(data: bytes) -> None:
         assert all(len(row) >= 3 for row in unpack_rows(packed(data)))
 
 
-TARGETS = [
-    Target("states", load, states, 120, TOKENS, change_state),
-    Target("positions", unpack, positions, 200),
-]
+TARGETS = [Target("states", load, states, 120, TOKENS, change_state), Target("positions", unpack, positions, 200)]

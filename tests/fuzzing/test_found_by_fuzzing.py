@@ -21,14 +21,7 @@ from wds_datapipes.codecs.media import AudioDecoder
 from wds_datapipes.errors import CacheError, CorruptSidecarError, EncodeError, SpecError, StateError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import retry_after
-from wds_datapipes.loading.checkpoint.format import (
-    STATE,
-    VERSION,
-    WorkerState,
-    checkpoints_in,
-    state_of,
-    with_checksum,
-)
+from wds_datapipes.loading.checkpoint.format import STATE, VERSION, WorkerState, checkpoints_in, state_of, with_checksum
 from wds_datapipes.on_error.policy import read_quarantine
 from wds_datapipes.samples.caching import END, FRAME, MAGIC, open_samples
 from wds_datapipes.shard_cache.entry import Entry

@@ -93,11 +93,7 @@ def truncated(urls: str) -> str:
     ("damage", "error", "text"),
     [
         (truncated, TruncatedShardError, r"/2\.tar ends inside a header, at byte 5400"),
-        (
-            replaced({"__key__": "bad", "cls": "7x"}),
-            DecodeError,
-            r"/2\.tar.*'bad'|'bad'.*/2\.tar",
-        ),
+        (replaced({"__key__": "bad", "cls": "7x"}), DecodeError, r"/2\.tar.*'bad'|'bad'.*/2\.tar"),
         (replaced({"__key__": "bare", "txt": "7"}), MissingFieldError, r"the sample 'bare' of .*/2\.tar"),
         (lambda urls: urls + "::gone.tar", ShardOpenError, r"gone\.tar"),
     ],

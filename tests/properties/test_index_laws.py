@@ -57,10 +57,7 @@ def by_reading(shard: Path, end_marker: EndMarker = "required", **rules: Any) ->
 
 def by_index(index: ShardIndex, archive: bytes) -> Iterator[tuple[str, Fields]]:
     for sample in index:
-        yield (
-            sample.key,
-            {entry.field: archive[entry.offset : entry.offset + entry.size] for entry in sample.entries},
-        )
+        yield (sample.key, {entry.field: archive[entry.offset : entry.offset + entry.size] for entry in sample.entries})
 
 
 @given(

@@ -256,10 +256,7 @@ HAND_MADE: dict[str, tuple[bytes, list[tuple[str, bytes]]]] = {
         pax(record("path", "other.txt")) + file() + file("b.txt"),
         [("other.txt", b"data"), ("b.txt", b"data")],
     ),
-    "PAX path twice": (
-        pax(record("path", "one.txt") + record("path", "two.txt")) + file(),
-        [("two.txt", b"data")],
-    ),
+    "PAX path twice": (pax(record("path", "one.txt") + record("path", "two.txt")) + file(), [("two.txt", b"data")]),
     "PAX path with a newline and an equals sign": (pax(record("path", "a\n=b.txt")) + file(), [("a\n=b.txt", b"data")]),
     "PAX size": (pax(record("size", "4")) + header(size=0) + file("", b"data")[512:], [("a.txt", b"data")]),
     "PAX size smaller than the field": (
@@ -293,10 +290,7 @@ HAND_MADE: dict[str, tuple[bytes, list[tuple[str, bytes]]]] = {
         patched(header("dir/", 4, tarfile.AREGTYPE), {257: bytes(8)}) + file("b.txt"),
         [("b.txt", b"data")],
     ),
-    "signed checksum": (
-        patched(file("é漢.txt")[:512], {}, signed=True) + file()[512:],
-        [("é漢.txt", b"data")],
-    ),
+    "signed checksum": (patched(file("é漢.txt")[:512], {}, signed=True) + file()[512:], [("é漢.txt", b"data")]),
     "an unknown kind, with data": (file("v", b"x" * 600, kind=b"Z") + file(), [("a.txt", b"data")]),
 }
 

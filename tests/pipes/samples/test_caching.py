@@ -30,9 +30,7 @@ from users_stages import InMain
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import CacheError
 
-pytestmark = [
-    pytest.mark.usefixtures("folder"),
-]
+pytestmark = [pytest.mark.usefixtures("folder")]
 #: Not for torch's DataLoader or torchdata's service, which close some pipes later.
 leaves_nothing = pytest.mark.usefixtures("nothing_left")
 PLACES = [None, "kept"]

@@ -50,11 +50,7 @@ def read(pipe: Pipe, workers: int, epochs: int, seed: int | None = 7, persistent
     """Read some epochs with torch's DataLoader."""
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     loader = DataLoader(
-        pipe,
-        batch_size=None,
-        num_workers=workers,
-        persistent_workers=persistent and workers > 0,
-        generator=generator,
+        pipe, batch_size=None, num_workers=workers, persistent_workers=persistent and workers > 0, generator=generator
     )
     return [list(loader) for _ in range(epochs)]
 
