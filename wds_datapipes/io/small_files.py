@@ -10,6 +10,7 @@ from typing import Any
 from wds_datapipes.errors import MissingSidecarError, ShardError, ShardWriteError, WdsError
 from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
 from wds_datapipes.io.sinks import open_target
+from wds_datapipes.io.urls import without_query
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
 #: The largest sidecar file, so that a server cannot fill the memory.
@@ -34,25 +35,20 @@ def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = 
     """
     scheme, _ = split_scheme(url)
     if folder is not None:
-        path = _path_of(redact(url))
+        path = without_query(redact(url))
         return f"{os.fspath(folder).rstrip('/')}/{path.rstrip('/').rpartition('/')[2]}{suffix}"
     if scheme in ("-", "pipe"):
         raise ValueError(
             f"{redact(url)} has no folder for sidecar files. Pass their folder, or write the shard to a file first"
         )
-    path = _path_of(url)
+    path = without_query(url)
     return f"{path}{suffix}{url[len(path) :]}"
 
 
 def folder_of(url: str) -> str:
     """Return the folder of a file with a trailing slash; "" for a bare name."""
-    path = _path_of(url)
+    path = without_query(url)
     return path[: path.rfind("/") + 1]
-
-
-def _path_of(url: str) -> str:
-    """Return a URL without its query."""
-    return url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url
 
 
 def within(folder: str, url: str) -> str:

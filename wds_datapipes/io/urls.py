@@ -91,6 +91,11 @@ def split_scheme(url: str) -> tuple[str, str]:
     return "", url
 
 
+def without_query(url: str) -> str:
+    """Return the URL of a file on a web server without its query, and any other URL unchanged."""
+    return url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url
+
+
 class OpeningURL(str):
     """A URL that carries its own opener.
 

@@ -13,6 +13,7 @@ from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import known_schemes, local_path, redact, split_scheme
+from wds_datapipes.io.urls import without_query
 from wds_datapipes.redaction.storage_options import raise_alone
 
 #: The end of a message about a directory without shards.
@@ -34,7 +35,7 @@ def list_urls(url: str, storage_options: Mapping[str, Any]) -> list[str]:
         found = local_directory(path) if url.endswith("/") else local_glob(path)
         return [f"file:{quote(name)}" for name in found] if scheme == "file" else found
     # In the query of an HTTP URL, * is not a wildcard.
-    is_listed = url.endswith("/") or "*" in (url.partition("?")[0] if scheme in ("http", "https") else url)
+    is_listed = url.endswith("/") or "*" in without_query(url)
     if not is_listed or scheme in known_schemes():
         return [url]
     return share_on_host(f"lists {redact(url)}", lambda _: list_remote(url, storage_options), url, storage_options)

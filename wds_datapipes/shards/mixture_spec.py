@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from wds_datapipes.errors import MissingSidecarError, SpecError
 from wds_datapipes.extras import require
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.io.openers import redact, split_scheme
+from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import read_sidecar
-from wds_datapipes.io.urls import check_url
+from wds_datapipes.io.urls import check_url, without_query
 from wds_datapipes.shards.patterns import MAX_SHARDS, split_patterns
 
 TOP_KEYS = ("prefix", "buckets", "datasets")
@@ -112,8 +112,7 @@ def read_mixture(
 
 def _load_file(url: str, path: str, storage_options: Mapping[str, Any] | None) -> object:
     """Parse a file; ``path`` is its name in messages."""
-    name = url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url
-    if not name.endswith(SUFFIXES):
+    if not without_query(url).endswith(SUFFIXES):
         raise SpecError(f"A specification must be a file that ends in {', '.join(SUFFIXES)}, not {path!r}")
     yaml = require("yaml", extra="yaml", purpose=f"read the specification {path}")
     try:
