@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from wds_datapipes.errors import SpecError
 from wds_datapipes.extras import require
 from wds_datapipes.io.compression.formats import COMPRESSIONS
-from wds_datapipes.io.openers import redact, split_scheme
+from wds_datapipes.io.openers import redact
+from wds_datapipes.io.urls import without_query
 
 FormatName: TypeAlias = Literal["jsonl", "msgpack", "cbor"]
 
@@ -29,7 +30,6 @@ class RecordFormat(NamedTuple):
         name: its name as an argument.
         title: its name in messages.
         extensions: the extensions of its files, without that of a compression.
-        is_binary: whether bytes of any other format decode to small records that are not maps.
         split: yields the end and the value of each complete record in a window of bytes that starts with a record. The
             value is `BLANK` or an error if there is none. It raises ValueError if a bad record has no known end, or
             RecursionError. Its second argument is whether the shard ends with the window.
@@ -38,7 +38,6 @@ class RecordFormat(NamedTuple):
     name: FormatName
     title: str
     extensions: tuple[str, ...]
-    is_binary: bool
     split: Callable[[bytes, bool], Iterator[tuple[int, Any]]]
 
 
@@ -80,7 +79,7 @@ def split_msgpack(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:  # 
             value = msgpack.unpackb(window[at:end], strict_map_key=False)
         except (ValueError, TypeError) as error:  # text that is not UTF-8, or a key that cannot be hashed
             value = error
-        yield end, value
+        yield end, _check_record(value)
         at = end
 
 
@@ -97,12 +96,19 @@ def split_cbor(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:  # noq
         except Exception as error:  # each release of cbor2 raises others for damaged data
             is_nested = isinstance(error, RecursionError) or "nesting depth" in str(error)
             raise (RecursionError if is_nested else ValueError)(f"{type(error).__name__}: {error}") from error
-        yield stream.tell(), value
+        yield stream.tell(), _check_record(value)
 
 
-JSON_LINES = RecordFormat("jsonl", "JSON lines", (".jsonl", ".ndjson", ".jsonlines"), False, split_json_lines)
-MSGPACK = RecordFormat("msgpack", "msgpack records", (".msgpack", ".msgpacks", ".mps", ".mp"), True, split_msgpack)
-CBOR = RecordFormat("cbor", "CBOR records", (".cbors", ".cbor"), True, split_cbor)
+def _check_record(value: Any) -> Any:
+    """Return a record; raise ValueError if it is rather bytes of another format, which decode to small integers."""
+    if not isinstance(value, dict | list | tuple | Exception):
+        raise ValueError(f"it is the value {value!r:.40}")
+    return value
+
+
+JSON_LINES = RecordFormat("jsonl", "JSON lines", (".jsonl", ".ndjson", ".jsonlines"), split_json_lines)
+MSGPACK = RecordFormat("msgpack", "msgpack records", (".msgpack", ".msgpacks", ".mps", ".mp"), split_msgpack)
+CBOR = RecordFormat("cbor", "CBOR records", (".cbors", ".cbor"), split_cbor)
 
 FORMATS: dict[str, RecordFormat] = {each.name: each for each in (JSON_LINES, MSGPACK, CBOR)}
 
@@ -118,7 +124,7 @@ def find_format(url: str, name: FormatName | None) -> RecordFormat:
     """
     if name is not None:
         return FORMATS[name]
-    file = (url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url).lower()
+    file = without_query(url).lower()
     for ending in COMPRESSED:
         file = file.removesuffix(ending)
     found = next((each for each in FORMATS.values() if file.endswith(each.extensions)), None)

@@ -24,8 +24,6 @@ from wds_datapipes.types import MemberTuple, Shard
 
 #: How much is read at once, in bytes; doubled until the largest record fits.
 FILL_BYTES = 256 << 10
-#: The values that records of a binary format may have. Bytes of other formats decode to others, such as small integers.
-FRAMED = (dict, list, tuple, Exception)
 #: The field that has the key by default; a record without it has its offset as its key.
 KEY = "__key__"
 
@@ -88,7 +86,7 @@ class RecordOptions(StreamOptions):
                 offset = begin + at
                 if end - at > most:
                     raise limit_error(self.limits, "member_bytes", f"{place(number, offset)} has {end - at} bytes")
-                if end < 0 or (record_format.is_binary and not isinstance(value, FRAMED)):
+                if end < 0:
                     raise _fatal_error(value, record_format.title, place(number, offset))
                 at = end
                 shard.has_begun = True
@@ -106,18 +104,18 @@ class RecordOptions(StreamOptions):
                     raise error  # after the records that were read completely
                 finally:
                     del error  # avoid a reference cycle: its frames would keep their files open
-            if is_end and at == len(window) > 0:
-                return
-            if is_end and begin == len(window) == 0:
+            if is_end and buffer.left:
+                raise TruncatedShardError(
+                    f"{place(number + 1, buffer.offset)} is incomplete: the shard ends after {buffer.left} bytes of "
+                    "it. Write or fetch the file again"
+                )
+            if is_end and buffer.offset == 0:
                 raise TruncatedShardError(
                     f"{archive} is empty, and a shard has at least one record. Write or fetch the file again, or leave "
                     "it out"
                 )
             if is_end:
-                raise TruncatedShardError(
-                    f"{place(number + 1, begin + at)} is incomplete: the shard ends after {len(window) - at} bytes of "
-                    "it. Write or fetch the file again"
-                )
+                return
             if at == 0:
                 if len(window) > most:
                     found = f"{place(number + 1, begin)} has {len(window)} bytes or more"
@@ -135,13 +133,13 @@ class RecordOptions(StreamOptions):
         if isinstance(value, Exception):
             raise DecodeError(f"cannot be decoded: {value}. Write it again, or pass on_error to skip it")
         if isinstance(value, list | tuple):
-            if self.fields is None:
+            names = self.fields or ()
+            if len(names) != len(value):
                 raise DecodeError(
-                    f"is a list of {len(value)} values, not a map of fields. Pass fields= with a name for each value"
+                    f"is a list of {len(value)} values, but fields= has {len(names)} names. Pass fields= with a name "
+                    "for each value"
                 )
-            if len(self.fields) != len(value):
-                raise DecodeError(f"is a list of {len(value)} values, but fields= has {len(self.fields)} names")
-            return dict(zip(self.fields, value, strict=True))
+            return dict(zip(names, value, strict=True))
         if type(value) is not dict:
             raise DecodeError(f"is of type {type(value).__name__}, not a map of fields")
         name = next(name for name in value if type(name) is not str)
@@ -179,15 +177,13 @@ def _split(record_format: RecordFormat, window: bytes, is_end: bool) -> Iterator
         yield -1, error
 
 
-def _fatal_error(value: Any, title: str, place: str) -> ShardError:
+def _fatal_error(error: Exception, title: str, place: str) -> ShardError:
     """Return the error for a record after which the shard cannot be read on."""
-    if isinstance(value, RecursionError):
+    if isinstance(error, RecursionError):
         return ReadLimitError(
             f"{place} nests its values too deeply to be decoded. If the shard is valid, write it with flat records"
         )
-    is_error = isinstance(value, Exception)
-    found = f"cannot be decoded: {value or type(value).__name__}" if is_error else f"is the value {value!r:.40}"
     return CorruptShardError(
-        f"{place} {found}. The file is damaged or does not hold {title}: write or fetch it again, or pass the "
-        "right format="
+        f"{place} cannot be decoded: {str(error) or type(error).__name__}. The file is damaged or does not hold "
+        f"{title}: write or fetch it again, or pass the right format="
     )
