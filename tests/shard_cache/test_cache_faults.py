@@ -238,7 +238,7 @@ def use_a_small_disk(place: Path, shard: str) -> None:
     fsspec.filesystem("memory").pipe("/a.tar.wdsidx", index_bytes(build_index(shard)))
     assert IndexCopies(AccessOptions()).read("memory://a.tar.wdsidx").keys == WANT
     assert not [*place.rglob("*.wdsidx")]
-    full = r"The copy \S+/\w+\.part cannot be written: No space left on device\. All copies not in use"
+    full = r"The cache \S+ cannot be used: No space left on device\. All copies not in use"
     with pytest.raises(CacheError, match=full):
         use(f"pipe:cat {shard} {shard}")
     kept.close()

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -98,18 +97,15 @@ class Entry:
             return None
 
     def write_facts(self, facts: CopyFacts) -> None:
-        """Write the facts about the copy.
+        """Write the facts about the copy, whose lock is held.
 
         Raises:
             OSError: the file cannot be written.
         """
         content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(facts)}
-        part = Path(f"{self.facts_path}.{os.getpid()}-{secrets.token_hex(4)}{PART}")
-        try:
-            part.write_text(json.dumps(content), encoding="utf-8")
-            part.replace(self.facts_path)
-        finally:
-            part.unlink(missing_ok=True)
+        part = Path(f"{self.facts_path}{PART}")
+        part.write_text(json.dumps(content), encoding="utf-8")
+        part.replace(self.facts_path)
 
     def last_use(self) -> int:
         """Return when the copy was used last, in nanoseconds; 0 if nothing is recorded about it."""

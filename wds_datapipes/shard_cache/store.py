@@ -125,10 +125,7 @@ class CacheFolder:
         except ShardError:
             raise
         except OSError as error:
-            raise CacheError(
-                f"The cache {self.path} cannot be used: {error.strerror or error}. Its file system must support locks, "
-                f"and the folder must be writable"
-            ) from error
+            raise _cache_error(self.path, error) from error
 
     def entry(self, url: str) -> Entry:
         """Return the entry of a shard."""
@@ -314,11 +311,8 @@ def fetch_copy(
     if size is None or request.asks:
         answer = request.ask()
         size = answer.bytes if size is None else size
-    try:
-        entry.part.unlink(missing_ok=True)  # left by a killed process
-        copy = io.FileIO(entry.part, "x+")
-    except OSError as error:
-        raise _unwritable(entry.part, error) from error
+    entry.part.unlink(missing_ok=True)  # left by a killed process
+    copy = io.FileIO(entry.part, "x+")
     try:
         fcntl.flock(copy, fcntl.LOCK_SH)  # the pin, held until the file is closed
         reservation = _Reservation(folder, entry.part, *limit)
@@ -359,7 +353,7 @@ class _Reservation:
                 count = copy.write(data)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not evict_one(self._folder, self._priority):
-                    raise _unwritable(self._part, error) from error
+                    raise _cache_error(self._folder, error) from error
                 continue
             data = data[count:]
             self.written += count
@@ -418,19 +412,16 @@ def _check_complete(request: DownloadRequest, copy: io.FileIO, size: int) -> Non
 
 def _finish(folder: Path, entry: Entry, copy: io.FileIO, facts: CopyFacts) -> None:
     """Sync a complete copy, then rename it, so that a power failure cannot leave a truncated copy under its name."""
-    try:
-        copy.truncate(facts.bytes)
-        os.fsync(copy.fileno())
-        entry.write_facts(replace(facts, mtime_ns=os.fstat(copy.fileno()).st_mtime_ns))
-        stamp(folder, entry.facts_path)
-        entry.part.replace(entry.path)
-        copy.seek(0)
-    except OSError as error:
-        raise _unwritable(entry.part, error) from error
+    copy.truncate(facts.bytes)
+    os.fsync(copy.fileno())
+    entry.write_facts(replace(facts, mtime_ns=os.fstat(copy.fileno()).st_mtime_ns))
+    stamp(folder, entry.facts_path)
+    entry.part.replace(entry.path)
+    copy.seek(0)
 
 
-def _unwritable(path: Path, error: OSError) -> CacheError:
-    advice = "Check the folder and its permissions"
+def _cache_error(folder: Path, error: OSError) -> CacheError:
+    advice = "Its file system must support locks, and the folder must be writable"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         advice = "All copies not in use were evicted already. Free space, use another folder, or pass max_bytes"
-    return CacheError(f"The copy {path} cannot be written: {error.strerror or error}. {advice}")
+    return CacheError(f"The cache {folder} cannot be used: {error.strerror or error}. {advice}")
