@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from dataclasses import replace
 from itertools import chain, islice, repeat
@@ -117,7 +118,12 @@ def test_a_step_has_the_samples_that_the_loops_of_all_ranks_received(
 
 
 def without_exclusions(state: Any) -> Any:
-    return state_of([replace(each, excluded=[]) for each in checkpoints_in(state)])
+    return state_of(
+        [
+            replace(each, phases=[phase for phase in each.phases if "excluded" not in phase])
+            for each in checkpoints_in(state)
+        ]
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -239,9 +245,13 @@ def test_all_loaders_note_when_exclusions_were_added(workers: int) -> None:
                 state, steps = loader.state_dict(), steps - 1
                 if not steps:
                     break
-        assert [since[:2] for since in checkpoints_in(state)[0].excluded] == [[0, 12], [1, 24]][: len(exclude) // 2]
+        assert [
+            (each["epoch"], each["position"]) for each in checkpoints_in(state)[0].phases if "excluded" in each
+        ] == [(0, 12), (1, 24)][: len(exclude) // 2]
         exclude = [*exclude, *(key for key in batches[-1] if key not in exclude)][: len(exclude) + 2]
     assert [[each.key for each in explain(indexed(1, exclude, lanes=2), state, step)] for step in range(7)] == batches
+    text = as_markdown(provenance(indexed(1, exclude, lanes=2), state))
+    assert re.search(r"\| 1 \|  \|  \| without 4 of the samples \(`\w+`\) from position 24 on \|", text)
 
 
 def test_no_array_has_an_element_for_each_sample() -> None:

@@ -56,24 +56,25 @@ class Exclusions:
         """Return the length of the list of each dataset, and its digest, for a state."""
         return {name: [len(items), _digest(items)] for name, items in self._lists.items() if items}
 
-    def at(self, history: Sequence[Any], epoch: int, position: int) -> Exclusions:
+    def at(self, history: Sequence[Mapping[str, Any]], epoch: int, position: int) -> Exclusions:
         """Return those of a run at a position of an epoch."""
-        notes = [note for *begin, note in history if begin <= [epoch, position]]
+        found = [each for each in history if "excluded" in each]
+        notes = [each["excluded"] for each in found if (each["epoch"], each["position"]) <= (epoch, position)]
         return Exclusions({name: self._lists[name][:count] for name, (count, _) in notes[-1].items()} if notes else {})
 
-    def extend(self, history: Sequence[Any], epoch: int, position: int) -> list[Any]:
+    def extend(self, history: Sequence[Mapping[str, Any]], epoch: int, position: int) -> list[Any]:
         """Return the history of a run with these exclusions, if others were added.
 
         Args:
-            history: the exclusions of the run before, as lists of an epoch, a position in it, and a `note`, which holds
-                from there on.
+            history: the records of the run before; some have an epoch, a position in it, and a `note`, which holds from
+                there on.
             epoch: the epoch in which the run resumes.
             position: the position in it.
 
         Raises:
             StateError: these do not begin with those before.
         """
-        note = history[-1][2] if history else {}
+        note: dict[str, list[Any]] = next((each["excluded"] for each in reversed(history) if "excluded" in each), {})
         differences = [
             f"{f'those of {name!r}' if name else 'they'} were {count} (#{digest}), and "
             + (f"are {len(own)}" if len(own) < count else f"the first {count} are now others (#{_digest(own[:count])})")
@@ -85,7 +86,8 @@ class Exclusions:
                 "EpochOptions(exclude=) must begin with what it had when this state was saved, in the same order, as "
                 f"otherwise samples return that were left out: {'; '.join(differences)}. Append new ones at the end"
             )
-        return [*history, *([[epoch, position, self.note()]] if self.note() != note else [])]
+        changed = {"epoch": epoch, "position": position, "excluded": self.note()}
+        return [*history, *([changed] if self.note() != note else [])]
 
     def keys_of(self, name: str) -> frozenset[str]:
         """Return the keys that are excluded from a dataset."""

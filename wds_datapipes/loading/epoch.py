@@ -60,7 +60,7 @@ class EpochSeeds:
         first: the seed of the first epoch.
         next: the seed of the next epoch, unless the loader is seeded before it.
         wanted: the number selected for the next epoch, or ``None``.
-        excluded: the samples that the run leaves out, if that has changed.
+        phases: the history of the run in its state; none if the run began here.
     """
 
     seed: int = 0
@@ -68,12 +68,12 @@ class EpochSeeds:
     first: int = 0
     next: int | None = None
     wanted: int | None = None
-    excluded: Sequence[Any] = ()
+    phases: Sequence[Any] = ()
 
     @classmethod
     def of(cls, state: Checkpoint) -> EpochSeeds:
         """Return the seeds in the state of an epoch."""
-        return cls(state.seed, state.epoch, state.first, state.next, state.wanted, state.excluded)
+        return cls(state.seed, state.epoch, state.first, state.next, state.wanted, state.phases)
 
     def begin(
         self,
@@ -114,7 +114,7 @@ class EpochSeeds:
         )
         self.epoch = self.epoch + 1 if is_next else 0
         self.first = self.first if is_next else seed_of(seed_generator)
-        self.excluded = self.excluded if is_next else ()
+        self.phases = self.phases if is_next else ()
         if self.wanted is not None:
             self.epoch, self.wanted = self.wanted, None
             seed_generator.seed(derived_seed("epoch", self.first, self.epoch))

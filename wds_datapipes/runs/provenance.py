@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wds_datapipes.runs.steps import RunSteps
@@ -17,8 +17,8 @@ def provenance(pipeline: Any, state: Mapping[str, Any] | str | bytes) -> dict[st
 
     Returns:
         dict: the number of ``steps``; for each of the ``datasets``, its shards, samples and digest, and the samples and
-        epochs that the run has seen of it; the ``phases`` of the run, each with what has changed since the one before;
-        and the numbers and digests of ``excluded`` samples, with the epochs and positions from which on.
+        epochs that the run has seen of it; and the ``phases`` of the run, each with what has changed since the one
+        before, such as the numbers and digests of excluded samples.
 
     Raises:
         StateError: the state belongs to another pipeline.
@@ -34,7 +34,7 @@ def provenance(pipeline: Any, state: Mapping[str, Any] | str | bytes) -> dict[st
         for each in [name] if name in every else every:  # datasets that are drawn together
             share = samples if name in every else round(epochs * every[each]["samples"])
             every[each] |= {"samples_seen": share, "epochs": round(epochs, 4)}
-    return {"steps": steps, "datasets": every, "phases": run.saved.phases, "excluded": run.saved.excluded}
+    return {"steps": steps, "datasets": every, "phases": run.saved.phases}
 
 
 def as_markdown(facts: Mapping[str, Any]) -> str:
@@ -47,15 +47,8 @@ def as_markdown(facts: Mapping[str, Any]) -> str:
         lines.append(_row(_code(name), *counts, _code(known["digest"]), f"{seen:,}", f"{epochs:.4g}"))
     lines += _head("from step", "epoch", "batch", "weights", "changes")
     for phase in facts["phases"]:
-        changes = [*map(_dataset, phase.get("datasets", {}).items()), *map(_code, phase.get("changes", ()))]
         begin = phase.get("step", ""), phase["epoch"], phase.get("batch", "")
-        lines.append(_row(*begin, "; ".join(_points(phase)), "; ".join(changes)))
-    lines += _head("from epoch", "position", "excluded") if facts["excluded"] else []
-    for epoch, position, note in facts["excluded"]:
-        counts_of = (
-            f"{count:,} of {_code(name) or 'the samples'} ({_code(digest)})" for name, (count, digest) in note.items()
-        )
-        lines.append(_row(epoch, position, ", ".join(counts_of)))
+        lines.append(_row(*begin, "; ".join(_points(phase)), "; ".join(_changes(phase))))
     return "\n".join(lines)
 
 
@@ -68,9 +61,15 @@ def _points(phase: Mapping[str, Any]) -> Iterator[str]:
             yield shares + (f" until step {step}, linearly" if kind else start)
 
 
-def _dataset(item: tuple[str, Sequence[Any] | None]) -> str:
-    name, known = item
-    return f"without {_code(name)}" if known is None else f"{f'{_code(name)} of ' if name else ''}{known[1]:,} samples"
+def _changes(phase: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what has changed in a phase."""
+    for name, known in phase.get("datasets", {}).items():
+        of = f"{_code(name)} of " if name else ""
+        yield f"without {_code(name)}" if known is None else f"{of}{known[1]:,} samples"
+    for name, (count, digest) in phase.get("excluded", {}).items():
+        place = f"from position {phase['position']:,} on"
+        yield f"without {count:,} of {_code(name) or 'the samples'} ({_code(digest)}) {place}"
+    yield from map(_code, phase.get("changes", ()))
 
 
 def _head(*columns: str) -> list[str]:

@@ -147,7 +147,7 @@ class RunSteps:
 
     def seen(self) -> tuple[int, dict[str, tuple[int, float]]]:
         """Return the number of steps until the state, and the samples and epochs of each dataset until then."""
-        epoch, position = place_of(self.saved, self._source)
+        epoch, position = place_of([self.saved], self._source)[:2]
         self._order_of(epoch)
         seed = None if self._source.order == "sequential" else self._source.place[0]
         return self._plan.step_at(epoch, position), self._source.plan.seen(seed, epoch, position)
@@ -186,7 +186,7 @@ class RunSteps:
         order = self._order_of(epoch)
         parts = self._source.find_batch(batch, self._ranks, rest, size)
         last = max(int(part.max(initial=0)) for part in parts)
-        exclusions = self._source.exclusions.at(self.saved.excluded, epoch, last)
+        exclusions = self._source.exclusions.at(self.saved.phases, epoch, last)
         return self._source.dataset.excluding(exclusions), order, parts
 
     def _locate(self, step: int) -> tuple[int, int, RestOfEpoch, int]:

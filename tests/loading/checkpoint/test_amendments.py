@@ -68,6 +68,8 @@ def test_functions_filters_and_batches_of_a_stream_may_change(workers: int) -> N
         loader.load_state_dict(state, amend=True)
         after = [key for batch in loader for key in batch]
         [saved] = checkpoints_in(loader.state_dict())
+        loader.seed(2)
+        assert not checkpoints_in(loader.state_dict())[0].phases, "another run begins"
     assert all(key[-1] == "!" for key in after)
     assert sorted([*before, *(key[:-1] for key in after)]) == sorted(
         key for key in KEYS if key in before or key[-1] != "7"

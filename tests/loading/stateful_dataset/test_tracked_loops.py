@@ -204,9 +204,12 @@ def own_state(**changes: Any) -> Any:
         (state_of_numbers, "dataset is not a StatefulShards"),
         (lambda: "{", "a JSON text with its version"),
         (lambda: b"\x80\x04junk", "a JSON text with its version"),
-        (lambda: b'{"version": 99, "ranks": []}', "version 99, but this release .* only version 9.* restart the epoch"),
-        (lambda: b'{"version": 9}\n{}', "its checksum differs"),
-        (lambda: b'{"version": 9, "crc32": 0}', "contains no ranks"),
+        (
+            lambda: b'{"version": 99, "ranks": []}',
+            "version 99, but this release .* only version 10.* restart the epoch",
+        ),
+        (lambda: b'{"version": 10}\n{}', "its checksum differs"),
+        (lambda: b'{"version": 10, "crc32": 0}', "contains no ranks"),
         (lambda: [3], "not the state of a loader"),
     ],
 )

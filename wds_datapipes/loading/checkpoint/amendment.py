@@ -10,28 +10,38 @@ from typing import Any
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, without_sizes
-from wds_datapipes.loading.checkpoint.resharding import excluded_since, states_of_instances
+from wds_datapipes.loading.checkpoint.resharding import check_complete, place_of
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.state.description import FREE, difference, run_source
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
-from wds_datapipes.shards.assignment import Resharding
 
 #: The most characters of the description of a changed stage in the record of a phase.
 SHOWN = 100
 
 
 def begin_run(pipe: Any) -> list[dict[str, Any]]:
-    """Return the record of the first phase of a run, which begins with a pipeline; without one, there is none."""
-    if (source := run_source(pipe)) is None:
-        return []
-    source.load_phases([], -1, 0)
-    return [source.first_phase()]
+    """Return the history of a run that begins with a pipeline: the record of its first phase, and of its exclusions."""
+    if (source := run_source(pipe)) is not None:
+        source.load_phases([], -1, 0)
+    return _with_exclusions(pipe, [] if source is None else [source.first_phase()], 0, 0)
+
+
+def _with_exclusions(pipe: Any, phases: list[dict[str, Any]], epoch: int, position: int) -> list[dict[str, Any]]:
+    """Return the history of a run that leaves out the samples of a pipeline from a position on.
+
+    Raises:
+        StateError: samples return that were left out.
+    """
+    found = [each for stage in upstream(pipe) if (each := declared(stage).exclusions) is not None]
+    return found[0].together(found[1:]).extend(phases, epoch, position) if found else phases
 
 
 @refusing_corrupt_states()
 def adopt(
     loaded: Sequence[Checkpoint], pipe: Any, stages: Sequence[str], ranks: int | None = None, *, amend: bool = False
 ) -> list[Checkpoint]:
-    """Return checkpoints from which a pipeline resumes, and let its source go on with the phases of the run.
+    """Return checkpoints from which a pipeline resumes, and let its source go on with the history of the run.
 
     On a different number of ranks, ``.batch()`` may have a different size: the rest of an epoch consists of samples,
     however they are batched.
@@ -47,18 +57,19 @@ def adopt(
     Raises:
         StateError: it is the state of a different pipeline.
     """
+    for checkpoint in loaded:
+        checkpoint.check_parts()
+    if not any(each.stages for each in loaded):  # they were saved before any pipeline began
+        return [*loaded]
     adopted = _compare(loaded, pipe, stages, ranks, amend=amend)
-    excluded = excluded_since(adopted, pipe)
-    return [replace(each, excluded=excluded) if each.worker is None else each for each in adopted]
+    phases = _with_exclusions(pipe, adopted[0].phases, *place_of(adopted, run_source(pipe))[:2])
+    return [replace(each, phases=phases) if each.worker is None else each for each in adopted]
 
 
 def _compare(
     loaded: Sequence[Checkpoint], pipe: Any, stages: Sequence[str], ranks: int | None, *, amend: bool
 ) -> Sequence[Checkpoint]:
-    for checkpoint in loaded:
-        checkpoint.check_parts()
-    if not (first := next((each for each in loaded if each.stages), None)):  # it was saved before any pipeline began
-        return loaded
+    first = next(each for each in loaded if each.stages)
     if (source := run_source(pipe)) is not None:
         source.load_phases(first.phases, first.first, max(first.epoch, 0))
     # Without the sizes of batches, if they may differ.
@@ -97,14 +108,9 @@ def _amended(
     loaded: Sequence[Checkpoint], source: Any, stages: Sequence[str], changes: list[str]
 ) -> Sequence[Checkpoint]:
     """Return the checkpoints in which a phase begins with another pipeline."""
-    first, rest = loaded[0], None
-    epoch, position = first.epoch + 1, 0
-    if not all(each.is_over for each in loaded):
-        epoch = first.epoch
-        if source is not None:
-            states = [None if each is None else each[0] for each in states_of_instances(loaded)]
-            [rest] = source.reshard_states(Resharding(states, lambda _: (), 1, range(1)))
-            position = rest["rest"]["start"]
+    first, (epoch, position, rest) = loaded[0], place_of(loaded, source)
+    if rest is not None:
+        check_complete(loaded)
     record = {"epoch": epoch} if source is None else source.begin_phase(first.phases, epoch, position)
     phases = [*first.phases, {**record, **({"changes": changes} if changes else {})}]
     if source is not None:

@@ -27,7 +27,7 @@ logger = logging.getLogger("wds_datapipes")
 #: The only key of a state.
 STATE = "wds_datapipes"
 #: The version of the format.
-VERSION = 9
+VERSION = 10
 #: Replaces the state of a worker that does not know which part of its stream the loop will receive.
 STREAM = "stream"
 #: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.
@@ -109,8 +109,8 @@ class Checkpoint:
             may hold its last items.
         replay: if the epoch resumes by replay, the number of items that the loop has received, and a digest of the
             last.
-        excluded: the samples that the run leaves out, see `Exclusions.extend`.
-        phases: records of the phases of the run, see `wds_datapipes.index.order.phase_records`.
+        phases: the history of the run: records of its phases, see `wds_datapipes.index.order.phase_records`, and of
+            the samples that it leaves out, see `Exclusions.extend`.
     """
 
     stages: list[str]
@@ -129,7 +129,6 @@ class Checkpoint:
     wanted: int | None = None
     is_drained: bool = False
     replay: Mapping[str, int] | None = None
-    excluded: Sequence[Any] = ()
     phases: list[dict[str, Any]] = field(default_factory=list)
 
     @property

@@ -12,8 +12,6 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import ADVICE, Checkpoint, WorkerState, checkpoints_in, is_all, state_of
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.inspection import upstream
-from wds_datapipes.pipes.state.description import run_source
 from wds_datapipes.pipes.state.pipeline_state import (
     check_resharding,
     difference_of_ranks,
@@ -72,7 +70,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
                 "same data must save their states after the same step of the same run, and those of loaders with "
                 "distributed=False cannot be merged"
             )
-    _check_complete([*checkpoints.values()])
+    check_complete([*checkpoints.values()])
     return state_of([*checkpoints.values()])
 
 
@@ -147,44 +145,25 @@ def of_all_ranks(saved: Checkpoint, pipe: Any) -> Checkpoint:
     return saved
 
 
-def excluded_since(saved: Sequence[Checkpoint], pipe: Any) -> list[Any]:
-    """Return the samples that a run has left out, and will leave out with a pipeline.
-
-    Args:
-        saved: the states of some ranks, or of a worker.
-        pipe: the pipeline, before the split.
-
-    Raises:
-        StateError: samples return that were left out.
-    """
-    return excluded_by(pipe, saved[0].excluded, *place_of(saved[0], run_source(pipe)))
-
-
-def place_of(state: Checkpoint, source: Any) -> tuple[int, int]:
+def place_of(saved: Sequence[Checkpoint], source: Any) -> tuple[int, int, dict[str, Any] | None]:
     """Return the epoch in which a run resumes, and the first position in it whose batch no rank has begun.
 
     Args:
-        state: the state of a rank; for that of a single worker, the position is 0.
+        saved: the states of all ranks; or that of one, which stands for all. For a single worker, the position is 0.
         source: the source that knows the phases of the run; None if there is none.
+
+    Returns:
+        The epoch, the position, and the state of the source of a single process there; None at the position 0.
     """
-    if state.is_over:
-        return state.epoch + 1, 0
-    if source is None or state.worker is not None:
-        return state.epoch, 0
-    ranks = range(state.ranks if state.distributed else 1)
-    states = [part.stages and part.stages[0] for part in state.parts for _ in ranks]
+    first = saved[0]
+    if all(each.is_over for each in saved):
+        return first.epoch + 1, 0, None
+    if source is None or first.worker is not None:
+        return first.epoch, 0, None
+    alike = saved if _are_of_all(saved) else [replace(first, rank=None)]
+    states = [stages and stages[0] for stages in states_of_instances(alike)]
     [rest] = source.reshard_states(Resharding(states, lambda _: (), 1, range(1)))
-    return state.epoch, rest["rest"]["start"]
-
-
-def excluded_by(pipe: Any, history: Sequence[Any] = (), epoch: int = 0, position: int = 0) -> list[Any]:
-    """Return which samples a run leaves out since when, with those of a pipeline from now on; see `Exclusions.extend`.
-
-    Raises:
-        StateError: samples return that were left out.
-    """
-    found = [each for stage in upstream(pipe) if (each := declared(stage).exclusions) is not None]
-    return found[0].together(found[1:]).extend(history, epoch, position) if found else []
+    return first.epoch, rest["rest"]["start"], rest
 
 
 @refusing_corrupt_states()
@@ -229,7 +208,7 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity, waiting
         waiting: called with each of the previous workers whose samples it takes over.
     """
     rank, ranks, distributed, workers = identity
-    _check_complete(saved, pipe)
+    check_complete(saved, pipe)
     parts = [part for checkpoint in saved for part in checkpoint.parts]
     if any(checkpoint.replay is not None for checkpoint in saved) or any(is_replayed(part.stages) for part in parts):
         raise StateError(
@@ -251,7 +230,7 @@ def states_of_instances(saved: Sequence[Checkpoint]) -> list[Sequence[Mapping[st
     Raises:
         StateError: a rank's state is missing.
     """
-    _check_complete(saved)
+    check_complete(saved)
     by_rank = [saved[0]] * saved[0].ranks if saved[0].rank is None else sorted(saved, key=lambda each: each.rank or 0)
     return [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
 
@@ -265,7 +244,7 @@ def _are_of_all(saved: Sequence[Checkpoint]) -> bool:
     return is_all(sorted(found), ranks)
 
 
-def _check_complete(saved: Sequence[Checkpoint], pipe: Any = None) -> None:
+def check_complete(saved: Sequence[Checkpoint], pipe: Any = None) -> None:
     """Check that there are the states of all ranks, from the same epoch; ``pipe`` tells why one does not suffice."""
     if not _are_of_all(saved):
         why = "" if pipe is None else f", as {difference_of_ranks(pipe)}"

@@ -9,7 +9,7 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
-from wds_datapipes.loading.checkpoint.resharding import check_ranks, excluded_by, of_all_ranks, state_of_rank
+from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks, state_of_rank
 from wds_datapipes.loading.data_parallel import DataParallelGroup, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import EpochSeeds, is_drawn
@@ -51,8 +51,7 @@ class StateManager:
         self.group = group
         self._workers = workers
         self._described: list[str] = []
-        self._excluded: list[Any] = []  # of a new run
-        self._phases: list[dict[str, Any]] = []
+        self._phases: list[dict[str, Any]] = []  # of a new run
         self._alike: Any = None  # the pipeline, if one state is that of all ranks
         self._loaded: list[Checkpoint] = []
         self._seeds_too, self._amend = False, False
@@ -85,7 +84,6 @@ class StateManager:
         self._described = descriptions(pipe)
         self._phases = begin_run(pipe)
         self._alike = None if difference_of_ranks(pipe) else pipe
-        self._excluded = excluded_by(pipe)
 
     def expect(self, seed: int | None) -> None:
         """Record the seed that was set on the loader since the previous epoch began, or ``None``."""
@@ -136,7 +134,6 @@ class StateManager:
         loaded, self._loaded = self._loaded, []
         ranks_now, rank = self._identity(ranks)
         loaded = adopt(loaded, pipe, self._described, ranks_now, amend=self._amend)
-        self._phases = loaded[0].phases or self._phases
         if self.group.is_split and ranks is None:  # nothing but the states tells whether the epoch is over on all
             check_ranks(loaded, rank, ranks_now, pipe)
             is_over = all(checkpoint.is_over for checkpoint in loaded)
@@ -229,7 +226,7 @@ class StateManager:
             parts = source.states()
         checkpoint = Checkpoint(
             stages=self._described,
-            **{**vars(seeds), "excluded": seeds.excluded or self._excluded},
+            **{**vars(seeds), "phases": seeds.phases or self._phases},
             is_over=is_over,
             rank=identity.rank,
             ranks=identity.ranks,
@@ -238,7 +235,6 @@ class StateManager:
             turn=0 if source is None or self.replay_reason else source.turn,
             parts=parts,
             replay=replay,
-            phases=self._phases,
         )
         if self._alike is not None and replay is None:
             checkpoint = of_all_ranks(checkpoint, self._alike)

@@ -13,7 +13,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of, state_of_stream
-from wds_datapipes.loading.checkpoint.resharding import check_ranks, excluded_by, of_all_ranks
+from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks
 from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import refuse_hidden_stages
@@ -101,7 +101,6 @@ class StatefulShards(IterableDataset[Any]):
         self.pipe = pipe
         self.seed = seed
         self._stages = descriptions(pipe)
-        self._excluded = excluded_by(pipe)
         self._phases = begin_run(pipe)
         self._is_alike = not difference_of_ranks(pipe)
         self._shared = SharedEpochs()
@@ -224,15 +223,15 @@ class StatefulShards(IterableDataset[Any]):
         self._resume_from(loaded)
 
     def adopt(self, loaded: Sequence[Checkpoint], *, amend: bool = False) -> list[Checkpoint]:
-        """Return checkpoints as those of this pipeline, and go on with the phases and exclusions of the run.
+        """Return checkpoints as those of this pipeline, and go on with the history of the run.
 
         Raises:
             StateError: they belong to another pipeline.
         """
         adopted = adopt(loaded, self.pipe, self._stages, self._epochs.ranks, amend=amend)
-        self._phases = adopted[0].phases or self._phases
-        if get_worker_info() is None:  # which knows the states of all workers
-            self._excluded = [*adopted[0].excluded]
+        phases = adopted[0].phases
+        if get_worker_info() is None or len(phases) > len(self._phases):  # the main process knows all workers' states
+            self._phases = phases or self._phases
         return adopted
 
     def end_epoch(self) -> None:
@@ -341,7 +340,6 @@ class StatefulShards(IterableDataset[Any]):
             rank=epochs.rank,
             ranks=epochs.ranks,
             distributed=epochs.distributed,
-            excluded=self._excluded,
             phases=self._phases,
             **facts,
         )
