@@ -15,8 +15,8 @@ from wds_datapipes.errors import EmptySourceError, EncodeError, StateError
 from wds_datapipes.extras import require
 from wds_datapipes.loading.data_parallel import Distributed
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.shards.shard_list import ShardList
-from wds_datapipes.pipes.state.pipeline_state import spans_epochs
 
 dali = require("nvidia.dali", extra="dali", purpose="feed a DALI pipeline")
 
@@ -152,7 +152,7 @@ class DaliReader:
         """
         if (epoch, position) != self._next:
             follows = (epoch, position) == (self._next[0] + 1, 0)
-            if not follows and (epoch > 0 or self._next[0] >= 0) and spans_epochs(self._data.pipe):
+            if not follows and (epoch > 0 or self._next[0] >= 0) and PipelineGraph(self._data.pipe).spans_epochs:
                 raise StateError(
                     "A checkpoint of DALI cannot be restored for a pipeline with with_epoch, since each of its epochs "
                     'continues the one before. Leave it out, and pass cycle="quiet"'

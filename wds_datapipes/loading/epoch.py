@@ -24,7 +24,7 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import takes_seed, upstream
 from wds_datapipes.pipes.stage import share_counters
-from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, save_state, spans_epochs
+from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, save_state
 from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings
@@ -318,7 +318,7 @@ class EpochRun:
         self.pipe = pipe
         self.items = ReplayedItems(pipe, start.replay_reason) if start.replay_reason else pipe
         load_state(self.items, None)
-        self.spans_epochs = spans_epochs(pipe)
+        self.spans_epochs = PipelineGraph(pipe).spans_epochs
         self.is_resumed = start.state is not None
         self.base = start.state or (self._continued() if self.spans_epochs else WorkerState())
         if start.state is not None:

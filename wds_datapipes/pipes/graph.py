@@ -30,17 +30,16 @@ class PipelineGraph:
         self.stages = upstream(pipe)
 
     @cached_property
-    def splitters(self) -> list[Any]:
-        """The stages that split the data between ranks and workers."""
-        return [stage for stage in self.stages if splits(stage)]
-
-    @cached_property
     def before_split(self) -> dict[int, Any]:
         """The stages up to each splitter, which must yield the same in all processes, by their ids.
 
         They are in the order in which torchdata draws their seeds, and so are those of `after_split`.
         """
-        return {id(stage): stage for splitter in self.splitters for stage in upstream(splitter, nearest_first=True)}
+        return {
+            id(stage): stage
+            for splitter in filter(splits, self.stages)
+            for stage in upstream(splitter, nearest_first=True)
+        }
 
     @property
     def after_split(self) -> list[Any]:

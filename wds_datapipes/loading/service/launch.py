@@ -21,7 +21,7 @@ from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
 from wds_datapipes.loading.workers.pool import PooledItems, WorkerPool
 from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.state.pipeline_state import spans_epochs
+from wds_datapipes.pipes.graph import PipelineGraph
 
 #: The maximum number of small items in a message.
 MAX_TOGETHER = 256
@@ -105,7 +105,7 @@ def start_workers(
         for number, part in enumerate(manager.parts)
     ]
     pool = WorkerPool(jobs, start_method(service), service.timeout_s)
-    items = PooledItems(pool, spans_epochs(branches[0]))
+    items = PooledItems(pool, PipelineGraph(branches[0]).spans_epochs)
     if branches[0] is datapipe:
         return items, items
     replace_dp(graph, branches[0], items)

@@ -15,7 +15,8 @@ from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart
 from wds_datapipes.loading.progress import SnapshotWriter
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, own_worker, split_by_rank, split_by_worker
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
-from wds_datapipes.pipes.state.pipeline_state import save_state, spans_epochs
+from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.state.pipeline_state import save_state
 from wds_datapipes.seeds import SeedGenerator
 
 
@@ -49,7 +50,7 @@ class Epochs:
         self.number = 0
         self.is_over = True
         self.is_drained = False
-        self.spans_epochs = spans_epochs(pipe)
+        self.spans_epochs = PipelineGraph(pipe).spans_epochs
         self.before: Checkpoint | None = None
         self.is_tracked = False
         self._pipe = pipe

@@ -149,11 +149,6 @@ def next_epoch_state(state: Sequence[Mapping[str, Any] | None] | None) -> list[d
     return None if lasting is None else [{"lasting": lasting}, *[None for _ in others]]
 
 
-def spans_epochs(pipe: Any) -> bool:
-    """Whether an epoch of a pipeline continues the previous one."""
-    return PipelineGraph(pipe).spans_epochs
-
-
 def check_resharding(pipe: Any) -> None:
     """Make sure that the rest of a pipeline's epoch can be resharded.
 
