@@ -51,9 +51,7 @@ class LocalItems(LoopItems):
         """Begin an epoch."""
         super().begin(seed_generator, resumed, iter_reset_fn, pipe)
         start = EpochStart(
-            copy.deepcopy(
-                seed_generator
-            ),  # all seeds are drawn here, and the next epoch does not depend on their number
+            copy.deepcopy(seed_generator),  # so that the next epoch does not depend on how many seeds are drawn
             None if resumed is None else resumed.parts[0],
             self._replay_reason,
             iter_reset_fn=iter_reset_fn,

@@ -126,10 +126,6 @@ class DeliveredCount(Stage[Any]):
             yield item
         self._items.is_over = True
 
-    def is_replicable(self) -> bool:
-        """Return False: it runs only in the main process."""
-        return False
-
 
 def users_part(pipe: Any) -> Any:
     """Return a pipeline without the stages that count its items, which are the last ones."""

@@ -124,21 +124,6 @@ class ReplayedItems(SnapshotStage[Any]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def check_resharding(self) -> None:
-        """Refuse: the items of a worker can only be replayed by the same worker.
-
-        Raises:
-            StateError: always.
-        """
-        raise StateError(
-            f"{self.reason}. So the pipeline resumes by replaying its items, which requires as many ranks and workers "
-            "as before"
-        )
-
-    def is_replicable(self) -> bool:
-        """Return False: it is the last stage of a process."""
-        return False
-
 
 def is_replayed(state: Sequence[Mapping[str, Any] | None] | None) -> bool:
     """Whether a state belongs to a pipeline that resumes by replay."""
