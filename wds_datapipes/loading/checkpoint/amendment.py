@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, without_sizes
+from wds_datapipes.loading.checkpoint.format import OF_RANK, Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.resharding import check_complete, place_of
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
@@ -72,8 +72,9 @@ def _compare(
     first = next(each for each in loaded if each.stages)
     if (source := run_source(pipe)) is not None:
         source.load_phases(first.phases, first.first, max(first.epoch, 0))
-    # Without the sizes of batches, if they may differ.
-    known, own = ([*map(without_sizes, some)] if ranks != first.ranks else some for some in (first.stages, stages))
+    known, own = [*first.stages], [*stages]
+    if ranks != first.ranks:  # the sizes of batches may differ
+        known, own = ([OF_RANK.sub("", each) for each in some] for some in (known, own))
     if not (pairs := [*_differences(known, own)]):
         return loaded
     text = "; ".join(f"stage {number} {difference(*pair)}" for number, *pair in pairs)

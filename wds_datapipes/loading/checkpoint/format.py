@@ -223,23 +223,13 @@ def is_all(numbers: Sequence[int | None], count: int) -> bool:
     return len(numbers) == count and [*numbers] == [*range(len(numbers))]
 
 
-def without_sizes(stage: str) -> str:
-    """Return the description of a stage without numbers that are divided between the ranks."""
-    return OF_RANK.sub("", stage)
-
-
 def state_of(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
     """Return the state that holds the checkpoints of some ranks."""
-    return {STATE: text_of(checkpoints)}
-
-
-def text_of(checkpoints: Sequence[Checkpoint]) -> str:
-    """Return the text of a state."""
     lines = list[str]()
     for each in checkpoints:
         facts = {**vars(each), "parts": len(each.parts)}
         lines += json.dumps(facts, separators=(",", ":")), *(part.text for part in each.parts)
-    return with_checksum(*lines)
+    return {STATE: with_checksum(*lines)}
 
 
 def state_of_stream() -> dict[str, str]:
