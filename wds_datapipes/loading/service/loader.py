@@ -69,7 +69,7 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         if not self._adapted and self.datapipe is not None:
             service.describe(self.datapipe)
         # The seed that was set since the previous epoch started.
-        service.expect(self._seed if self._reset_seed else None)
+        service.manager.expect(self._seed if self._reset_seed else None)
         return service.state_dict()
 
     def _check_services(self) -> None:
@@ -126,7 +126,7 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         """Select the number of the next epoch, which determines its order together with the seed."""
         self._service.set_epoch(epoch)
         # An iterator that has yielded nothing yet begins the selected epoch instead.
-        self._restarts = not self._reset_iter and not self._service.is_resumed
+        self._restarts = not self._reset_iter and not self._service.manager.is_resumed
 
     def __bool__(self) -> bool:
         return True

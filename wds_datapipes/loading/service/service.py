@@ -164,7 +164,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             ValueError: a random stage is stored where it cannot be seeded.
         """
         refuse_hidden_stages(datapipe)
-        self.group = self._manager.group = self.group_of(datapipe)
+        self.group = self.manager.group = self.group_of(datapipe)
         if self.group.is_synchronized:
             self._ranks = Ranks(datapipe, self.group, self.timeout_s)
         try:
@@ -197,18 +197,18 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         if self._items is None:
             raise RuntimeError("a ShardReadingService must be initialized before its first epoch")
         is_seeded = not is_drawn(seed_generator)
-        if self._agreement is not None and not self._items.epoch and self._manager.resumed_from is None and is_seeded:
+        if self._agreement is not None and not self._items.epoch and self.manager.resumed_from is None and is_seeded:
             self._agreement.compare(fact_of_seed(seed_of(seed_generator)))
-        is_known = is_seeded or self._manager.resumed_from is not None
-        resumed_from = self._manager.begin(seed_generator, self._ranks)
-        is_split = self.group.is_split or self._manager.given_rank is not None
-        place = self._manager.seeds.place(is_split=is_split, is_seeded=is_seeded)
+        is_known = is_seeded or self.manager.resumed_from is not None
+        resumed_from = self.manager.begin(seed_generator, self._ranks)
+        is_split = self.group.is_split or self.manager.given_rank is not None
+        place = self.manager.seeds.place(is_split=is_split, is_seeded=is_seeded)
         self._items.place = place if is_known else None
         self._items.begin(seed_generator, resumed_from, iter_reset_fn, self._running)
         self._end_datapipe = users_part(self._running)
         if self._replayed is not None:
             self._replayed.begin(None if resumed_from is None else resumed_from.replay)
-        self._manager.seeds.end(seed_generator)
+        self.manager.seeds.end(seed_generator)
 
     def set_epoch(self, epoch: int) -> None:
         """Select the number of the next epoch, which determines its order together with the seed of the loader.
@@ -216,7 +216,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         Args:
             epoch: the number. Without a selection, each epoch's order follows from that of the previous epoch.
         """
-        self._manager.seeds.wanted = check_integer("epoch", epoch, 0)
+        self.manager.seeds.wanted = check_integer("epoch", epoch, 0)
 
     def group_of(self, datapipe: Pipe) -> DataParallelGroup:
         """Return the ranks that share the data: by default, all, unless the pipeline is split between them already."""
@@ -226,21 +226,12 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
 
     def describe(self, datapipe: Pipe) -> None:
         """Record the pipeline, for states that are saved before the first epoch begins."""
-        self.group = self._manager.group = self.group_of(datapipe)
-        self._manager.describe(datapipe)
-
-    def expect(self, seed: int | None) -> None:
-        """Record the seed that was set on the loader since the previous epoch began, or ``None``, for such states."""
-        self._manager.expect(seed)
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the current epoch was resumed mid-epoch from a state."""
-        return self._manager.is_resumed
+        self.group = self.manager.group = self.group_of(datapipe)
+        self.manager.describe(datapipe)
 
     def reset(self) -> None:
         """Reset the service, whose workers have ended, to its state before it started them."""
-        self._manager = StateManager(self.group, self.num_workers)
+        self.manager = StateManager(self.group, self.num_workers)
         self._ranks, self._agreement = None, None
         self._items, self._end, self._replayed, self._reports = None, None, None, None
 
@@ -255,7 +246,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
         """
         items = self._items
-        return self._manager.state_dict(
+        return self.manager.state_dict(
             items if items is not None and items.epoch else None, self._ranks, self._replayed
         )
 
@@ -281,7 +272,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
                 "A state must be loaded before the first epoch begins. Create another loader, and load the state into "
                 "it"
             )
-        self._manager.load(state, seeds_too=seeds_too, amend=amend)
+        self.manager.load(state, seeds_too=seeds_too, amend=amend)
 
     def finalize(self) -> None:
         """End the workers, whatever their state, and notify the other ranks.
@@ -319,27 +310,27 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
     def _split_datapipe(self, datapipe: Pipe) -> Pipe:
         """Split the pipeline between ranks and workers; return the part for the main process."""
         self._warn_of_repeated_data(datapipe)
-        self._manager.describe(datapipe)
+        self.manager.describe(datapipe)
         check_replicated(datapipe, self.group)
         identity = self.group.identity if self.group.is_split else given_identity(datapipe)
-        self._manager.given_rank = identity.rank if identity.ranks > 1 and not self.group.is_split else None
+        self.manager.given_rank = identity.rank if identity.ranks > 1 and not self.group.is_split else None
         if self._ranks is not None:
-            self._manager.compare(self._ranks, datapipe)
+            self.manager.compare(self._ranks, datapipe)
         elif self.group.is_split or identity.ranks > 1:
             agreement = Ranks(datapipe)
             agreement.compare(facts_of(datapipe, self.group, workers=self.num_workers))
             self._agreement = agreement if self.group.is_split else None  # else torchdata's service shares the seed
-        self._manager.find(datapipe, self._ranks)
+        self.manager.find(datapipe, self._ranks)
         if self.group.is_split:
             datapipe = split_by_rank(datapipe, identity)
         start = start_workers if self.num_workers else run_in_process
-        datapipe, self._items = start(self, datapipe, self._manager, identity)
+        datapipe, self._items = start(self, datapipe, self.manager, identity)
         self._items.rank = identity.rank if self._ranks is None else self._ranks.rank
         datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
-        if self._manager.replay_reason:
-            self._replayed = ReplayedItems(datapipe, self._manager.replay_reason)
+        if self.manager.replay_reason:
+            self._replayed = ReplayedItems(datapipe, self.manager.replay_reason)
             return self._replayed
-        if datapipe is self._items or self._manager.refusal:
+        if datapipe is self._items or self.manager.refusal:
             return datapipe
         return DeliveredCount(datapipe, self._items)
 
