@@ -117,16 +117,19 @@ class RunPlan:
     """
 
     def __init__(self, phases: Sequence[Phase], lanes: int = 1, *, drops: bool = True) -> None:
-        self.phases, self._lanes, self._drops = tuple(phases), lanes, drops
+        self.phases, self.lanes, self._drops = tuple(phases), lanes, drops
 
     def phase_of(self, epoch: int) -> Phase:
         """Return the phase in which an epoch begins."""
         return [each for each in self.phases if (each.epoch, each.start) <= (epoch, 0)][-1]
 
+    def phases_within(self, epoch: int) -> list[Phase]:
+        """Return the phases that begin after the beginning of an epoch."""
+        return [each for each in self.phases if each.epoch == epoch and each.start]
+
     def end_of(self, epoch: int) -> int:
         """Return the number of samples of an epoch that are not dropped: whole batches of the last phase within it."""
-        within = [each for each in self.phases if each.epoch == epoch and each.start]
-        return self._end(self.phase_of(epoch), within[-1] if within else None)
+        return self._end(self.phase_of(epoch), *self.phases_within(epoch)[-1:])
 
     def _end(self, phase: Phase, within: Phase | None = None) -> int:
         last = within or phase
@@ -164,7 +167,7 @@ class RunPlan:
         samples = sum(self.end_of(each) - self._end(self.phase_of(each)) for each in amended)
         for (first, phase), (end, _) in pairwise([*firsts, (epoch, self.phases[-1])]):
             samples += max(min(end, epoch) - first, 0) * self._end(phase)
-        return np.full(self._lanes, samples // self._lanes)
+        return np.full(self.lanes, samples // self.lanes)
 
     def seen(self, seed: int | None, epoch: int, position: int) -> dict[str, tuple[int, float]]:
         """Return the samples of each dataset before a position of an epoch, and how many passes these are.
@@ -174,10 +177,10 @@ class RunPlan:
             epoch: the epoch.
             position: the position in it.
         """
-        ends = self.drawn(epoch) + position // self._lanes
+        ends = self.drawn(epoch) + position // self.lanes
         names, draws, passes = self.draws(seed)
         if not names:
-            samples = int(ends.sum()) + position % self._lanes
+            samples = int(ends.sum()) + position % self.lanes
             return {"": (samples, epoch + position / self.phase_of(epoch).count)}
         counts = [each for each in draws if (each.begins <= ends).all()][-1].count_to(ends).sum(axis=1).tolist()
         found = {}
@@ -197,21 +200,21 @@ class RunPlan:
         )
         passes: list[list[Pass]] = [[] for _ in names]
         found = list[Draws]()
-        count = np.zeros((len(names), self._lanes), np.int64)
-        lanes = np.arange(self._lanes)
+        count = np.zeros((len(names), self.lanes), np.int64)
+        lanes = np.arange(self.lanes)
         for phase, following in zip(self.phases, [*self.phases[1:], None], strict=True):
             for number, (step, weights) in enumerate(
                 _weights_between(phase, None if following is None else following.step)
             ):
                 epoch, batch = self._locate(phase, step)
                 first = batch * phase.batch + (phase.start if epoch == phase.epoch else 0)
-                begins = min(-(-first // self._lanes), self.end_of(epoch) // self._lanes) + self.drawn(epoch)
+                begins = min(-(-first // self.lanes), self.end_of(epoch) // self.lanes) + self.drawn(epoch)
                 count = found[-1].count_to(begins) if found else count
                 if not number:
                     _grow(passes, names, phase, count)
                 key = None if seed is None else derived_seed("mixture", seed, len(found))
                 pattern = DrawPattern(tuple(weights.get(name, 0) for name in names), key)
-                found.append(Draws(begins, pattern, lanes * (phase.batch // self._lanes), count))
+                found.append(Draws(begins, pattern, lanes * (phase.batch // self.lanes), count))
         return names, found, passes
 
 

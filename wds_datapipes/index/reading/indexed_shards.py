@@ -19,9 +19,20 @@ from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, Misaligned
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.exclusions import Exclusions
 from wds_datapipes.index.file_format import index_urls
-from wds_datapipes.index.options import AccessOptions
+from wds_datapipes.index.options import AccessOptions, EpochOptions
+from wds_datapipes.index.order.lanes import Lanes
+from wds_datapipes.index.order.mixed_order import MixedOrder, numbers_of_shards
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.sample_order import Lengths, check_lengths
+from wds_datapipes.index.order.phases import RunPlan
+from wds_datapipes.index.order.sample_order import (
+    EpochOrder,
+    LaneOrder,
+    LengthOrder,
+    Lengths,
+    Order,
+    SampleOrder,
+    check_lengths,
+)
 from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
 from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.index.sample_table import NAMED, KeyTable, Select, Selection, by_dataset
@@ -265,6 +276,36 @@ class IndexedShards:
         shards = copy(self)
         shards.exclusions = exclusions
         return shards
+
+    def order_of(
+        self, plan: RunPlan, epoch: int, order: Order, options: EpochOptions, *, seed: int, run: int
+    ) -> LaneOrder:
+        """Return the order of an epoch of a run.
+
+        Args:
+            plan: the phases of the run.
+            epoch: the number of the epoch.
+            order: the order of samples within each dataset.
+            options: the widths of windows.
+            seed: the seed of the epoch, if it has each sample once, and of batches by length.
+            run: the seed of the run, if it draws from the datasets.
+        """
+        first, window = plan.phase_of(epoch), options.window_shards
+        lanes = Lanes(first.count, first.batch, plan.lanes)
+        found: SampleOrder
+        if first.points is None:
+            own = numbers_of_shards(first.drawn_datasets(""), self.parts)
+            found = EpochOrder(self.sizes[own], order, seed=seed, window_shards=window, lanes=plan.lanes, numbers=own)
+        else:
+            found = MixedOrder(plan, epoch, self.sizes, self.parts, order, seed=run, lanes=lanes, window_shards=window)
+        if self.lengths is not None:
+            shuffles, window = order != "sequential", options.bucket_window
+            found = LengthOrder(
+                found, self.lengths, self.starts, lanes=lanes, window=window, seed=seed if shuffles else None
+            )
+        later = [each for each in plan.phases_within(epoch) if each.batch != first.batch]
+        rests = [(each.start, Lanes(first.count - each.start, each.batch, plan.lanes)) for each in later]
+        return LaneOrder(found, lanes, rests)
 
     def datasets_of(self, shards: Numbers) -> Numbers:
         """Return the numbers of the datasets of shards."""

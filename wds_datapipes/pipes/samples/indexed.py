@@ -19,12 +19,11 @@ from wds_datapipes.index.exclusions import Exclusions
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, EpochOptions, Join
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
-from wds_datapipes.index.order.lanes import Lanes, check_lanes
-from wds_datapipes.index.order.mixed_order import MixedOrder, numbers_of_shards
+from wds_datapipes.index.order.lanes import check_lanes
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phase_records import check_amendment, phases_in, record_of
 from wds_datapipes.index.order.phases import Phase, RunPlan, Weights, check_schedule
-from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
+from wds_datapipes.index.order.sample_order import LaneOrder, Order
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.reading.epoch_samples import EpochSamples
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
@@ -254,8 +253,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def __iter__(self) -> Iterator[Sample]:
         warn_of_copies(self)
-        self._warn_of_few_lanes()
-        self._warn_of_reopened_shards()
+        if is_first := not any(self._instance()[1::2]):  # the first worker of the first rank
+            self._warn_of_costs()
         order = self.order_of_epoch()
         (self._done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, ()), None
         policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
@@ -274,7 +273,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                     if marks:
                         sample[PADDING_MARK] = is_substitute or self._position >= len(order)
                     yield sample
-            if not any(self._instance()[1::2]):  # in the first worker of the first rank
+            if is_first:
                 samples.warn_of_unknown_keys()
         if policy.has_ended:
             policy.count_unread(self._share(self._rest), self._done + 1)
@@ -295,30 +294,24 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 self._shards.open_ahead(readers, self.order_of_epoch(following=True).find(first))
                 seed = None
 
-    def _warn_of_few_lanes(self) -> None:
-        """Warn if each worker sorts far more samples by length than it yields."""
-        ranks, rank, workers, worker = self._instance()
+    def _warn_of_costs(self) -> None:
+        """Warn if a worker sorts far more samples by length than it yields, or reads from more shards than are open."""
+        ranks, _, workers, _ = self._instance()
         others = ranks * workers // self.lanes
-        if self._shards.lengths is None or others < MANY_SORTED or ranks <= self.lanes or rank or worker:
-            return
-        warn_user(
-            f"bucket_by sorts whole windows of a lane. With lanes={self.lanes}, a worker of {ranks} ranks sorts some "
-            f"{others} samples for each one that it yields, which takes about {others / 2000:.1f} ms. Choose at least "
-            f"lanes={ranks}"
-        )
-
-    def _warn_of_reopened_shards(self) -> None:
-        """Warn if the windows of this rank's lanes have more shards than are kept open."""
-        ranks, rank, _, worker = self._instance()
-        window = min(self.epoch.window_shards, len(self._shards.sizes) // self.lanes + 1)
-        lanes = -(-self.lanes // ranks)
-        if self.lanes == 1 or self.order != "window" or lanes * window <= self._shards.most_open or rank or worker:
-            return
-        warn_user(
-            f"Each rank has {lanes} of {self.lanes} lanes, so its batches have samples of {lanes * window} shards, and "
-            f"each of its workers keeps {self._shards.most_open} open: most samples open a shard again. Choose smaller "
-            f"windows by EpochOptions(window_shards=), fewer lanes, or AccessOptions(open_shards={lanes * window})"
-        )
+        if self._shards.lengths is not None and others >= MANY_SORTED and ranks > self.lanes:
+            warn_user(
+                f"bucket_by sorts whole windows of a lane. With lanes={self.lanes}, a worker of {ranks} ranks sorts "
+                f"some {others} samples for each one that it yields, which takes about {others / 2000:.1f} ms. Choose "
+                f"at least lanes={ranks}"
+            )
+        lanes, most = -(-self.lanes // ranks), self._shards.most_open
+        shards = lanes * min(self.epoch.window_shards, len(self._shards.sizes) // self.lanes + 1)
+        if self.lanes > 1 and self.order == "window" and shards > most:
+            warn_user(
+                f"Each rank has {lanes} of {self.lanes} lanes, so its batches have samples of {shards} shards, and "
+                f"each of its workers keeps {most} open: most samples open a shard again. Choose smaller windows by "
+                f"EpochOptions(window_shards=), fewer lanes, or AccessOptions(open_shards={shards})"
+            )
 
     def order_of_epoch(self, *, following: bool = False) -> LaneOrder:
         """Return the order of the epoch whose seed was set last, or of the following one, whose seed is known.
@@ -339,32 +332,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                     "StatefulShards, or DataLoader2 with ShardReadingService and a seed"
                 )
             place = self.place = (seed, 0) if known is None else known[:2]
-        first, *later = [
-            self.plan.phase_of(place[1]),
-            *(p for p in self.plan.phases if p.epoch == place[1] and p.start),
-        ]
-        lanes = Lanes(first.count, first.batch, self.lanes)
-        samples = self._order_of_samples(order, seed, place, lanes)
-        if self._shards.lengths is not None:
-            samples = LengthOrder(
-                samples,
-                self._shards.lengths,
-                self._shards.starts,
-                lanes=lanes,
-                window=self.epoch.bucket_window,
-                seed=None if order == "sequential" else seed,
-            )
-        others = [(p.start, Lanes(first.count - p.start, p.batch, self.lanes)) for p in later if p.batch != first.batch]
-        return LaneOrder(samples, lanes, others)
-
-    def _order_of_samples(self, order: Order, seed: int, place: tuple[int, int], lanes: Lanes) -> SampleOrder:
-        """Return the order of an epoch without regard to lengths, lane by lane."""
-        window, sizes, parts = self.epoch.window_shards, self._shards.sizes, self._shards.parts
-        run, epoch = place
-        if self._own_phase.points is None:
-            own = numbers_of_shards(self.plan.phase_of(epoch).drawn_datasets(""), parts)
-            return EpochOrder(sizes[own], order, seed=seed, window_shards=window, lanes=self.lanes, numbers=own)
-        return MixedOrder(self.plan, epoch, sizes, parts, order, seed=run, lanes=lanes, window_shards=window)
+        run, number = place
+        return self._shards.order_of(self.plan, number, order, self.epoch, seed=seed, run=run)
 
     @property
     def _count(self) -> int:
