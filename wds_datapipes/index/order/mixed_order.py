@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,7 @@ class MixedOrder:
         return shards, places
 
 
+@dataclass(eq=False)
 class DrawnDataset:
     """A dataset that is read pass by pass.
 
@@ -94,18 +96,13 @@ class DrawnDataset:
         options: of the `EpochOrder` of each pass.
     """
 
-    def __init__(
-        self,
-        name: str,
-        passes: Sequence[Pass],
-        sizes: Numbers,
-        parts: Mapping[str, slice],
-        seed: int,
-        options: Mapping[str, Any],
-    ) -> None:
-        self._name, self._passes, self._sizes, self._parts = name, passes, sizes, parts
-        self._seed, self._options = seed, options
-        self._orders: dict[int, EpochOrder] = {}
+    name: str
+    passes: Sequence[Pass]
+    sizes: Numbers
+    parts: Mapping[str, slice]
+    seed: int
+    options: Mapping[str, Any]
+    _orders: dict[int, EpochOrder] = field(default_factory=dict, init=False)
 
     def find(self, lanes: Numbers, draws: Numbers) -> tuple[Numbers, Numbers]:
         """Return the shards of draws, and their numbers in these.
@@ -114,9 +111,9 @@ class DrawnDataset:
             StateError: the dataset was removed.
         """
         shards, places = np.empty_like(draws), np.empty_like(draws)
-        count = self._options["lanes"]
-        ends = [*(each.draws for each in self._passes[1:]), None]
-        for known, end in zip(self._passes, ends, strict=True):
+        count = self.options["lanes"]
+        ends = [*(each.draws for each in self.passes[1:]), None]
+        for known, end in zip(self.passes, ends, strict=True):
             inside = draws >= known.draws[lanes]
             if end is not None:
                 inside &= draws < end[lanes]
@@ -132,9 +129,9 @@ class DrawnDataset:
         """Return the order of a pass; the last two are kept, as lanes differ by a sample."""
         if number not in self._orders:
             self._orders = {at: order for at, order in self._orders.items() if at == number - 1}
-            own = numbers_of_shards(known.shards, self._parts)
-            seed = derived_seed("dataset", self._seed, self._name, number)
-            self._orders[number] = EpochOrder(self._sizes[own], seed=seed, passes=number, numbers=own, **self._options)
+            own = numbers_of_shards(known.shards, self.parts)
+            seed = derived_seed("dataset", self.seed, self.name, number)
+            self._orders[number] = EpochOrder(self.sizes[own], seed=seed, passes=number, numbers=own, **self.options)
         return self._orders[number]
 
 
