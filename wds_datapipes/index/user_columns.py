@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.index.reading.sample_reader import SampleReader
+from wds_datapipes.index.reading.sample_reader import SampleReader, ShardRanges
 from wds_datapipes.index.shard_index import COLUMNS, MAX_VALUE_BYTES, ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
@@ -40,7 +40,7 @@ def add_columns(
         ValueError: it returns different names for different samples, or a name or a value that cannot be stored.
     """
     index.check_random_access()
-    reader = SampleReader(url, index, storage_options=storage_options, limits=limits)
+    reader = SampleReader(ShardRanges(url, index, storage_options), limits=limits)
     found: dict[str, list[Value]] = {}
     try:
         for sample in reader.stream(np.arange(len(index)), fields):

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.index.reading.read_plan import sizes_of
-from wds_datapipes.index.reading.sample_reader import LONG_BYTES, SampleReader
+from wds_datapipes.index.reading.sample_reader import LONG_BYTES, SampleReader, ShardRanges
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.call_threads import CallThreads, close_result, set_result
 from wds_datapipes.io.openers import local_path, redact
@@ -293,20 +293,13 @@ class DatasetReader:
 
     def _open(self, shard: int) -> SampleReader:
         url, index, access = self._urls[shard], self.index_of(shard), self._access
-        copy = copy_path = None
+        options: dict[str, Any] = {"counters": self.counters}
         if self.cache is not None and local_path(url) is None:
-            copy = self._open_copy(self.cache, url, index.facts)
-            copy_path = str(self.cache.entry(url).path)
-        return SampleReader(
-            url,
-            index,
-            storage_options=access.storage_options,
-            limits=access.limits,
-            copy=copy,
-            copy_path=copy_path,
-            extra={} if self._names is None else {"__dataset__": self._names[shard]},
-            counters=self.counters,
-        )
+            options["copy"] = self._open_copy(self.cache, url, index.facts)
+            options["copy_path"] = str(self.cache.entry(url).path)
+        extra = {} if self._names is None else {"__dataset__": self._names[shard]}
+        ranges = ShardRanges(url, index, access.storage_options, **options)
+        return SampleReader(ranges, limits=access.limits, extra=extra)
 
     def _open_copy(self, cache: CacheFolder, url: str, facts: ShardFacts, *, is_last: bool = False) -> BinaryIO | None:
         """Return the copy of a shard, which is downloaded if needed; None if there is no space for it."""

@@ -60,8 +60,12 @@ class ShardRanges:
         storage_options: passed to a remote file system.
         copy: an open local copy of the shard, which is read instead, and closed.
         copy_path: its path.
+        counters: count the bytes that are read from a store.
 
     Attributes:
+        url: the shard.
+        name: the shard, without credentials.
+        index: its index.
         path: the path of a local shard, or of the copy.
     """
 
@@ -77,8 +81,7 @@ class ShardRanges:
     ) -> None:
         self._counters = counters
         self.path = local_path(url) if copy is None else copy_path
-        self._url, self._name, self._storage_options = url, redact(url), storage_options
-        self._index = index
+        self.url, self.name, self.index, self._storage_options = url, redact(url), index, storage_options
         self._file, self._is_copy, self._is_checked = copy, copy is not None, False
         self._lock = threading.Lock()
         self._remote: RemoteFile | None = None
@@ -96,7 +99,7 @@ class ShardRanges:
             if self.path is None or self._is_checked:
                 return
             if self._file is None:
-                self._file = open_local(self.path, name=self._url)
+                self._file = open_local(self.path, name=self.url)
                 weakref.finalize(self, self._file.close)
             self._check_local(self._file)
             self._is_checked = True
@@ -121,9 +124,9 @@ class ShardRanges:
             if len(data) == end - start:
                 return data
         if self.path is not None:  # also for the rest of a read that was interrupted
-            with open_local(self.path, name=self._url) as file:
+            with open_local(self.path, name=self.url) as file:
                 file.seek(start)
-                data = ReadBuffer(file, self._name, start).take(end - start)
+                data = ReadBuffer(file, self.name, start).take(end - start)
         elif start < end:
             with self._open_range(start, end) as stream:
                 data = _read_all(cast(RawReader, stream), end - start)
@@ -165,9 +168,9 @@ class ShardRanges:
                     self._streams.discard(stream)
 
     def _open(self) -> RemoteFile:
-        file = open_parts(self._url, storage_options=self._storage_options, pause=self._pause, counters=self._counters)
+        file = open_parts(self.url, storage_options=self._storage_options, pause=self._pause, counters=self._counters)
         if file is None:
-            raise ShardOpenError(f"{self._name} can only be read sequentially")
+            raise ShardOpenError(f"{self.name} can only be read sequentially")
         try:
             self._check_facts(file.size, file.etag)
         except ChangedShardError:
@@ -181,7 +184,7 @@ class ShardRanges:
         Raises:
             ChangedShardError: it has changed since it was indexed.
         """
-        status, index = os.fstat(file.fileno()), self._index
+        status, index = os.fstat(file.fileno()), self.index
         self._check_facts(status.st_size if S_ISREG(status.st_mode) else None)
         needs_time = (index.columns_by is not None or index.key_rule is None) and not self._is_copy
         if needs_time and index.facts.mtime_ns not in (None, status.st_mtime_ns):
@@ -192,7 +195,7 @@ class ShardRanges:
             )
 
     def _check_facts(self, size: int | None, etag: str | None = None) -> None:
-        facts = self._index.facts
+        facts = self.index.facts
         if None not in (size, facts.bytes) and size != facts.bytes:
             raise self.changed_error(f"it has {size} bytes instead of {facts.bytes}")
         if None not in (etag, facts.etag) and etag != facts.etag:
@@ -200,9 +203,9 @@ class ShardRanges:
 
     def changed_error(self, found: str) -> ChangedShardError:
         """Return the error of a shard that has changed."""
-        name, advice = self._name, "Build"
+        name, advice = self.name, "Build"
         if self._is_copy:
-            name = f"{self._name}, or its copy {self.path},"
+            name = f"{self.name}, or its copy {self.path},"
             advice = "Delete the copy, if it is older than the index. Otherwise: Build"
         return ChangedShardError(
             f"{name} has changed since it was indexed: {found}. {advice} its index again, with build_indexes(..., "
@@ -211,7 +214,7 @@ class ShardRanges:
 
     def _check_open(self) -> None:
         if self._is_closed.is_set():
-            raise ShardReadError(f"{self._name} was closed while it was read")
+            raise ShardReadError(f"{self.name} was closed while it was read")
 
     def _pause(self, seconds: float) -> None:
         """Wait before a retry."""
@@ -236,38 +239,26 @@ class SampleReader:
     The headers of all fields that are read are compared with the index: names and sizes.
 
     Args:
-        url: the shard.
-        index: its index.
-        storage_options: passed to a remote file system.
+        ranges: reads the shard, and is closed with this reader.
         limits: the limits for the shard.
-        copy: an open local copy of the shard, which is read instead, and closed.
-        copy_path: its path.
         extra: further fields of each sample.
-        counters: count the bytes that are read from a store.
 
     Examples:
         >>> from wds_datapipes.index.build import build_index
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}])
-        >>> list(SampleReader(url, build_index(url)).stream(np.array([1])))
+        >>> list(SampleReader(ShardRanges(url, build_index(url))).stream(np.array([1])))
         [{'__key__': 'y', '__url__': 'a.tar', '__local_path__': 'a.tar', 'txt': b'two'}]
     """
 
     def __init__(
         self,
-        url: str,
-        index: ShardIndex,
+        ranges: ShardRanges,
         *,
-        storage_options: Mapping[str, Any] | None = None,
         limits: ReadLimits = DEFAULT_LIMITS,
-        copy: BinaryIO | None = None,
-        copy_path: str | None = None,
         extra: Mapping[str, str] = MappingProxyType({}),
-        counters: Counters | None = None,
     ) -> None:
-        self.url, self.index, self._name = url, index, redact(url)
-        self._limits, self._extra = limits, extra
-        self._ranges = ShardRanges(url, index, storage_options, copy=copy, copy_path=copy_path, counters=counters)
+        self.index, self._limits, self._extra, self._ranges = ranges.index, limits, extra, ranges
 
     def stream(self, numbers: Numbers, fields: Collection[str] | None = None) -> Iterator[Sample]:
         """Yield samples with their fields as bytes, each read when it is due; a local shard stays open until `close`.
@@ -349,7 +340,7 @@ class SampleReader:
             ChangedShardError: the header of a field has another name or size than the index.
         """
         members = zip(plan.names, plan.suffixes, plan.members, plan.ranges, plan.begins, plan.ends, strict=True)
-        empty: Sample = {"__key__": "", "__url__": self.url}
+        empty: Sample = {"__key__": "", "__url__": self._ranges.url}
         if self._ranges.path is not None:
             empty["__local_path__"] = self._ranges.path
         has_names = self.index.key_rule is not None
@@ -378,7 +369,7 @@ class SampleReader:
                 yield sample
         except (WdsError, OSError) as error:
             at = plan.starts[number] + begin
-            note(error, f"It was read for {name!r} of the sample {key!r}, at byte {at} of {self._name}.")
+            note(error, f"It was read for {name!r} of the sample {key!r}, at byte {at} of {self._ranges.name}.")
             raise
 
     def _check_header(self, before: bytes, member: int, offset: int, size: int, raw_name: bytes) -> None:
@@ -401,10 +392,12 @@ class SampleReader:
         if head > MAX_HEAD_BYTES:
             name, head = "", BLOCK
         headers = before[-head:] if head <= len(before) else self._ranges.read(offset - head, offset)
-        ahead = ReadBuffer(io.BytesIO(headers), self._name, offset - head)
+        ahead = ReadBuffer(io.BytesIO(headers), self._ranges.name, offset - head)
         expected = f"{name or self.index.fields[self.index.columns['member_fields'][member]]!r} of {size} bytes"
         try:
-            reader = HeaderReader(ahead, self._name, ignore_zeros=True, end_marker="optional", limits=self._limits)
+            reader = HeaderReader(
+                ahead, self._ranges.name, ignore_zeros=True, end_marker="optional", limits=self._limits
+            )
             while (found := reader.resolve(ahead.take(BLOCK))) is not None and ahead.offset < offset:
                 ahead.skip(round_to_blocks(found.size), least=0)
         except ShardError as error:
