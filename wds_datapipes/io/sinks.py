@@ -21,7 +21,6 @@ from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.http import is_web
 from wds_datapipes.io.shell_process import STDERR_TAIL_BYTES, ShellProcess, describe_exit, describe_failure
 from wds_datapipes.redaction import redact_command
-from wds_datapipes.redaction.storage_options import raise_alone
 
 
 class Sink(Protocol):
@@ -92,12 +91,12 @@ def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> N
             raise ShardWriteError(f"{redact(url)} cannot be removed: {error.strerror}") from error
         return
     remote = RemotePath(url, storage_options)
-    try:
+
+    def remove_error(error: Exception) -> ShardWriteError:
+        return ShardWriteError(f"{remote.name} cannot be removed: {remote.reason(error)}")
+
+    with remote.replace_errors(remove_error), contextlib.suppress(FileNotFoundError):
         remote.filesystem.rm_file(remote.path)
-    except FileNotFoundError:
-        return
-    except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        raise_alone(ShardWriteError(f"{remote.name} cannot be removed: {remote.reason(error)}"))
 
 
 def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
@@ -117,13 +116,9 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
     if split_scheme(url)[0] in ("pipe", "-"):
         return None
     remote = RemotePath(url, storage_options)
-    try:
-        size: int | None = remote.info().get("size")
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        remote.raise_open_error(error)
-    return size
+    with remote.replace_errors(remote.open_error), contextlib.suppress(FileNotFoundError):
+        return remote.info().get("size")
+    return None
 
 
 class StreamSink:
@@ -322,33 +317,27 @@ class RemoteSink:
             )
         self._remote = remote = RemotePath(url, storage_options)
         self._part = ""
-        try:
+        with remote.replace_errors(self._failure):
             self._part = f"{remote.path}.{secrets.token_hex(8)}.part"
             self._file = remote.filesystem.open(self._part, "wb", block_size=PART_BYTES)
             if _can_discard(self._file):
                 _abandon(self._file)  # nothing was sent yet
                 self._part = ""
                 self._file = remote.filesystem.open(remote.path, "wb", block_size=PART_BYTES)
-        except Exception as error:  # noqa: BLE001  every file system has errors of its own
-            raise_alone(self._failure(error))
 
     def write(self, *chunks: bytes) -> None:
         """Write all chunks."""
-        for chunk in chunks:
-            try:
+        with self._remote.replace_errors(self._failure):
+            for chunk in chunks:
                 self._file.write(chunk)
-            except Exception as error:  # noqa: BLE001  as above
-                raise_alone(self._failure(error))
-            self._written += len(chunk)
+                self._written += len(chunk)
 
     def finish(self) -> None:
         """Finish the upload, or rename the file."""
-        try:
+        with self._remote.replace_errors(self._failure):
             self._file.close()
             if self._part:
                 self._remote.filesystem.mv(self._part, self._remote.path)
-        except Exception as error:  # noqa: BLE001  as above
-            raise_alone(self._failure(error))
 
     def discard(self) -> None:
         """Abort the upload, or remove the file."""

@@ -14,7 +14,6 @@ from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import known_schemes, local_path, redact, split_scheme
 from wds_datapipes.io.urls import without_query
-from wds_datapipes.redaction.storage_options import raise_alone
 
 #: The end of a message about a directory without shards.
 NO_SHARDS = f"no file that ends in {', '.join(SHARD_SUFFIXES[:-1])} or {SHARD_SUFFIXES[-1]}"
@@ -83,11 +82,11 @@ def list_remote(url: str, storage_options: Mapping[str, Any]) -> list[str]:
         files = [each["name"] for each in remote.filesystem.ls(remote.path, detail=True) if each["type"] != "directory"]
         return [name for name in files if is_shard(name.rpartition("/")[2])]
 
-    try:
+    def list_error(error: Exception) -> SpecError:
+        return SpecError(f"{remote.name} cannot be listed: {remote.reason(error)}{remote.retry.attempts_text()}")
+
+    with remote.replace_errors(list_error):
         found = remote.call(names)
-    except Exception as error:  # noqa: BLE001  each file system has its own errors
-        cause = f"{remote.reason(error)}{remote.retry.attempts_text()}"
-        raise_alone(SpecError(f"{remote.name} cannot be listed: {cause}"))
     if not found:
         raise SpecError(
             f"The directory {redact(url)} has {NO_SHARDS}" if is_directory else f"No file matches {redact(url)}"

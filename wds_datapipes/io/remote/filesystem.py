@@ -6,17 +6,17 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it carries no types
 from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped]  # the same
 
 from wds_datapipes.arguments import check_optional_integer
 from wds_datapipes.counters import Counters
-from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError
+from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError, WdsError
 from wds_datapipes.extras import require
 from wds_datapipes.io.call_threads import start_call, wait_for
 from wds_datapipes.io.remote.http import HttpClient, is_web
@@ -127,7 +127,7 @@ class RemotePath:
                 f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
             ) from error
         except Exception as error:  # noqa: BLE001  every file system has errors of its own
-            self.raise_open_error(error)
+            raise_alone(self.open_error(error))
 
     def _new_filesystem(self, url: str, options: Mapping[str, Any], timeout_s: float | None) -> tuple[Any, str]:
         if is_web(self.scheme):
@@ -204,13 +204,27 @@ class RemotePath:
             return f"permission denied ({text}){CREDENTIALS_ADVICE}"
         return f"{type(error).__name__}: {text}"
 
-    def raise_open_error(self, error: Exception, where: str = "") -> NoReturn:
-        """Raise `ShardOpenError` without chaining the library's error, which may contain credentials."""
+    @contextmanager
+    def replace_errors(self, describe: Callable[[Exception], Exception]) -> Iterator[None]:
+        """Raise what a function returns for the error of a library, which is not chained: it may have credentials.
+
+        Raises:
+            WdsError: any error that is no library's.
+        """
+        try:
+            yield
+        except WdsError:
+            raise
+        except Exception as error:  # noqa: BLE001  every file system has errors of its own
+            raise_alone(describe(error))
+
+    def open_error(self, error: Exception, where: str = "") -> ShardOpenError:
+        """Return the error for a file that a library cannot open."""
         failed = ShardOpenError(
             f"{self.name} cannot be opened{where}: {self.reason(error)}{self.retry.attempts_text()}"
         )
         failed.concerns_all = concerns_all(error)
-        raise_alone(failed)
+        return failed
 
 
 def store_of(url: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 
-from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
+from wds_datapipes.errors import ChangedShardError, ShardReadError
 from wds_datapipes.io.openers import local_path, open_local, open_parts
 from wds_datapipes.io.raw_streams import RawStream
 from wds_datapipes.io.remote.filesystem import RemotePath
@@ -84,12 +84,8 @@ class RemoteFile:
         """
         remote = RemotePath(url, **options)
         file = cls(remote)
-        try:
+        with remote.replace_errors(remote.open_error):
             return file if remote.call(file._probe) else None
-        except ShardError:
-            raise
-        except Exception as error:  # noqa: BLE001  every file system has errors of its own
-            remote.raise_open_error(error)
 
     def part(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1.
@@ -179,12 +175,8 @@ def open_remote(url: str, /, **options: Any) -> BinaryIO:
 
 def _stream(remote: RemotePath, open_at: Callable[[int], OpenedSource], where: str) -> BinaryIO:
     """Return a stream of what a function opens."""
-    try:
+    with remote.replace_errors(lambda error: remote.open_error(error, where)):
         return cast(BinaryIO, ResumingStream(open_at, remote.name, remote.reason, remote.retry))
-    except ShardError:
-        raise
-    except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        remote.raise_open_error(error, where)
 
 
 def _store_of(remote: RemotePath, *, keep_open: bool = False) -> Store:
@@ -241,10 +233,8 @@ def file_facts(
     if split_scheme(url)[0] in known_schemes():
         return FileFacts()
     remote = RemotePath(url, storage_options, timeout_s, retries)
-    try:
+    with remote.replace_errors(remote.open_error):
         info = remote.info()
-    except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        remote.raise_open_error(error)
     etag = etag_of(info)
     return FileFacts(info.get("size"), _modified_ns(info) if etag is None else None, etag)
 
