@@ -21,8 +21,8 @@ from wds_datapipes.index.user_columns import ComputeColumns, add_columns
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
-from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, SampleGrouping
-from wds_datapipes.samples.keys import KeyRule, first_dot
+from wds_datapipes.samples.grouping import OnRepeatedKey, SampleGrouping
+from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.shards.position import Progress
 from wds_datapipes.tar.scanner import ShardScan
 from wds_datapipes.types import MemberTuple, Shard
@@ -72,7 +72,6 @@ def build_index(
         (IndexedSample(key='x', offset=0, end=1024, entries=(IndexEntry(field='txt', offset=512, size=3),)), 10240, 64)
     """
     path = os.fspath(url)
-    rules: dict[str, Any] = {"on_duplicate": options.on_duplicate, "on_repeated_key": on_repeated_key}
     scan = ShardScan(
         path,
         digest=options.digest,
@@ -81,20 +80,17 @@ def build_index(
         storage_options=storage_options,
         limits=options.limits,
     )
-    index = index_scan(scan, key_rule=options.key_rule, lowercase=options.lowercase, **rules)
+    index = index_scan(scan, options=options, on_repeated_key=on_repeated_key)
     if columns is None:
         return index
-    reading: dict[str, Any] = {"storage_options": storage_options, "limits": options.limits}
-    return add_columns(index, path, columns, fields=fields, **reading)
+    return add_columns(index, path, columns, fields=fields, storage_options=storage_options, limits=options.limits)
 
 
 def index_members(
     members: Iterable[MemberTuple],
     shard: Shard,
+    options: IndexOptions = DEFAULT_OPTIONS,
     *,
-    key_rule: KeyRule = first_dot,
-    lowercase: bool = True,
-    on_duplicate: OnDuplicate = "raise",
     on_repeated_key: OnRepeatedKey = "warn",
     on_fault: Callable[[DuplicateKeyError, str, str], object] | None = None,
 ) -> ShardIndex:
@@ -104,9 +100,7 @@ def index_members(
         members: the files as `ShardScan` yields them.
         shard: the shard, which ends at the end of its files. If it is not complete after the last one, the last sample
             is left out, since it may lack a field.
-        key_rule: splits member names.
-        lowercase: convert field names to lower case.
-        on_duplicate: what to do if a field occurs twice in a sample.
+        options: the rules for keys and fields.
         on_repeated_key: what to do if a key recurs after other samples.
         on_fault: called with each error, the key and the field, or "", instead of raising the error. Of several members
             of the same field, the first counts then.
@@ -121,10 +115,10 @@ def index_members(
     """
     shard.local_path = ""  # so that a field of the name __local_path__ is left out for every shard
     grouping = SampleGrouping(
-        key_rule=key_rule,
+        key_rule=options.key_rule,
         fields=None,
-        lowercase=lowercase,
-        on_duplicate=on_duplicate,
+        lowercase=options.lowercase,
+        on_duplicate=options.on_duplicate,
         on_repeated_key=on_repeated_key,
         on_error="raise",
         on_fault=on_fault,
@@ -134,12 +128,12 @@ def index_members(
     offsets, counts, key_ends, keys = array("q"), array("q", [0]), array("q"), bytearray()
     member_offsets, member_sizes, member_fields = array("q"), array("q"), array("I")
     numbers: dict[str, int] = {}  # of fields as written in member names
-    is_plain = rule_name(key_rule) in RULES
+    rule = rule_name(options.key_rule)
     for sample in grouping.group([(shard, iter(members))], progress):
         key = sample["__key__"]
         _, start, end = progress.last
         for name, offset, size in islice(sample.values(), len(NO_FIELDS), None):
-            raw = name[len(key) + 1 :] if is_plain else (key_rule(name) or ("", ""))[1]
+            raw = name[len(key) + 1 :] if rule in RULES else (options.key_rule(name) or ("", ""))[1]
             member_fields.append(numbers.setdefault(raw, len(numbers)))
             member_offsets.append(offset)
             member_sizes.append(size)
@@ -160,7 +154,7 @@ def index_members(
         "field_text": np.frombuffer(b"".join(fields), np.uint8),
     }
     return ShardIndex(
-        ShardFacts(key_rule=rule_name(key_rule), lowercase=lowercase, on_duplicate=on_duplicate),
+        ShardFacts(key_rule=rule, lowercase=options.lowercase, on_duplicate=options.on_duplicate),
         {name: np.array(columns[name], kind) for name, kind in COLUMNS.items()},
         name=f"The index of {redact(shard.url)}",
     )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypedDict
 from wds_datapipes import errors
 from wds_datapipes.errors import MissingDependencyError, ShardError, StaleSidecarError, UnknownSchemeError, WdsError
 from wds_datapipes.index.build import index_scan
+from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.shard_index import IndexedSample, ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
@@ -168,5 +169,6 @@ def read_contents(url: str, options: ScanOptions = DEFAULT_SCAN, *, digest: bool
         except (ShardError, StaleSidecarError) as error:
             note(error, "", "")
 
-    index = index_scan(scan, readable(), key_rule=options.key_rule, on_repeated_key="raise", on_fault=note)
+    rules = IndexOptions(key_rule=options.key_rule)
+    index = index_scan(scan, readable(), options=rules, on_repeated_key="raise", on_fault=note)
     return ShardContents(url, index, faults, strays, stray_names)

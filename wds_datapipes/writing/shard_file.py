@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from wds_datapipes.errors import EncodeError
 from wds_datapipes.index.build import index_members
 from wds_datapipes.index.file_format import index_url, write_index
+from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.sinks import Sink, open_target
@@ -154,7 +155,7 @@ class ShardFile:
             for name in [f"{key}.{field}"]
         )
         assert self._options.key_rule is not None  # noqa: S101  index=True needs one
-        index = index_members(members, shard, key_rule=self._options.key_rule)
+        index = index_members(members, shard, IndexOptions(key_rule=self._options.key_rule))
         compression = self._compression and self._compression.name
         index.facts = replace(index.facts, bytes=self._written, sha256=digest or None, compression=compression)
         return index
