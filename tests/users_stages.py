@@ -19,14 +19,18 @@ class OwnShuffler(Shuffler):  # type: ignore[type-arg]  # torch declares a type 
     """Has torch's loop under another name."""
 
 
-class InMain(IterDataPipe[Any]):
-    """Runs in the main process."""
+class Unchanged(IterDataPipe[Any]):
+    """Yields the items of its source, and declares nothing."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.source
+
+
+class InMain(Unchanged):
+    """Runs in the main process."""
 
     def is_replicable(self) -> bool:
         return False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from numbered_shards import key_of, numbered_shards
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -13,22 +13,11 @@ from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, Statef
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions
 from wds_datapipes.loading.checkpoint.format import checkpoints_in
-from wds_datapipes.testing import build_shard
 
 KEYS = sorted(f"{shard}-{n}" for shard in range(6) for n in range(8))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("amendments"))
-        for number in range(6):
-            build_shard(f"{number}.tar", [{"__key__": f"{number}-{n}", "cls": str(n)} for n in range(8)])
-        yield
-
-
-def key_of(sample: Any) -> str:
-    return str(sample["__key__"])
+shards = numbered_shards([8] * 6)
 
 
 def marked(sample: Any) -> str:

@@ -17,6 +17,7 @@ from numbered_shards import numbered_shards
 from torch.utils.data import DataLoader, IterDataPipe, RandomSampler
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Sampler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from users_stages import Unchanged
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import ChangedShardError
@@ -45,11 +46,8 @@ class Shuffled(IterDataPipe[str]):
             yield urls.pop(random.randrange(len(urls)) if self.how == "each" else 0)
 
 
-class Named(IterDataPipe[str]):
+class Named(Unchanged):
     """Names shards by numbers."""
-
-    def __init__(self, source: IterDataPipe[int]) -> None:
-        self.source = source
 
     def __iter__(self) -> Iterator[str]:
         for number in self.source:

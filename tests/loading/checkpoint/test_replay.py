@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
-from numbered_shards import numbered_shards
+from numbered_shards import key_of, numbered_shards
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2
-from users_stages import InMain
+from users_stages import InMain, Unchanged
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
@@ -31,31 +31,21 @@ Pipe = IterDataPipe[Any]
 shards = numbered_shards([10] * 4)
 
 
-class Drawn(IterDataPipe[Any]):
+class Drawn(Unchanged):
     """Draws from the generators of the process, which loaders seed in workers."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
 
     def __iter__(self) -> Iterator[Any]:
         for item in self.source:
             yield item, random.random(), float(np.random.random()), float(torch.rand(()))
 
 
-class Unseeded(IterDataPipe[Any]):
+class Unseeded(Unchanged):
     """Yields an order that depends on the process, and not on the seeds of the loader."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
 
     def __iter__(self) -> Iterator[Any]:
         items = [*self.source]
         start = int(os.environ.get("START", "0"))
         yield from items[start:] + items[:start]
-
-
-def key_of(sample: Any) -> Any:
-    return sample["__key__"]
 
 
 def samples() -> Any:

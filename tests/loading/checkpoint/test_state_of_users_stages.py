@@ -11,7 +11,7 @@ from pipeline_table import Pairs
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
 from torchdata.dataloader2 import DataLoader2
-from users_stages import Buckets, OwnShuffler
+from users_stages import Buckets, OwnShuffler, Unchanged
 
 from wds_datapipes import ShardList, ShardReadingService, Stage
 from wds_datapipes.errors import StateError
@@ -57,13 +57,10 @@ class Overlapping(Batcher):
             before = item
 
 
-class Twice(Stage[Any]):
+class Twice(Plain):
     """Makes a false declaration: it yields two items for one."""
 
     is_stateless = True
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
 
     def __iter__(self) -> Iterator[Any]:
         for item in self.source:
@@ -76,14 +73,8 @@ class Unloadable(Plain):
         return {}
 
 
-class Undeclared(IterDataPipe[Any]):
+class Undeclared(Unchanged):
     """Has a state, as is common elsewhere, and is not a `Stage`."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -23,7 +23,7 @@ from torchdata.dataloader2 import (
 from torchdata.dataloader2.adapter import Adapter, Shuffle
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
-from users_stages import InMain
+from users_stages import InMain, Unchanged
 
 from wds_datapipes import ShardReadingService
 from wds_datapipes.pipes.inspection import upstream
@@ -54,11 +54,8 @@ class Counts(IterDataPipe[Item]):
             yield self.worker, number
 
 
-class Pids(IterDataPipe[Any]):
+class Pids(Unchanged):
     """Adds the id of the process that it runs in."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
 
     def __iter__(self) -> Iterator[Any]:
         for item in self.source:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from pipeline_table import EXACT, all_keys, shards_of
 from torch.distributed import all_gather_object
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
+from users_stages import Unchanged
 
 from wds_datapipes import ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
@@ -104,21 +103,11 @@ def test_loaded_states_merge_before_any_epoch_begins(stateful: bool, workers: in
     assert list(run.epoch()) == expected
 
 
-class Last(IterDataPipe[Any]):
-    """A user's stage that loaders do not know."""
-
-    def __init__(self, source: IterDataPipe[Any]) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_stateful_loader_directly_over_a_pipeline_warns(last: bool, workers: int) -> None:
     def new() -> StatefulDataLoader[Any]:
-        pipe = Last(pipeline()) if last else pipeline()
+        pipe = Unchanged(pipeline()) if last else pipeline()
         return StatefulDataLoader[Any](pipe, batch_size=BATCH_SIZE, collate_fn=list, num_workers=workers)
 
     loader = new()
