@@ -46,8 +46,6 @@ LIMIT_S = 300
 #: The machine may be busy.
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-KB = 1024
-
 ITEMS = (Kind.ITEMS, Kind.PLAIN_ITEMS)
 
 
@@ -73,14 +71,6 @@ class Line:
     def items(self) -> list[Any]:
         """Return the items that have arrived."""
         return [item for message in self.arrivals() for item in taken(self.inlet, message)]
-
-    def carry(self, item: Any) -> Any:
-        """Send one item and take it."""
-        self.inlet.credit()
-        self.outlet.receive_requests()
-        self.outlet.put(item)
-        (got,) = self.items()
-        return got
 
     def close(self) -> None:
         self.outlet.close()

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 from wds_datapipes.loading.transport import shared_memory
 from wds_datapipes.loading.transport.shared_memory import (
@@ -25,9 +24,6 @@ from wds_datapipes.loading.transport.shared_memory import (
     map_segment,
     new_memory,
 )
-
-#: The machine may be busy.
-BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 MB = 1 << 20
 SPARE = 3
