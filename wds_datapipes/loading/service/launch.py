@@ -7,7 +7,6 @@ from typing import Any
 
 from wds_datapipes.datapipes import traverse_dps
 from wds_datapipes.loading.epoch import call_with_pipeline
-from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import RankIdentity, split_by_worker
 from wds_datapipes.loading.torchdata_api import (
     WorkerInfo,
@@ -27,15 +26,12 @@ from wds_datapipes.pipes.graph import PipelineGraph
 MAX_TOGETHER = 256
 
 
-def run_in_process(
-    service: Any, datapipe: Pipe, manager: StateManager, identity: RankIdentity
-) -> tuple[Pipe, LoopItems]:
+def run_in_process(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple[Pipe, LoopItems]:
     """Run everything in the main process; return the pipeline, and the stage that makes the items.
 
     Args:
-        service: the `ShardReadingService`, whose options are used.
+        service: the `ShardReadingService`, whose options and states are used.
         datapipe: the pipeline, split between the ranks.
-        manager: the manager of the state.
         identity: the identity of this rank.
     """
     datapipe = split_by_worker(datapipe, WorkerInfo(1, 0), identity)
@@ -44,23 +40,20 @@ def run_in_process(
     # FullSync, torchdata's stage that synchronizes ranks, prefetches an item, as it does with workers.
     waiting: Any = datapipe if declared(datapipe).syncs_ranks else None
     part = datapipe if waiting is None else waiting.datapipe
-    manager.refuse(part, [])
-    items = LocalItems(part, service.worker_reset_fn, manager.replay_reason_of_workers)
+    service.manager.refuse(part, [])
+    items = LocalItems(part, service.worker_reset_fn, service.manager.replay_reason_of_workers)
     if waiting is None:
         return items, items
     waiting.datapipe = items
     return datapipe, items
 
 
-def start_workers(
-    service: Any, datapipe: Pipe, manager: StateManager, identity: RankIdentity
-) -> tuple[Pipe, LoopItems]:
+def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple[Pipe, LoopItems]:
     """Start the processes, each with its part of the pipeline.
 
     Args:
-        service: the `ShardReadingService`, whose options are used.
+        service: the `ShardReadingService`, whose options and states are used.
         datapipe: the pipeline, split between the ranks.
-        manager: the manager of the state.
         identity: the identity of this rank.
 
     Returns:
@@ -69,7 +62,7 @@ def start_workers(
     Raises:
         ValueError: the pipeline has no part that each worker can run.
     """
-    graph = traverse_dps(datapipe)
+    graph, manager = traverse_dps(datapipe), service.manager
     stages = list_dps(graph)
     if any(declared(stage).is_dispatched for stage in stages):
         raise ValueError(

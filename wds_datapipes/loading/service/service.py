@@ -324,7 +324,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         if self.group.is_split:
             datapipe = split_by_rank(datapipe, identity)
         start = start_workers if self.num_workers else run_in_process
-        datapipe, self._items = start(self, datapipe, self.manager, identity)
+        datapipe, self._items = start(self, datapipe, identity)
         self._items.rank = identity.rank if self._ranks is None else self._ranks.rank
         datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
         if self.manager.replay_reason:
