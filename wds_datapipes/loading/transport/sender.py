@@ -79,10 +79,6 @@ class Sender:
         ahead = self._sent - self._taken
         return ahead >= self._window or (self._sent_bytes - self._taken_bytes >= AHEAD_BYTES and ahead >= MIN_MESSAGES)
 
-    def fileno(self) -> int:
-        """The descriptor that becomes readable when `receive_requests` has something to receive."""
-        return self._channel.fileno()
-
     def begin(self, epoch: int) -> None:
         """Discard unsent items, and begin another epoch."""
         with self._lock:

@@ -300,15 +300,12 @@ class WorkerConnection:
 
     def _timeout_message(self) -> str:
         return (
-            f"{self._name_and_pid()} has sent nothing for timeout_s={self._timeout_s:g} s.{self._context()} It may "
-            "be waiting for a disk or a store that does not respond; `py-spy dump --pid` shows where."
+            f"{self.name} (pid {self._pid}) has sent nothing for timeout_s={self._timeout_s:g} s.{self._context()} It "
+            "may be waiting for a disk or a store that does not respond; `py-spy dump --pid` shows where."
         )
 
     def _context(self) -> str:
         return f" The shard that it opened last is {self.shard}." if self.shard else " It has opened no shard yet."
-
-    def _name_and_pid(self) -> str:
-        return f"{self.name} (pid {self._pid})" if self._pid else self.name
 
 
 def _exit_message(connection: WorkerConnection, process: BaseProcess) -> str:
