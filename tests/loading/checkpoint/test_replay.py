@@ -65,15 +65,20 @@ def loader_of(pipe: Pipe, workers: int, state: Any = None) -> Any:
     return loader
 
 
+def begun(pipe: Pipe, workers: int, count: int) -> tuple[dict[str, str], list[Any]]:
+    """Return the state after some items, and the items that follow."""
+    with loader_of(pipe, workers) as loader:
+        items = iter(loader)
+        list(itertools.islice(items, count))
+        return loader.reading_service.state_dict(), list(items)
+
+
 def through_json(text: dict[str, str]) -> Any:
     return json.loads(json.dumps(text))
 
 
 def test_one_line_names_the_stage_and_the_cost(caplog: pytest.LogCaptureFixture) -> None:
-    with loader_of(samples().shuffle(), 2) as loader:
-        epoch = iter(loader)
-        list(itertools.islice(epoch, 6))
-        state = loader.reading_service.state_dict()
+    state, _ = begun(samples().shuffle(), 2, 6)
     with caplog.at_level(logging.INFO, "wds_datapipes"), loader_of(samples().shuffle(), 2, state) as loader:
         list(loader)
     (line,) = [record.getMessage() for record in caplog.records if "replay" in record.getMessage()]
@@ -82,21 +87,14 @@ def test_one_line_names_the_stage_and_the_cost(caplog: pytest.LogCaptureFixture)
 
 
 def test_workers_draw_the_same_numbers_again() -> None:
-    with loader_of(Drawn(samples()), 2) as loader:
-        items = iter(loader)
-        list(itertools.islice(items, 9))
-        state = through_json(loader.reading_service.state_dict())
-        rest = list(items)
-    with loader_of(Drawn(samples()), 2, state) as loader:
+    state, rest = begun(Drawn(samples()), 2, 9)
+    with loader_of(Drawn(samples()), 2, through_json(state)) as loader:
         assert list(loader) == rest
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_different_items_are_an_error(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with loader_of(Unseeded(samples()), workers) as loader:
-        epoch = iter(loader)
-        list(itertools.islice(epoch, 6))
-        state = loader.reading_service.state_dict()
+    state, _ = begun(Unseeded(samples()), workers, 6)
     monkeypatch.setenv("START", "1")
     with (
         loader_of(Unseeded(samples()), workers, state) as loader,
@@ -106,11 +104,7 @@ def test_different_items_are_an_error(workers: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_fewer_items_are_an_error() -> None:
-    with loader_of(listed(), 0) as loader:
-        epoch = iter(loader)
-        list(itertools.islice(epoch, 6))
-        state = loader.reading_service.state_dict()
-    (saved,) = checkpoints_in(state)
+    (saved,) = checkpoints_in(begun(listed(), 0, 6)[0])
     parts = [WorkerState.of([{"replayed": 60, "digest": [0, 0]}])]
     state = state_of([replace(saved, parts=parts)])
     with (
@@ -122,10 +116,7 @@ def test_fewer_items_are_an_error() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_loaders_accept_states_of_each_other(workers: int) -> None:
-    with loader_of(listed(), workers) as loader:
-        items = iter(loader)
-        list(itertools.islice(items, 5))
-        of_service, rest = loader.reading_service.state_dict(), list(items)
+    of_service, rest = begun(listed(), workers, 5)
     data = StatefulShards(listed(), seed=3)
     data.load_state_dict(through_json(of_service))
     items = data.tracked(DataLoader(data, batch_size=None, num_workers=workers))
@@ -138,12 +129,7 @@ def test_loaders_accept_states_of_each_other(workers: int) -> None:
 
 def test_a_state_of_another_process_is_an_error() -> None:
     """Those of the main process count the items of all workers, and those of workers their own."""
-    with loader_of(listed(), 1) as loader:
-        next(iter(loader))
-        of_worker = loader.reading_service.state_dict()
-    with loader_of(InMain(listed()).shuffle(), 1) as loader:
-        next(iter(loader))
-        of_all = loader.reading_service.state_dict()
+    (of_worker, _), (of_all, _) = begun(listed(), 1, 1), begun(InMain(listed()).shuffle(), 1, 1)
     with pytest.raises(StateError, match="state of ShardReadingService"):
         StatefulShards(InMain(listed()).shuffle(), seed=3).load_state_dict(of_all)
     (saved,), (other,) = checkpoints_in(of_all), checkpoints_in(of_worker)
