@@ -77,9 +77,7 @@ def _generators_as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("splitter", [ShardingFilter, OwnFilter, Split])
-def test_stages_before_a_split_of_any_class_get_the_same_seed_on_all_workers(
-    splitter: Callable[..., Pipe],
-) -> None:
+def test_stages_before_a_split_of_any_class_get_the_same_seed_on_all_workers(splitter: Callable[..., Pipe]) -> None:
     seeds = []
     for worker in range(3):
         before, after = Seeded(), Seeded()
@@ -122,10 +120,7 @@ def test_an_epoch_starts_with_the_functions_of_other_services_and_of_the_user() 
     assert EpochRun(stage, EpochStart(generator, iter_reset_fn=theirs, worker_reset_fn=users, info=info)).pipe is last
     assert said == [("theirs", stage), ("users", other, info, generator)]
     assert len(stage.seeds) == 1  # before the functions, which may draw other numbers
-    resets: dict[str, Any] = {
-        "iter_reset_fn": lambda _: None,
-        "worker_reset_fn": lambda *_: 5,
-    }
+    resets: dict[str, Any] = {"iter_reset_fn": lambda _: None, "worker_reset_fn": lambda *_: 5}
     for name, function in resets.items():
         with pytest.raises(TypeError, match=rf"{name} must return the pipeline, but returned (None|5)"):
             EpochRun(stage, EpochStart(generator, info=info, **{name: function}))

@@ -16,11 +16,7 @@ import psutil
 import pytest
 from numbered_shards import numbered_shards
 from torch.utils.data import IterDataPipe
-from torchdata.dataloader2 import (
-    DataLoader2,
-    InProcessReadingService,
-    SequentialReadingService,
-)
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, SequentialReadingService
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError

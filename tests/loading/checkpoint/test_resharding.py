@@ -11,19 +11,7 @@ from typing import Any
 import pytest
 import torch
 from loader_kinds import Service, Stateful, Tracked, comparable, items_of
-from pipeline_table import (
-    EXACT,
-    REPLAYED,
-    SIZES,
-    STREAMS,
-    Pipe,
-    draw,
-    is_even,
-    key_of,
-    packed,
-    shards_of,
-    split,
-)
+from pipeline_table import EXACT, REPLAYED, SIZES, STREAMS, Pipe, draw, is_even, key_of, packed, shards_of, split
 
 from wds_datapipes import IndexedSamples, ShardList, merge_states
 from wds_datapipes.errors import StateError
@@ -258,10 +246,7 @@ FIXED: dict[str, tuple[Callable[[], Pipe], str]] = {
         "from Filter",
     ),
     "drawn samples": (lambda: split().rsample(0.5), "SampleRsampler records or counts what each worker has read"),
-    "split samples": (
-        lambda: packed(long_samples="split"),
-        "SamplePacker records or counts what each worker has read",
-    ),
+    "split samples": (lambda: packed(long_samples="split"), "SamplePacker records or counts what each worker has read"),
     "a mixture up to an end": (
         lambda: split("a").mix_samples(split("b"), stop="first"),
         "SampleMixer records or counts what each worker has read",

@@ -18,17 +18,7 @@ import pytest
 import torch.distributed as dist
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
 from loader_kinds import Batches, InStateful, Persistent, Service, Stateful, Tracked, check_law, items_of
-from pipeline_table import (
-    EXACT,
-    IN_MAIN,
-    REFUSED,
-    REPLAYED,
-    STREAMS,
-    EverySecond,
-    as_it_is,
-    shards_of,
-    split,
-)
+from pipeline_table import EXACT, IN_MAIN, REFUSED, REPLAYED, STREAMS, EverySecond, as_it_is, shards_of, split
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes import ShardList

@@ -53,13 +53,7 @@ def report_on(rank: int) -> dict[str, Any]:
                 break
         dist.barrier()  # until all have seen it: a rank that leaves takes its report with it
         own = loader.reading_service.report()
-        return {
-            "all": found.as_dict(),
-            "line": str(found),
-            "own": own.as_dict(),
-            "heard": heard,
-            "logged": logged,
-        }
+        return {"all": found.as_dict(), "line": str(found), "own": own.as_dict(), "heard": heard, "logged": logged}
 
 
 def test_ranks_see_each_other_without_waiting() -> None:

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata.dataloader2 import (
-    DataLoader2,
-    DistributedReadingService,
-    SequentialReadingService,
-)
+from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.loading.service.loader import length_of_rank

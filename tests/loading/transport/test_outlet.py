@@ -29,13 +29,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from wds_datapipes.loading.transport import sender as outlet
 from wds_datapipes.loading.transport.bundle import TOGETHER_BYTES
-from wds_datapipes.loading.transport.protocol import (
-    COMMAND_BYTES,
-    HEADER,
-    INLINE,
-    Kind,
-    new_channel,
-)
+from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, HEADER, INLINE, Kind, new_channel
 from wds_datapipes.loading.transport.receiver import MAX_LENT, Message, Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.transport.serialization import APART, Serializer
