@@ -145,12 +145,11 @@ class CacheFolder:
     def _fetch(self, entry: Entry, request: DownloadRequest, should_continue: Callable[[], bool]) -> BinaryIO:
         LOGGER.debug("Downloading %s to %s", request.name, entry.path)
         begin = time.monotonic()
-        limit = self.max_bytes, self.priority
         try:
-            copy = fetch_copy(self.path, entry, request, limit, should_continue)
+            copy = fetch_copy(self, entry, request, should_continue)
         except (CorruptShardError, TruncatedShardError) as error:
             LOGGER.warning("%s. Trying again", error)
-            copy = fetch_copy(self.path, entry, request, limit, should_continue, is_last=True)
+            copy = fetch_copy(self, entry, request, should_continue, is_last=True)
         LOGGER.log(
             logging.WARNING if self.verbose else logging.INFO,
             "Downloaded %s: %d bytes in %.1f s, to %s",
@@ -237,6 +236,8 @@ def _describe_version(facts: CopyFacts, known: FileFacts, sha256: str | None = N
 FACTS_OPTIONS = ("storage_options", "timeout_s", "retries")
 #: How much is read from the source at once, in bytes.
 BLOCK_BYTES = 1 << 20
+#: The errors of a full disk.
+FULL = {errno.ENOSPC, errno.EDQUOT}
 #: The step in which space is reserved if the size of a shard is unknown, in bytes.
 STEP_BYTES = 64 << 20
 
@@ -288,10 +289,9 @@ class DownloadRequest:
 
 
 def fetch_copy(
-    folder: Path,
+    folder: CacheFolder,
     entry: Entry,
     request: DownloadRequest,
-    limit: tuple[int | None, Priority],
     should_continue: Callable[[], bool],
     *,
     is_last: bool = False,
@@ -315,13 +315,13 @@ def fetch_copy(
     copy = io.FileIO(entry.part, "x+")
     try:
         fcntl.flock(copy, fcntl.LOCK_SH)  # the pin, held until the file is closed
-        reservation = _Reservation(folder, entry.part, *limit)
+        reservation = _Reservation(folder, entry.part)
         reservation.extend(size or 0)
         digest, etag = _copy_source(request, copy, reservation, size, should_continue)
         if size is None and not is_last:
             _check_complete(request, copy, reservation.written)
         source = answer._replace(etag=etag or answer.etag)
-        _finish(folder, entry, copy, CopyFacts(request.name, reservation.written, digest, 0, source))
+        _finish(folder.path, entry, copy, CopyFacts(request.name, reservation.written, digest, 0, source))
     except BaseException:
         entry.part.unlink(missing_ok=True)
         copy.close()
@@ -332,15 +332,16 @@ def fetch_copy(
 class _Reservation:
     """The disk space reserved for one download, which grows if the size is unknown."""
 
-    def __init__(self, folder: Path, part: Path, max_bytes: int | None, priority: Priority) -> None:
-        self._folder, self._part, self._max_bytes, self._priority = folder, part, max_bytes, priority
+    def __init__(self, folder: CacheFolder, part: Path) -> None:
+        self._folder, self._part = folder, part
         self._reserved = 0
         self.written = 0
 
     def extend(self, need: int) -> None:
-        if self._max_bytes is None or need <= self._reserved:
+        most = self._folder.max_bytes
+        if most is None or need <= self._reserved:
             return
-        if not reserve_space(self._folder, self._part, need, self._max_bytes, self._priority):
+        if not reserve_space(self._folder.path, self._part, need, most, self._folder.priority):
             raise CacheFullError
         self._reserved = need
 
@@ -352,8 +353,9 @@ class _Reservation:
             try:
                 count = copy.write(data)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not evict_one(self._folder, self._priority):
-                    raise _cache_error(self._folder, error) from error
+                is_full = error.errno in FULL
+                if not (is_full and evict_one(self._folder.path, self._folder.priority)):
+                    raise _cache_error(self._folder.path, error) from error
                 continue
             data = data[count:]
             self.written += count
@@ -422,6 +424,6 @@ def _finish(folder: Path, entry: Entry, copy: io.FileIO, facts: CopyFacts) -> No
 
 def _cache_error(folder: Path, error: OSError) -> CacheError:
     advice = "Its file system must support locks, and the folder must be writable"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in FULL:
         advice = "All copies not in use were evicted already. Free space, use another folder, or pass max_bytes"
     return CacheError(f"The cache {folder} cannot be used: {error.strerror or error}. {advice}")
