@@ -15,7 +15,6 @@ from wds_datapipes.io.urls import (
     STORE_OPTIONS,
     OpeningURL,
     check_url,
-    file_url_path,
     find_opener,
     is_registered,
     is_remote,
@@ -104,13 +103,8 @@ def open_parts(url: str, /, *, allow_local_files: bool = True, **options: Any) -
 
 
 def open_path(url: str, /, **_options: object) -> BinaryIO:
-    """Open the local file with exactly this name."""
-    return open_local(url, name=url)
-
-
-def open_file_url(url: str, /, **_options: object) -> BinaryIO:
-    """Open the file of a ``file:`` URL, after decoding escapes such as ``%20``."""
-    return open_local(file_url_path(url), name=url)
+    """Open the local file with exactly this name, or that of a ``file:`` URL, whose escapes are decoded."""
+    return open_local(cast(str, local_path(url)), name=url)
 
 
 def open_local(path: str, *, name: str) -> BinaryIO:

@@ -345,14 +345,10 @@ class PrefetchedStream(io.BufferedIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         """Return the next ``size`` bytes, or fewer at the end of the shard."""
         size = sys.maxsize if size is None or size < 0 else size
-        data = self._take(size, size)
-        if len(data) == size or not data:
-            return data
-        pieces = [data]  # it is larger than the limit of prefetched bytes, or the last one
-        while data:
-            size -= len(data)
-            data = self._take(size, size)
+        pieces = []  # more than one if it is larger than the limit of prefetched bytes
+        while size and (data := self._take(size, size)):
             pieces.append(data)
+            size -= len(data)
         return b"".join(pieces)
 
     def read1(self, size: int = -1, /) -> bytes:

@@ -15,7 +15,7 @@ from wds_datapipes.types import Opener
 BUILT_IN: dict[str, str] = {
     "": "wds_datapipes.io.openers:open_path",
     "-": "wds_datapipes.io.openers:open_standard_input",
-    "file": "wds_datapipes.io.openers:open_file_url",
+    "file": "wds_datapipes.io.openers:open_path",
     "pipe": "wds_datapipes.io.shell_process:open_command",
 }
 

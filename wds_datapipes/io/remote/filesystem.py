@@ -165,6 +165,11 @@ class RemotePath:
         """
         return self.retry.call(attempt, f"{self.name} cannot be opened")
 
+    def forget_listing(self) -> None:
+        """Drop the metadata that the file system may have cached."""
+        with suppress(AttributeError, NotImplementedError):
+            self.filesystem.invalidate_cache()
+
     def info(self) -> Mapping[str, Any]:
         """Return what the file system reports about the file.
 
@@ -173,8 +178,7 @@ class RemotePath:
         """
 
         def request() -> Any:
-            with suppress(AttributeError, NotImplementedError):
-                self.filesystem.invalidate_cache()  # so that it does not return cached metadata
+            self.forget_listing()
             return self.filesystem_of_file().info(self.path)
 
         # The time-outs of libraries hold for each byte, and a server may send a response byte by byte.

@@ -86,7 +86,7 @@ class FsspecStore:
     def _open(self, start: int) -> tuple[Any, int]:
         """Open the file; return it and its offset, which is 0 if it cannot seek."""
         if start:
-            self._invalidate_cache()
+            self.remote.forget_listing()
         file = wait_for(start_call(self._open_file), silent_after(self.remote.timeout_s))
         if start:
             try:
@@ -112,14 +112,9 @@ class FsspecStore:
 
     def current_version(self) -> tuple[str, ...]:
         """Return the version that the store has now."""
-        self._invalidate_cache()
+        self.remote.forget_listing()
         details = self.remote.filesystem.info(self.remote.path)
         return version_of(*(details.get(name) for name in VERSION_FACTS))
-
-    def _invalidate_cache(self) -> None:
-        """Drop the file system's cached listing."""
-        if callable(forget := getattr(self.remote.filesystem, "invalidate_cache", None)):
-            forget()
 
 
 class BlockFile:

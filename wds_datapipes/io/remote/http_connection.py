@@ -154,7 +154,7 @@ class Response(RawStream):
         self._connection: HTTPConnection | None = None  # if there is no response, `close` has nothing to do
         self._sock: socket.socket = connection.sock  # http.client forgets it if the response is the last one
         self._response = cast(TimedResponse, connection.getresponse())
-        self.status, self.headers = self._response.status, self._response.fields
+        self.status, self.reason, self.headers = self._response.status, self._response.reason, self._response.fields
         #: The remaining bytes of the body; None if it is chunked, or ends when the connection is closed.
         self._left = self._response.length
         #: The part of it that came with the headers.
@@ -162,11 +162,6 @@ class Response(RawStream):
         self._connection = connection
         self._key, self._process = key, os.getpid()
         self._reading, self._closing = threading.Lock(), threading.Lock()
-
-    @property
-    def reason(self) -> str:
-        """The server's description of the status."""
-        return self._response.reason
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read the available bytes, at most ``len(buffer)``; 0 at the end.

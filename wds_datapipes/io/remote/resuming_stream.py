@@ -122,31 +122,21 @@ class ResumingStream(RawStream):
         opened = retry.call(lambda: open_at(0), f"{name} cannot be opened")
         self._begin(opened)
 
-    @property
-    def etag(self) -> str | None:
-        """The ETag of the file, if the store reports it."""
-        return self._etag
-
-    @property
-    def size(self) -> int | None:
-        """The size of the file in bytes, if the store reports it."""
-        return self._size
-
     def readinto(self, buffer: Buffer, /) -> int:
         """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
         self._heard_at = self._retry.clock()
         while True:
             try:
                 count = self._ensure_open().readinto(buffer)
-                if not count and self._opened_at < self._position == self._stop and self._position != self._size:
+                if not count and self._opened_at < self._position == self._stop and self._position != self.size:
                     self._release()  # the store sends the file in parts
                     continue
-                if not count and self._size is not None and self._position < self._size:
-                    raise EOFError(f"received {self._position} of {self._size} bytes")
-                if self._size is not None and self._position + count > self._size:
+                if not count and self.size is not None and self._position < self.size:
+                    raise EOFError(f"received {self._position} of {self.size} bytes")
+                if self.size is not None and self._position + count > self.size:
                     raise ShardReadError(
                         f"Reading {self._name} failed after {self._position} bytes: the store sends more than the "
-                        f"{self._size} bytes that it reported as the size"
+                        f"{self.size} bytes that it reported as the size"
                     )
                 break
             except ShardError:
@@ -168,7 +158,7 @@ class ResumingStream(RawStream):
     def _begin(self, opened: OpenedSource) -> None:
         """Start with a version of the file."""
         self._file, self._opened_at, self._stop = opened.file, 0, opened.stop
-        self._size, self._version, self._etag = opened.size, opened.version, opened.etag
+        self.size, self._version, self.etag = opened.size, opened.version, opened.etag
         self._digest = None if opened.is_strong else hashlib.blake2b()
 
     def _ensure_open(self) -> RawReader:
@@ -181,8 +171,8 @@ class ResumingStream(RawStream):
             self._file, self._opened_at, self._stop = opened.file, self._position, opened.stop
             if opened.version != self._version or self._is_another_size(opened.size):
                 raise self._changed()
-            if self._size is None:
-                self._size = opened.size
+            if self.size is None:
+                self.size = opened.size
             if opened.start > self._position:
                 raise ShardReadError(
                     f"Reading {self._name} failed after {self._position} bytes: the store sent the bytes from "
@@ -225,7 +215,7 @@ class ResumingStream(RawStream):
             del failed  # breaks the reference cycle between the error and this frame
 
     def _is_another_size(self, size: int | None) -> bool:
-        return None not in (size, self._size) and size != self._size
+        return None not in (size, self.size) and size != self.size
 
     def _changed(self) -> ChangedShardError:
         return ChangedShardError(
