@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numbered_shards import numbered_shards
 from torchdata.dataloader2 import DataLoader2
@@ -273,7 +273,7 @@ def begun(pipe: Any) -> Any:
 
 PHASES = st.fixed_dictionaries(
     {
-        "shards": st.sampled_from([{}, {"b": "{3..5}.tar"}, {"c": "6.tar"}, {"b": "{3..5}.tar", "c": "6.tar"}]),
+        "shards": st.sampled_from([{}, {"b": [3, 4, 5]}, {"c": [6]}, {"b": [3, 4, 5], "c": [6]}]),
         "weights": st.fixed_dictionaries({"a": st.integers(1, 4), "b": st.integers(0, 3), "c": st.integers(0, 3)}),
         "batch": st.sampled_from([4, 8, 12]),
         "steps": st.integers(1, 7),
@@ -282,27 +282,26 @@ PHASES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=6, phases=[__import__("hypothesis").Phase.generate])
+@settings(max_examples=6, phases=[Phase.generate])
 @given(st.lists(PHASES, min_size=2, max_size=4), st.sampled_from([1, 2]), st.sampled_from(["global", "window"]))
 def test_amended_runs_read_each_dataset_pass_by_pass_in_exact_proportions(
     phases: list[Any], lanes: int, order: Any
 ) -> None:
     state: Any = None
     batches, drawn = Batches(), dict[str, list[tuple[str, set[str]]]]()
-    known = {"a": "{0..2}.tar", "b": "{3,4}.tar"}
+    known = {"a": [0, 1, 2], "b": [3, 4]}
     for number, phase in enumerate(phases):
-        grown = {name: shards for name, shards in phase["shards"].items() if len(shards) >= len(known.get(name, ""))}
-        known = {**known, **grown}  # shards of b are only added, and c comes late
+        known |= phase["shards"]  # shards of b are only added, and c comes late
+        datasets = {name: [f"{each}.tar" for each in shards] for name, shards in known.items()}
         weights = {name: phase["weights"][name] for name in known}
-
         ranks, workers = phase["topology"]
         options = {"weights": weights, "lanes": lanes, "order": order, "global_batch_size": phase["batch"]}
-        pipes = [IndexedSamples(known, **options).batch(phase["batch"] // ranks) for _ in range(ranks)]
+        pipes = [IndexedSamples(datasets, **options).batch(phase["batch"] // ranks) for _ in range(ranks)]
         state, found = run(pipes, workers, phase["steps"], state, amend=number > 0)
         batches += found
         keys = [key for batch in found for key in batch]
-        for name, pattern in known.items():
-            samples = {f"{n}-{at}" for n in pattern_numbers(pattern) for at in range(SIZES[n])}
+        for name, numbers in known.items():
+            samples = {f"{n}-{at}" for n in numbers for at in range(SIZES[n])}
             own = [key for key in keys if key in samples]
             drawn.setdefault(name, []).extend((key, samples) for key in own)
             share = weights[name] / sum(weights.values())
@@ -320,9 +319,3 @@ def test_amended_runs_read_each_dataset_pass_by_pass_in_exact_proportions(
         name: len(draws) for name, draws in drawn.items()
     }
     assert as_markdown(facts).count("\n| `") == len(drawn)
-
-
-def pattern_numbers(pattern: str) -> list[int]:
-    """Return the numbers of the shards in a pattern such as ``{3..5}.tar``."""
-    digits = [int(text) for text in pattern if text.isdigit()]
-    return list(range(min(digits), max(digits) + 1))
