@@ -250,9 +250,7 @@ def _find_or_build(
             'it with `wds-datapipes index`, or pass indexes="build"'
         )
     built = build_indexes(missing, index_dir=index_dir, options=options, on_result=on_result, storage_options=store)
-    facts = {
-        result.url: [result.url, result.samples, result.bytes] for result in (*found, *built) if result is not None
-    }
+    facts = {each.url: [each.url, each.samples, each.bytes] for each in (*found, *built) if each is not None}
     return [facts[url] for url in urls]
 
 

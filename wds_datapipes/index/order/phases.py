@@ -202,10 +202,9 @@ class RunPlan:
         found = list[Draws]()
         count = np.zeros((len(names), self.lanes), np.int64)
         lanes = np.arange(self.lanes)
-        for phase, following in zip(self.phases, [*self.phases[1:], None], strict=True):
-            for number, (step, weights) in enumerate(
-                _weights_between(phase, None if following is None else following.step)
-            ):
+        ends = [*(phase.step for phase in self.phases[1:]), None]
+        for phase, end in zip(self.phases, ends, strict=True):
+            for number, (step, weights) in enumerate(_weights_between(phase, end)):
                 epoch, batch = self._locate(phase, step)
                 first = batch * phase.batch + (phase.start if epoch == phase.epoch else 0)
                 begins = min(-(-first // self.lanes), self.end_of(epoch) // self.lanes) + self.drawn(epoch)
