@@ -95,7 +95,6 @@ class Declarations:
         exclusions: the samples that it leaves out and that a run may add to; None if it leaves out none.
         free_arguments: the names of arguments that may change in a run, as no position depends on them.
         has_phases: whether it has `load_phases` and the other methods of `IndexedSamples` for the phases of a run.
-        groups: the numbers of ranks and workers that it splits the data between, and the indices of this instance.
         on_error: the error policy; see `OnError`.
     """
 
@@ -139,7 +138,6 @@ class Declarations:
     exclusions: Exclusions | None = None
     free_arguments: frozenset[str] = frozenset()
     has_phases: bool = False
-    groups: Groups | None = None
     on_error: OnError = "raise"
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -220,10 +220,11 @@ class Payload:
 
     Args:
         contents: the object.
+        is_pickled: whether it is a pickle of the object, in the process that received it.
     """
 
-    def __init__(self, contents: Any) -> None:
-        self._contents = contents
+    def __init__(self, contents: Any, *, is_pickled: bool = False) -> None:
+        self._contents, self._is_pickled = contents, is_pickled
         self._descriptor: int | None = None
 
     def open(self) -> Any:
@@ -232,7 +233,7 @@ class Payload:
         Raises:
             Exception: any exception of unpickling.
         """
-        return self._contents
+        return pickle.loads(self._contents) if self._is_pickled else self._contents  # noqa: S301  made by this program
 
     def close(self) -> None:
         """Close the descriptor, once the process has its own."""
@@ -246,17 +247,10 @@ class Payload:
         self._descriptor = new_memory(len(data))
         with os.fdopen(self._descriptor, "r+b", closefd=False) as file:
             file.write(data)
-        return _Arrived, (DupFd(self._descriptor),)
+        return _receive, (DupFd(self._descriptor),)
 
 
-class _Arrived(Payload):
-    """A payload in the process that received it."""
-
-    def __init__(self, descriptor: Any) -> None:
-        super().__init__(None)
-        with os.fdopen(descriptor.detach(), "rb") as file:
-            file.seek(0)  # the sender has moved the file position
-            self._data = file.read()
-
-    def open(self) -> Any:
-        return pickle.loads(self._data)  # noqa: S301  the sender is a part of this program
+def _receive(descriptor: Any) -> Payload:
+    with os.fdopen(descriptor.detach(), "rb") as file:
+        file.seek(0)  # the sender has moved the file position
+        return Payload(file.read(), is_pickled=True)
