@@ -16,7 +16,7 @@ from urllib.request import getproxies
 
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
-from wds_datapipes.io.remote.http_connection import SIZE, HttpStatusError, Response, send_request
+from wds_datapipes.io.remote.http_connection import SIZE, Access, HttpStatusError, Response, send_request
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.retry import is_transient
 
@@ -119,13 +119,12 @@ class HttpClient:
         path = options.get("ca_file")
         try:
             with _tls_lock:
-                self._tls_context = _ssl_context(None if path is None else os.fspath(path))
+                context = _ssl_context(None if path is None else os.fspath(path))
         except (OSError, TypeError) as error:  # includes ssl.SSLError
             raise ValueError(
                 f"storage_options['ca_file'] must be a file with certificates in the PEM format: {error}"
             ) from error
-        self._timeout_s = timeout_s
-        self._proxies = getproxies()  # slow, since it looks at all variables of the environment
+        self._access = Access(timeout_s, context, getproxies())  # slow: it looks at all variables of the environment
 
     def open(self, url: str, part: str | None = None, if_range: str | None = None) -> OpenedSource:
         """Request a file, or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
@@ -171,7 +170,7 @@ class HttpClient:
     def _request(self, url: str, more: Mapping[str, str], method: str = "GET") -> Response:
         # With content encoding, ranges would count compressed bytes.
         headers = {**self._headers, "Accept-Encoding": "identity", **more}
-        return send_request(url, headers, self._timeout_s, self._tls_context, self._proxies, method)
+        return send_request(url, headers, self._access, method)
 
 
 def _content_encoding(response: Response) -> str:

@@ -17,7 +17,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import proxy_bypass
 
@@ -327,23 +327,28 @@ class HttpStatusError(Exception):
         super().__init__(f"{status}, {self.message}")
 
 
-def send_request(
-    url: str,
-    headers: Mapping[str, str],
-    timeout_s: float,
-    context: ssl.SSLContext,
-    proxies: Mapping[str, str],
-    method: str = "GET",
-) -> Response:
+class Access(NamedTuple):
+    """How servers are reached.
+
+    Attributes:
+        timeout_s: the time limit in seconds for all headers of a response, and for each part of its body; also for
+            connecting, with at most `CONNECT_S`.
+        context: the TLS context with the trusted authorities.
+        proxies: the proxies by scheme, as `urllib.request.getproxies` returns them from the environment.
+    """
+
+    timeout_s: float
+    context: ssl.SSLContext
+    proxies: Mapping[str, str]
+
+
+def send_request(url: str, headers: Mapping[str, str], access: Access, method: str = "GET") -> Response:
     """Send a request; follow redirects, and use a proxy.
 
     Args:
         url: ``http:`` or ``https:``; user and password in it are sent as HTTP Basic authentication.
         headers: the headers to send. Secret ones are only sent to the host of ``url``.
-        timeout_s: the time limit in seconds for all headers of a response, and for each part of its body; also for
-            connecting, with at most `CONNECT_S`.
-        context: the TLS context with the trusted authorities.
-        proxies: the proxies by scheme, as `urllib.request.getproxies` returns them from the environment.
+        access: how the servers are reached.
         method: ``"GET"`` or ``"HEAD"``.
 
     Raises:
@@ -357,7 +362,7 @@ def send_request(
     for _ in range(MAX_REDIRECTS + 1):
         if current.username is not None and not any(name.lower() == "authorization" for name in sent):
             sent["Authorization"] = _basic(current)
-        response = _send_once(method, current, sent, timeout_s, context, proxies)
+        response = _send_once(method, current, sent, access)
         if response.status not in REDIRECTS or not (location := response.headers.get("Location")):
             return _accept_response(response)
         response.close()
@@ -368,20 +373,13 @@ def send_request(
     raise HttpStatusError(response.status, f"it redirects {MAX_REDIRECTS} times", response.headers)
 
 
-def _send_once(
-    method: str,
-    url: SplitResult,
-    headers: Mapping[str, str],
-    timeout_s: float,
-    context: ssl.SSLContext,
-    proxies: Mapping[str, str],
-) -> Response:
+def _send_once(method: str, url: SplitResult, headers: Mapping[str, str], access: Access) -> Response:
     if url.scheme not in CONNECTIONS or not url.hostname:
         raise InvalidURL(
             f"the URL or a redirect has the scheme {url.scheme!r} or no host; only http and https are supported"
         )
     target = quote(url.path or "/", safe=PLAIN) + (f"?{quote(url.query, safe=PLAIN)}" if url.query else "")
-    proxy = _proxy_of(url, proxies)
+    proxy = _proxy_of(url, access.proxies)
     host, port = (url.hostname, _port(url)) if proxy is None else (str(proxy.hostname), proxy.port or 80)
     sent, tunnel = dict(headers), None
     if proxy is not None:
@@ -391,11 +389,13 @@ def _send_once(
         else:
             target = f"http://{url.netloc.rpartition('@')[2]}{target}"
             sent |= proxy_headers
-    key = (url.scheme, url.hostname, _port(url), proxy, context if url.scheme == "https" else None)
-    limit_s = min(timeout_s, CONNECT_S)
+    secure = {"context": access.context} if url.scheme == "https" else {}
+    key = (url.scheme, url.hostname, _port(url), proxy, *secure.values())
+    limit_s = min(access.timeout_s, CONNECT_S)
 
     def request(connection: HTTPConnection) -> Response:
-        connection.response_class = partial(TimedResponse, timeout_s=timeout_s)  # type: ignore[assignment]  # called so
+        response_class = partial(TimedResponse, timeout_s=access.timeout_s)
+        connection.response_class = response_class  # type: ignore[assignment]  # it is called like one
         try:
             if connection.sock is None:
                 _connect(connection)
@@ -416,8 +416,7 @@ def _send_once(
             if isinstance(error, TimeoutError):
                 raise
             # The server closed the connection meanwhile, as it may at any time between two requests.
-    more = {"context": context} if url.scheme == "https" else {}
-    connection = CONNECTIONS[url.scheme](host, port, timeout=limit_s, **more)
+    connection = CONNECTIONS[url.scheme](host, port, timeout=limit_s, **secure)
     if tunnel is not None:
         connection.set_tunnel(*tunnel)
     return request(connection)
