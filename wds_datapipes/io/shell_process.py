@@ -176,8 +176,7 @@ def _close_copies() -> None:
         process._close_pipes()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_copies)
+os.register_at_fork(after_in_child=_close_copies)
 
 
 @functools.cache

@@ -78,10 +78,8 @@ class ShardScan:
                 if stream is not None:
                     opened.enter_context(stream)
                 else:
-                    options: dict[str, Any] = (
-                        {} if self._storage_options is None else {"storage_options": self._storage_options}
-                    )
-                    counted = Counted(opened.enter_context(open_url(url, **options)), self._digest)
+                    source = opened.enter_context(open_url(url, storage_options=self._storage_options))
+                    counted = Counted(source, self._digest)
                     plain = decompress_stream(cast(BinaryIO, counted), url=url, limits=self._options["limits"])
                     stream = opened.enter_context(plain)
                 end = yield from read_members(
