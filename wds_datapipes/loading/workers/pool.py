@@ -21,7 +21,7 @@ from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
 from wds_datapipes.loading.workers.parent_watch import ParentWatch, run_watched
 from wds_datapipes.loading.workers.shutdown import close_process, disown_process, end_processes
-from wds_datapipes.loading.workers.worker import WorkerJob, run_worker
+from wds_datapipes.loading.workers.worker import Payload, WorkerJob, run_worker
 from wds_datapipes.pipes.stage import iterated_by_loader
 
 
@@ -87,9 +87,9 @@ class WorkerPool:
         self._channels.append(near)
         # A fork closes its copies of the objects that only this process needs.
         unwanted = list(self._channels) if self._context.get_start_method() == "fork" else []
-        packed = job.packed()
-        with far, closing(packed.pipe), defer_interrupts():
-            arguments = self._parent_watch, run_worker, packed, far, unwanted
+        payload, facts = Payload(job), (job.info.worker_id, job.window, job.together)
+        with far, closing(payload), defer_interrupts():
+            arguments = self._parent_watch, run_worker, payload, *facts, far, unwanted
             process = self._context.Process(target=run_watched, args=arguments, daemon=True)
             self._processes.append(process)
             process.start()

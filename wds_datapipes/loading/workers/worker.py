@@ -6,7 +6,7 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
@@ -29,7 +29,7 @@ class WorkerJob:
     """The job of a worker process.
 
     Attributes:
-        pipe: the pipeline, in the wrapper that pickles it; or, in transit, a `Payload` with all of the user's objects.
+        pipe: the pipeline, in the wrapper that pickles it.
         info: torchdata's ``WorkerInfo``.
         window: the maximum number of messages ahead.
         together: the maximum number of items in a message.
@@ -52,28 +52,19 @@ class WorkerJob:
     replay_reason: str
     identity: RankIdentity
 
-    def packed(self) -> WorkerJob:
-        """Return the job in the form that is passed to another process."""
-        payload = Payload((self.pipe, self.init_fn, self.reset_fn, self.resumed))
-        return replace(self, pipe=payload, init_fn=None, reset_fn=None, resumed=None)
 
-    def unpacked(self) -> WorkerJob:
-        """Return the job in the form that the other process runs, with the pipeline itself.
-
-        Raises:
-            Exception: any exception of unpickling.
-        """
-        pipe, init_fn, reset_fn, resumed = self.pipe.open()
-        return replace(self, pipe=extract_wrapper(pipe), init_fn=init_fn, reset_fn=reset_fn, resumed=resumed)
-
-
-def run_worker(job: WorkerJob, channel: socket.socket, inherited: Sequence[Any]) -> None:
+def run_worker(
+    job: Payload, number: int, window: int, together: int, channel: socket.socket, inherited: Sequence[Any]
+) -> None:
     """Run a worker until the main process has exited, to which it sends its exceptions.
 
     Exceptions such as ``SystemExit`` end the process as usual: the main process receives the exit code.
 
     Args:
-        job: the job of the worker.
+        job: the `WorkerJob`.
+        number: the number of the worker, which its errors name even if the job cannot be unpickled.
+        window: as in the job.
+        together: as in the job.
         channel: the connection to the main process.
         inherited: objects that a fork has inherited open, and that only other processes need.
     """
@@ -81,14 +72,14 @@ def run_worker(job: WorkerJob, channel: socket.socket, inherited: Sequence[Any])
         each.close()
     torch.set_num_threads(1)
     try:
-        sender = Sender(channel, window=job.window, together=job.together)
+        sender = Sender(channel, window=window, together=together)
         try:
-            Worker(job, sender).run()
+            Worker(job.open(), sender).run()
         except ReceiverGone:
             raise
         except Exception:  # noqa: BLE001  not lost: the main process raises it again
             sender.send(Kind.COUNTERS, serialize(sender.counters.skipped()))
-            sender.send(Kind.ERROR, pack_error(job.info.worker_id, sender))
+            sender.send(Kind.ERROR, pack_error(number, sender))
             while True:  # exiting would be reported as another error
                 sender.wait()
         except BaseException:
@@ -107,8 +98,7 @@ class Worker:
     """
 
     def __init__(self, job: WorkerJob, sender: Sender) -> None:
-        job = job.unpacked()
-        self.pipe = split_by_worker(job.pipe, job.info, job.identity)
+        self.pipe = split_by_worker(extract_wrapper(job.pipe), job.info, job.identity)
         if job.init_fn is not None:
             self.pipe = call_with_pipeline("worker_init_fn", job.init_fn(self.pipe, job.info))
         self.job = job
