@@ -26,6 +26,7 @@ from wds_datapipes.codecs.field_chain import gunzip, to_gzip
 from wds_datapipes.errors import CorruptShardError, DecodeError, ErrorBudgetError, ReadLimitError
 from wds_datapipes.io import read_limits
 from wds_datapipes.io.compression.decompress import decompress_stream
+from wds_datapipes.io.raw_streams import RawStream, move_bytes
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.tar.scanner import ShardScan
@@ -156,20 +157,14 @@ def test_reading_ends_at_the_first_member_beyond_a_limit(
     assert outcome(ShardScan(str(place), limits=given_limits)) == expected(plan, given_limits)
 
 
-class Guarded(io.RawIOBase):
+class Guarded(RawStream):
     """An endless stream, of which only ``allowed`` bytes may be read."""
 
     def __init__(self, pieces: Iterator[bytes], most: int) -> None:
-        self._pieces, self._most, self._rest = pieces, most, b""
-
-    def readable(self) -> bool:
-        return True
+        self._pieces, self._most, self._rest = pieces, most, memoryview(b"")
 
     def readinto(self, buffer: Any, /) -> int:
-        view = memoryview(buffer).cast("B")
-        self._rest = self._rest or next(self._pieces)
-        size = min(len(view), len(self._rest))
-        view[:size], self._rest = self._rest[:size], self._rest[size:]
+        size, self._rest = move_bytes(self._rest or memoryview(next(self._pieces)), buffer)
         self._most -= size
         assert self._most >= 0, "it reads on and on"
         return size

@@ -30,6 +30,14 @@ def name_read_errors(name: str) -> Iterator[None]:
         raise ShardReadError(f"{name} could not be read to its end: {type(error).__name__}: {error}") from error
 
 
+def move_bytes(source: memoryview, buffer: Buffer) -> tuple[int, memoryview]:
+    """Copy as many bytes as fit into a buffer; return their number, and the bytes that are left."""
+    view = memoryview(buffer).cast("B")
+    count = min(len(view), len(source))
+    view[:count] = source[:count]
+    return count, source[count:]
+
+
 class RawStream(io.RawIOBase):
     """A stream that can be read, and is closed once; subclasses define ``readinto`` and ``_release``."""
 

@@ -9,7 +9,7 @@ from wds_datapipes.errors import CorruptShardError, TruncatedShardError
 from wds_datapipes.io.compression.formats import DAMAGED, HEAD_BYTES, Compression, detect_compression
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.prefetch import PrefetchedStream
-from wds_datapipes.io.raw_streams import RawStream
+from wds_datapipes.io.raw_streams import RawStream, move_bytes
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
 
 if TYPE_CHECKING:
@@ -83,16 +83,13 @@ class _Rejoined(RawStream):
     """A stream with the bytes that were already read put back at its start."""
 
     def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
-        self._head = head
+        self._head = memoryview(head)
         self._rest = rest
 
     def readinto(self, buffer: Buffer, /) -> int:
         if not self._head:
             return self._rest.readinto1(buffer)
-        view = memoryview(buffer).cast("B")
-        size = min(len(view), len(self._head))
-        view[:size] = self._head[:size]
-        self._head = self._head[size:]
+        size, self._head = move_bytes(self._head, buffer)
         return size
 
     def _release(self) -> None:
@@ -122,11 +119,8 @@ class Decompressor(RawStream):
         self._next_check = limits.most_expanded(0)
 
     def readinto(self, buffer: Buffer, /) -> int:  # noqa: D102
-        view = memoryview(buffer).cast("B")
-        out = self._output or memoryview(self._decompress(min(len(view), STEP_BYTES)))
-        size = min(len(view), len(out))
-        view[:size] = out[:size]
-        self._output = out[size:]
+        out = self._output or memoryview(self._decompress(min(memoryview(buffer).nbytes, STEP_BYTES)))
+        size, self._output = move_bytes(out, buffer)
         self._produced += size
         if self._produced > self._next_check:
             self._check_expansion()

@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.io.call_threads import start_call, wait_for
+from wds_datapipes.io.raw_streams import move_bytes
 from wds_datapipes.io.remote.filesystem import silent_after
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
 
@@ -156,10 +157,7 @@ class BlockFile:
         """
         if not self._block:
             self._block = memoryview(self._fetch())
-        view = memoryview(buffer).cast("B")
-        count = min(len(view), len(self._block))
-        view[:count] = self._block[:count]
-        self._block = self._block[count:]
+        count, self._block = move_bytes(self._block, buffer)
         return count
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import proxy_bypass
 
-from wds_datapipes.io.raw_streams import RawStream
+from wds_datapipes.io.raw_streams import RawStream, move_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -181,9 +181,7 @@ class Response(RawStream):
                 view[: len(data)] = data
                 return len(data)
             if self._first:
-                count = min(len(view), len(self._first))
-                view[:count] = self._first[:count]
-                self._first = self._first[count:]
+                count, self._first = move_bytes(self._first, view)
             else:
                 count = self._response.source.readinto(view) or 0
                 if not count:
