@@ -68,13 +68,8 @@ class StreamOptions:
     @property
     def opener_options(self) -> dict[str, Any]:
         """The options to pass to `open_url`."""
-        options = {
-            "storage_options": self.storage_options,
-            "timeout_s": self.timeout_s,
-            "retries": self.retries,
-            "allow_local_files": None if self.allow_local_files else False,
-        }
-        return {name: value for name, value in options.items() if value is not None}
+        names = ("storage_options", "timeout_s", "retries", "allow_local_files")
+        return {name: getattr(self, name) for name in names}
 
     def items(self, stream: BinaryIO, shard: Shard, start: int, policy: ErrorPolicy) -> Iterator[MemberTuple]:
         """Yield the items of an uncompressed shard: the shard, their names, their values and their offsets.
