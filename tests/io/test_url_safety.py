@@ -15,7 +15,7 @@ from site_server import Site
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import DatasetSpec, DirectoryShards, ErrorBudget, ShardList, register_opener
-from wds_datapipes.errors import CorruptSidecarError, ShardOpenError, UnsafeInputError
+from wds_datapipes.errors import CorruptSidecarError, UnsafeInputError
 from wds_datapipes.index import Manifest, build_indexes, read_manifest, read_wids_index, write_manifest
 from wds_datapipes.io import urls as schemes_module
 from wds_datapipes.io.openers import open_parts, open_url
@@ -36,9 +36,8 @@ def no_command_runs(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def server(site: Site, tmp_path: Path) -> str:
-    """Serve a shard at every path, except one that redirects to a file."""
+    """Serve a shard at every path."""
     site.body = Path(build_shard(tmp_path / "served.tar", [{"__key__": "a", "txt": "1"}])).read_bytes()
-    site.answers = {"/away.tar": (302, f"file://{tmp_path}/served.tar")}
     return site.url("")
 
 
@@ -203,13 +202,6 @@ def test_the_next_shard_is_not_fetched_before_it_is_checked(
     with pytest.raises(UnsafeInputError, match="it is a command"):
         next(members)
     assert asked == [f"{server}/a.tar", f"{server}/b.tar"]
-
-
-def test_a_server_cannot_redirect_to_a_file_of_this_host(server: str) -> None:
-    with pytest.raises(ShardOpenError):
-        list(
-            ShardList(f"{server}/away.tar", allow_local_files=False).load_wds_shards(allow_local_files=False, retries=0)
-        )
 
 
 def test_a_refusal_hides_credentials_and_is_short() -> None:
