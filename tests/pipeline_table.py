@@ -120,10 +120,6 @@ def with_image(sample: dict[str, Any]) -> dict[str, Any]:
 CROPS = ImageDecoder("rgb8", crop=RandomResizedCrop((1, 4), scale=(0.2, 0.3), ratio=(3, 5)))
 
 
-def more_of(url: str) -> str:
-    return f"more-{url}"
-
-
 def some(sample: dict[str, Any]) -> list[dict[str, Any]]:
     """None, one or several items from one."""
     return [{**sample, "part": part} for part in range(number_in(sample) % 4)]
@@ -365,10 +361,9 @@ REPLAYED: dict[str, Build] = {
     "parts of samples": lambda: split().map(some).unbatch().shuffle_samples(6),
     "columns of batches": lambda: split().to_tuple("__key__", "cls").batch(2).collate().unbatch_samples(),
     "functions": lambda: split().shuffle_samples(5).compose(neighbours).map_samples(as_it_is),
-    "joined columns": lambda: split().add_columns(more_of).shuffle_samples(5),
     "a cache": lambda: split().map_samples_with_rng(draw).cache_samples().shuffle_samples(5),
     "a cache on disk": lambda: split().shuffle_samples(5).cache_samples("kept").rsample(0.8),
-    "a mixture of such": lambda: split().add_columns(more_of).mix_samples(split("a").compose(neighbours), stop="all"),
+    "a mixture of such": lambda: split().compose(neighbours).mix_samples(split("a").compose(neighbours), stop="all"),
     "a shuffle of batches": lambda: split().batch(2).shuffle_samples(3),
     "a shuffle of buckets": lambda: split().bucket_samples(length, batch_size=2).shuffle_samples(3),
     "buckets of rows": lambda: packed(long_samples="split").bucket_samples("tokens", max_tokens=8),

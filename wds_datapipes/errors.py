@@ -24,7 +24,7 @@
     │   └── SampleSourceError (ValueError)       its source cannot be read, or the command that makes it failed
     ├── ShardWriteError (OSError)                a shard could not be written; no file has its name
     ├── ConversionError (RuntimeError)           some shards could not be converted; the others were
-    ├── MisalignedShardsError (ValueError)       parallel shards do not hold the same keys in the same order
+    ├── MisalignedShardsError (ValueError)       samples have no counterpart in a joined dataset
     ├── EmptySourceError (ValueError)            the source of a stage yields no item
     ├── StateError (ValueError)                  a state cannot be saved or loaded
     ├── SidecarError                             a file that describes a shard or a dataset cannot be used
@@ -153,7 +153,7 @@ class ConversionError(WdsError, RuntimeError):
 
 
 class MisalignedShardsError(WdsError, ValueError):
-    """Parallel shards do not hold the same keys in the same order."""
+    """Samples have no counterpart in a joined dataset."""
 
 
 class EmptySourceError(WdsError, ValueError):

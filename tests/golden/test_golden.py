@@ -78,7 +78,7 @@ SPREAD = (
     *("a chain", "a long chain", "random crops", "drawn shards", "shards in turn", "records", "buckets"),
     *("a mixture in a mixture", "a mixture up to the first end", "packed parts", "batches taken apart"),
     *("indexed samples", "indexed samples by windows", "indexed samples by length", "an indexed mixture by windows"),
-    *("joined columns", "a shuffle after it", "split by sample", "sources in turn", "torch's mux", "global draws"),
+    *("a shuffle after it", "split by sample", "sources in turn", "torch's mux", "global draws"),
 )
 
 

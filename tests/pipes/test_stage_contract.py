@@ -23,7 +23,6 @@ from wds_datapipes.errors import (
     DecodeError,
     DuplicateKeyError,
     EncodeError,
-    MisalignedShardsError,
     MissingFieldError,
     SampleSizeError,
     ShardOpenError,
@@ -77,14 +76,6 @@ def halve_and_draw(sample: dict[str, int], rng: Random) -> dict[str, float]:
 
 #: Every stage with a functional name. A new one gets its row here.
 TABLE = {
-    "add_columns": Stage(
-        ROWS,
-        (("a.tar", "more.tar"),),
-        {},
-        [{**ROWS[0], "__key__": "x"}],
-        MisalignedShardsError,
-        "a.tar has the sample 'x'",
-    ),
     "associate": Stage(
         SAMPLES, ({str(key): {"n": key} for key in range(5)},), {}, BARE, MissingFieldError, "the sample 'x'"
     ),

@@ -94,14 +94,6 @@ def cache(url: str, folder: Path) -> Iterator[object]:
     yield from (pipe, traverse_dps(pipe))
 
 
-def rename(url: str, _: Path) -> Iterator[object]:
-    mixed = ShardList([url]).load_wds_shards(retries=0).group_samples()
-    for url_of in (("name", "other"), ("none", "x"), lambda _: url, lambda _: [url]):
-        yield lambda url_of=url_of: list(mixed.add_columns(url_of))
-    good = ShardList([build_shard("a.tar", [{"__key__": "a"}])]).load_wds_shards().group_samples()
-    yield lambda: list(good.add_columns(lambda _: url))
-
-
 def load_and_skip(url: str, _: Path) -> Iterator[object]:
     names = [build_shard(f"{name}.tar", [{"__key__": name, "txt": name}]) for name in "ab"]
     pipe = ShardList([url, names[0], url, names[1]]).sharding_filter()
@@ -225,7 +217,7 @@ def index_it(url: str, folder: Path) -> Iterator[object]:
     yield lambda: IndexedSamples({"one": [url], "two": [url]}, weights={"one": 1, "two": 1})
 
 
-USES = [read, list_shards, cache, rename, load_and_skip, open_it, write, convert, specify, index_it]
+USES = [read, list_shards, cache, load_and_skip, open_it, write, convert, specify, index_it]
 
 COMMANDS = """
 ls --json {}

@@ -155,10 +155,7 @@ def test_only_group_samples_may_read_several_shards() -> None:
             list(reader)
 
 
-def test_parallel_shards_and_directories_are_read_one_by_one() -> None:
-    write("a", 2)
-    with pytest.raises(RuntimeError, match=r"add_columns reads the parallel shards one after the other"):
-        list(loaded(["a.tar"], 2).add_columns(("a", "b")))
+def test_directories_are_read_shard_by_shard() -> None:
     Path("inbox").mkdir()
     shards = DirectoryShards("inbox", timeout_s=0)
     with pytest.raises(RuntimeError, match=r"DirectoryShards counts a shard as read .* open_shards=1"):

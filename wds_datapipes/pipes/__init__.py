@@ -21,7 +21,6 @@ from wds_datapipes.pipes.samples.fields import KeyRenamer as KeyRenamer
 from wds_datapipes.pipes.samples.fields import TupleMaker as TupleMaker
 from wds_datapipes.pipes.samples.grouping import SampleGrouper as SampleGrouper
 from wds_datapipes.pipes.samples.joining import Associator as Associator
-from wds_datapipes.pipes.samples.joining import ColumnAdder as ColumnAdder
 from wds_datapipes.pipes.samples.mapping import DictMapper as DictMapper
 from wds_datapipes.pipes.samples.mapping import MockSamples as MockSamples
 from wds_datapipes.pipes.samples.mapping import RngSampleMapper as RngSampleMapper

@@ -312,8 +312,7 @@ class _FieldNames(dict[str, str]):
 
 def shard_metadata(shard: Shard) -> Sample:
     """Return the metadata that all samples of a shard start with."""
-    # Each reading of a shard gets a new string object, from which add_columns detects that a shard is read again.
-    empty: Sample = {"__key__": "", "__url__": f"{shard.url} "[:-1]}
+    empty: Sample = {"__key__": "", "__url__": shard.url}
     if shard.local_path is not None:
         empty["__local_path__"] = shard.local_path
     return empty

@@ -46,7 +46,7 @@ SOME = (
     *("a long chain", "random crops in batches", "shuffles in a row", "a shuffle of few bytes", "drawn shards in turn"),
     *("a truncated shard", "skipped samples", "records and members", "a mixture in a mixture", "buckets of a mixture"),
     *("a mixture without end", "random buckets", "random parts", "indexed samples by length", "a stage with a state"),
-    *("an indexed mixture by windows", "a stage that holds samples back", "columns of batches", "joined columns"),
+    *("an indexed mixture by windows", "a stage that holds samples back", "columns of batches"),
     *("a cache on disk", "a state before a shuffle", "torch's shuffle", "a stage that declares nothing", "zipped"),
 )
 WHOLE = bool(os.environ.get("WHOLE_SWEEPS"))

@@ -137,7 +137,6 @@ FUNCTIONS = [
 
 #: Arguments of each stage of this package that follows another one, which all differ.
 ARGUMENTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
-    "add_columns": [*map(given, (("a", "b"), ("a", "c"), one, two)), given(("a", "b"), fields=["txt"])],
     "associate": [
         *(given({str(key): {"n": sign * key} for key in range(3000)}) for sign in (1, -1)),
         *(given({}, **options) for options in ({"missing": "skip"}, {"by": "__url__"})),
