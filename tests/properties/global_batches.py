@@ -11,7 +11,7 @@ import numpy as np
 from wds_datapipes import IndexedSamples
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder
-from wds_datapipes.index.order.phases import Phase, RunPlan
+from wds_datapipes.index.order.phases import Phase, PhasePlan
 from wds_datapipes.index.order.sample_order import Order, SampleOrder
 
 
@@ -58,4 +58,4 @@ def mixed_order(datasets: list[list[int]], weights: list[int], kind: Order, seed
     phase = Phase(lanes.count, lanes.batch, known, [(0, dict(zip(names, weights, strict=True)))])
     parts = dict(zip(names, map(slice, ends, ends[1:]), strict=False))
     sizes = [*chain(*datasets)]
-    return MixedOrder(RunPlan([phase], len(lanes)), 0, sizes, parts, kind, seed=seed, lanes=lanes, window_shards=2)
+    return MixedOrder(PhasePlan([phase], len(lanes)), 0, sizes, parts, kind, seed=seed, lanes=lanes, window_shards=2)

@@ -11,7 +11,7 @@ import numpy as np
 from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.phases import Pass, RunPlan
+from wds_datapipes.index.order.phases import Pass, PhasePlan
 from wds_datapipes.index.order.sample_order import EpochOrder, Order
 from wds_datapipes.seeds import derived_seed
 
@@ -37,7 +37,7 @@ class MixedOrder:
 
     def __init__(
         self,
-        plan: RunPlan,
+        plan: PhasePlan,
         epoch: int,
         sizes: Sequence[int] | Numbers,
         parts: Mapping[str, slice],

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.index.order.phases import Phase, RunPlan
+from wds_datapipes.index.order.phases import Phase, PhasePlan
 
 #: What a record may have of a `Phase`, apart from its datasets and where it begins.
 FACTS = ("count", "batch", "points")
@@ -38,7 +38,7 @@ def phases_in(records: Sequence[Mapping[str, Any]]) -> list[Phase]:
     return found
 
 
-def check_amendment(plan: RunPlan, new: Phase, digest: Callable[[str, int], str]) -> None:
+def check_amendment(plan: PhasePlan, new: Phase, digest: Callable[[str, int], str]) -> None:
     """Check that a phase can follow others: no sample is repeated, and none is lost.
 
     Args:

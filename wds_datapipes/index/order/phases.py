@@ -97,7 +97,7 @@ class Draws(NamedTuple):
         return datasets, draws + self.earlier[datasets, lanes]
 
 
-class RunPlan:
+class PhasePlan:
     """The phases of a run, and the arithmetic of its steps and draws.
 
     An epoch has as many samples as the phase says in which it begins. Weights, batches and datasets change with the
@@ -111,7 +111,7 @@ class RunPlan:
 
     Examples:
         >>> points = [(0, {"a": 1, "b": 1}), (3, {"a": 1, "b": 3})]
-        >>> plan = RunPlan([Phase(20, 4, {"a": (1, 10), "b": (1, 10)}, points)])
+        >>> plan = PhasePlan([Phase(20, 4, {"a": (1, 10), "b": (1, 10)}, points)])
         >>> plan.locate(7)[1:], plan.step_at(1, 8)
         ((1, 2), 7)
     """

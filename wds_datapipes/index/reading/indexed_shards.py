@@ -23,7 +23,7 @@ from wds_datapipes.index.options import AccessOptions, EpochOptions
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder, numbers_of_shards
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.phases import RunPlan
+from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import (
     EpochOrder,
     LaneOrder,
@@ -278,7 +278,7 @@ class IndexedShards:
         return shards
 
     def order_of(
-        self, plan: RunPlan, epoch: int, order: Order, options: EpochOptions, *, seed: int, run: int
+        self, plan: PhasePlan, epoch: int, order: Order, options: EpochOptions, *, seed: int, run: int
     ) -> LaneOrder:
         """Return the order of an epoch of a run.
 

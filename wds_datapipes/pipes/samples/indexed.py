@@ -22,7 +22,7 @@ from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remai
 from wds_datapipes.index.order.lanes import check_lanes
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phase_records import check_amendment, phases_in, record_of
-from wds_datapipes.index.order.phases import Phase, RunPlan, Weights, check_schedule
+from wds_datapipes.index.order.phases import Phase, PhasePlan, Weights, check_schedule
 from wds_datapipes.index.order.sample_order import LaneOrder, Order
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.reading.epoch_samples import EpochSamples
@@ -340,9 +340,9 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """The number of samples in the epoch that was begun last."""
         return self.plan.phase_of(self.place[1]).count
 
-    def plan_of(self, phases: Sequence[Phase]) -> RunPlan:
+    def plan_of(self, phases: Sequence[Phase]) -> PhasePlan:
         """Return the plan of a run with some phases."""
-        return RunPlan(phases, self.lanes, drops=self.remainder == "drop")
+        return PhasePlan(phases, self.lanes, drops=self.remainder == "drop")
 
     def first_phase(self) -> dict[str, Any]:
         """Return the record of the first phase of a run with this pipeline."""
