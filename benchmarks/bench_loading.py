@@ -87,11 +87,7 @@ def dataloader(urls: list[str], batch_size: int, workers: int) -> Iterable[Any]:
 
 
 def webloader(urls: list[str], batch_size: int, workers: int) -> Iterable[Any]:
-    stages = [
-        webdataset.SimpleShardList(urls * REPEATS),
-        webdataset.split_by_worker,
-        tarfile_to_samples(),
-    ]
+    stages = [webdataset.SimpleShardList(urls * REPEATS), webdataset.split_by_worker, tarfile_to_samples()]
     if batch_size > 1:
         stages.append(webdataset.batched(batch_size, collation_fn=keep_list))
     loader: Iterable[Any] = webdataset.WebLoader(webdataset.DataPipeline(*stages), batch_size=None, num_workers=workers)

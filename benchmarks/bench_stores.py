@@ -123,10 +123,7 @@ def main() -> None:
             with store(Path(folder), latency_s, 1e12) as site:
                 storage = {"key": "access", "secret": "secret-of-mine", "endpoint_url": site}
                 streams, ranges = contenders(names, storage, max(1, int(RANGES * arguments.scale)))
-                for title, some, unit in (
-                    ("Shards of 50 MB", streams, "shard"),
-                    ("Ranges of 100 kB", ranges, "range"),
-                ):
+                for title, some, unit in (("Shards of 50 MB", streams, "shard"), ("Ranges of 100 kB", ranges, "range")):
                     contest = Contest(f"{title}, {server}", some, "s3fs", unit=unit)
                     contest.run(arguments.rounds)
                     contest.show()

@@ -22,10 +22,7 @@ ROOT = Path(__file__).parents[1]
 #: The tree in which class names are unique.
 PACKAGE = "wds_datapipes"
 #: The kinds of tokens that are no code.
-LAYOUT = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
-    tokenize.ENDMARKER,
-}
+LAYOUT = {*(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT), tokenize.ENDMARKER}
 
 
 def main() -> None:

@@ -98,10 +98,7 @@ class PhotographSet(NamedTuple):
             images = [photograph(random, int(width), int(height), self.grain) for width, height in sides]
             for shard, path in enumerate(paths):
                 numbers = range(shard * count, (shard + 1) * count)
-                write_shard(
-                    path,
-                    ((f"{n:06d}", {"jpg": images[n % len(images)], "cls": b"%06d" % n}) for n in numbers),
-                )
+                write_shard(path, ((f"{n:06d}", {"jpg": images[n % len(images)], "cls": b"%06d" % n}) for n in numbers))
         return [str(path) for path in paths]
 
 

@@ -73,10 +73,7 @@ def torchvision(urls: list[str], workers: int, batch: int, device: torch.device)
             images = torch.stack([cut(image) for image in decode_jpeg(list(jpegs), device=device)])
             return images, torch.tensor(labels, device=device), stream.record_event() if stream else None
 
-    with (
-        DataLoader2(pairs, reading_service=ShardReadingService(workers)) as loader,
-        ThreadPoolExecutor(1) as thread,
-    ):
+    with DataLoader2(pairs, reading_service=ShardReadingService(workers)) as loader, ThreadPoolExecutor(1) as thread:
         samples = iter(loader)
         coming = thread.submit(decode, samples)
         while True:

@@ -13,13 +13,7 @@ project = "wds-datapipes"
 author = "The wds-datapipes authors"
 release = version = version_of(project)
 
-extensions = [
-    "myst_nb",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "sphinx_copybutton",
-    "sphinx_design",
-]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["examples"]
 # A reference that leads nowhere is a warning, and `nox -s docs` makes each warning an error.
 nitpicky = True

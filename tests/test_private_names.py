@@ -100,9 +100,7 @@ TABLE = [
         "whether the interpreter waits for this thread",
     ),
     Adapted(
-        {"_cache": "fsspec:AbstractFileSystem._cache"},
-        ("io/remote/filesystem.py",),
-        "the instances that fsspec keeps",
+        {"_cache": "fsspec:AbstractFileSystem._cache"}, ("io/remote/filesystem.py",), "the instances that fsspec keeps"
     ),
     Adapted(
         dict.fromkeys(("_snapshot", "_snapshot_step", "_steps_since_snapshot", "_worker_snapshots"), "")

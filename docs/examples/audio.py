@@ -87,8 +87,7 @@ class Classifier(nn.Module):
         super().__init__()
         frequencies = WINDOW // 2 + 1
         self.convolutions = nn.Sequential(
-            *(nn.Conv1d(frequencies, 48, 5, padding=2), nn.ReLU()),
-            *(nn.Conv1d(48, 48, 5, padding=2), nn.ReLU()),
+            *(nn.Conv1d(frequencies, 48, 5, padding=2), nn.ReLU()), *(nn.Conv1d(48, 48, 5, padding=2), nn.ReLU())
         )
         self.classify = nn.Linear(48, CLASSES)
 

@@ -55,9 +55,7 @@ def test_parts_depend_only_on_keys(program: Any, folder: Path) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(-3, 12), st.integers(0, 400)), min_size=1, max_size=25),
-    st.booleans(),
-    st.booleans(),
+    st.lists(st.tuples(st.integers(-3, 12), st.integers(0, 400)), min_size=1, max_size=25), st.booleans(), st.booleans()
 )
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -24,13 +24,7 @@ import pytest
 
 import wds_datapipes
 from wds_datapipes import ConvertedShard, ShardList, convert_shards
-from wds_datapipes.errors import (
-    ConversionError,
-    EncodeError,
-    ShardWriteError,
-    StateError,
-    WorkerDiedError,
-)
+from wds_datapipes.errors import ConversionError, EncodeError, ShardWriteError, StateError, WorkerDiedError
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -376,9 +370,7 @@ def wait_until_ended(pids: Iterable[str]) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_conversion_killed_at_random_moments_resumes_to_the_same_bytes(
-    forked: Forked,
-) -> None:
+def test_a_conversion_killed_at_random_moments_resumes_to_the_same_bytes(forked: Forked) -> None:
     shards = [build(number, samples=25) for number in range(8)]
     os.mkdir("pids")
     Path("begun").touch()

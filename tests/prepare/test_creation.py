@@ -13,13 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import ShardWriter
-from wds_datapipes.errors import (
-    EmptySourceError,
-    EncodeError,
-    SampleSourceError,
-    ShardWriteError,
-    WorkerDiedError,
-)
+from wds_datapipes.errors import EmptySourceError, EncodeError, SampleSourceError, ShardWriteError, WorkerDiedError
 from wds_datapipes.prepare import create as creation
 from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.plan import make_plan

@@ -27,11 +27,7 @@ from wds_datapipes.prepare.preview import preview_field
 
 #: A value for each module of codecs, its name, and the text of its preview.
 VALUES: dict[str, tuple[Any, str, str]] = {
-    "array_files:npy": (
-        np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3),
-        r"ndarray float32 \(2, 3\)",
-        "^$",
-    ),
+    "array_files:npy": (np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3), r"ndarray float32 \(2, 3\)", "^$"),
     "array_files:npz": ({"a": np.arange(5)}, "dict, 1 entry", r'\{"a": ".ndarray int64 \(5,\)."\}'),
     "plain_values:jsons": ({"a": [1, None, "Bär"]}, "dict, 1 entry", r'\{"a": \[1, null, "Bär"\]\}'),
     "plain_values:cbor": ([1, {"b": b"123"}], "list, 2 items", r'\[1, \{"b": ".bytes of 3: .*"\}\]'),

@@ -98,10 +98,7 @@ def test_all_files_of_a_key_are_one_sample() -> None:
     faults: list[Exception] = []
     source = find_images("in", key_rule=first_dot, on_fault=faults.append)
     parts = {"jpg": "in/cat/1.jpg", "json": "in/cat/1.json", "seg.png": "in/cat/1.seg.png"}
-    assert fields_of(source) == {
-        "cat/1": {**parts, "cls": b"0"},
-        "cat/2": {"jpg": "in/cat/2.JPG", "cls": b"0"},
-    }
+    assert fields_of(source) == {"cat/1": {**parts, "cls": b"0"}, "cat/2": {"jpg": "in/cat/2.JPG", "cls": b"0"}}
     assert [str(fault) for fault in faults] == ["The sample of 'in/cat/3.txt' has no image. Add one"]
     put("in/cat/2.cls")
     with pytest.raises(SampleSourceError, match=r"in/cat/2\.JPG' would have two fields 'cls'"):

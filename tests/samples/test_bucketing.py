@@ -101,10 +101,7 @@ def test_samples_without_tokens_fill_batches_too() -> None:
 
 @pytest.mark.parametrize(
     ("value", "length"),
-    [
-        *((3, 3), (b"abc", 3), (np.int16(6), 6)),
-        *((np.zeros((5, 2)), 5), (torch.zeros(4), 4), (torch.tensor(7), 7)),
-    ],
+    [*((3, 3), (b"abc", 3), (np.int16(6), 6)), *((np.zeros((5, 2)), 5), (torch.zeros(4), 4), (torch.tensor(7), 7))],
 )
 def test_the_length_of_a_field_is_its_number_or_its_len(value: Any, length: int) -> None:
     pipe = IterableWrapper([{"__key__": "a", "x": value}])

@@ -20,15 +20,7 @@ from wds_datapipes.testing import build_shard
 
 
 def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
-    settings = {
-        "first": 3,
-        "every": None,
-        "name": "log",
-        "width": 40,
-        "key_log": None,
-        "rank": 1,
-        "worker": 2,
-    }
+    settings = {"first": 3, "every": None, "name": "log", "width": 40, "key_log": None, "rank": 1, "worker": 2}
     return log_samples(items, to, counter=ItemCounter(), **{**settings, **options})
 
 
@@ -41,10 +33,7 @@ class Hostile:
     __repr__ = __str__ = None  # type: ignore[assignment]  # that is what is hostile about it
 
 
-@pytest.mark.parametrize(
-    ("first", "every", "shown"),
-    [(0, None, []), (0, 4, [3, 7]), (2, 5, [0, 1, 4, 9])],
-)
+@pytest.mark.parametrize(("first", "every", "shown"), [(0, None, []), (0, 4, [3, 7]), (2, 5, [0, 1, 4, 9])])
 def test_which_samples_are_shown(
     first: int, every: int | None, shown: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:

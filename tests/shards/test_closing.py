@@ -25,10 +25,7 @@ from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
-    "plain": bytes,
-    "zst": zstandard.ZstdCompressor().compress,
-}
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "zst": zstandard.ZstdCompressor().compress}
 SOURCES = ["plain", "zst", "pipeline", "memory"]
 
 

@@ -16,12 +16,7 @@ from wds_datapipes.writing.options import WriteKeywords, WriteOptions
 
 
 @pytest.mark.parametrize(
-    ("options", "keywords"),
-    [
-        (WriteOptions, WriteKeywords),
-        (RunOptions, RunKeywords),
-        (ScanOptions, ScanKeywords),
-    ],
+    ("options", "keywords"), [(WriteOptions, WriteKeywords), (RunOptions, RunKeywords), (ScanOptions, ScanKeywords)]
 )
 def test_each_option_has_a_keyword_of_its_type(options: Any, keywords: Any) -> None:
     types = {field.name: field.type for field in dataclasses.fields(options)}

@@ -170,12 +170,7 @@ def whole(**options: Any) -> dict[str, bytes]:
     return wanted
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"maxsize": 9000},
-    {"compress": "gz"},
-    {"share": WriterShare(0, 2, 1, 3)},
-]
+OPTIONS: list[dict[str, Any]] = [{}, {"maxsize": 9000}, {"compress": "gz"}, {"share": WriterShare(0, 2, 1, 3)}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -275,8 +275,7 @@ def upper(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("encoder", "text"),
-    [(True, b"a cat"), (upper, b"A CAT"), ({"txt": lambda text: text[::-1].encode()}, b"tac a")],
+    ("encoder", "text"), [(True, b"a cat"), (upper, b"A CAT"), ({"txt": lambda text: text[::-1].encode()}, b"tac a")]
 )
 def test_the_encoder_is_the_table_a_table_or_a_function(encoder: Any, text: bytes) -> None:
     with TarWriter("s.tar", encoder=encoder) as shard:

@@ -281,11 +281,7 @@ def parse_shares(parts: Sequence[str]) -> dict[str, float]:
 
 
 def shuffle(
-    shards: list[str],
-    options: CopyArguments,
-    output: str = "shuffle-%06d.tar",
-    seed: Natural = 0,
-    rekey: str = "",
+    shards: list[str], options: CopyArguments, output: str = "shuffle-%06d.tar", seed: Natural = 0, rekey: str = ""
 ) -> None:
     """Shuffle all samples of a dataset uniformly.
 
@@ -343,11 +339,7 @@ def reorder(
     shown = output != "-"
     with open_output(output, urls, options) as writer:
         entries = SampleEntries(
-            urls,
-            rekey=rekey,
-            on_fault=options.skip_into(faults),
-            progress=shown,
-            **options.reading,
+            urls, rekey=rekey, on_fault=options.skip_into(faults), progress=shown, **options.reading
         )
         order(entries)
         with ProgressMeter("Copying", len(entries), shown=shown, unit="samples") as meter:

@@ -100,12 +100,7 @@ def create_images(
     create_from(find, options)
 
 
-def create_imagenet(
-    folder: str,
-    options: CreateArguments,
-    split: str = "train",
-    labels: Path | None = None,
-) -> None:
+def create_imagenet(folder: str, options: CreateArguments, split: str = "train", labels: Path | None = None) -> None:
     """Create shards from ImageNet, as distributed by torchvision and Kaggle.
 
     Samples have the fields jpg and cls. Keys are numbers, or file names with --rekey '{name}'.

@@ -9,14 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wds_datapipes.codecs import UNSAFE, find_codec
-from wds_datapipes.codecs.extensions import (
-    ByExtension,
-    FieldName,
-    as_continue,
-    find_decoder,
-    handle_extension,
-    name_of,
-)
+from wds_datapipes.codecs.extensions import ByExtension, FieldName, as_continue, find_decoder, handle_extension, name_of
 from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, gunzip, name_field
 from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits

@@ -7,14 +7,7 @@ from typing import Any, TypeAlias
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, describe_value, find_codec
 from wds_datapipes.codecs.extensions import name_of, split_extensions
-from wds_datapipes.codecs.field_chain import (
-    FieldChain,
-    FieldPlan,
-    FieldStep,
-    is_gzip,
-    name_field,
-    to_gzip,
-)
+from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, is_gzip, name_field, to_gzip
 from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeInputError
 from wds_datapipes.types import Sample
 

@@ -121,13 +121,7 @@ class ImageDecoder(ByExtension):
         (torch.Size([3, 8, 8]), torch.uint8)
     """
 
-    def __init__(
-        self,
-        spec: str,
-        *,
-        min_size: int | None = None,
-        crop: Crop | None = None,
-    ) -> None:
+    def __init__(self, spec: str, *, min_size: int | None = None, crop: Crop | None = None) -> None:
         super().__init__(IMAGE_EXTENSIONS)
         if spec not in IMAGE_SPECS:
             close = get_close_matches(spec, IMAGE_SPECS, 1)

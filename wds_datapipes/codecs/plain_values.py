@@ -81,9 +81,7 @@ integer = Codec(int, encode_integer, "an int, or an integer of NumPy or torch wi
 text = Codec(bytes.decode, encode_text, "a str")
 #: Decoded from UTF-8, UTF-16 or UTF-32, with or without a byte order mark.
 jsons = Codec(
-    json.loads,
-    encode_json,
-    "None, bool, int, float (without NaN and infinities), str, and lists and dicts of these",
+    json.loads, encode_json, "None, bool, int, float (without NaN and infinities), str, and lists and dicts of these"
 )
 msgpack = Codec(
     decode_msgpack, encode_msgpack, "None, bool, int of 64 bits, float, str, bytes, and lists and dicts of these"

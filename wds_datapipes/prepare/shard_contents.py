@@ -51,10 +51,7 @@ class ScanOptions:
     def read_samples(self, urls: Iterable[str], *, on_error: OnError = "raise", **grouping: Any) -> Iterator[Sample]:
         """Yield the samples of shards, with their fields as bytes; ``grouping`` is for `group_samples`."""
         options = ReadOptions(
-            end_marker=self.end_marker,
-            on_error=on_error,
-            storage_options=self.storage_options,
-            limits=self.limits,
+            end_marker=self.end_marker, on_error=on_error, storage_options=self.storage_options, limits=self.limits
         )
         return group_samples(read_shards(urls, options), key_rule=self.key_rule, on_error=on_error, **grouping)
 

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wds_datapipes.arguments import check_integer
-from wds_datapipes.errors import (
-    EncodeError,
-    MissingDependencyError,
-    ShardWriteError,
-    UnsafeInputError,
-)
+from wds_datapipes.errors import EncodeError, MissingDependencyError, ShardWriteError, UnsafeInputError
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits

@@ -86,11 +86,7 @@ class _ShardStats(NamedTuple):
 
 
 def dataset_stats(
-    shards: Shards,
-    *,
-    num_workers: int | None = None,
-    progress: bool = True,
-    **scan: Unpack[ScanKeywords],
+    shards: Shards, *, num_workers: int | None = None, progress: bool = True, **scan: Unpack[ScanKeywords]
 ) -> DatasetStats:
     """Read the headers of shards in parallel, and summarize sizes.
 

@@ -6,10 +6,4 @@ from wds_datapipes.writing.shard_file import TarWriter
 from wds_datapipes.writing.shard_names import WriterShare
 from wds_datapipes.writing.shard_writer import ShardWriter
 
-__all__ = [
-    "ShardInfo",
-    "ShardWriter",
-    "TarWriter",
-    "WriteOptions",
-    "WriterShare",
-]
+__all__ = ["ShardInfo", "ShardWriter", "TarWriter", "WriteOptions", "WriterShare"]

@@ -52,10 +52,7 @@ class ShardLoader:
         self._settings = settings
         batches = samples.batch(settings.rank_batch_size).decode_batch(settings.decoder(split)).map(make_batch)
         service = ShardReadingService(
-            num_workers=settings.workers,
-            pin_memory=torch.cuda.is_available(),
-            distributed=True,
-            timeout_s=TIMEOUT_S,
+            num_workers=settings.workers, pin_memory=torch.cuda.is_available(), distributed=True, timeout_s=TIMEOUT_S
         )
         self._loader: DataLoader2[Any] = DataLoader2(batches, reading_service=service)
         self._loader.seed(settings.seed)

@@ -24,7 +24,7 @@ from wds_datapipes.errors import StateError
 
 pytestmark = [
     # A distributed checkpoint of a single process warns that there is only one.
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
 ]
 
 KEYS = all_keys(2)

@@ -75,11 +75,7 @@ class Recipe:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        root: str | os.PathLike[str] = "",
-        key_rule: KeyRule = first_dot,
+        self, path: str | os.PathLike[str], *, root: str | os.PathLike[str] = "", key_rule: KeyRule = first_dot
     ) -> None:
         self._path, self._root, self._rule = os.fspath(path), os.fspath(root), key_rule
 
