@@ -123,7 +123,7 @@ def test_a_copy_that_is_old_damaged_or_unused_is_replaced(served: Any, private: 
     os.utime(entry.path, ns=(0, status.st_mtime_ns))
     proxy.asked.clear()
     assert [again.read(urls[1]).user_columns for _ in range(3)] == [["label"]] * 3
-    assert len(proxy.asked) == 2  # of which one is the copy
+    assert len(proxy.asked) == 2  # the version, and one download
     for path in ((indexes / CLEANED), *(entry.facts_path for entry in entries(indexes))):
         os.utime(path, (1, 1))
     last = IndexCopies(AccessOptions()).read(urls[2])

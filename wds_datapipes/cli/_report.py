@@ -92,7 +92,7 @@ def report_shards(
 
     Args:
         shards: the shards.
-        errors: the skipped errors, some of which may be the same, as from a shard that was tried again.
+        errors: the skipped errors; an error that a retry raises again is printed once.
         as_json: print JSON.
         facts: others for JSON.
         failures: the errors of shards, if shards are converted.

@@ -38,7 +38,7 @@ def index(
         --to: The program that reads the indexes; wds means this one.
         --output, -o FILE: The JSON file for wids.
         --manifest FILE: Also write a manifest of all shards.
-        --append: Keep the shards of an existing manifest first, so that a run can go on with the new ones.
+        --append: Add new shards to the end of an existing manifest, so that a run can resume with them.
         --index-dir DIR: The folder for indexes, if not next to their shards.
         --rebuild: Rebuild valid indexes, too.
         --digest: Include the SHA-256 of each shard, which reads all of it.

@@ -105,8 +105,8 @@ class Manifest:
     def append(self, shards: Iterable[Any]) -> Manifest:
         """Return a manifest that has these shards first, in their order, and then those that it lacks.
 
-        A run may go on with it, by ``load_state_dict(state, amend=True)``: it reads the new shards from the next pass
-        over the dataset on.
+        To train on the new shards in a run that has begun, load its state by ``load_state_dict(state, amend=True)``.
+        The next pass over the dataset reads them.
 
         Args:
             shards: descriptions of shards, as for a new manifest; some may be in this one.

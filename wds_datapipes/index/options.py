@@ -138,8 +138,8 @@ class EpochOptions:
 
     Args:
         samples: the number of samples in an epoch; by default, as many as the datasets that are read have. The next
-            epoch goes on where this one ends, and samples repeat after all of them have been read. It is rounded down
-            to a multiple of ``lanes``, as is the length of an epoch with weights.
+            epoch continues where this one ends, and samples repeat after all of them have been read. It is
+            rounded down to a multiple of ``lanes``, as is the length of an epoch with weights.
         window_shards: the number of shards that ``order="window"`` shuffles together.
         bucket_by: the length of each sample, so that each global batch has samples of similar length: an array in the
             order of the shards, or a function that returns the lengths for the `ShardIndex` of one shard. Takes 8 bytes

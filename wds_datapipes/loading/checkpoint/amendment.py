@@ -41,7 +41,7 @@ def _with_exclusions(pipe: Any, phases: list[dict[str, Any]], epoch: int, positi
 def adopt(
     loaded: Sequence[Checkpoint], pipe: Any, stages: Sequence[str], ranks: int | None = None, *, amend: bool = False
 ) -> list[Checkpoint]:
-    """Return checkpoints from which a pipeline resumes, and let its source go on with the history of the run.
+    """Return checkpoints from which a pipeline resumes, and give its source the history of the run.
 
     On a different number of ranks, ``.batch()`` may have a different size: the rest of an epoch consists of samples,
     however they are batched.

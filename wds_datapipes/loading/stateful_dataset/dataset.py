@@ -223,7 +223,7 @@ class StatefulShards(IterableDataset[Any]):
         self._resume_from(loaded)
 
     def adopt(self, loaded: Sequence[Checkpoint], *, amend: bool = False) -> list[Checkpoint]:
-        """Return checkpoints as those of this pipeline, and go on with the history of the run.
+        """Return checkpoints as those of this pipeline, and take over the history of the run.
 
         Raises:
             StateError: they belong to another pipeline.

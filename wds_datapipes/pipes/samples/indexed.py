@@ -102,7 +102,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             a mapping from their names.
         weights: the relative frequencies of the datasets, by name, which are exact in every period of a few samples
             (integers and decimal fractions) and in every epoch. A dataset whose samples have all been read is read
-            again in another order; the next epoch goes on where this one ends. One of weight 0 is not read. Without
+            again in another order; the next epoch continues where this one ends. One of weight 0 is not read. Without
             weights, an epoch has each sample once. Or a schedule, a list of points: ``(step, weights)`` for weights
             from a step of the run on, which is a global batch, and ``(step, weights, "linear")`` if they change
             linearly up to there since the point before. The first point is step 0. A loader with a seed counts steps.
@@ -349,7 +349,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         return record_of(self._described_phase())
 
     def load_phases(self, records: Sequence[Mapping[str, Any]], first: int, epoch: int) -> None:
-        """Go on with the phases of a run.
+        """Continue the phases of a run.
 
         Args:
             records: the records in its state; none if a run begins with this pipeline.
