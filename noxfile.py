@@ -28,6 +28,10 @@ CONSTRAINTS = "constraints.txt"
 DOCUMENTATION = "tests/test_documentation.py"
 #: Distribute whole files in collection order, the slowest first; by default, xdist starts with those with most tests.
 FILES_IN_ORDER = ["--dist=loadfile", "--no-loadscope-reorder"]
+#: The files of tests that run alone: collecting the others takes as long as these tests.
+ALONE = [str(path) for path in sorted(Path("tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")]
+#: The environment of the tests, which start hundreds of programs: each would compile the package again.
+COMPILED_ONCE = {"PYTHONDONTWRITEBYTECODE": None}
 #: The exit codes of pytest if tests failed, and if the arguments select no test.
 TESTS_FAILED, NO_TESTS_SELECTED = 1, 5
 #: The tests of `quick`, which take under a minute: no worker processes, no servers, no commands.
@@ -79,10 +83,11 @@ def tests(session: nox.Session) -> None:
     """Run the tests, with all optional dependencies installed."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
     failed = []
-    for marker, distribution in (("not alone", ["--numprocesses=4", *FILES_IN_ORDER]), ("alone", [])):
-        arguments = [f"--ignore={DOCUMENTATION}", "-m", marker, *distribution, *session.posargs]
+    others = session.posargs or ALONE
+    for marker, selected in (("not alone", ["--numprocesses=4", *FILES_IN_ORDER, *session.posargs]), ("alone", others)):
+        arguments = [f"--ignore={DOCUMENTATION}", "-m", marker, *selected]
         try:
-            session.run("pytest", *arguments, success_codes=[0, NO_TESTS_SELECTED])
+            session.run("pytest", *arguments, success_codes=[0, NO_TESTS_SELECTED], env=COMPILED_ONCE)
         except nox.command.CommandFailed:
             failed.append(marker)
     if failed:

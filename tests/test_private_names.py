@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,16 +167,26 @@ def names_used(tree: ast.Module) -> Iterator[str]:
 
 
 TABLED = {name for each in TABLE for name in each.names}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8"), name) for name, path in MODULES.items()}
-DEFINED = {name: names_defined(tree) for name, tree in TREES.items()}
-OWN = set().union(*DEFINED.values())
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text(encoding="utf-8"), name) for name, path in MODULES.items()}
+
+
+@cache
+def defined() -> dict[str, set[str]]:
+    return {name: names_defined(tree) for name, tree in trees().items()}
 
 
 def test_private_names_are_used_only_where_they_are_adapted() -> None:
+    own = set().union(*defined().values())
     for module in MODULES:
         allowed = {name for each in TABLE if module.startswith(each.modules) for name in each.names}
-        used = {name for name in names_used(TREES[module]) if PRIVATE.fullmatch(name)} - DOCUMENTED - DEFINED[module]
-        foreign = {name for name in used if name in TABLED or name not in OWN}
+        used = (
+            {name for name in names_used(trees()[module]) if PRIVATE.fullmatch(name)} - DOCUMENTED - defined()[module]
+        )
+        foreign = {name for name in used if name in TABLED or name not in own}
         assert foreign <= allowed, f"{module}: private names of other libraries belong where they are adapted"
 
 
@@ -183,5 +194,5 @@ def test_each_private_name_is_used() -> None:
     for each in TABLE:
         users = [module for module in MODULES if module.startswith(each.modules)]
         for name in each.names:
-            own = {node.attr for user in users for node in ast.walk(TREES[user]) if isinstance(node, ast.Attribute)}
-            assert name in own or any(name in set(names_used(TREES[user])) | DEFINED[user] for user in users), name
+            own = {node.attr for user in users for node in ast.walk(trees()[user]) if isinstance(node, ast.Attribute)}
+            assert name in own or any(name in set(names_used(trees()[user])) | defined()[user] for user in users), name
