@@ -1,6 +1,7 @@
 """Write the tables and plots of docs/explanation/benchmarks.md from the JSON files of the benchmarks.
 
     python benchmarks/report.py benchmarks/results/*.json
+    python benchmarks/report.py --check benchmarks/results/*.json
 
 A file is named after its program: ``end_to_end.json`` is from ``bench_end_to_end.py --json``. Each has a section in the
 page, between two comments, which is replaced; sections without a file stay as they are. Plots go to ``docs/images``.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -394,27 +396,39 @@ def machine_line(machine: Mapping[str, Any]) -> str:
     )
 
 
-def write_page(files: Iterable[Path], page: Path, images: Path) -> None:
-    """Replace the sections of a page for which there are results, and draw their plots."""
-    text = page.read_text(encoding="utf-8")
+def with_results(text: str, name: str, section: Section, machine: Mapping[str, Any]) -> str:
+    """Return the text of a page with another content of a section."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    before, found, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"the page lacks the comments {begin} and {end}")
+    return f"{before}{begin}\n\n{section.text}\n\n{machine_line(machine)}\n\n{end}{after}"
+
+
+def write_page(files: Iterable[Path], page: Path, images: Path | None) -> bool:
+    """Replace the sections of a page for which there are results, and draw their plots; return whether it changed.
+
+    Without a folder for plots, nothing is written.
+    """
+    text = old = page.read_text(encoding="utf-8")
     for file in files:
         if (section_of := SECTIONS.get(file.stem)) is None:
             print(f"{file}: the page has no section for it")
             continue
         results = json.loads(file.read_text(encoding="utf-8"))
         section = section_of(results["results"])
-        begin, end = f"<!-- begin {file.stem} -->", f"<!-- end {file.stem} -->"
-        before, found, rest = text.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not found or not ended:
-            raise ValueError(f"{page} lacks the comments {begin} and {end}")
-        text = f"{before}{begin}\n\n{section.text}\n\n{machine_line(results['machine'])}\n\n{end}{after}"
+        text = with_results(text, file.stem, section, results["machine"])
+        if images is None:
+            continue
         image = images / f"benchmarks-{file.stem.replace('_', '-')}.svg"
         if section.draw is not None:
             section.draw(image)
         elif section.panels:
             plot_ratios(image, section.panels)
-    page.write_text(text, encoding="utf-8")
+    if images is not None:
+        page.write_text(text, encoding="utf-8")
+    return text != old
 
 
 def main() -> None:
@@ -422,8 +436,11 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path, help="the results in JSON")
     parser.add_argument("--page", type=Path, default=PAGE, help="the page to change (docs/explanation/benchmarks.md)")
     parser.add_argument("--images", type=Path, default=IMAGES, help="the folder for plots (docs/images)")
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail if the page has other figures")
     arguments = parser.parse_args()
-    write_page(arguments.files, arguments.page, arguments.images)
+    is_changed = write_page(arguments.files, arguments.page, None if arguments.check else arguments.images)
+    if arguments.check and is_changed:
+        sys.exit(f"{arguments.page} has other figures than the results: run this without --check")
 
 
 if __name__ == "__main__":
