@@ -6,10 +6,14 @@ CONTRIBUTING.md describes what a page may contain.
 from __future__ import annotations
 
 import inspect
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from claims import CHECKED, problems, read_proofs
 from page_blocks import ROOT, blocks_of
 from page_runs import EXAMPLE, PAGES_OF_PEERS, environment, run_page
 from prepared_programs import prepared_programs
@@ -66,6 +70,45 @@ def test_the_readme_contains_the_tested_commands() -> None:
         "python -m pip install nox && nox -s tests\n",
     ]
     assert commands[1].strip() in (ROOT / ".ci/run").read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", CHECKED, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_claims_only_what_is_proven(page: Path) -> None:
+    proofs = read_proofs().get(page.relative_to(ROOT).as_posix(), {})
+    assert list(problems(page.read_text("utf-8"), proofs)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "proof", "problem"),
+    [
+        ("It reads each shard once. It may fail.", "page", None),
+        ("Read each shard with 3 workers of torch 2.4.", None, None),
+        ("Read it once, since each shard is large.", None, "no proof of: Read it once"),
+        ("```python\nread(3)\n```\n\nHere, 3 workers read.", None, None),
+        ("```python\nread(3)\n```\n\nIt is 3 times as fast.", None, "no proof of: It is 3"),
+        ("| a | b |\n|---|---|\n| c | none |", None, r"no proof of: \| a"),
+        ("It reads each shard once.", "tests/test_documentation.py::test_nothing", "test_nothing does not exist"),
+        ("It may fail.", "page", "does not claim: It"),
+        ("It is 13 times as fast.", "benchmarks/results/reading.json", None),
+        ("It is 13.4 times as fast.", "benchmarks/results/reading.json", "13.4 is not in"),
+        ("It has 1.4 times as many.", "benchmarks/results/gpu.json: 1526 / 1119", None),
+        ("It has 1.4 times as many.", "benchmarks/results/gpu.json: 1527 / 1119", "does not exist"),
+        ("At most 8 GiB are read.", "wds_datapipes/io/read_limits.py::ReadLimits", None),
+        ("At most 7 GiB are read.", "wds_datapipes/io/read_limits.py::ReadLimits", "7 is not in"),
+    ],
+)
+def test_a_claim_without_a_proof_is_found(text: str, proof: str | None, problem: str | None) -> None:
+    sentence = text.splitlines()[-1] if text.startswith("`") else text
+    found = list(problems(text, {sentence[:8]: [proof]} if proof else {}))
+    assert len(found) == (problem is not None)
+    if problem:
+        assert re.search(problem, found[0])
+
+
+def test_the_figures_of_the_benchmarks_are_those_of_their_results() -> None:
+    report, results = ROOT / "benchmarks/report.py", sorted((ROOT / "benchmarks/results").glob("*.json"))
+    assert results
+    subprocess.run([sys.executable, report, "--check", *results], check=True)
 
 
 GOOD = """\
