@@ -177,7 +177,8 @@ def _definitions(place: str) -> dict[str, ast.AST]:
             found.setdefault(node.name, node)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                found.setdefault(ast.unparse(target), node)
+                for name in ast.walk(target):
+                    found.setdefault(ast.unparse(name), node)
     return found
 
 
