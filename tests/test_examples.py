@@ -1,4 +1,4 @@
-"""The examples: ImageNet, whose runs are killed and resumed, and those of one file each."""
+"""The examples: their runs are killed and resumed, and the loss falls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
@@ -86,18 +87,19 @@ def free_port() -> int:
             return port
 
 
-def run_ranks(data: Data, ranks: int, *command: str | Path) -> Done:
-    """Run a script on several ranks, as torchrun does."""
+def run_ranks(programs: Path, ranks: int, *command: str | Path, folder: Path | None = None) -> Done:
+    """Run a script on several ranks in a folder, as torchrun does."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     # Files instead of pipes, which workers of a killed rank would keep open until they notice, after 5 s.
     with ExitStack() as opened:
         outputs, errors = ([opened.enter_context(TemporaryFile("w+")) for _ in range(ranks)] for _ in range(2))
         processes = [
             subprocess.Popen(
-                [data.programs / "page", *command],
+                [programs / "page", *command],
                 env={**environment(), **address, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=outputs[rank],
                 stderr=errors[rank],
+                cwd=folder,
             )
             for rank in range(ranks)
         ]
@@ -114,7 +116,16 @@ def train(
     if die:
         script = [SCRIPTS / "killed_at_step.py", *map(str, die), *script]
     return run_ranks(
-        data, ranks, *script, "--loader", loader, *OPTIONS.split(), "--output", output, *options, data.of(loader)
+        data.programs,
+        ranks,
+        *script,
+        "--loader",
+        loader,
+        *OPTIONS.split(),
+        "--output",
+        output,
+        *options,
+        data.of(loader),
     )
 
 
@@ -129,7 +140,7 @@ def read(data: Data, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any
     states = tmp_path_factory.mktemp("states") / "states.json"
     found = []
     for ranks in (2, 1):
-        done = run_ranks(data, ranks, SCRIPTS / "imagenet_loaders.py", data.images, data.shards, states)
+        done = run_ranks(data.programs, ranks, SCRIPTS / "imagenet_loaders.py", data.images, data.shards, states)
         assert done.codes == [0] * ranks, done.errors
         found.append(json.loads(done.printed))
     return found[0], found[1]
@@ -212,7 +223,46 @@ def test_ranks_that_cannot_share_a_batch_are_an_error(data: Data, tmp_path: Path
     assert "2 ranks cannot share batches of 9" in done.errors[0]
 
 
-@pytest.mark.parametrize("name", ["audio", "clip_image_text", "detection_ragged_boxes", "text_packing", "video_clips"])
+def losses_of(done: Done) -> dict[int, float]:
+    return {
+        int(step): float(loss) for step, loss in re.findall(r"^Step (\d+): loss ([\d.]+)", done.printed, re.MULTILINE)
+    }
+
+
+@pytest.mark.timeout(4 * LIMIT_S)
+@pytest.mark.parametrize("name", ["audio", "clip_image_text", "language_model", "vision_language"])
+def test_an_example_learns_and_resumes_as_if_it_had_not_been_killed(name: str, programs: Path, tmp_path: Path) -> None:
+    def run(folder: str, *killing: str | Path, ranks: int = 2) -> Done:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return run_ranks(programs, ranks, *killing, EXAMPLES / f"{name}.py", folder=tmp_path / folder)
+
+    whole = run("whole")
+    assert (whole.codes, whole.errors) == ([0, 0], ["", ""])
+    losses = losses_of(whole)
+    assert sum([*losses.values()][-8:]) < 0.7 * sum([*losses.values()][:8])
+    busiest = [float(work) for work in re.findall(r"busiest rank ([\d.]+)", whole.printed)]
+    assert len(busiest) == len(losses) * (name == "vision_language")
+    assert sum(busiest) <= 1.1 * len(busiest)
+
+    step = random.randrange(len(losses) // 2, len(losses))
+    killed = run("killed", SCRIPTS / "killed_at_step.py", "1", str(step))
+    assert killed.codes[1] == -9, killed.errors
+    assert killed.codes[0] != 0
+    copytree(tmp_path / "killed", tmp_path / "on one rank")
+    resumed = run("killed")
+    assert (resumed.codes, resumed.errors) == ([0, 0], ["", ""])
+    # Rank 0 may not have printed its last lines when it fails.
+    lines = whole.printed.splitlines()
+    assert killed.printed.splitlines() == lines[: len(losses_of(killed))]
+    assert resumed.printed.splitlines() == lines[-len(losses_of(resumed)) :]
+    assert 1 < min(losses_of(resumed)) <= step + 1
+    if "IndexedSamples" in (EXAMPLES / f"{name}.py").read_text():
+        alone = run("on one rank", ranks=1)
+        assert alone.codes == [0], alone.errors
+        assert losses_of(alone) == pytest.approx({n: losses[n] for n in losses_of(resumed)}, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["detection_ragged_boxes", "video_clips"])
 def test_the_loss_of_an_example_falls(name: str, programs: Path, tmp_path: Path) -> None:
     command: list[str | Path] = [programs / "page", EXAMPLES / f"{name}.py", "--epochs", "3"]
     done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=False)
