@@ -148,14 +148,15 @@ def train(folder: Path) -> None:
             loader.load_state_dict(saved["data"])
             first = saved["step"]
         for step, rows in zip(count(first + 1), loader):
-            costs = [len(tokens) + ENCODER_COST * len(patches) for tokens, patches in rows]
-            texts = [int((tokens[1:] > IMAGE).sum()) for tokens, _ in rows]
-            work = torch.zeros(dist.get_world_size(), 2, device=device)
-            work[dist.get_rank()] = work.new_tensor([sum(costs), sum(texts)])
+            cost = sum(len(tokens) + ENCODER_COST * len(patches) for tokens, patches in rows)
+            texts = sum(int((tokens[1:] > IMAGE).sum()) for tokens, _ in rows)
+            work = torch.zeros(dist.get_world_size(), 2, device=device)  # of each rank, and its tokens to predict
+            work[dist.get_rank()] = work.new_tensor([cost, texts])
             dist.all_reduce(work)
             (busiest, _), (mean, mean_texts) = work.amax(0), work.mean(0)
             total = torch.zeros((), device=device)
-            for number, row in enumerate(rows, 1):  # ranks may differ in their rows, and exchange gradients once
+            # DDP exchanges gradients after the last row, so ranks may have different numbers of rows. FSDP would hang.
+            for number, row in enumerate(rows, 1):
                 with nullcontext() if number == len(rows) else model.no_sync():
                     loss = model(*(each.to(device) for each in row)) / mean_texts
                     loss.backward()
