@@ -44,6 +44,12 @@ def test_commands_that_read_stores_have_all_options_for_them() -> None:
     assert counts.count(3) > 12
 
 
+def test_commands_that_read_the_data_of_shards_have_limits() -> None:
+    names = [name for name in COMMANDS if "shards" in {each.dest for each in ALL[name]} and name != "cache warm"]
+    assert len(names) == 11
+    assert all("limit" in {each.dest for each in ALL[name]} for name in names)
+
+
 def test_the_version_is_that_of_the_package(program: Any) -> None:
     assert program("-V").lines == program("--version").lines == [f"wds-datapipes {wds_datapipes.__version__}"]
 

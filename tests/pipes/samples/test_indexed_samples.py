@@ -361,6 +361,7 @@ def test_excluded_samples_are_replaced_or_left_out(
     pipe = IndexedSamples(manifest, epoch=EpochOptions(exclude=exclude), **options).set_seed(3)
     found = list(pipe)
     assert gone.isdisjoint(keys(found))
+    assert len(pipe.map_style()) == COUNT, "which has all samples"
     if remainder == "keep":
         assert keys(found) == [key for key in every if key not in gone]
         with pytest.raises(TypeError, match="IndexedSamples has no length, since exclude= may skip samples"):
