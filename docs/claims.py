@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests/pages python docs/claims.py docs/how-to/shuffle.md
 
-prints what a page claims without a proof in `proofs.txt`. Without a page, it counts the proofs of each by their kinds.
-CONTRIBUTING.md says what a proof may be.
+prints what a page claims without a proof in `proofs.txt`, and which line that lacks. Without a page, it counts the
+proofs of each by their kinds. CONTRIBUTING.md says what a proof may be.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from zlib import crc32
 
 from page_blocks import FILE, ROOT, Block, blocks_of
 
@@ -105,26 +106,31 @@ def _numbers(text: str) -> set[str]:
 
 @functools.cache
 def read_proofs() -> Mapping[str, Mapping[str, list[str]]]:
-    """Return the proofs, by page and by the beginning of the sentence."""
+    """Return the proofs, by page and by the line that stands for the claim."""
     proofs: dict[str, dict[str, list[str]]] = {}
-    page = beginning = ""
+    page = claim = ""
     for line in filter(None, PROOFS.read_text("utf-8").splitlines()):
         if line.startswith("# "):
             page = line[2:]
         elif not line.startswith(" "):
-            beginning = line
+            claim = line
         else:
-            proofs.setdefault(page, {}).setdefault(beginning, []).append(line.strip())
+            proofs.setdefault(page, {}).setdefault(claim, []).append(line.strip())
     return proofs
+
+
+def line_of(claim: str) -> str:
+    """Return the line that stands for a claim: its first words, and a digest, so that a changed claim is a new one."""
+    return f"{' '.join(claim.split()[:7])} [{crc32(claim.encode()) & 0xFFFF:04x}]"
 
 
 def problems(text: str, proofs: Mapping[str, list[str]]) -> Iterator[str]:
     """Yield what a page claims without a proof, and the proofs that are none, or of nothing."""
-    claims = claims_of(text)
-    for claim in claims:
-        found = [proof for beginning, some in proofs.items() if claim.startswith(beginning) for proof in some]
+    claims = {line_of(claim): claim for claim in claims_of(text)}
+    for line, claim in claims.items():
+        found = proofs.get(line, [])
         if not found:
-            yield f"docs/proofs.txt has no proof of: {claim}"
+            yield f"docs/proofs.txt lacks the line {line!r} with a proof of: {claim}"
         wrong = [proof for proof in found if not is_valid(proof)]
         yield from (f"{proof} does not exist: {claim}" for proof in wrong)
         if found and not wrong and all(map(has_figures, found)):
@@ -132,9 +138,7 @@ def problems(text: str, proofs: Mapping[str, list[str]]) -> Iterator[str]:
             for figure in figures_of(claim, text):
                 if not any(_rounds_to(value, figure) for value in known):
                     yield f"{figure} is not in {', '.join(found)}: {claim}"
-    for beginning in proofs:
-        if not any(claim.startswith(beginning) for claim in claims):
-            yield f"docs/proofs.txt has a proof of what the page does not claim: {beginning}"
+    yield from (f"the page has no claim for the line of docs/proofs.txt: {line}" for line in proofs.keys() - claims)
 
 
 def is_valid(proof: str) -> bool:

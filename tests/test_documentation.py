@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from claims import CHECKED, problems, read_proofs
+from claims import CHECKED, claims_of, line_of, problems, read_proofs
 from page_blocks import ROOT, blocks_of
 from page_runs import EXAMPLE, PAGES_OF_PEERS, environment, run_page
 from prepared_programs import prepared_programs
@@ -83,12 +83,12 @@ def test_a_page_claims_only_what_is_proven(page: Path) -> None:
     [
         ("It reads each shard once. It may fail.", "page", None),
         ("Read each shard with 3 workers of torch 2.4.", None, None),
-        ("Read it once, since each shard is large.", None, "no proof of: Read it once"),
+        ("Read it once, since each shard is large.", None, r"lacks the line 'Read it once, .* \[\w{4}\]' with a proof"),
         ("```python\nread(3)\n```\n\nHere, 3 workers read.", None, None),
-        ("```python\nread(3)\n```\n\nIt is 3 times as fast.", None, "no proof of: It is 3"),
-        ("| a | b |\n|---|---|\n| c | none |", None, r"no proof of: \| a"),
+        ("```python\nread(3)\n```\n\nIt is 3 times as fast.", None, "a proof of: It is 3"),
+        ("| a | b |\n|---|---|\n| c | none |", None, r"a proof of: \| a"),
         ("It reads each shard once.", "tests/test_documentation.py::test_nothing", "test_nothing does not exist"),
-        ("It may fail.", "page", "does not claim: It"),
+        ("It may fail.", "page", "no claim for the line .*: It may fail. "),
         ("It is 13 times as fast.", "benchmarks/results/reading.json", None),
         ("It is 13.4 times as fast.", "benchmarks/results/reading.json", "13.4 is not in"),
         ("It has 1.4 times as many.", "benchmarks/results/gpu.json: 1526 / 1119", None),
@@ -98,8 +98,8 @@ def test_a_page_claims_only_what_is_proven(page: Path) -> None:
     ],
 )
 def test_a_claim_without_a_proof_is_found(text: str, proof: str | None, problem: str | None) -> None:
-    sentence = text.splitlines()[-1] if text.startswith("`") else text
-    found = list(problems(text, {sentence[:8]: [proof]} if proof else {}))
+    claim = (claims_of(text) or [text])[0]
+    found = list(problems(text, {line_of(claim): [proof]} if proof else {}))
     assert len(found) == (problem is not None)
     if problem:
         assert re.search(problem, found[0])
