@@ -3,7 +3,8 @@
     PYTHONPATH=tests/pages python docs/claims.py docs/how-to/shuffle.md
 
 prints what a page claims without a proof in `proofs.txt`, and which line that lacks. Without a page, it counts the
-proofs of each by their kinds. CONTRIBUTING.md says what a proof may be.
+proofs of each by their kinds. With ``--digests``, it completes the lines that have only the first words of a claim.
+CONTRIBUTING.md says what a proof may be.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ def problems(text: str, proofs: Mapping[str, list[str]]) -> Iterator[str]:
             for figure in figures_of(claim, text):
                 if not any(_rounds_to(value, figure) for value in known):
                     yield f"{figure} is not in {', '.join(found)}: {claim}"
-    yield from (f"the page has no claim for the line of docs/proofs.txt: {line}" for line in proofs.keys() - claims)
+    for line in proofs.keys() - claims:
+        yield f"no claim for this line of docs/proofs.txt (docs/claims.py --digests adds a digest that lacks): {line}"
 
 
 def is_valid(proof: str) -> bool:
@@ -214,8 +216,22 @@ def kind_of(proof: str) -> str:
     return next((kind for start, kind in kinds.items() if proof.startswith(start)), other)
 
 
+def add_digests() -> None:
+    """Add the digest to each line of `proofs.txt` that has only the first words of a claim."""
+    lines, claims = PROOFS.read_text("utf-8").splitlines(), list[str]()
+    for number, line in enumerate(lines):
+        if line.startswith("# "):
+            claims = claims_of((ROOT / line[2:]).read_text("utf-8"))
+        elif not line.startswith(" ") and not re.search(r" \[\w{4}\]$", line):
+            lines[number] = next((line_of(claim) for claim in claims if line and claim.startswith(line)), line)
+    PROOFS.write_text("\n".join((*lines, "")), "utf-8")
+
+
 def main() -> None:
-    """Print the problems of some pages, or the counts of all."""
+    """Add digests, print the problems of some pages, or the counts of all."""
+    if sys.argv[1:] == ["--digests"]:
+        add_digests()
+        return
     proofs = read_proofs()
     for name in sys.argv[1:]:
         print("\n".join(problems((ROOT / name).read_text("utf-8"), proofs.get(name, {}))))

@@ -88,7 +88,7 @@ def test_a_page_claims_only_what_is_proven(page: Path) -> None:
         ("```python\nread(3)\n```\n\nIt is 3 times as fast.", None, "a proof of: It is 3"),
         ("| a | b |\n|---|---|\n| c | none |", None, r"a proof of: \| a"),
         ("It reads each shard once.", "tests/test_documentation.py::test_nothing", "test_nothing does not exist"),
-        ("It may fail.", "page", "no claim for the line .*: It may fail. "),
+        ("It may fail.", "page", "no claim for this line .*: It may fail. "),
         ("It is 13 times as fast.", "benchmarks/results/reading.json", None),
         ("It is 13.4 times as fast.", "benchmarks/results/reading.json", "13.4 is not in"),
         ("It has 1.4 times as many.", "benchmarks/results/gpu.json: 1526 / 1119", None),
