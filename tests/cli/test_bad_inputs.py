@@ -66,7 +66,7 @@ def test_a_bad_shard_is_one_line_and_leaves_no_output(program: Any, folder: Path
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "text", "binary"])
-@pytest.mark.parametrize("command", ["images", "imagenet", "recipe"])
+@pytest.mark.parametrize("command", ["images", "recipe"])
 def test_a_bad_source_of_samples_is_one_line(program: Any, folder: Path, command: str, name: str) -> None:
     if name == "empty":
         Path(name).write_text("") if command == "recipe" else Path(name).mkdir()

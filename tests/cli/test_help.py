@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -22,11 +23,19 @@ def test_every_command_is_listed_and_every_option_described(program: Any) -> Non
     listed = re.findall(r"^  ([a-z ]+[a-z])  +\S", program("--help").out, flags=re.MULTILINE)
     assert listed == list(COMMANDS)
     assert [(name, each.dest) for name, actions in ALL.items() for each in actions if not each.help] == []
-    assert program("create", "--help").lines[-5].startswith("  create images  ")
+    assert program("create", "--help").lines[-4].startswith("  create images  ")
     for name in COMMANDS:
         done = program(*name.split(), "-h")
         assert (done.code, done.err) == (0, "")
         assert done.lines[0].startswith(f"usage: wds-datapipes {name} [OPTIONS]")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_parameter_of_a_command_is_an_option(name: str) -> None:
+    names: set[str] = set()
+    for parameter, kind in get_type_hints(_app.load_command(name)).items():
+        names |= {each.name for each in fields(kind)} if is_dataclass(kind) else {parameter}
+    assert names - {"return"} == {each.dest for each in ALL[name]}
 
 
 def test_a_short_option_has_one_meaning() -> None:

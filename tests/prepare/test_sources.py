@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.prepare.sample_spec import FilePart, SampleSpec, Source, UrlPart
-from wds_datapipes.prepare.sources.image_folder import find_imagenet, find_images
+from wds_datapipes.prepare.sources.image_folder import find_images
 from wds_datapipes.prepare.sources.listing import Recipe, resolve_file
 from wds_datapipes.samples.keys import first_dot
 
@@ -133,45 +133,6 @@ def test_links_are_followed_but_not_in_circles() -> None:
     Path("there/again").symlink_to("../in")
     with pytest.raises(SampleSourceError, match=r"in/dog/again' is a link to one of its parents"):
         find_images("in")
-
-
-# ImageNet
-
-WNIDS = ["n01440764", "n01443537", "n01484850"]
-
-
-def test_imagenet_in_folders_is_numbered_by_all_classes_of_train() -> None:
-    put(*(f"in/train/{name}/{name}_{number}.JPEG" for name in reversed(WNIDS) for number in (1, 10, 2)))
-    put(f"in/val/{WNIDS[2]}/ILSVRC2012_val_00000001.JPEG")
-    train = find_imagenet("in", "train")
-    assert train.classes == WNIDS
-    found = fields_of(train)
-    assert list(found)[1:3] == ["n01440764/n01440764_10", "n01440764/n01440764_2"]
-    assert [fields["cls"] for fields in found.values()] == [b"0"] * 3 + [b"1"] * 3 + [b"2"] * 3
-    assert {(*fields,) for fields in found.values()} == {("jpg", "cls")}
-    assert [fields["cls"] for fields in fields_of(find_imagenet("in", "val")).values()] == [b"2"]
-    put("in/val/n99999999/1.JPEG")
-    with pytest.raises(SampleSourceError, match="n99999999' is not one of the 3 known classes"):
-        find_imagenet("in", "val")
-
-
-def flat() -> None:
-    put(*(f"in/val/ILSVRC2012_val_0000000{number}.JPEG" for number in (3, 1, 2)))
-
-
-def test_missing_files_of_classes_are_reported() -> None:
-    with pytest.raises(SampleSourceError, match="no folder 'in/val'"):
-        find_imagenet("in", "val")
-    flat()
-    with pytest.raises(SampleSourceError, match="there is no file of labels"):
-        find_imagenet("in", "val")
-    for text, message in [
-        ("a.JPEG n01440764\n", r"'labels\.txt' is not LOC_val_solution\.csv of Kaggle"),
-        ("ImageId,PredictionString\na,n01440764 1\n", r"image 'in/val/ILSVRC2012_val_00000001' has no class"),
-    ]:
-        Path("labels.txt").write_text(text)
-        with pytest.raises(SampleSourceError, match=message):
-            find_imagenet("in", "val", labels="labels.txt")
 
 
 # Files that are not on this host

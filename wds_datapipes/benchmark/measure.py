@@ -1,8 +1,7 @@
-"""Measure how fast shards are read, decoded and delivered by worker processes, and say what limits that."""
+"""Measure how fast shards are read, decoded and delivered by worker processes."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,20 +17,13 @@ from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.extras import require
-from wds_datapipes.io.openers import open_url
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.pipes import ShardList
 from wds_datapipes.samples.batching import collate_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
 
-#: The number of samples that show which fields there are, and the size of a read from a file.
-EXAMPLES, READ_SIZE = 32, 1 << 20
-#: A rate counts as the best if it is at least this fraction of it.
-NEARLY = 0.95
-#: The headroom that keeps a loop from waiting at a slow shard.
-ENOUGH = 1.2
-#: A stage with this fraction of the time, and a main process that computes for this fraction, is the bottleneck.
-MOST, BUSY = 0.5, 0.9
+#: The number of samples that show which fields there are.
+EXAMPLES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +90,6 @@ class ShardBenchmark:
         shards: the number of shards.
         fields: the names of the fields of the first samples, and their mean sizes in bytes.
         sample_bytes: the mean size of a sample in bytes.
-        raw_bytes_per_s: how fast the shards are read without parsing them, in bytes per second.
         stages: the seconds that reading, decoding and batching take for a sample in one process.
         deliveries: the results for each number of workers.
         skipped: the samples that could not be decoded.
@@ -107,7 +98,6 @@ class ShardBenchmark:
     shards: int
     fields: dict[str, float] = field(default_factory=dict)
     sample_bytes: float = 0.0
-    raw_bytes_per_s: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
     deliveries: list[Delivery] = field(default_factory=list)
     skipped: Skipped = field(default_factory=lambda: sum_skipped(()))
@@ -143,7 +133,6 @@ def measure_shards(urls: Sequence[str], workers: Sequence[int], options: Benchma
         sizes = [len(sample[name]) for sample in examples if name in sample]
         found.fields[name] = sum(sizes) / len(sizes)
         found.sample_bytes += sum(sizes) / len(examples)
-    found.raw_bytes_per_s = _measure_raw(urls, options)
     yield found
     earlier, threads = 0.0, torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
@@ -158,19 +147,6 @@ def measure_shards(urls: Sequence[str], workers: Sequence[int], options: Benchma
     for count in workers:
         _measure_delivery(urls, options, count, found)
         yield found
-
-
-def _measure_raw(urls: Sequence[str], options: BenchmarkOptions) -> float:
-    """Return how many bytes per second can be read, with the shards one after the other."""
-    opening = {name: value for name, value in options.reading.items() if name == "storage_options"}
-    buffer, size, begin = bytearray(READ_SIZE), 0, time.perf_counter()
-    for url in itertools.cycle(urls):
-        with open_url(url, **opening) as file:
-            while (count := file.readinto(buffer)) and time.perf_counter() - begin <= options.seconds:  # type: ignore[attr-defined]  # raw streams have it
-                size += count
-        if (elapsed := time.perf_counter() - begin) > options.seconds:
-            break
-    return size / elapsed
 
 
 def _measure_rate(batches: Any, options: BenchmarkOptions) -> tuple[float, float, float]:
@@ -212,55 +188,3 @@ def _measure_delivery(urls: Sequence[str], options: BenchmarkOptions, workers: i
         rates = _measure_rate(loader, options)
         found.skipped = sum_skipped((found.skipped, loader.reading_service.report().skipped))
     found.deliveries.append(Delivery(workers, *rates))
-
-
-def best_delivery(found: ShardBenchmark, *, step_s: float | None, batch_size: int) -> Delivery:
-    """Return the one with the fewest workers that suffices for the steps, or else that is about as fast as the best.
-
-    Without workers, the loop would load each batch between two steps, so that is chosen only if nothing else was
-    measured.
-    """
-    fewest_first = sorted(each for each in found.deliveries if each.workers) or sorted(found.deliveries)
-    enough = [each for each in fewest_first if step_s is not None and each.headroom(step_s, batch_size) >= ENOUGH]
-    best = max(each.samples_per_s for each in fewest_first)
-    return (enough or [each for each in fewest_first if each.samples_per_s >= NEARLY * best])[0]
-
-
-def recommend(found: ShardBenchmark, *, step_s: float | None = None, batch_size: int = 64, cores: int) -> list[str]:
-    """Return sentences on what to change, the most important first.
-
-    Args:
-        found: the results.
-        step_s: the time of a training step in seconds, if it is known.
-        batch_size: the number of samples in a step.
-        cores: the number of processors.
-    """
-    if not found.deliveries:
-        return []
-    best = best_delivery(found, step_s=step_s, batch_size=batch_size)
-    advice = f"Use {best.workers} worker{'s' * (best.workers != 1)}: {best.samples_per_s:,.0f} samples per second"
-    if step_s is not None:
-        headroom = best.headroom(step_s, batch_size)
-        advice += f", {headroom:.1f} times as many as steps of {step_s:g} s consume"
-        if headroom >= ENOUGH:
-            return [f"{advice}."]
-    most = max(each.workers for each in found.deliveries)
-    is_busy = best.workers > 0 and best.loop_share >= BUSY
-    shares = found.shares
-    table = [
-        (is_busy, "The main process is busy receiving samples: smaller ones help, such as crops, or fewer fields."),
-        (0 < best.workers == most < cores and not is_busy, f"More workers may help: there are {cores} processors."),
-        (
-            found.shards < best.workers,
-            f"There are fewer shards than workers, {found.shards} for {best.workers}: write smaller shards.",
-        ),
-        (
-            shares.get("decode", 0.0) >= MOST,
-            "Decoding takes most of the time: smaller images help, or min_size, or for JPEG the extra turbo.",
-        ),
-        (
-            shares.get("read", 0.0) >= MOST,
-            "Reading takes most of the time: more workers read more at once, and .cache_wds_shards() keeps copies.",
-        ),
-    ]
-    return [f"{advice}.", *(sentence for applies, sentence in table if applies)]

@@ -35,7 +35,6 @@ PROGRAM = "wds-datapipes"
 COMMANDS = {
     "demo": "demo:demo",
     "create images": "create:create_images",
-    "create imagenet": "create:create_imagenet",
     "create recipe": "create:create_recipe",
     "ls": "ls:ls",
     "show": "show:show",
@@ -242,16 +241,13 @@ def on_one_line(message: str) -> str:
 
 def _as_option(found: re.Match[str]) -> str:
     """Return advice as an option of the running command, or as advice for Python if the command has none."""
-    name, value = ("limit", found["limit"]) if found["limit"] else (found["name"], found["value"].strip('"'))
-    option = f"--{name.replace('_', '-')}"
-    verb = found["verb"]
+    option = f"--{found['name'] or 'limit'}".replace("_", "-")
+    verb, value = found["verb"], found["limit"] or found["value"].strip('"').replace("_", "-")
     if option not in _available or value in ("None", "False"):
         words = f"in Python, {verb.lower()}{found[0][len(verb) :]}"
         return words if verb.islower() else f"I{words[1:]}"
     verb = {"pass": "use", "Pass": "Use"}.get(verb, verb)
-    if value == "True":
-        return f"{verb} {option}"
-    return f"{verb} {option} {value if found['limit'] else value.replace('_', '-')}"
+    return f"{verb} {option}" if value == "True" else f"{verb} {option} {value}"
 
 
 def message_of(error: Exception) -> str:

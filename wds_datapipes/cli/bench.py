@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from wds_datapipes.benchmark.measure import BenchmarkOptions, ShardBenchmark, measure_shards, recommend
+from wds_datapipes.benchmark.measure import BenchmarkOptions, ShardBenchmark, measure_shards
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, printable
 from wds_datapipes.cli._declaration import Positive
 from wds_datapipes.cli._options import ReadArguments, load_function
@@ -28,8 +28,8 @@ def bench(
 ) -> None:
     """Measure how fast shards are read, decoded and delivered.
 
-    Prints the time of each stage in one process, the rate of each number of workers, and a recommendation. With
-    --pipeline, it measures the pipeline of your training, whose items are batches of --batch-size samples.
+    Prints the time of each stage in one process, and the rate of each number of workers. With --pipeline, it measures
+    the pipeline of your training, whose items are batches of --batch-size samples.
 
     Options:
         --num-workers LIST: Numbers of workers, such as 0,2,4; by default up to one per CPU.
@@ -42,8 +42,7 @@ def bench(
     """
     if not 0 < seconds < float("inf") or (step_time is not None and not 0 < step_time < float("inf")):
         raise WrongUse("--seconds and --step-time must be positive numbers of seconds")
-    cores = len(os.sched_getaffinity(0))
-    counts = parse_workers(num_workers, cores)
+    counts = parse_workers(num_workers, len(os.sched_getaffinity(0)))
     if decode not in (*IMAGE_SPECS, "none"):
         raise WrongUse(f"--decode must be none or one of {', '.join(IMAGE_SPECS)}, not {decode!r}")
     if pipeline is not None and (crop or decode != "torchrgb8"):
@@ -67,11 +66,10 @@ def bench(
         for found in measure_shards(urls, counts, setting):  # noqa: B007  shown below, even if interrupted
             pass
     finally:
-        advice = recommend(found, step_s=step_time, batch_size=batch_size, cores=cores)
         if found.fields and options.json:
-            print_json(facts_of(found, advice, step_time, batch_size))
+            print_json(facts_of(found, step_time, batch_size))
         elif found.fields:
-            print_results(found, advice, step_time, batch_size)
+            print_results(found, step_time, batch_size)
         if found.skipped.total:
             reason = found.skipped.latest[-1].reason
             print_error(f"{plural(found.skipped.total, 'sample')} skipped, such as: {reason}")
@@ -96,7 +94,7 @@ def parse_workers(text: str, cores: int) -> list[int]:
     return counts
 
 
-def facts_of(found: ShardBenchmark, advice: list[str], step_s: float | None, batch_size: int) -> dict[str, Any]:
+def facts_of(found: ShardBenchmark, step_s: float | None, batch_size: int) -> dict[str, Any]:
     """Return the results for JSON."""
     shares = found.shares
     stages = {name: {"seconds_per_sample": value, "share": shares[name]} for name, value in found.stages.items()}
@@ -104,15 +102,13 @@ def facts_of(found: ShardBenchmark, advice: list[str], step_s: float | None, bat
         {**each._asdict(), "headroom": None if step_s is None else each.headroom(step_s, batch_size)}
         for each in found.deliveries
     ]
-    skipped = dict(found.skipped.counts)
-    return {**vars(found), "stages": stages, "deliveries": deliveries, "skipped": skipped, "recommendation": advice}
+    return {**vars(found), "stages": stages, "deliveries": deliveries, "skipped": dict(found.skipped.counts)}
 
 
-def print_results(found: ShardBenchmark, advice: list[str], step_s: float | None, batch_size: int) -> None:
-    """Print the results and the recommendation."""
+def print_results(found: ShardBenchmark, step_s: float | None, batch_size: int) -> None:
+    """Print the results."""
     fields = ", ".join(f"{printable(name)} ({human_bytes(size)})" for name, size in found.fields.items())
     sys.stdout.write(f"{plural(found.shards, 'shard')}; a sample has {fields}\n")
-    sys.stdout.write(f"Reading without parsing: {human_bytes(found.raw_bytes_per_s)}/s\n")
     if found.stages:
         rows = [
             (name, f"{1e3 * seconds:.3f}", f"{found.shares[name]:.1%}", "#" * round(30 * found.shares[name]))
@@ -135,4 +131,3 @@ def print_results(found: ShardBenchmark, advice: list[str], step_s: float | None
         ]
         headings = ("workers", "samples/s", "MB/s", "first batch", "loop busy", "headroom" if step_s else "")
         print_table([headings, *lines], left=())
-    sys.stdout.write("".join(f"{'' if at else chr(10)}{sentence}\n" for at, sentence in enumerate(advice)))

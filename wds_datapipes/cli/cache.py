@@ -42,15 +42,14 @@ class CacheArguments:
 
 def show_copies(options: CacheArguments) -> None:
     """List the cached shards and their sizes, sorted by URL."""
-    found = entries(options.path)
-    for url, entry in sorted((url_of(entry), entry) for entry in found):
-        size = copy_bytes(entry)
+    found = sorted((url_of(entry), copy_bytes(entry), entry.path) for entry in entries(options.path))
+    for url, size, path in found:
         if options.json:
-            print_json({"shard": url, "bytes": size, "path": str(entry.path)}, indent=None)
+            print_json({"shard": url, "bytes": size, "path": str(path)}, indent=None)
         else:
             sys.stdout.write(f"{printable(url)}  {human_bytes(size)}\n")
     if not options.json:
-        sys.stdout.write(f"{format_totals(found)}\n")
+        sys.stdout.write(f"{plural(len(found), 'copy', 'copies')}, {human_bytes(sum(size for _, size, _ in found))}\n")
 
 
 def warm(
@@ -140,8 +139,3 @@ def copy_bytes(entry: Entry) -> int:
         return entry.path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def format_totals(found: list[Entry]) -> str:
-    """Return the number of copies and their total size as text."""
-    return f"{plural(len(found), 'copy', 'copies')}, {human_bytes(sum(map(copy_bytes, found)))}"

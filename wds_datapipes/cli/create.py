@@ -1,11 +1,11 @@
-"""The commands ``create images``, ``imagenet`` and ``recipe``: create shards from files."""
+"""The commands ``create images`` and ``create recipe``: create shards from files."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar, write_sidecar
 from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.sample_spec import Source
-from wds_datapipes.prepare.sources.image_folder import IMAGE_ENDINGS, Faults, ImageFiles, find_imagenet, find_images
+from wds_datapipes.prepare.sources.image_folder import IMAGE_ENDINGS, Faults, ImageFiles, find_images
 from wds_datapipes.prepare.sources.listing import Recipe
 from wds_datapipes.writing.shard_names import NUMBER
 
@@ -84,38 +84,22 @@ def create_images(
     """
     if no_classes and classes_from:
         raise WrongUse("--no-classes cannot be used with --classes-from")
+    if (path := local_path(folder)) is None:
+        raise WrongUse(
+            f"{redact(folder)!r} is not a local folder. List files in a store in a recipe, for create recipe"
+        )
 
     def find(on_fault: Faults) -> Source:
-        found = find_images(
-            local_folder(folder),
+        return find_images(
+            path,
             has_classes=not no_classes,
+            classes=read_class_list(classes_from, options.store) if classes_from else None,
             endings=ending or IMAGE_ENDINGS,
             key_rule=options.rule if all_files else None,
             on_fault=on_fault,
         )
-        if classes_from:
-            found.number_by(read_class_list(classes_from, options.store))
-        return found
 
     create_from(find, options)
-
-
-def create_imagenet(folder: str, options: CreateArguments, split: str = "train", labels: Path | None = None) -> None:
-    """Create shards from ImageNet, as distributed by torchvision and Kaggle.
-
-    Samples have the fields jpg and cls. Keys are numbers, or file names with --rekey '{name}'.
-
-    Input:
-        FOLDER: The folder with train and val.
-        --split NAME: The split, train or val.
-        --labels FILE: The labels of val, if not in the folder.
-    """
-
-    def find(on_fault: Faults) -> Source:
-        top = local_folder(folder)
-        return find_imagenet(top, split, labels=labels, on_fault=on_fault)
-
-    create_from(find, replace(options, rekey=options.rekey or "{number:07d}"))
 
 
 def create_recipe(recipe: str, options: CreateArguments, root_dir: str = "") -> None:
@@ -178,10 +162,9 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
     if left_out:
         counts = ", ".join(f"{name} {count:,}" for name, count in sorted(left_out.items()))
         print_error(counts, "Ignored files that are not images")
-    held = sum(not shard.is_new for shard in made)
     facts = {
         "samples": sum(info.samples for info in shards),
-        "held": held,
+        "held": sum(not shard.is_new for shard in made),
         "classes": redact(class_list) or None,
         "manifest": redact(options.manifest) or None,
         "left_out": left_out,
@@ -192,16 +175,6 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
     for label, written in (("Classes", class_list), ("Manifest", options.manifest)):
         if written:
             sys.stdout.write(f"{label}: {printable(redact(written))}\n")
-
-
-def local_folder(folder: str) -> str:
-    """Return the path of a local folder."""
-    path = local_path(folder)
-    if path is None:
-        raise WrongUse(
-            f"{redact(folder)!r} is not a local folder. List files in a store in a recipe, for create recipe"
-        )
-    return path
 
 
 def locate_class_list(output: str, source: Source) -> str:
@@ -223,11 +196,8 @@ def locate_class_list(output: str, source: Source) -> str:
 def read_class_list(url: str, storage_options: Mapping[str, Any] | None) -> list[str]:
     """Read the class names from a file that `create_from` has written."""
     try:
-        names = json.loads(read_sidecar(url, storage_options))["classes"]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TypeError("its classes are not a list of names")
+        return list(json.loads(read_sidecar(url, storage_options))["classes"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WrongUse(
             f"--classes-from must be a list of classes written by create, but {redact(url)!r} is not: {error}"
         ) from None
-    return names

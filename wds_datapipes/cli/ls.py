@@ -82,9 +82,7 @@ def stats(shards: list[str], options: ReadArguments, num_workers: Natural | None
 def facts_of(found: DatasetStats) -> dict[str, Any]:
     """Return all statistics for JSON."""
     return {
-        "shards": found.shards._asdict(),
-        "samples_per_shard": found.samples_per_shard._asdict(),
-        "samples": found.samples._asdict(),
+        **{name: getattr(found, name)._asdict() for name in ("shards", "samples_per_shard", "samples")},
         "fields": {name: sizes._asdict() for name, sizes in found.fields.items()},
         "faults": [fault._asdict() for fault in found.faults],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Annotated, Any
@@ -108,17 +108,11 @@ def variants(shape: RunShape, compare: Sequence[str]) -> list[tuple[RunShape, di
         [each.replace("-", "_", each.partition("=")[0].count("-")) for each in compare], "|".join(COMPARED), rule
     )
     found = []
+    parsers: dict[str, Callable[[str], Any]] = {"cache_bytes": bytes_of, "read_ahead": bytes_of, "order": str}
     for values in product(*(text.split(",") for text in pairs.values())):
         varied = dict(zip(pairs, values, strict=True))
         with wrong_use("--compare: "):
-            parsed: dict[str, Any] = {
-                name: bytes_of(value)
-                if name in ("cache_bytes", "read_ahead")
-                else value
-                if name == "order"
-                else int(value)
-                for name, value in varied.items()
-            }
+            parsed: dict[str, Any] = {name: parsers.get(name, int)(value) for name, value in varied.items()}
             found.append((replace(shape, **parsed), varied))
     return found
 

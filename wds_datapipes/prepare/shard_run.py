@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wds_datapipes.arguments import check_integer
-from wds_datapipes.errors import EncodeError, MissingDependencyError, ShardWriteError, UnsafeInputError
+from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
@@ -30,22 +30,9 @@ from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_
 
 LOGGER = logging.getLogger("wds_datapipes")
 
+BUGS = (ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NameError, SyntaxError, TypeError)
 #: Errors of a function or its results, which another attempt would repeat.
-DETERMINISTIC_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EncodeError,
-    ImportError,
-    IndexError,
-    KeyError,
-    MissingDependencyError,
-    NameError,
-    NotImplementedError,
-    SyntaxError,
-    TypeError,
-    UnsafeInputError,
-)
+DETERMINISTIC_ERRORS = (*BUGS, EncodeError, ImportError, NotImplementedError, UnsafeInputError)
 #: The number of concurrent requests for the sizes of existing shards.
 MAX_CONCURRENT_REQUESTS = 16
 #: The options that determine the content of a shard.

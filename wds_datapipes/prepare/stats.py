@@ -47,14 +47,8 @@ class Sizes(NamedTuple):
         found = np.asarray(sizes, np.int64)
         if not len(found):
             return cls(0, 0, 0, 0.0, 0.0, 0)
-        return cls(
-            len(found),
-            int(found.sum()),
-            int(found.min()),
-            float(np.median(found)),
-            float(found.mean()),
-            int(found.max()),
-        )
+        total, least, most = (int(each) for each in (found.sum(), found.min(), found.max()))
+        return cls(len(found), total, least, float(np.median(found)), float(found.mean()), most)
 
 
 @dataclass
@@ -74,15 +68,6 @@ class DatasetStats:
     samples: Sizes
     fields: dict[str, Sizes]
     faults: list[ShardFault] = field(default_factory=list)
-
-
-class _ShardStats(NamedTuple):
-    """The statistics of one shard; sizes are packed as arrays of 8 bytes."""
-
-    size: int | None
-    samples: array[int]
-    fields: dict[str, array[int]]
-    faults: list[ShardFault]
 
 
 def dataset_stats(
@@ -112,31 +97,29 @@ def dataset_stats(
         partial(_read_stats, options=ScanOptions(**scan)),
         resolve_shards(shards),
         label="Counting",
-        measure=lambda part: (len(part.samples), part.size),
+        measure=lambda part: (len(part[1][None]), part[0]),
         num_workers=num_workers,
         progress=progress,
     )
-    samples = _concatenate([part.samples for part in ordered])
-    names = dict.fromkeys(name for part in ordered for name in part.fields)
-    fields = {name: Sizes.of(_concatenate([p.fields[name] for p in ordered if name in p.fields])) for name in names}
+    sizes: dict[str | None, list[npt.NDArray[np.int64]]] = {None: [np.empty(0, np.int64)]}
+    for _, of_shard, _ in ordered:
+        for name, values in of_shard.items():
+            sizes.setdefault(name, []).append(np.frombuffer(values, np.int64))
+    fields = {name: Sizes.of(np.concatenate(values)) for name, values in sizes.items()}
     return DatasetStats(
-        Sizes.of([part.size for part in ordered if part.size is not None]),
-        Sizes.of([len(part.samples) for part in ordered]),
-        Sizes.of(samples),
-        dict(sorted(fields.items(), key=lambda item: -item[1].number)),
-        [fault for part in ordered for fault in part.faults],
+        Sizes.of([size for size, _, _ in ordered if size is not None]),
+        Sizes.of([len(of_shard[None]) for _, of_shard, _ in ordered]),
+        fields.pop(None),
+        {str(name): each for name, each in sorted(fields.items(), key=lambda item: -item[1].number)},
+        [fault for _, _, faults in ordered for fault in faults],
     )
 
 
-def _read_stats(url: str, options: ScanOptions) -> _ShardStats:
+def _read_stats(url: str, options: ScanOptions) -> tuple[int | None, dict[str | None, array[int]], list[ShardFault]]:
+    """Return the size of a shard, the sizes of each field, and under None those of samples, and the faults."""
     contents = read_contents(url, options)
-    fields: dict[str, array[int]] = {}
+    sizes: dict[str | None, array[int]] = {None: array("q", [sample.bytes for sample in contents.samples])}
     for sample in contents.samples:
         for name, size in sample.fields.items():
-            fields.setdefault(name, array("q")).append(size)
-    sizes = array("q", [sample.bytes for sample in contents.samples])
-    return _ShardStats(contents.bytes, sizes, fields, contents.faults)
-
-
-def _concatenate(parts: Sequence[array[int]]) -> npt.NDArray[np.int64]:
-    return np.concatenate([np.empty(0, np.int64), *(np.frombuffer(part, np.int64) for part in parts)])
+            sizes.setdefault(name, array("q")).append(size)
+    return contents.bytes, sizes, contents.faults

@@ -4,6 +4,7 @@
 set -eu
 mkdir -p "$2"
 for split in train val; do
-    wds-datapipes create imagenet "$1" --split "$split" --shuffle --rekey '{name}' --index --resume \
+    classes=$([ "$split" = train ] || echo "--classes-from=$2/train-classes.json")
+    wds-datapipes create images "$1/$split" ${classes:+"$classes"} --shuffle --rekey '{name}' --index --resume \
         --maxcount "${SAMPLES_PER_SHARD:-1000}" -o "$2/$split-%06d.tar"
 done

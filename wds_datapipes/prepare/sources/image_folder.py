@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from array import array
 from collections import Counter
@@ -50,22 +49,6 @@ class ImageFiles:
         self.files.append(files)
         self._labels.append(label)
 
-    def number_by(self, classes: Sequence[str]) -> None:
-        """Number the classes by a longer list.
-
-        Raises:
-            SampleSourceError: the list lacks a class.
-        """
-        numbers = {name: number for number, name in enumerate(classes)}
-        known = self.classes or []
-        if unknown := [name for name in known if name not in numbers]:
-            raise SampleSourceError(
-                f"The folder {os.path.join(self.root, unknown[0])!r} is not one of the {len(classes)} known "  # noqa: PTH118  strings
-                f"classes. Remove it, or add it to them"
-            )
-        self._labels = array("l", (numbers[known[label]] for label in self._labels))
-        self.classes = list(classes)
-
     def __len__(self) -> int:
         """The number of samples."""
         return len(self.files)
@@ -89,6 +72,7 @@ def find_images(
     root: str | os.PathLike[str],
     *,
     has_classes: bool = True,
+    classes: Sequence[str] | None = None,
     endings: Collection[str] = IMAGE_ENDINGS,
     key_rule: KeyRule | None = None,
     on_fault: Faults = raise_error,
@@ -101,29 +85,37 @@ def find_images(
     Args:
         root: the folder.
         has_classes: whether folders are classes; otherwise, samples have no class.
+        classes: the names of all classes, in the order of their numbers, if there may be more than folders.
         endings: the file extensions of images.
         key_rule: group all files with the same key into one sample, which must have an image. By default, each image is
             a sample.
         on_fault: called with the error of a class or sample, which is then skipped; by default, errors are raised.
 
     Raises:
-        SampleSourceError: a folder cannot be read, links form a loop, a class has no image, or an image no class.
+        SampleSourceError: a folder cannot be read or is not one of the classes, links form a loop, a class has no
+            image, or an image no class.
     """
     top = os.fspath(root)
     wanted = {ending.lower().lstrip(".") for ending in endings}
     [(_, folders, files)] = _walk_folder(top, "", deep=False)
-    found = ImageFiles(top, folders if has_classes else None)
+    numbers = {name: number for number, name in enumerate(folders if classes is None else classes)}
+    if has_classes and (unknown := [name for name in folders if name not in numbers]):
+        raise SampleSourceError(
+            f"The folder {f'{top}/{unknown[0]}'!r} is not one of the {len(numbers)} known classes. Remove it, or add "
+            f"it to them"
+        )
+    found = ImageFiles(top, list(numbers) if has_classes else None)
     select = partial(_select_files, wanted=wanted, key_rule=key_rule, found=found, fault=on_fault)
     for stem, some in select("", files) if has_classes else ():
         raise SampleSourceError(
             f"The image {f'{top}/{stem}.{some[0]}'!r} is not in the folder of a class. Move it to one; or, if the "
             f"folders are not classes, say so: has_classes=False, or --no-classes"
         )
-    for label, name in enumerate(folders if has_classes else [""]):
+    for name in folders if has_classes else [""]:
         before = len(found)
         for path, _, names in sorted(_walk_folder(top, name)):
             for each in select(path, names):
-                found.add(each, label)
+                found.add(each, numbers.get(name, -1))
         if has_classes and len(found) == before:
             on_fault(
                 SampleSourceError(
@@ -193,83 +185,3 @@ def _walk_folder(top: str, folder: str, *, deep: bool = True) -> Iterator[tuple[
 
 def _raise_unreadable(error: OSError) -> None:
     raise SampleSourceError(f"The folder {error.filename.rstrip('/')!r} cannot be read: {error.strerror}") from None
-
-
-ENDINGS = ("jpeg", "jpg", "png")
-#: Kaggle's file with the classes of images in a single folder.
-SOLUTION = "LOC_val_solution.csv"
-
-
-def find_imagenet(
-    root: str | os.PathLike[str],
-    split: str,
-    *,
-    labels: str | os.PathLike[str] | None = None,
-    on_fault: Faults = raise_error,
-) -> ImageFiles:
-    """Find the images of ``root/split``, in one folder per class or, for validation, in a single folder.
-
-    Classes are numbered by sorted ID (``n01440764`` is 0), as in torchvision. If ``root/train`` exists, its folders are
-    the classes, even if another split lacks some.
-
-    Args:
-        root: the folder that contains ``train`` or ``val``.
-        split: the name of the subfolder.
-        labels: ``LOC_val_solution.csv`` of Kaggle, with the classes of images in a single folder, if it is not in the
-            root.
-        on_fault: called with the error of an image, which is then skipped; by default, errors are raised.
-
-    Raises:
-        SampleSourceError: a file or folder does not exist or cannot be read, or an image has no class.
-    """
-    top, folder = Path(root), Path(root, split)
-    if not folder.is_dir():
-        raise SampleSourceError(f"There is no folder {str(folder)!r}. The root of ImageNet contains train and val")
-    classes = _list_folders(top / "train") or _list_folders(folder)
-    if _list_folders(folder):
-        found = find_images(folder, endings=ENDINGS, on_fault=on_fault)
-        found.number_by(classes)
-    else:
-        images = find_images(folder, has_classes=False, endings=ENDINGS, on_fault=on_fault)
-        by_name = _read_labels(top / SOLUTION if labels is None else Path(labels))
-        numbers = {name: number for number, name in enumerate(classes or sorted({*by_name.values()}))}
-        found = ImageFiles(str(folder), list(numbers))
-        found.left_out = images.left_out
-        for stem, endings in images.files:
-            label = by_name.get(stem.rpartition("/")[2], "")
-            if label in numbers:
-                found.add((stem, endings), numbers[label])
-                continue
-            problem = f"has the unknown class {label!r}" if label else "has no class in the file of labels"
-            path = str(folder / stem)
-            on_fault(SampleSourceError(f"The image {path!r} {problem}. Add it there, or remove the image"))
-    return found
-
-
-def _list_folders(folder: Path) -> list[str]:
-    """Return the sorted names of the subfolders that are IDs of classes, such as ``n01440764``."""
-    try:
-        names = sorted(each.name for each in folder.iterdir() if each.is_dir())
-    except FileNotFoundError:
-        return []
-    return [name for name in names if len(name) == 9 and name[0] == "n" and name[1:].isdigit()]
-
-
-def _read_labels(path: Path) -> dict[str, str]:
-    """Return a mapping of image names to classes."""
-    if not path.is_file():
-        raise SampleSourceError(
-            f"The images are not in folders of classes, and there is no file of labels {str(path)!r}. Put "
-            f"{SOLUTION} of Kaggle there, or list the images and their classes in a recipe"
-        )
-    lines = _lines(path)
-    if not lines or not lines[0].lower().startswith("imageid,"):
-        raise SampleSourceError(f"{str(path)!r} is not {SOLUTION} of Kaggle")
-    return {row[0]: row[1].split()[0] for row in csv.reader(lines[1:]) if len(row) > 1 and row[1].strip()}
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise SampleSourceError(f"The file {str(path)!r} cannot be read: {error}") from None

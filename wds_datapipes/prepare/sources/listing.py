@@ -20,7 +20,7 @@ from wds_datapipes.samples.keys import KeyRule, first_dot
 
 @contextmanager
 def open_listing(path: str) -> Iterator[BinaryIO]:
-    """Open a table or a recipe; ``-`` is standard input.
+    """Open a recipe; ``-`` is standard input.
 
     Raises:
         SampleSourceError: the file cannot be read.
