@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from faults import FaultProxy
+from forked_ranks import on_ranks
 from nginx_server import Nginx
+from torch.distributed import barrier
 
 from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.index import AccessOptions, ShardIndex, build_indexes
@@ -62,9 +64,31 @@ def test_processes_of_a_host_download_an_index_once(served: Any, private: Path, 
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    assert (len(proxy.asked), proxy.heads) == (SHARDS, SHARDS * count)
+    assert (len(proxy.asked), proxy.heads) == (SHARDS, SHARDS)
     assert private.exists() != cached
     assert cached or private.stat().st_mode & 0o777 == 0o700
+
+
+def test_ranks_of_a_host_ask_once_for_the_version_of_an_index(served: Any, private: Path) -> None:
+    proxy, urls, folder = served
+
+    def read_twice(rank: int) -> list[str]:
+        read_all(IndexCopies(AccessOptions()), urls)
+        barrier()
+        if rank == 0:
+            build_indexes([str(folder / "1.tar")], columns=lambda _: {"label": 5}, rebuild=True, num_workers=0)
+        barrier()
+        return IndexCopies(AccessOptions()).read(urls[1]).user_columns
+
+    def check() -> None:
+        assert on_ranks(3, read_twice) == [["label"]] * 3
+
+    process = FORK.Process(target=check)  # the store of the ranks keeps a pipe until its process ends
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+    assert (len(proxy.asked), proxy.heads) == (SHARDS + 1, SHARDS + 1)
 
 
 def test_another_process_downloads_what_a_killed_one_has_begun(served: Any, private: Path) -> None:

@@ -48,6 +48,7 @@ class CopyFacts:
         sha256: its digest in hexadecimal digits.
         mtime_ns: the modification time of the copy, in nanoseconds.
         source: the version of the shard: its size, and its ETag or modification time, as its store reports them.
+        run: the run that has asked the store for this version last; "" if none has.
     """
 
     url: str
@@ -55,6 +56,7 @@ class CopyFacts:
     sha256: str
     mtime_ns: int
     source: FileFacts = UNKNOWN
+    run: str = ""
 
 
 class Entry:
@@ -92,7 +94,8 @@ class Entry:
             if (found["format"], found["version"]) != (FORMAT, VERSION):
                 return None
             url, size, sha256, mtime_ns = (found[name] for name in ("url", "bytes", "sha256", "mtime_ns"))
-            return CopyFacts(str(url), int(size), str(sha256), int(mtime_ns), FileFacts(*found.get("source", ())))
+            source, run = FileFacts(*found.get("source", ())), str(found.get("run", ""))
+            return CopyFacts(str(url), int(size), str(sha256), int(mtime_ns), source, run)
         except (OSError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
             return None
 

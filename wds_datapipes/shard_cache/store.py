@@ -53,15 +53,16 @@ class CacheFolder:
 
     A copy is locked during its download and pinned while it is read, by file locks that the operating system releases
     when a process ends. So each shard is downloaded once, no matter how many processes request it. When an object of
-    this class first opens a copy, it may ask the store whether the shard is still the same.
+    this class, or a run, first opens a copy, it may ask the store whether the shard is still the same.
 
     Args:
         folder: the folder, which is created if needed.
         max_bytes: the maximum total size of all copies; None for no limit but the disk.
         verbose: log each download as a warning, which is shown even if logging is not configured.
         priority: the order of eviction; by default, the least recently used copy is evicted first.
-        must_ask: raise if a store that is to be asked for the version of a shard does not answer; by default, its copy
-            is used then, with a warning, and no store is asked again.
+        run: identifies the processes that use the same version of each shard, so that one of them asks its store for
+            that, and raises if there is no answer; by default, each asks, and uses the copy if there is none, with a
+            warning, and no store is asked again.
 
     Raises:
         CacheError: the folder cannot be created.
@@ -74,10 +75,10 @@ class CacheFolder:
         *,
         verbose: bool = False,
         priority: Priority = Entry.last_use,
-        must_ask: bool = False,
+        run: str = "",
     ) -> None:
         self.path = Path(folder)
-        self._must_ask, self._is_offline, self._compared = must_ask, False, set[str]()
+        self.run, self._is_offline, self._compared = run, False, set[str]()
         self.verbose, self.priority = verbose, priority
         self.max_bytes = max_bytes
         self._warned = False
@@ -179,7 +180,7 @@ class CacheFolder:
                 facts = entry.facts()
                 damage = _describe_damage(copy, facts)
                 if damage is None and facts is not None:
-                    damage = self._describe_difference(facts, request, entry)
+                    damage = self._describe_difference(facts, request, entry, is_locked=is_locked)
                 if damage is None:
                     copy.seek(0)
                     stamp(self.path, entry.facts_path)
@@ -193,20 +194,28 @@ class CacheFolder:
                 entry.remove()
             return None
 
-    def _describe_difference(self, facts: CopyFacts, request: DownloadRequest, entry: Entry) -> str | None:
+    def _describe_difference(
+        self, facts: CopyFacts, request: DownloadRequest, entry: Entry, *, is_locked: bool
+    ) -> str | None:
         """Return why a copy is one of another version than an index, a manifest or the store describes, or None."""
         found = _describe_version(facts, request.known, request.sha256)
         if found is not None or not request.asks or self._is_offline or entry.digest in self._compared:
             return found
+        if self.run and facts.run == self.run:
+            return None
+        if self.run and not is_locked and os.access(self.path, os.W_OK):
+            return "no process of this run has asked for the version, or another one does"
         try:
-            found = _describe_version(facts, request.ask(**{} if self._must_ask else {"retries": 0}))
+            found = _describe_version(facts, request.ask(**{} if self.run else {"retries": 0}))
         except ShardOpenError as error:
-            if self._must_ask:
+            if self.run:
                 raise
             self._is_offline = True
             LOGGER.warning("Copies are used without asking their store whether their shards have changed: %s", error)
         if found is None:
             self._compared.add(entry.digest)
+            if self.run and is_locked:
+                entry.write_facts(replace(facts, run=self.run))
         return found
 
 
@@ -321,7 +330,7 @@ def fetch_copy(
         if size is None and not is_last:
             _check_complete(request, copy, reservation.written)
         source = answer._replace(etag=etag or answer.etag)
-        _finish(folder.path, entry, copy, CopyFacts(request.name, reservation.written, digest, 0, source))
+        _finish(folder.path, entry, copy, CopyFacts(request.name, reservation.written, digest, 0, source, folder.run))
     except BaseException:
         entry.part.unlink(missing_ok=True)
         copy.close()

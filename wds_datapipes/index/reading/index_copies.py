@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 import time
 from contextlib import suppress
@@ -17,6 +18,7 @@ from wds_datapipes.errors import CacheError, CorruptSidecarError, MissingSidecar
 from wds_datapipes.index.file_format import parse_index, read_index
 from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.urls import is_remote, split_scheme
 from wds_datapipes.shard_cache.entry import UNKNOWN, entries, evict, modified_ns, reserve_space
@@ -33,8 +35,9 @@ class IndexCopies:
     """Reads indexes; those of remote shards from copies, of which all processes of a host map the same one.
 
     The copies are in the folder ``indexes`` of ``cache_dir``, or else of a folder of this user below that for temporary
-    files, which no other user may open. When an object of this class first reads a copy, it asks the store whether the
-    index is still the same. If there can be no copies, indexes are read into memory.
+    files, which no other user may open. When a run first reads a copy, one of its processes asks the store whether the
+    index is still the same: of the ranks on a host, and the workers that have received this object. If there can be no
+    copies, indexes are read into memory.
 
     Args:
         access: has ``cache_dir`` and the options of the store.
@@ -44,7 +47,8 @@ class IndexCopies:
         self._options = {"storage_options": access.storage_options}
         self._is_private = access.cache_dir is None
         self._parent = Path(access.cache_dir or Path(gettempdir(), f"wds-datapipes-{os.getuid()}"))
-        self._folder = CacheFolder(self._parent / "indexes", must_ask=True)
+        run = share_on_host("begins to read indexes", lambda _: secrets.token_hex())
+        self._folder = CacheFolder(self._parent / "indexes", run=run)
         self._is_cleaned = self._has_failed = False
 
     def read(self, url: str) -> ShardIndex:
