@@ -7,7 +7,6 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
-from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,17 @@ from wds_datapipes.io.remote.filesystem import EXTRAS
 from wds_datapipes.testing import check_resume
 
 SOURCES = Path(wds_datapipes.__file__).parent
+ROOT = Path(__file__).parents[1]
+toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+PROJECT = toml.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+#: For each extra, and for "", which is always installed: the names of what it requires, and of their extras.
+REQUIREMENTS: dict[str, list[tuple[str, list[str]]]] = {
+    extra: [
+        (name, re.findall(r"\w+", extras))
+        for name, extras in (re.findall(r"^([\w-]+)(\[.*\])?", text)[0] for text in texts)
+    ]
+    for extra, texts in {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}.items()
+}
 
 
 def decode(field: str, *words: str) -> Callable[[Path], object]:
@@ -114,12 +124,19 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
 def installed_by(extra: str) -> set[str]:
     """The distributions that an extra installs, including those of the extras that it names."""
     found = set[str]()
-    for text in metadata("wds-datapipes").get_all("Requires-Dist") or []:
-        if re.search(rf"""extra == ['"]{extra}['"]""", text):
-            name, others = re.findall(r"^([\w.-]+)(?:\[([\w,]+)\])?", text)[0]
-            others = map(installed_by, others.split(",")) if name == "wds-datapipes" else [{name.replace("_", "-")}]
-            found.update(*others)
+    for name, extras in REQUIREMENTS[extra]:
+        found.update(*(map(installed_by, extras) if extras else [{name}]))
     return found
+
+
+def test_the_page_names_each_requirement() -> None:
+    page = (ROOT / "docs/explanation/stability.md").read_text("utf-8")
+    rows = re.findall(r"(?m)^\| (?:`(\w+)` )?\| (`[\w`, -]+) \| \S", page)
+    found = {(extra, name) for extra, names in rows for name in re.findall(r"[\w-]+", names)}
+    needed = {
+        (owner, each) for owner, found in REQUIREMENTS.items() for name, extras in found for each in extras or [name]
+    }
+    assert found == needed
 
 
 def test_the_table_contains_every_required_package() -> None:
@@ -132,7 +149,7 @@ def test_the_table_contains_every_required_package() -> None:
 def test_each_extra_installs_its_package() -> None:
     for package, extra in required():
         top = package.partition(".")[0]
-        name = DISTRIBUTIONS.get(top, top).replace("_", "-")  # as build tools normalize it
+        name = DISTRIBUTIONS.get(top, top)
         assert name in installed_by(extra), f"the extra {extra!r} does not install {package!r}"
 
 
@@ -142,6 +159,6 @@ def test_every_scheme_that_needs_a_package_is_in_the_table() -> None:
 
 
 def test_the_extra_all_contains_every_other_one_but_those_of_single_clouds_and_dali() -> None:
-    extras = metadata("wds-datapipes").get_all("Provides-Extra") or []
-    assert {"all", "az", "gs", "hf", "media", "s3", "sftp"} <= set(extras)
-    assert installed_by("all") == set().union(*map(installed_by, {*extras} - {"az", "dali", "gs", "hf"}))
+    extras = REQUIREMENTS.keys() - {""}
+    assert {"all", "az", "gs", "hf", "media", "s3", "sftp"} <= extras
+    assert installed_by("all") == set().union(*map(installed_by, extras - {"az", "dali", "gs", "hf"}))
