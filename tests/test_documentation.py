@@ -63,6 +63,13 @@ def test_the_sessions_of_peers_run_existing_pages() -> None:
     assert sum(map(of_peers, PAGES)) == sum(map(len, PAGES_OF_PEERS.values()))
 
 
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_links_of_a_page_beside_the_site_lead_to_files(name: str) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / name).read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert len(links) > 10
+
+
 def test_the_readme_contains_the_tested_commands() -> None:
     commands = [block.text for block in blocks_of((ROOT / "README.md").read_text("utf-8")) if block.kind == "shell"]
     assert commands == [
