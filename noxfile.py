@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zipfile import ZipFile
 
 import nox
 
@@ -23,6 +27,7 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 
 PROJECT = nox.project.load_toml("pyproject.toml")
+VERSION = PROJECT["project"]["version"]
 CONSTRAINTS = "constraints.txt"
 #: The tests that run in the `doctest` session instead of `tests`.
 DOCUMENTATION = "tests/test_documentation.py"
@@ -56,8 +61,9 @@ MINIMAL_TESTS = [
 ]
 #: The command that compares the size of the code with the limits in pyproject.toml.
 CODE_SIZE = ["python", "benchmarks/code_size.py", json.dumps(PROJECT["tool"]["wds-datapipes"]["size"])]
-#: The oldest release of torch that pyproject.toml permits.
-OLDEST_TORCH = "2.4.1"
+#: The Pythons of pyproject.toml, the oldest release of torch that it permits, and the Pythons that this has wheels for.
+PYTHONS = nox.project.python_versions(PROJECT)
+OLDEST_TORCH, PYTHONS_OF_OLDEST = "2.4.1", ("3.10", "3.11", "3.12")
 #: The benchmarks in the documentation, and their arguments.
 REPORTED = {
     "end_to_end": ["--workers", "0", "1", "2", "--stores", "HTTP", "10 ms", "100 ms", "S3", "S3, presigned"],
@@ -223,12 +229,51 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
-def package(session: nox.Session) -> None:
-    """Build the sdist, with documentation and tests, and the wheel from it, and check what a package index shows."""
-    session.install(*group("package"))
-    folder = session.create_tmp()
-    session.run("python", "-m", "build", "--outdir", folder)
-    session.run("twine", "check", "--strict", *(str(path) for path in Path(folder).glob("wds_datapipes-*")))
+def release(session: nox.Session) -> None:
+    """Do all of a release but the upload: build the sdist and the wheel in `dist`, check them, and use the wheel.
+
+    `compatibility` uses it, on each Python with the newest torch. An interpreter that is missing is reported.
+    """
+    session.install(*group("release"))
+    check_version(session)
+    sdist, wheel = Path(f"dist/wds_datapipes-{VERSION}.tar.gz"), Path(f"dist/wds_datapipes-{VERSION}-py3-none-any.whl")
+    session.run("python", "-m", "build", "--outdir", str(wheel.parent))
+    session.run("twine", "check", "--strict", str(sdist), str(wheel))
+    session.run("check-wheel-contents", str(wheel))
+    check_contents(session, sdist, wheel)
+    for python in PYTHONS:
+        session.notify(f"compatibility({python}-newest)", [str(wheel)])
+
+
+def check_version(session: nox.Session) -> None:
+    """Compare the version and the date of a release in the files that have them."""
+    cited = dict(re.findall(r"(?m)^(version|date-released): (.+)$", Path("CITATION.cff").read_text("utf-8")))
+    newest = re.findall(r"(?m)^## (.+)$", Path("CHANGELOG.md").read_text("utf-8"))[0]
+    date.fromisoformat(cited["date-released"])
+    wanted = f"{cited['version']} - {cited['date-released']}"
+    if (cited["version"], newest) != (VERSION, wanted):
+        session.error(
+            f"pyproject.toml has version {VERSION}, CITATION.cff has {wanted}, and the first section of CHANGELOG.md "
+            f"is {newest!r}: they must be the same"
+        )
+
+
+def check_contents(session: nox.Session, sdist: Path, wheel: Path) -> None:
+    """Compare the files of the distributions with those that git tracks, and check what a package index shows."""
+    tracked = {*str(session.run("git", "ls-files", external=True, silent=True)).splitlines()}
+    info = f"wds_datapipes-{VERSION}.dist-info/"
+    extra = {info + name for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
+    with tarfile.open(sdist) as files, ZipFile(wheel) as archive:
+        contents = {
+            sdist: ({name.partition("/")[2] for name in files.getnames()}, {*tracked, "PKG-INFO"}),
+            wheel: ({*archive.namelist()}, {name for name in tracked if name.startswith("wds_datapipes/")} | extra),
+        }
+        page = archive.read(f"{info}METADATA").decode()
+    for file, (found, wanted) in contents.items():
+        if found != wanted:
+            session.error(f"{file} lacks {sorted(wanted - found)}, and contains {sorted(found - wanted)} beyond them")
+    if untrue := [text for text in ("on PyPI yet", "a checkout:", '".[') if text in page]:
+        session.error(f"the page on PyPI would contain {untrue}: see the substitutions in pyproject.toml")
 
 
 @nox.session
@@ -270,14 +315,6 @@ def write_results(session: nox.Session, results: Path, report_options: list[str]
 
 
 @nox.session
-def demo(session: nox.Session) -> None:
-    """Run the demo as described in the README, from a plain installation."""
-    session.install(".[demo]", "-c", CONSTRAINTS)
-    with session.chdir(session.create_tmp()):
-        session.run("wds-datapipes", "demo", *session.posargs)
-
-
-@nox.session
 def minimal(session: nox.Session) -> None:
     """Run the tests that need no extra but `dataloader2`, with the torchdata release that Python 3.13 gets."""
     pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
@@ -285,22 +322,34 @@ def minimal(session: nox.Session) -> None:
     session.run("pytest", "--numprocesses=3", *FILES_IN_ORDER, *MINIMAL_TESTS, *session.posargs)
 
 
-@nox.session
+@nox.session(reuse_venv=False)
 @nox.parametrize(
     "python,torch",
     [
-        *(nox.param(python, OLDEST_TORCH, id=f"{python}-oldest") for python in ("3.10", "3.11", "3.12")),
-        *(nox.param(python, "", id=f"{python}-newest") for python in ("3.10", "3.11", "3.12", "3.13")),
+        *(nox.param(python, OLDEST_TORCH, id=f"{python}-oldest") for python in PYTHONS_OF_OLDEST),
+        *(nox.param(python, "", id=f"{python}-newest") for python in PYTHONS),
     ],
 )
 def compatibility(session: nox.Session, torch: str) -> None:
-    """Run the tests of `minimal` with the oldest and the newest torch, on the Pythons that each has wheels for.
+    """Use the package with the oldest and the newest torch, on the Pythons that each has wheels for.
 
-    `nox -s "compatibility(3.10-oldest)"` runs one. An interpreter that is missing is reported and skipped.
+    First without extras, then as the README does, and last for the tests of `minimal`. `nox -s
+    "compatibility(3.10-oldest)"` runs one, and `-- dist/NAME.whl` installs a wheel instead of the checkout. An
+    interpreter that is missing is reported and skipped.
     """
+    package = str(Path(*session.posargs).absolute())
     pins = [f"torch=={torch}", "numpy<2"] if torch else ["torch"]
-    session.install(".[dataloader2]", *pins, "torchdata==0.7.1", *group("minimal"))
-    session.run("pytest", "--numprocesses=3", *FILES_IN_ORDER, *MINIMAL_TESTS, *session.posargs)
+    program = str(Path("benchmarks/installation.py").absolute())
+    session.install(package, *pins)
+    with TemporaryDirectory() as temporary, session.chdir(temporary):
+        session.run("python", program, VERSION)
+        session.install(*(name for name in group("types") if name.startswith("mypy")))
+        session.run("mypy", "--strict", program, "readme.py")
+        session.install(f"{package}[demo]", *pins)
+        session.run("wds-datapipes", "demo")
+    session.install(f"{package}[demo]", *pins, "torchdata==0.7.1", *group("minimal"))
+    readme = f"{DOCUMENTATION}::test_a_page_runs[README.md]"
+    session.run("pytest", "--numprocesses=3", *FILES_IN_ORDER, *MINIMAL_TESTS, readme)
 
 
 @nox.session

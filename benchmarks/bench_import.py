@@ -9,11 +9,8 @@ package, so its help page takes as long.
 
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
-
 from contest import options, parse, write_report
+from installation import cpu_seconds
 from plots import plot_bars
 
 REFERENCE = "torch and torchdata"
@@ -23,14 +20,6 @@ PROGRAMS = {
     "wds_datapipes": ["-c", "import wds_datapipes"],
     "wds-datapipes --help": ["-m", "wds_datapipes", "--help"],
 }
-
-
-def cpu_seconds(program: list[str]) -> float:
-    """Return the CPU time that a new interpreter takes, in seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-W", "ignore", *program], stdout=subprocess.DEVNULL, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
