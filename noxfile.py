@@ -75,6 +75,7 @@ REPORTED = {
     "writing": [],
     "state": [],
     "growth": [],
+    "shuffle_quality": [],
     "training": [],
 }
 

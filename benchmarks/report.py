@@ -252,6 +252,23 @@ def section_of_s3(contests: Any) -> Section:
     return Section("\n\n".join(texts), panels)
 
 
+def section_of_shuffles(facts: Any) -> Section:
+    """Return a table of how well the ways of shuffling mix an epoch, and what they hold."""
+    shares = ("same_shard", 1), ("spread", 0), ("distance", 0)
+    rows = [
+        [
+            order,
+            f"{quality['shards_in_a_batch']:.1f}",
+            *(f"{100 * quality[name]:.{digits}f} %" for name, digits in shares),
+            f"{quality['held']:.0f}",
+            f"{quality['open']:.0f}",
+        ]
+        for order, quality in facts.items()
+    ]
+    shards = ("shards in a batch", "neighbors from one shard", "spread of a shard", "distance of its neighbors")
+    return Section(table(("order", *shards, "samples held", "open shards"), rows), {})
+
+
 def section_of_growth(facts: Any) -> Section:
     """Return a table for each kind of growth; bench_growth.py draws the plot."""
     _, first, *_, last = facts["epoch"]  # buffers grow up to the first point
@@ -381,6 +398,7 @@ SECTIONS: dict[str, Callable[[Any], Section]] = {
     "writing": section_of_contests,
     "state": section_of_states,
     "growth": section_of_growth,
+    "shuffle_quality": section_of_shuffles,
     "training": section_of_training,
     "gpu": section_of_gpu,
 }
