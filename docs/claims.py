@@ -82,7 +82,7 @@ def claims_of(text: str) -> list[str]:
 
 def figures_of(sentence: str, text: str) -> list[str]:
     """Return the numbers in a sentence that neither name something nor are in a block of the page."""
-    shown = _numbers("".join(map(_shown, blocks_of(text))))
+    shown = _numbers_of_blocks(text)
     found = [(match[0].removesuffix(match["unit"] or ""), match["unit"]) for match in FIGURE.finditer(_bare(sentence))]
     numbers = [(number.replace(",", ""), unit) for number, unit in found]
     return [number for number, unit in numbers if unit or number not in shown]
@@ -92,6 +92,11 @@ def _bare(sentence: str) -> str:
     """Return a sentence without code, names, idioms and advice."""
     bare = IDIOM.sub("", NAME.sub("", re.sub(r"`[^`]*`|<[^>]*>", "", sentence)))
     return ADVICE.sub("", bare, count=1) if ADVICE.match(bare) else bare
+
+
+@functools.cache
+def _numbers_of_blocks(text: str) -> set[str]:
+    return _numbers("".join(map(_shown, blocks_of(text))))
 
 
 def _shown(block: Block) -> str:
