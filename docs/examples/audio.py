@@ -27,7 +27,7 @@ from wds_datapipes.integrations.ranks import gather_states
 from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 
 #: The most windows in a batch of a rank, with its padding; the steps of a run, and between two checkpoints.
-BATCH_WINDOWS, STEPS, SAVE_EVERY, CLASSES = 600, 48, 8, 3
+BATCH_WINDOWS, STEPS, SAVE_EVERY, CLASSES = 600, 40, 8, 3
 #: Samples of sound per second, for the sounds of the demonstration, and in a window and between windows.
 RATE, WINDOW, STEP = 8000, 256, 128
 

@@ -29,7 +29,7 @@ from wds_datapipes import ErrorBudget, ImageDecoder, RandomResizedCrop, ShardLis
 from wds_datapipes.integrations.ranks import gather_states
 
 #: Pairs of all ranks in a step.
-BATCH_SIZE, EPOCHS, SAVE_EVERY = 32, 3, 8
+BATCH_SIZE, EPOCHS, SAVE_EVERY = 32, 2, 8
 IMAGE_SIZE, WIDTH = 32, 64
 #: The number of words that are told apart, and the longest caption in words.
 WORDS, CAPTION_LENGTH = 4096, 16

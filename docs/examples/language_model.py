@@ -30,11 +30,11 @@ from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above 
 
 #: Rows of all ranks in a step, tokens in a row, and the width of the model.
 BATCH_SIZE, ROW_LENGTH, WIDTH, HEADS = 16, 128, 64, 4
-STEPS, SAVE_EVERY = 40, 8
+STEPS, SAVE_EVERY = 32, 8
 #: A document begins with BEGIN, and its other tokens are bytes. A row ends with padding.
 PADDING, BEGIN = 0, 1
 #: From which step on, which part of the rows is from which dataset: the last weights are reached little by little.
-SCHEDULE = [(0, {"stories": 3, "sums": 1}), (12, {"stories": 3, "sums": 1}), (32, {"stories": 1, "sums": 3}, "linear")]
+SCHEDULE = [(0, {"stories": 3, "sums": 1}), (8, {"stories": 3, "sums": 1}), (24, {"stories": 1, "sums": 3}, "linear")]
 
 
 def write_stories() -> Iterator[str]:
