@@ -20,6 +20,7 @@ from zlib import crc32
 
 from page_blocks import FILE, ROOT, Block, blocks_of
 
+#: The pages whose claims are to be proven.
 CHECKED = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROOFS = Path(__file__).with_name("proofs.txt")
 #: The page with a section for each file of results, which `benchmarks/report.py` writes.
