@@ -169,7 +169,7 @@ class SidecarError(WdsError):
 
 
 class MissingSidecarError(SidecarError, OSError):
-    """An index, a manifest, a quarantine file or a key log cannot be opened or written."""
+    """An index, a manifest, a quarantine file or a log of positions cannot be opened or written."""
 
 
 class CorruptSidecarError(SidecarError, ValueError):

@@ -1,26 +1,25 @@
-"""The display of samples, and the list of their keys."""
+"""The display of samples, and the log of their positions."""
 
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import MissingSidecarError
-from wds_datapipes.samples.sample_log import log_samples
+from wds_datapipes.samples.sample_log import PositionLog, log_samples
 from wds_datapipes.shards.position import ItemCounter
-from wds_datapipes.testing import build_shard
 
 
 def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
-    settings = {"first": 3, "every": None, "name": "log", "width": 40, "key_log": None, "rank": 1, "worker": 2}
+    settings = {"first": 3, "every": None, "name": "log", "width": 40, "positions": None, "rank": 1, "worker": 2}
     return log_samples(items, to, counter=ItemCounter(), **{**settings, **options})
 
 
@@ -67,37 +66,38 @@ def test_a_record_of_a_sample(capsys: pytest.CaptureFixture[str], caplog: pytest
     assert record.getMessage() + "\n" == text[: len(record.getMessage()) + 1]
 
 
-def test_each_line_of_the_key_log_is_a_sample(tmp_path: Path) -> None:
-    keys = {"a\tb": r"a\tb", "c\\n": r"c\\n", "\r\n": r"\r\n", "é": "é", "a\ud800": r"a\ud800"}
-    for _ in range(2):  # it is appended to
-        list(logged([{"__key__": key, "__url__": "a.tar"} for key in keys], first=0, key_log=str(tmp_path / "keys")))
-    lines = [f"{number}\t2\t1\t{key}\ta.tar\n" for number, key in enumerate(keys.values())]
-    assert (tmp_path / "keys").read_bytes().decode() == "".join(lines * 2)
+@contextmanager
+def full_disk(bytes_left: int) -> Iterator[None]:
+    """Limit the size of files that this process writes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("place", ["none/keys", "file/keys", "."])
-def test_an_unwritable_file_is_named(place: str, folder: Path) -> None:
-    Path("file").touch()
-    with pytest.raises(MissingSidecarError, match=rf"key log '{place}' cannot be written: (No|Not|Is) .*Name a"):
-        list(logged([1], first=0, key_log=place))
-    with pytest.raises(MissingSidecarError, match="key log '/dev/full' cannot be written: No space left on device"):
-        list(logged([1], first=0, key_log="/dev/full"))
+def test_a_position_takes_eight_bytes_and_hides_credentials(tmp_path: Path) -> None:
+    urls, path = ["a\udc80.tar", "https://me:hunter2@host/b.tar", "a\udc80.tar"], tmp_path / "log/1.positions"
+    with PositionLog(path, 0) as log:
+        for number, url in enumerate(urls):
+            log.append(url, 512 * number)
+    assert path.stat().st_size == 24
+    assert path.with_suffix(".shards").read_bytes() == b"a\x80.tar\0https://***@host/b.tar\0"
+    with PositionLog(path, 2) as log:
+        log.append("a\udc80.tar", (1 << 40) - 1)
+    positions = np.fromfile(path, "<u8")
+    assert (positions >> 40).tolist() == [0, 1, 0]
+    assert (positions % (1 << 40)).tolist() == [0, 512, (1 << 40) - 1]
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-def test_several_processes_write_whole_lines_to_one_file(tmp_path: Path, workers: int) -> None:
-    for shard in range(3):
-        samples = [{"__key__": f"{shard}-{n}" + "x" * (n % 90), "cls": "1"} for n in range(200)]
-        build_shard(tmp_path / f"{shard}.tar", samples)
-    pipe = ShardList(f"{tmp_path}/{{0..2}}.tar").sharding_filter().load_wds_shards().group_samples()
-    pipe = pipe.log_samples(first=0, key_log=tmp_path / "keys")
-    with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
-        keys = [sample["__key__"] for sample in loader]
-    rows = [line.split("\t") for line in (tmp_path / "keys").read_text().splitlines()]
-    assert sorted(key for _, _, _, key, _ in rows) == sorted(keys)
-    for worker in range(max(workers, 1)):
-        mine = [row for row in rows if row[1] == str(worker)]
-        shards = [shard for shard in range(3) if shard % max(workers, 1) == worker]
-        assert [int(row[0]) for row in mine] == list(range(200 * len(shards)))
-        assert {row[4] for row in mine} == {f"{tmp_path}/{shard}.tar" for shard in shards}
-    assert {row[2] for row in rows} == {"0"}
+def test_a_full_disk_is_an_error_and_the_log_is_continued_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "1.positions"
+    with PositionLog(path, 0) as log:
+        log.append("a.tar", 0)
+        with full_disk(10), pytest.raises(MissingSidecarError, match=r"1\.positions' cannot be written: No space left"):
+            log.append("long.tar", 0)
+    with PositionLog(path, 1) as log:
+        log.append("long.tar", 512)
+    assert path.with_suffix(".shards").read_bytes() == b"a.tar\0long.tar\0"
+    assert np.fromfile(path, "<u8").tolist() == [0, (1 << 40) + 512]

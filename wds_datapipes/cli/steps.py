@@ -42,7 +42,7 @@ def steps(
     """Print the samples that a run had at a step, from a checkpoint of it and the indexes of its dataset.
 
     The step may be before or after the checkpoint. The function builds the pipeline as for training, with
-    IndexedSamples; it is not read.
+    IndexedSamples, or as a stream with .log_samples(positions=); it is not read.
 
     Options:
         CHECKPOINT: A file of torch.save or JSON that contains the state of a loader, at any depth.

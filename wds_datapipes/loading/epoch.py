@@ -216,6 +216,8 @@ def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None)
     for stage in filter(takes_seed, before):
         stage.place_in_run = first.generate_shared_seed(), place.epoch, place.first
         stage.next_seed = None if following is None else following.generate_shared_seed()
+    for stage in (each for each in after if declared(each).position_log is not None):
+        stage.place_in_run = 0, place.epoch, place.first
     for number, stage in enumerate(sharing):
         stage.place_in_run = derived_seed("shares_seed", place.first, number), place.epoch, place.first
         stage.next_seed = None if following is None else derived_seed("shares_seed", seed_of(following), number)

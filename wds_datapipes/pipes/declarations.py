@@ -92,6 +92,7 @@ class Declarations:
         alternative: what to use instead if it has no position; "" if nothing is known.
         ignored_arguments: the names of arguments that do not affect which samples are yielded.
         arguments_of_rank: the names of arguments that are divided between the ranks.
+        position_log: the folder in which it logs the positions of samples; None if it logs none.
         exclusions: the samples that it leaves out and that a run may add to; None if it leaves out none.
         free_arguments: the names of arguments that may change in a run, as no position depends on them.
         has_phases: whether it has `load_phases` and the other methods of `IndexedSamples` for the phases of a run.
@@ -135,6 +136,7 @@ class Declarations:
     alternative: str = ""
     ignored_arguments: frozenset[str] = frozenset()
     arguments_of_rank: frozenset[str] = frozenset()
+    position_log: Any = None
     exclusions: Exclusions | None = None
     free_arguments: frozenset[str] = frozenset()
     has_phases: bool = False

@@ -30,7 +30,7 @@ NAMES = {
     "detshuffle": ".shuffle_samples(n)",
     "group_by_keys": ".group_samples()",
     "listed": ".batch(n)",
-    "log_keys": ".log_samples(key_log=)",
+    "log_keys": ".log_samples(positions=)",
     "repeatedly": ".with_epoch(n), or .cycle()",
     "resampled": ".resample_wds_shards()",
     "select": ".filter(f)",

@@ -28,6 +28,7 @@ class Instance(NamedTuple):
     rank: int = 0
     workers: int = 1  # of this rank
     worker: int = 0
+    ranks: int = 1
 
 
 class SplittingStage(EngineStage[T_co]):
@@ -99,8 +100,7 @@ def check_batch_sizes(pipe: Any) -> None:
                 break
             is_sure &= declared(stage).is_one_to_one
             stage = sources[0]
-        groups = groups_of(stage) or {}
-        ranks = instance_of(groups)[0] // rank_and_worker_of(groups).workers if groups else 1
+        ranks = rank_and_worker_of(groups_of(stage) or {}).ranks
         if whole is None or whole % ranks or not whole // ranks % size:
             continue  # a batch that the ranks cannot share is an error of its source
         message = (
@@ -152,15 +152,25 @@ def rank_and_worker_of(groups: Groups) -> Instance:
         instances, instance = groups[SHARDING_PRIORITIES.DEFAULT]
         info = get_worker_info()
         if info is None:
-            return Instance(rank=instance)
-        return Instance(instance % max(instances // info.num_workers, 1), info.num_workers, info.id)
-    _, rank = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
-    return Instance(rank, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)))
+            return Instance(rank=instance, ranks=instances)
+        ranks = max(instances // info.num_workers, 1)
+        return Instance(instance % ranks, info.num_workers, info.id, ranks)
+    ranks, rank = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
+    return Instance(rank, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)), ranks)
 
 
 def find_rank_and_worker(pipe: Pipe) -> Instance:
     """Return the rank and worker of a pipeline, from the stages that split its data."""
     return next((rank_and_worker_of(groups) for groups in map(groups_of, splitters(pipe)) if groups), Instance())
+
+
+def find_process(pipe: Pipe) -> Instance:
+    """Return the rank and worker of this process, from the stages that split the data, or else from torch."""
+    if groups := next(filter(None, map(groups_of, splitters(pipe))), None):
+        return rank_and_worker_of(groups)
+    info, in_group = get_worker_info(), dist.is_available() and dist.is_initialized()
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if in_group else (0, 1)
+    return Instance(rank, info.num_workers if info else 1, info.id if info else 0, ranks)
 
 
 def has_no_shards(pipe: Pipe) -> bool:

@@ -1,10 +1,11 @@
-"""Steps of a run: the samples of each global batch, computed from a state and the dataset, without reading data."""
+"""Steps of a run: the samples of each global batch, from a state and the dataset, without reading data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +23,12 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, che
 from wds_datapipes.loading.checkpoint.resharding import place_of
 from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart, PlaceInRun, seed_stages
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
-from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.inspection import call_of, name_of
+from wds_datapipes.pipes.inspection import call_of, upstream
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage
+from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage, refusing_corrupt_states
 from wds_datapipes.redaction import redact
+from wds_datapipes.runs.logged_steps import LoggedSteps
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
@@ -58,18 +59,18 @@ class StepSample(NamedTuple):
 
 
 class RunSteps:
-    """The samples of each step of a run of `IndexedSamples`, on all ranks.
+    """The samples of each step of a run, on all ranks: computed from its state, or for a stream from its log.
 
     Step t is the t-th global batch that the loop received, from 0 at the beginning of the run. A state in the middle of
     a batch that other ranks or workers resume counts the part before it as a step.
 
     Args:
-        pipeline: the pipeline, as it was built for training.
+        pipeline: the pipeline, as it was built for training, with `IndexedSamples` or ``.log_samples(positions=)``.
         state: a state of the run, from ``state_dict()`` of any loader.
 
     Raises:
-        StateError: the state belongs to another pipeline.
-        ValueError: the pipeline does not begin with `IndexedSamples`, or holds samples back.
+        StateError: the state belongs to another pipeline, or the log of a stream is incomplete.
+        ValueError: the pipeline has no such stage, or holds samples back after it.
     """
 
     def __init__(self, pipeline: Any, state: Mapping[str, Any] | str | bytes) -> None:
@@ -77,23 +78,25 @@ class RunSteps:
         if not saved.stages:
             raise StateError("This state was saved before the run began, so it does not know the seed of any epoch")
         source, *others = PipelineGraph(pipeline).stateful_stages()
+        self.saved, self._rows = saved, self._find
+        self._source: Any = None
+        self._seed_of = partial(EpochSeeds.of(saved).of_epoch, is_split=saved.distributed)
         if not source.has_phases:
-            raise ValueError(
-                f"The samples of a step follow from the order of IndexedSamples, and this pipeline has the order of "
-                f"{name_of(source)}. Write the keys of a stream to a log, as in the page on checkpoints"
-            )
+            adopt([saved], pipeline, descriptions(pipeline), saved.ranks)
+            self._rows = LoggedSteps(pipeline, saved.first).rows
+            return
         if others:
             raise ValueError(
                 f"{call_of(others[0])} holds samples back, so it depends on its draws which ones a step has"
             )
-        if (uneven := first_uneven_stage(pipeline)) is not None:
+        if (uneven := first_uneven_stage(upstream(pipeline))) is not None:
             warn_user(
                 f"If {call_of(uneven)} drops samples, the next samples of its worker come at an earlier step than this "
                 "one, since nothing records how many were dropped"
             )
         self._pipeline, self._source = _copy(pipeline)  # another run may read it
         adopt([saved], self._pipeline, descriptions(pipeline), saved.ranks)
-        self.saved, source = saved, self._source
+        source = self._source
         self._ranks = saved.ranks if saved.distributed else 1
         phases = [replace(each, batch=self._ranks) if each.batch == 1 else each for each in source.plan.phases]
         self._plan, self._rest, epoch = source.plan_of(phases), _rest_in(saved), max(saved.epoch, 0)
@@ -113,8 +116,17 @@ class RunSteps:
         Raises:
             StateError: ``set_epoch`` was called in the run, and the seed of this step's epoch is not known.
         """
+        dataset, epoch, rows = self._rows(step)
+        names, urls = dataset.names(rows[:, 2]), {n: redact(dataset.urls[n]) for n in np.unique(rows[:, 2]).tolist()}
+        found_keys = dataset.keys(rows[:, 2], rows[:, 3]) if keys else [""] * len(names)
+        return [
+            StepSample(rank, worker, name, urls[shard], number, key, epoch, bool(padding))
+            for (rank, worker, shard, number, padding), name, key in zip(rows.tolist(), names, found_keys, strict=True)
+        ]
+
+    def _find(self, step: int) -> tuple[IndexedShards, int, Numbers]:
+        """Return the shards at a step, its epoch, and a row of numbers for each sample, as `LoggedSteps.rows` does."""
         (epoch, batch, _, _), (dataset, order, parts) = self._locate(step), self._batch(step)
-        worker = batch % max(self.saved.workers, 1)
         positions = np.concatenate(parts)
         with dataset.open_reader() as reader:
             samples = EpochSamples(dataset, [reader], order, substitutes=self._source.remainder != "keep")
@@ -124,13 +136,8 @@ class RunSteps:
         shards, numbers = np.concatenate(chunks, axis=1)
         ranks = np.repeat(np.arange(len(parts)), [*map(len, parts)])
         is_padding = (positions >= len(order)) | np.isin(positions, [*samples.holes])
-        columns = np.array([ranks, shards, numbers, is_padding])[:, shards >= 0]
-        names = dataset.names(columns[1])
-        found_keys = dataset.keys(*columns[1:3]) if keys else [""] * len(names)
-        return [
-            StepSample(rank, worker, name, redact(dataset.urls[shard]), number, key, epoch, bool(padding))
-            for (rank, shard, number, padding), name, key in zip(columns.T.tolist(), names, found_keys, strict=True)
-        ]
+        workers = np.full(len(ranks), batch % max(self.saved.workers, 1))
+        return dataset, epoch, np.array([ranks, workers, shards, numbers, is_padding]).T[shards >= 0]
 
     def read(self, step: int) -> Iterator[Sample]:
         """Yield the samples of a step as the source does, in the order of the ranks.
@@ -138,15 +145,21 @@ class RunSteps:
         Raises:
             ShardError: a sample cannot be read.
         """
-        dataset, order, parts = self._batch(step)
+        dataset, _, rows = self._rows(step)
         with dataset.open(Counters()) as readers:
-            samples = EpochSamples(dataset, readers, order, substitutes=self._source.remainder != "keep")
-            for sample, _, _ in samples.read(parts, ErrorPolicy("raise", "steps")):
-                if sample is not None:
-                    yield sample
+            for item in dataset.stream(readers, [(rows[:, 2], rows[:, 3])]):
+                if isinstance(item, Exception):
+                    raise item
+                if item is not None:
+                    yield item
 
     def seen(self) -> tuple[int, dict[str, tuple[int, float]]]:
-        """Return the number of steps until the state, and the samples and epochs of each dataset until then."""
+        """Return the number of steps until the state, and the samples and epochs of each dataset until then.
+
+        Raises:
+            StateError: the run reads a stream.
+        """
+        self._check_order()
         epoch, position = place_of([self.saved], self._source)[:2]
         self._order_of(epoch)
         seed = None if self._source.order == "sequential" else self._source.place[0]
@@ -160,7 +173,9 @@ class RunSteps:
 
         Raises:
             ShardError: a sample cannot be read.
+            StateError: the run reads a stream.
         """
+        self._check_order()
         epoch, batch, rest, size = self._locate(step)
         (dataset, _, parts), workers = self._batch(step), max(self.saved.workers, 1)
         worker = batch % workers
@@ -179,6 +194,12 @@ class RunSteps:
                 yield rank, item
                 if source.snapshot()["passed"] >= done + len(positions):
                     break
+
+    def _check_order(self) -> None:
+        if self._source is None:
+            raise StateError(
+                "A stream has a log of positions only. IndexedSamples knows the provenance, and replays steps"
+            )
 
     def _batch(self, step: int) -> tuple[IndexedShards, LaneOrder, list[Numbers]]:
         """Return the dataset at a step, with its exclusions, the order of the epoch, and each rank's positions."""
@@ -207,24 +228,23 @@ class RunSteps:
             self._order = epoch, self._source.order_of_epoch()
         return self._order[1]
 
-    def _seed_of(self, epoch: int) -> int:
-        return EpochSeeds.of(self.saved).of_epoch(epoch, is_split=self.saved.distributed)
-
 
 def explain(pipeline: Any, state: Mapping[str, Any] | str | bytes, step: int) -> list[StepSample]:
     """Return the samples that the loop received at a step of a run, on all ranks.
 
-    Nothing is recorded while training: a state and the dataset determine each step, before or after the state. No data
-    is read, but the index of each shard, for the keys.
+    With `IndexedSamples`, nothing is recorded while training: a state and the dataset determine each step, before or
+    after the state. Those of a stream are in the log of ``.log_samples(positions=)``. No data is read, but the index of
+    each shard, for the keys.
 
     Args:
-        pipeline: the pipeline with `IndexedSamples`, as it was built for training.
+        pipeline: the pipeline, as it was built for training.
         state: a state of the run, from ``state_dict()`` of any loader.
         step: the number of the step, from 0 at the beginning of the run.
 
     Raises:
-        StateError: the state belongs to another pipeline, or does not tell the seed of the step's epoch.
-        ValueError: the pipeline does not begin with `IndexedSamples`, or holds samples back.
+        StateError: the state belongs to another pipeline, or does not tell the seed of the step's epoch; or the log
+            lacks the step.
+        ValueError: the pipeline has neither `IndexedSamples` nor a log, or holds samples back after it.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -245,10 +265,8 @@ def _copy(pipeline: Any) -> tuple[Any, Any]:
     return copied, PipelineGraph(copied).stateful_stages()[0]
 
 
+@refusing_corrupt_states()
 def _rest_in(saved: Checkpoint) -> RestOfEpoch:
     """Return the rest of the epoch that the ranks of a state share."""
     stages = [part.stages for part in saved.parts if part.stages and not saved.is_over]
-    try:
-        return RestOfEpoch.from_state(next((each[0]["rest"] for each in stages if each[0] and "rest" in each[0]), None))
-    except (LookupError, TypeError, ValueError) as error:
-        raise StateError(f"This state of a loader is corrupt: {error}") from error
+    return RestOfEpoch.from_state(next((each[0]["rest"] for each in stages if each[0] and "rest" in each[0]), None))

@@ -1,4 +1,4 @@
-"""Logging of samples: summaries for people, and a line for each sample for programs."""
+"""Logging of samples: summaries for people, and the positions of all for programs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import os
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.io.openers import redact
+from wds_datapipes.samples.fields import not_a_sample_error
 from wds_datapipes.shards.position import ItemCounter, SamplePosition
 
 T = TypeVar("T")
 
 LogTarget: TypeAlias = "logging.Logger | Literal['stdout', 'stderr']"
 
-#: Escapes the separators of columns and lines in the key log, which a key may contain.
-ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+#: The bytes of a position in a log, and how many of its bits are the offset; the others are the number of the shard.
+BYTES, OFFSET_BITS = 8, 40
 
 
 def log_samples(
@@ -30,40 +33,29 @@ def log_samples(
     every: int | None,
     name: str,
     width: int,
-    key_log: str | None,
+    positions: Path | None,
     rank: int,
     worker: int,
     counter: ItemCounter,
     position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
-    """Yield all items; log the first ones and every ``every``-th one, and write a line for each.
+    """Yield all items; log the first ones and every ``every``-th one, and the positions of all.
 
     Items that are replayed after a resume are not logged again.
     """
-    file = None
-    if key_log is not None:
-        try:
-            file = os.open(key_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise MissingSidecarError(
-                f"The key log {key_log!r} cannot be written: {error.strerror}. Name a file in a folder that exists"
-            ) from error
-    try:
+    with nullcontext() if positions is None else PositionLog(positions, counter.count) as log:
         for item in source:
             if counter.is_repeat(position):
                 yield item
                 continue
             index = counter.count - 1
-            if file is not None and key_log is not None:
-                key, url = (item.get("__key__", ""), item.get("__url__", "")) if isinstance(item, dict) else ("", "")
-                columns = (index, worker, rank, key, redact(str(url)))
-                _append(file, "\t".join(str(column).translate(ESCAPES) for column in columns) + "\n", key_log)
+            if log is not None and position is not None:
+                if not isinstance(item, dict):
+                    raise not_a_sample_error("log_samples(positions=)", item)
+                log.append(item["__url__"], position().start)
             if index < first or (every is not None and (index + 1) % every == 0):
                 _log_item(target, f"{name}: item {index} of worker {worker}, rank {rank}", item, width)
             yield item
-    finally:
-        if file is not None:
-            os.close(file)
 
 
 def describe(value: object, width: int = 60) -> str:
@@ -102,15 +94,48 @@ def _log_item(target: LogTarget, title: str, item: object, width: int) -> None:
         (sys.stdout if target == "stdout" else sys.stderr).write(f"{text}\n")
 
 
-def _append(file: int, line: str, path: str) -> None:
-    """Append a line to a file in a single write, so that lines of several processes do not mix.
+class PositionLog(ExitStack):
+    """A file with 8 bytes for the position of each sample of a worker in an epoch, and one that lists their shards.
+
+    Args:
+        path: the path of the file.
+        count: the number of samples before the next one. Others, which were prefetched before a resume, are removed.
 
     Raises:
-        MissingSidecarError: the file cannot be written.
+        MissingSidecarError: a file cannot be written, or has fewer samples.
     """
-    data = line.encode("utf-8", "backslashreplace")  # of lone surrogates, which stand for bytes that are not UTF-8
-    try:
-        if os.write(file, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError as error:
-        raise MissingSidecarError(f"The key log {path!r} cannot be written: {error.strerror}") from error
+
+    def __init__(self, path: Path, count: int) -> None:
+        super().__init__()
+        self._path, files, mode = path, (path, path.with_suffix(".shards")), "r+b" if count else "w+b"
+        with self._writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file, self._list = (self.enter_context(each.open(mode, 0)) for each in files)
+            if (known := path.stat().st_size // BYTES) < count:
+                raise OSError(errno.ENODATA, f"it has {known} of the {count} samples before the state that was loaded")
+            self._file.truncate(self._file.seek(count * BYTES))
+            urls = os.fsdecode(self._list.read()).split("\0")
+            self._list.seek(-len(os.fsencode(urls.pop())), os.SEEK_END)  # a part of one
+            self._shards = {url: number for number, url in enumerate(urls)}
+
+    def append(self, url: str, offset: int) -> None:
+        """Append the position of a sample.
+
+        Raises:
+            MissingSidecarError: a file cannot be written.
+        """
+        with self._writing():
+            if (shard := self._shards.get(url)) is None:
+                shard, name = len(self._shards), os.fsencode(f"{redact(url)}\0")
+                if self._list.write(name) < len(name):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._shards[url] = shard
+            self._file.write((shard << OFFSET_BITS | offset).to_bytes(BYTES, "little"))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise MissingSidecarError(f"The log {str(self._path)!r} cannot be written: {error.strerror}") from error

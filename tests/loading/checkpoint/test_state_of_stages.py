@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,23 +35,6 @@ def saved(pipe: Pipe) -> Any:
 def resumed(pipe: Pipe, state: Any) -> Pipe:
     load_state(seeded(pipe), state)
     return pipe
-
-
-def test_a_list_of_keys_resumes_without_repeating_a_key(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-
-    def new() -> Pipe:
-        return seeded(split().log_samples(first=0, key_log=keys).shuffle_samples(5))
-
-    list(new())
-    whole = keys.read_text()
-    assert whole.count("\n") == SAMPLES
-    for cut in range(SAMPLES + 1):
-        keys.unlink()
-        pipe = new()
-        head = list(itertools.islice(pipe, cut))
-        assert len(head + list(resumed(new(), saved(pipe)))) == SAMPLES
-        assert keys.read_text() == whole
 
 
 def test_a_stream_is_not_empty_if_all_its_samples_came_before_the_resume() -> None:

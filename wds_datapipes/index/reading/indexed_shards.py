@@ -347,7 +347,7 @@ class IndexedShards:
         details = [each.fingerprint() for each in self._others]
         if self._selection is not None and shards:
             details.append(self._selection.fingerprint_of(part))
-        return fingerprint([self.urls[part], self.sizes[part].tolist(), details])[:12]
+        return fingerprint([self.urls[part], self.sizes[part].tobytes(), details])[:12]
 
     def fingerprint(self) -> str:
         """Return the number of shards and samples, the first and last URL, and a digest of all."""
@@ -362,7 +362,7 @@ class IndexedShards:
             *(repr(part) for part in self.parts.items() if part[0]),
             *([] if self.lengths is None else [fingerprint(self.lengths.tobytes())]),
         ]
-        return f"{text} #{fingerprint([self.urls, self.sizes.tolist(), *details])[:12]}"
+        return f"{text} #{fingerprint([self.urls, self.sizes.tobytes(), *details])[:12]}"
 
 
 def _index_from(reader: DatasetReader, first: int, shard: int) -> ShardIndex:

@@ -12,7 +12,6 @@ from torchdata.datapipes.iter import Cycler
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError, WorkerDiedError
 from wds_datapipes.loading.workers.connection import set_reader
-from wds_datapipes.pipes.declarations import instance_of
 from wds_datapipes.pipes.inspection import count_yielded, name_of, sources_of
 from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, rotation_period, splitters
 from wds_datapipes.samples.epochs import EMPTY_PASSES
@@ -64,9 +63,9 @@ def has_no_share(pipe: Any) -> bool:
             own = rank_and_worker_of(groups)
             if own.rank >= count:  # so does not even the first worker of the rank, whose number is that of the rank
                 raise EmptySourceError(
-                    f"Rank {own.rank} of {instance_of(groups)[0] // own.workers} has none of the {count} shards, so "
-                    "cycle() has nothing to repeat there, and the other ranks would wait for it. Use at least as many "
-                    "shards as ranks, or .with_epoch(n) instead, in which each rank has n items"
+                    f"Rank {own.rank} of {own.ranks} has none of the {count} shards, so cycle() has nothing to repeat "
+                    "there, and the other ranks would wait for it. Use at least as many shards as ranks, or "
+                    ".with_epoch(n) instead, in which each rank has n items"
                 )
         return True
     return False

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from random import Random
 from typing import Any
-
-from torch import distributed
-from torch.utils.data import get_worker_info
 
 from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.inspection import name_of
-from wds_datapipes.pipes.sharding import find_rank_and_worker
+from wds_datapipes.pipes.sharding import find_process, find_rank_and_worker
 from wds_datapipes.pipes.stage import CountingStage, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sample_log import LogTarget, log_samples
@@ -121,7 +119,7 @@ class NonEmptyChecker(CountingStage[Any]):
 
 @register_stage("log_samples")
 class SampleLogger(CountingStage[Any]):
-    """Log a summary of some samples, and the keys of all (functional name: ``log_samples``).
+    """Log a summary of some samples, and the positions of all (functional name: ``log_samples``).
 
     The summary has the type, shape or length, and start of each value. Samples are counted by worker and epoch.
 
@@ -135,15 +133,15 @@ class SampleLogger(CountingStage[Any]):
         logger: a ``logging.Logger``, which gets records of the level INFO; or ``"stderr"`` or ``"stdout"``. By default
             the logger ``wds_datapipes``, which shows nothing until the program configures logging, for example by
             ``logging.basicConfig(level="INFO")``.
-        key_log: a file to append a line to for each sample: its number from 0, worker, rank, key and shard, separated
-            by tabs. Tabs, line breaks and backslashes in a key are escaped as in Python. Several processes may append
-            to one local file. After a state is loaded, the lines of samples that were prefetched but not delivered are
-            repeated, with the same numbers.
+        positions: a folder for a log of the positions of all samples, from which `explain` and ``wds-datapipes steps``
+            know those of each step of a stream. It has 8 bytes for each sample, in a file for each epoch and worker;
+            the ranks may share it. Needs a loader that counts epochs, and belongs right before ``.batch()``.
         name: the prefix of the records.
         width: the most characters of a value to show.
 
     Raises:
-        MissingSidecarError: ``key_log`` cannot be written.
+        MissingSidecarError: ``positions`` cannot be written, or lacks samples from before a resume.
+        RuntimeError: no loader counts the epochs, or the samples have no positions.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -155,6 +153,7 @@ class SampleLogger(CountingStage[Any]):
     """
 
     function = staticmethod(log_samples)
+    place_in_run: tuple[int, int, int] | None = None
 
     def __init__(
         self,
@@ -163,7 +162,7 @@ class SampleLogger(CountingStage[Any]):
         first: int = 3,
         every: int | None = None,
         logger: LogTarget | None = None,
-        key_log: str | os.PathLike[str] | None = None,
+        positions: str | os.PathLike[str] | None = None,
         name: str = "log_samples",
         width: int = 60,
     ) -> None:
@@ -173,22 +172,23 @@ class SampleLogger(CountingStage[Any]):
         target = logging.getLogger("wds_datapipes") if logger is None else logger
         if not isinstance(target, logging.Logger) and target not in ("stdout", "stderr"):
             raise TypeError(f'logger must be a logging.Logger, "stderr" or "stdout", not {logger!r}')
-        super().__init__(
-            source,
-            target=target,
-            first=first,
-            every=every,
-            key_log=None if key_log is None else os.fspath(key_log),
-            name=name,
-            width=width,
-        )
+        super().__init__(source, target=target, first=first, every=every, name=name, width=width)
+        self.position_log = None if positions is None else Path(positions)
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function, with the rank and worker from torch or from stages that split."""
-        rank, _, worker = find_rank_and_worker(self)
-        info = get_worker_info()
-        if info is not None:
-            worker = info.id
-        if distributed.is_available() and distributed.is_initialized():
-            rank = distributed.get_rank()
-        return {**super().function_options(), "rank": rank, "worker": worker}
+        """Return the arguments of the function, with the rank and worker from torch or from stages that split.
+
+        Raises:
+            RuntimeError: there is no log without the number of the epoch and the positions of samples.
+        """
+        rank, workers, worker, ranks = find_process(self)
+        options, path = super().function_options(), self.position_log
+        place, self.place_in_run = self.place_in_run, None
+        if path is not None:
+            if place is None or options["position"] is None:
+                raise RuntimeError(
+                    "log_samples(positions=) needs samples from shards, and StatefulShards or a ShardReadingService "
+                    "that counts epochs. Put it after .mix_samples() and .with_epoch(), which restart their sources"
+                )
+            path = path / f"{place[2]:016x}" / f"{place[1]:06}-{rank}of{ranks}-{worker}of{workers}.positions"
+        return {**options, "rank": rank, "worker": worker, "positions": path}

@@ -29,7 +29,7 @@ from wds_datapipes.index.reading.epoch_samples import EpochSamples
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.sample_table import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
-from wds_datapipes.pipes.declarations import Groups, instance_of
+from wds_datapipes.pipes.declarations import Groups
 from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, warn_of_copies
 from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -396,8 +396,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def _instance(self) -> tuple[int, int, int, int]:
         """Return the number of ranks, this rank, the number of its workers, and this worker."""
-        rank, workers, worker = rank_and_worker_of(self.groups)
-        return instance_of(self.groups)[0] // workers, rank, workers, worker
+        rank, workers, worker, ranks = rank_and_worker_of(self.groups)
+        return ranks, rank, workers, worker
 
     def _share_of(self, ranks: int, rank: int, workers: int, worker: int, rest: RestOfEpoch) -> BatchShare:
         return BatchShare(

@@ -6,12 +6,9 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import distributed
-from torch.utils.data import get_worker_info
-
-from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
+from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, splitters
+from wds_datapipes.pipes.sharding import find_process
 from wds_datapipes.pipes.stage import FunctionStage, register_stage
 from wds_datapipes.types import Sample, ShardInfo
 
@@ -91,20 +88,4 @@ class SampleWriter(FunctionStage[ShardInfo]):
         """Return the arguments of the function in the iteration that begins."""
         from wds_datapipes.writing.shard_names import WriterShare
 
-        return {**super().function_options(), "share": WriterShare(**_find_writer(self.source))}
-
-
-def _find_writer(pipe: IterDataPipe[Any]) -> dict[str, int]:
-    """Return rank, worker and their totals, from the stages that split the data, or else from torch."""
-    groups = next((groups for stage in splitters(pipe) if (groups := groups_of(stage))), None)
-    if groups:
-        instance = rank_and_worker_of(groups)
-        instances, _ = groups.get(SHARDING_PRIORITIES.DEFAULT, (0, 0))
-        ranks, _ = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
-        ranks = max(instances // instance.workers, 1) if instances else ranks
-        return {"rank": instance.rank, "ranks": ranks, "worker": instance.worker, "workers": instance.workers}
-    info = get_worker_info()
-    found = {"rank": 0, "ranks": 1, "worker": info.id if info else 0, "workers": info.num_workers if info else 1}
-    if distributed.is_available() and distributed.is_initialized():
-        found.update(rank=distributed.get_rank(), ranks=distributed.get_world_size())
-    return found
+        return {**super().function_options(), "share": WriterShare(**find_process(self.source)._asdict())}

@@ -137,7 +137,7 @@ class NestedPasses:
                 if shared:
                     stage.set_seed(derived_seed("shared", *shared, self.number, position))
             elif self.seed is not None:
-                stage.set_seed(derived_seed("own", self.seed, *self._instance, self.number, position))
+                stage.set_seed(derived_seed("own", self.seed, *self._instance[:3], self.number, position))
 
 
 def first_seeds(source: Pipe, before: Sequence[int | None] | None = None) -> list[int | None]:

@@ -85,14 +85,14 @@ def difference_of_ranks(pipe: Any) -> str:
         return f"each rank has its own state, as {name_of(first)} has another position on each"
     if others:
         return f"each rank has its own state, as {call_of(others[0])} has another state on each"
-    if (uneven := first_uneven_stage(pipe)) is not None:
+    if (uneven := first_uneven_stage(upstream(pipe))) is not None:
         return f"each rank has its own state, as {call_of(uneven)} may yield fewer items on some than on others"
     return ""
 
 
-def first_uneven_stage(pipe: Any) -> Any:
-    """Return a stage that may drop items of its source, which is not the first stage; None if there is none."""
-    for stage in upstream(pipe):
+def first_uneven_stage(stages: Iterable[Any]) -> Any:
+    """Return the first of some stages that may drop items or hold them back; None if there is none."""
+    for stage in stages:
         known = declared(stage)
         is_even = known.is_one_to_one and known.on_error == "raise"
         if not (known.has_position or is_even or known.samples_per_batch or known.is_transparent):

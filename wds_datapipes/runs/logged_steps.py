@@ -1,0 +1,89 @@
+"""Steps of a run that reads a stream, from the log of the positions of its samples."""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from itertools import chain, takewhile
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.reading.indexed_shards import IndexedShards
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.inspection import call_of
+from wds_datapipes.pipes.samples.indexed import IndexedSamples
+from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage
+from wds_datapipes.samples.sample_log import BYTES, OFFSET_BITS
+
+
+class LoggedSteps:
+    """Finds the samples of each step in a log: the loop of a rank takes batches of its workers in turns.
+
+    Args:
+        pipeline: the pipeline, with ``.log_samples(positions=)``.
+        first: the seed of the first epoch of the run.
+
+    Raises:
+        ValueError: the pipeline has no log, or a stage after it does not make batches of a fixed size.
+    """
+
+    def __init__(self, pipeline: Any, first: int) -> None:
+        stages = PipelineGraph(pipeline).chain
+        later = [*takewhile(lambda stage: declared(stage).position_log is None, stages)]
+        if len(later) == len(stages):
+            raise ValueError("The steps of a stream need the log of .log_samples(positions=), which is missing")
+        if (uneven := first_uneven_stage(later)) is not None:
+            raise ValueError(f"{call_of(uneven)} comes after the log, and may drop samples or hold them back")
+        self._folder = stages[len(later)].position_log / f"{first:016x}"
+        self._size = prod(declared(stage).samples_per_batch or 1 for stage in later)
+        self._rest = 0 if any(getattr(stage, "drop_last", False) for stage in later) else self._size - 1
+
+    def rows(self, step: int) -> tuple[IndexedShards, int, Numbers]:
+        """Return the shards of the samples of a step, its epoch, and rows of numbers.
+
+        A row has the rank, the worker, the number of the shard, that of the sample in it, and 0, as it is no padding.
+
+        Raises:
+            StateError: the log ends before the step, lacks some workers, or names samples that do not exist.
+        """
+        batch, epoch, (logs, counts) = step, 0, self._open_epoch(0)
+        while batch >= (steps := int(counts.sum(axis=1).max())):
+            batch, epoch = batch - steps, epoch + 1
+            logs, counts = self._open_epoch(epoch)
+        found = list[tuple[int, int, str, int]]()
+        for rank, own in enumerate(counts):
+            if batch < own.sum():
+                # The loop takes batches 0 of all workers, then 1 of those that have more, and so on.
+                number = bisect_right(range(int(own.max())), batch, key=lambda n: np.minimum(own, n).sum()) - 1
+                worker = np.flatnonzero(own > number)[batch - np.minimum(own, number).sum()]
+                log, first = logs[rank][worker], number * self._size * BYTES
+                urls = os.fsdecode(log.with_suffix(".shards").read_bytes()).split("\0")
+                for position in np.fromfile(log, "<u8", self._size, offset=first).tolist():
+                    found.append((rank, worker, urls[position >> OFFSET_BITS], position % (1 << OFFSET_BITS)))
+        dataset = IndexedSamples([*dict.fromkeys(url for _, _, url, _ in found)]).dataset
+        rows = np.array([[rank, worker, dataset.urls.index(url), at, 0] for rank, worker, url, at in found], np.int64)
+        with dataset.open_reader() as reader:
+            for shard in np.unique(rows[:, 2]).tolist():
+                own, begins = rows[:, 2] == shard, reader.index_of(shard).columns["sample_offsets"][:-1]
+                if not np.isin(rows[own, 3], begins).all():
+                    raise StateError(f"{dataset.urls[shard]} was replaced: it has no samples at the places in the log")
+                rows[own, 3] = np.searchsorted(begins, rows[own, 3])
+        return dataset, epoch, rows
+
+    def _open_epoch(self, epoch: int) -> tuple[list[list[Path]], Numbers]:
+        """Return the logs of an epoch, by rank and worker, and the number of batches in each."""
+        attempts = [*self._folder.glob(f"{epoch:06}-0of*-0of*.positions")]
+        ranks, workers = map(int, re.findall(r"of(\d+)", attempts[0].name)) if attempts else (0, 0)
+        names = [[f"{rank}of{ranks}-{worker}of{workers}" for worker in range(workers)] for rank in range(ranks)]
+        logs = [[self._folder / f"{epoch:06}-{name}.positions" for name in row] for row in names]
+        if len(attempts) != 1 or not all(path.exists() for path in chain(*logs)):
+            raise StateError(f"The log in {self._folder} ends before epoch {epoch}, or lacks some of its workers")
+        sizes = np.array([[path.stat().st_size for path in row] for row in logs])
+        return logs, (sizes // BYTES + self._rest) // self._size
