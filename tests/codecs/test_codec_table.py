@@ -63,7 +63,7 @@ def decode(field: str, data: object, **options: Any) -> Any:
 
 
 def same(left: object, right: object) -> bool:
-    """Nested arrays and tensors cannot be compared, but the repr of these small ones contains all values."""
+    """Compare representations, because nested arrays cannot be compared; those of small arrays contain all values."""
     return repr(left) == repr(right)
 
 

@@ -48,7 +48,7 @@ sides = st.integers(1, 3000)
 
 
 @given(width=sides, height=sides, seed=st.integers(0, 1000), low=st.floats(0.01, 1), wide=st.floats(0.2, 5))
-def test_random_boxes_are_inside_of_the_image(width: int, height: int, seed: int, low: float, wide: float) -> None:
+def test_random_boxes_are_inside_the_image(width: int, height: int, seed: int, low: float, wide: float) -> None:
     crop = RandomResizedCrop(8, scale=(low, 1.0), ratio=(min(1, wide), max(1, wide)))
     box = crop.select(width, height, random.Random(seed))
     assert box.width >= 1
@@ -65,7 +65,7 @@ def test_random_boxes_have_the_areas_and_ratios_of_the_transform() -> None:
     ratios = np.array([box.width / box.height for box in boxes])
     assert 0.075 < areas.min() < 0.1
     assert 0.95 < areas.max() <= 1
-    # Uniform areas, but those that do not fit with their ratio are drawn again.
+    # Areas are uniform, but those that do not fit with their ratio are redrawn.
     assert abs(areas.mean() - 0.445) < 0.02
     assert abs(np.log(ratios).mean()) < 0.06
     assert math.log(3 / 4) - 0.02 < np.log(ratios).min()
@@ -126,7 +126,7 @@ def test_images_of_all_modes_are_cropped(mode: str, spec: str) -> None:
 
 
 @pytest.mark.parametrize("min_size", [1, 60, 241])
-def test_min_size_is_that_of_the_part(min_size: int) -> None:
+def test_min_size_applies_to_the_cropped_part(min_size: int) -> None:
     data = encoded(photo(480, 640), "JPEG", quality=95)
     box = Box(100, 120, 300, 240)
     exact = ImageDecoder("rgb8", crop=FixedBox(box, (30, 30))).decode(data).astype(int)

@@ -46,7 +46,7 @@ own = autodecode.handle_extension("seg.png", lambda data: ("mask", data))
 
 
 @pytest.mark.parametrize("function", [ends_in_png, ends_in_one_of, is_mask, own, autodecode.basichandlers])
-def test_functions_written_for_webdataset_decode_alike(function: Callable[[str, bytes], Any]) -> None:
+def test_functions_written_for_webdataset_decode_the_same(function: Callable[[str, bytes], Any]) -> None:
     assert decode(SAMPLE, function) == webdataset.autodecode.Decoder([function])(SAMPLE)
 
 
@@ -74,7 +74,7 @@ def test_continued_fields_go_to_the_following_decoders(
     assert list(decoded) == list(sample)
 
 
-def test_a_continued_field_goes_on_as_bytes() -> None:
+def test_a_continued_field_is_passed_on_as_bytes() -> None:
     decoded = decode({"zz": zlib.compress(b"7")}, zz=lambda data: Continue(".cls", zlib.decompress(data)))
     assert decoded == {"zz": 7}
     assert decode({"png.zz": zlib.compress(b"p")}, ends_in_png, partial(inflate, Continue)) == {"png.zz": b"p"}

@@ -125,6 +125,6 @@ def test_invalid_arguments_are_refused_at_once(arguments: list[Any], options: di
         wds_decode([], *arguments, **options)
 
 
-def test_items_that_are_no_samples_are_refused() -> None:
+def test_items_that_are_not_samples_are_refused() -> None:
     with pytest.raises(TypeError, match="got a tuple: put it after group_samples"):
         list(wds_decode([(b"1", b"2")], on_error="skip"))

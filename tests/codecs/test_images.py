@@ -134,7 +134,7 @@ def test_min_size_looks_like_the_whole_image() -> None:
     np.testing.assert_array_equal(ImageDecoder("rgb8", min_size=64).decode(png), ImageDecoder("rgb8").decode(png))
 
 
-def test_what_is_no_image_is_a_decode_error() -> None:
+def test_data_that_is_not_an_image_is_a_decode_error() -> None:
     jpeg = encoded(smooth(100, 100), "JPEG")
     nonsense = r"not in an image format that Pillow reads\. The data is b'nonsense'"
     for data, text in ((b"", "data is b''"), (jpeg[:300], "Truncated"), (b"nonsense", nonsense)):

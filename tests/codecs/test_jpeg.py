@@ -69,7 +69,7 @@ def test_pixels_are_those_of_pillow(
     with without_turbo():
         wanted = np.asarray(decoder.decode(data)).astype(int)
     assert found.shape == wanted.shape
-    # Pillow has a libjpeg of its own, of another release.
+    # Pillow bundles another release of libjpeg.
     assert np.abs(found - wanted).max() <= 1
 
 
@@ -83,7 +83,7 @@ def test_a_truncated_file_is_an_error_with_and_without_a_crop() -> None:
 
 @settings(max_examples=50)
 @given(st.integers(20, 2000), st.integers(0, 255), st.booleans())
-def test_a_damaged_file_gives_what_pillow_gives(position: int, byte: int, cropped: bool) -> None:
+def test_a_damaged_file_decodes_as_with_pillow(position: int, byte: int, cropped: bool) -> None:
     data = bytearray(encoded(100, 100))
     data[position % len(data)] = byte
     decoder = ImageDecoder("rgb8", crop=CenterCrop(100) if cropped else None)
@@ -104,7 +104,7 @@ def test_a_damaged_file_gives_what_pillow_gives(position: int, byte: int, croppe
 
 
 def test_damage_in_the_rows_of_a_crop_is_not_hidden_by_the_rest() -> None:
-    """libjpeg's warning about the rows that are not read must not replace one about those that are."""
+    """libjpeg's warning about the unread rows must not replace a warning about the rows that are read."""
     rows = encoded(160, 160, restart_marker_rows=1)
     marker = rows.index(b"\xff\xd1")
     damaged = rows[:marker] + b"\xff\xd5" + rows[marker + 2 :]

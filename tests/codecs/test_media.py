@@ -16,7 +16,7 @@ from wds_datapipes.errors import DecodeError
 RATE = 48000
 FRAMES, HEIGHT, WIDTH = 10, 48, 64
 
-#: Extension -> FFmpeg's container and codec, and the worst error of a sample, where 1 is full scale.
+#: Extension -> FFmpeg's container and codec, and the maximum error of a sample, where 1 is full scale.
 AUDIO_FILES = {
     "flac": ("flac", "flac", 1e-4),
     "m4a": ("ipod", "aac", 0.1),
@@ -149,7 +149,7 @@ def test_video_brings_its_audio_and_its_rates() -> None:
     assert info == {"video_fps": 25.0, "audio_fps": RATE}
 
 
-def test_what_has_no_such_track_is_a_decode_error() -> None:
+def test_a_file_without_such_a_track_is_a_decode_error() -> None:
     for field, word in (("mp4", "torch_video"), ("wav", "torch_audio")):
         with pytest.raises(DecodeError, match=f"field '{field}' of sample 'a'.*Decoder.*FFmpeg cannot decode it"):
             list(wds_decode([{"__key__": "a", field: b"nonsense" * 100}], word))

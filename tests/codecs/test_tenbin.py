@@ -15,7 +15,7 @@ def chunk(content: bytes) -> bytes:
 
 
 def encode(array: np.ndarray, info: bytes = b"") -> bytes:
-    """One array according to the format, little-endian, without webdataset's gaps."""
+    """Encode one array according to the format, little-endian, without webdataset's gaps."""
     dtype = array.dtype.newbyteorder("<")
     header = struct.pack(f"<8s8sq{array.ndim}q", dtype.str[1:].encode(), info, array.ndim, *array.shape)
     return chunk(header) + chunk(array.astype(dtype).tobytes())

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 __all__ = ["CODECS", "IMAGE_FORMATS", "TRUSTED_CODECS", "UNSAFE", "Codec", "describe_value", "find_codec"]
 
-#: The codecs as "module:name", and the extensions of each. A module is imported with its first field. Images, video and
-#: audio are not included: they stay bytes unless a decoder is passed.
+#: The codecs as "module:name", and the extensions of each. A module is imported when a field first needs it. Images,
+#: video and audio are not included: they stay bytes unless the user passes a decoder.
 _EXTENSIONS = {
     "plain_values:integer": "cls cls2 class count index inx id",
     "plain_values:text": "txt text transcript html htm",
@@ -40,10 +40,10 @@ def _by_extension(table: dict[str, str]) -> dict[str, str]:
 
 CODECS, IMAGE_FORMATS = _by_extension(_EXTENSIONS), _by_extension(_IMAGE_EXTENSIONS)
 
-#: Extensions whose decoder can run code in the data. They are refused unless the caller trusts the shards.
+#: Extensions whose decoders can run code from the data. They are rejected unless the caller trusts the shards.
 UNSAFE = frozenset({"pickle", "pkl", "pyd"})
 
-#: Codecs used instead if the caller trusts the shards, as the safe ones support fewer values.
+#: Codecs that replace the safe ones if the caller trusts the shards, because they support more values.
 TRUSTED_CODECS = {"pth": "array_files:trusted_pth"}
 
 
@@ -53,7 +53,7 @@ class Codec(NamedTuple):
     decode: Callable[[bytes], Any]
     #: Raises an error for values that it cannot encode faithfully.
     encode: Callable[[Any], bytes]
-    #: The values that ``encode`` accepts, to complete the sentence "It takes ...".
+    #: The values that ``encode`` accepts; completes "It takes ...".
     takes: str
 
 

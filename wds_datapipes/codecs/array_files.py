@@ -1,4 +1,4 @@
-"""Codecs of the file formats of NumPy, ``npy npz``, without objects, and of ``torch.save``, ``pth``, onto the CPU."""
+"""Codecs for NumPy's ``npy`` and ``npz``, without objects, and for ``pth``, which ``torch.save`` writes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from wds_datapipes.codecs import Codec
 from wds_datapipes.errors import UnsafeInputError
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 
-#: The magic bytes of archives written by ``torch.save`` since torch 1.6. Their parts have checksums, so a file that is
-#: rejected at its pickle is not damaged, but holds more than tensors.
+#: The magic bytes of archives written by ``torch.save`` since torch 1.6. Their parts have checksums, so a file whose
+#: pickle is rejected is not damaged, but holds more than tensors.
 ZIP_MAGIC = b"PK\x03\x04"
-ARRAY = "an array of NumPy, or a tensor, without objects in it"
+ARRAY = "a NumPy array or a tensor, without objects"
 
 
 def decode_npy(data: bytes) -> NDArray[Any]:
-    """Decode an array with its shape and dtype; it is writable."""
+    """Decode a writable array with its shape and dtype."""
     array: NDArray[Any] = np.lib.format.read_array(BytesIO(data), allow_pickle=False)
     return array
 
@@ -59,7 +59,7 @@ def encode_npz(value: Any) -> bytes:
         for name, array in value.items():
             if not isinstance(name, str) or "\0" in name or name.endswith(".npy"):
                 raise ValueError(
-                    f"{name!r} is not a valid name of an array, which must be a str that does not end in .npy"
+                    f"{name!r} is not a valid name of an array: it must be a str that does not end in .npy"
                 )
             info = zipfile.ZipInfo(f"{name}.npy")
             info.compress_type = zipfile.ZIP_DEFLATED
@@ -69,7 +69,7 @@ def encode_npz(value: Any) -> bytes:
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """Convert an array or tensor to an array; other types, including masked arrays and units, raise a TypeError."""
+    """Convert an array or tensor to a plain array; other types, including masked arrays, raise TypeError."""
     if type(value) is np.ndarray or isinstance(value, np.generic | np.memmap):
         return np.asarray(value)
     if callable(getattr(value, "detach", None)) and callable(getattr(value, "numpy", None)):
@@ -141,6 +141,6 @@ def _reason(error: pickle.UnpicklingError) -> str:
 
 
 npy = Codec(decode_npy, encode_npy, ARRAY)
-npz = Codec(decode_npz, encode_npz, "a dict of names and arrays (of NumPy, or tensors, without objects in them)")
+npz = Codec(decode_npz, encode_npz, "a dict that maps names to NumPy arrays or tensors, without objects")
 pth = Codec(decode_pth, encode_pth, "a tensor, or plain values, lists and dicts that hold tensors")
 trusted_pth = Codec(decode_trusted_pth, encode_trusted_pth, "any value that torch.save supports")

@@ -34,14 +34,14 @@ def decode_batches(
     num_threads: int = 1,
     on_error: OnError | CountedErrors = "raise",
 ) -> Iterator[dict[str, Any]]:
-    """Yield a dict of columns for each batch; none for a batch whose samples have all failed.
+    """Yield a dict of columns for each batch, except for batches whose samples all fail.
 
     Args:
         source: lists of samples.
         chain: decodes the fields.
-        collate: collates dicts of the fields that are no images.
-        seeds: the seeds of random crops; otherwise, the module ``random`` draws their numbers.
-        num_threads: the number of threads that decode images; with 1, the calling thread does.
+        collate: collates dicts of all fields but the images.
+        seeds: the seeds of random crops; by default, the module ``random`` draws their numbers.
+        num_threads: the number of threads that decode images; with 1, the calling thread decodes them.
         on_error: what to do with samples that fail.
     """
     policy = ErrorPolicy(on_error, chain.stage)
@@ -115,8 +115,8 @@ class _BatchDecoding:
 class _ImageColumn:
     """The images of one field in a batch, which are decoded into one tensor.
 
-    With a crop, the size of the images is known, and each is decoded in its place. Otherwise, they are copied there
-    once all are decoded, and the first one determines their size.
+    With a crop, the size of the images is known, and each is decoded directly into its place. Otherwise, `finish`
+    copies them there, and the first one determines their size.
     """
 
     def __init__(self, chain: DecoderChain, decoder: ImageDecoder, field: str, count: int) -> None:
@@ -127,12 +127,12 @@ class _ImageColumn:
             self._allocate(decoder.crop.shape)
 
     def add(self, index: int, sample: Sample, seed: int | None, pool: Executor | None) -> None:
-        """Decode an image in a thread, or in `finish` if there is none."""
+        """Decode an image in a thread of the pool, or later, in `finish`, if there is no pool."""
         read = partial(self._read, index, sample, seed)
         self._jobs[index] = read if pool is None else pool.submit(read).result
 
     def finish(self, index: int, sample: Sample) -> None:
-        """Wait for an image, and raise the error if it has failed."""
+        """Wait for an image, and raise its error if decoding failed."""
         pixels = self._jobs.pop(index)()
         if pixels is None:
             return
@@ -163,7 +163,7 @@ class _ImageColumn:
         self._array = self._tensor.numpy()
 
     def _read(self, index: int, sample: Sample, seed: int | None) -> NDArray[Any] | None:
-        """Decode an image, into its place if that exists."""
+        """Decode an image, directly into its place if the tensor exists."""
         rng = GLOBAL_RNG if seed is None else Random(seed)
         pixels = self._chain.read_pixels(sample, self._field, self._decoder, rng)
         if self._decoder.crop is None:

@@ -13,9 +13,9 @@ from wds_datapipes.arguments import check_choice
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 
-#: How often a box of the requested area and aspect ratio is drawn until one fits into the image.
+#: The maximum number of boxes of the requested area and aspect ratio to draw until one fits into the image.
 ATTEMPTS = 10
-#: The generator of the module ``random``, whose functions are the methods of a generator.
+#: The module ``random``, whose functions are the methods of its global generator.
 GLOBAL_RNG = cast(Random, random)
 
 
@@ -31,9 +31,9 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Crop(ABC):
-    """Base class of crops: selects a box of each image, which is resized to one size.
+    """Base class of crops, which select a box in each image to be resized to a fixed size.
 
-    Images are resized with antialiasing, as Pillow resizes them, within one level of 255.
+    Boxes are resized with antialiasing. The pixels differ from Pillow's by at most one level of 255.
 
     Args:
         size: the height and width of the result in pixels: a number, or a pair of both.
@@ -49,7 +49,7 @@ class Crop(ABC):
 
     def __post_init__(self) -> None:
         if min(self.shape) < 1:
-            raise ValueError(f"size must be at least 1 pixel, or a pair (height, width) of such, not {self.size!r}")
+            raise ValueError(f"size must be at least 1 pixel, or a pair (height, width), not {self.size!r}")
         check_choice("interpolation", self.interpolation, Interpolation)
 
     @property
@@ -59,18 +59,18 @@ class Crop(ABC):
 
     @abstractmethod
     def select(self, width: int, height: int, rng: Random) -> Box:
-        """Return the box of an image of this size; it must be inside of the image."""
+        """Return the box for an image of this size; it must lie within the image."""
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop(Crop):
-    """Crops a random part of each image and resizes it, as the transform of this name in torchvision does.
+    """Crops a random part of each image and resizes it, like torchvision's transform of the same name.
 
     Args:
         size: the height and width of the result in pixels: a number, or a pair of both.
         scale: the smallest and the largest area of the part, as fractions of the area of the image.
-        ratio: the smallest and the largest ratio of its width to its height, drawn on a logarithmic scale.
-        flip_probability: the probability of mirroring it left to right.
+        ratio: the smallest and the largest ratio of the part's width to its height, drawn on a logarithmic scale.
+        flip_probability: the probability of mirroring the part left to right.
         interpolation: ``"bilinear"`` or ``"bicubic"``.
 
     Raises:
@@ -101,7 +101,7 @@ class RandomResizedCrop(Crop):
             raise ValueError(f"flip_probability must be from 0 to 1, not {self.flip_probability!r}")
 
     def select(self, width: int, height: int, rng: Random) -> Box:
-        """Return a random box, or the largest centered one of an allowed ratio if none fits."""
+        """Return a random box, or, if none fits, the largest centered one with an allowed ratio."""
         is_mirrored = rng.random() < self.flip_probability
         low, high = map(math.log, self.ratio)
         for _ in range(ATTEMPTS):
@@ -117,12 +117,13 @@ class RandomResizedCrop(Crop):
 
 @dataclass(frozen=True)
 class CenterCrop(Crop):
-    """Crops the square in the center of each image and resizes it, as for validation.
+    """Crops the central square of each image and resizes it, as usual in validation.
 
     Args:
         size: the height and width of the result in pixels.
-        resize: the length of the short side if the whole image were resized first: with a size of 224, 256 takes the
-            middle seven eighths of the short side, as usual for ImageNet. By default, all of the short side.
+        resize: the length that the short side would have if the whole image were resized first: with a size of 224, 256
+            selects the middle seven eighths of the short side, as usual for ImageNet. By default, the square spans the
+            whole short side.
         interpolation: ``"bilinear"`` or ``"bicubic"``.
 
     Raises:

@@ -37,11 +37,11 @@ class DecoderChain(FieldChain):
         decoders: tried in order, before the basic decoders; the first value that is not ``None`` is used.
         by_extension: functions ``bytes -> value`` by extension, tried before all other decoders.
         only: names of the fields to decode, as a space-separated string or several strings.
-        partial: pass values that are not bytes unchanged instead of raising an error.
+        partial: keep values that are not bytes unchanged instead of raising an error.
         allow_pickle: allow codecs that can run code.
         limits: the limits on decompressed fields.
         stage: the name of the stage in messages.
-        basic: whether to try the basic decoders last; without them, other fields stay unchanged.
+        basic: whether to try the basic decoders last; without them, all other fields stay unchanged.
     """
 
     error = DecodeError
@@ -126,7 +126,7 @@ class DecoderChain(FieldChain):
             raise _decode_error(sample, field, step.name, data, error) from error
 
     def find_image_decoder(self, field: str) -> ImageDecoder | None:
-        """Return the image decoder that is the first for fields of one name, if it returns arrays or tensors."""
+        """Return the first decoder for fields of this name, if it decodes images to arrays or tensors."""
         plan = self.plans[field] if field in self.plans else self.plan(field)
         if plan is None or plan.steps[0].position is None:
             return None
@@ -136,7 +136,7 @@ class DecoderChain(FieldChain):
         return decoder if isinstance(decoder, ImageDecoder) and decoder.result.container != "pil" else None
 
     def read_pixels(self, sample: Sample, field: str, decoder: ImageDecoder, rng: Random) -> NDArray[Any]:
-        """Return the pixels of an image field, for which `find_image_decoder` has returned the decoder."""
+        """Return the pixels of an image field, using the decoder that `find_image_decoder` returned for it."""
         data = _as_bytes(sample, field)
         plan = self.plan(field)
         name = GUNZIP.name
@@ -149,7 +149,7 @@ class DecoderChain(FieldChain):
             raise _decode_error(sample, field, name, data, error) from error
 
     def with_rng(self, make_rng: Callable[[], Random]) -> DecoderChain:
-        """Return a chain whose random decoders draw from a generator that is made for each field."""
+        """Return a chain whose random decoders use a new generator for each field."""
         chain = copy(self)
         chain.decoders = tuple(
             decoder.with_rng(make_rng) if isinstance(decoder, ByExtension) else decoder for decoder in self.decoders

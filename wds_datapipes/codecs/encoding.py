@@ -43,7 +43,8 @@ class EncoderChain(FieldChain):
             if isinstance(encoder, Mapping):
                 self._steps.append((extension, _image_step(extension, encoder)))
             elif callable(encoder):
-                # Its name comes later: the name of its module is not part of what identifies a pipeline.
+                # `find_steps` adds the name later, because the module's name must not become part of the pipeline's
+                # fingerprint.
                 self._steps.append((extension, FieldStep("", encoder)))
             else:
                 raise TypeError(
@@ -73,7 +74,7 @@ class EncoderChain(FieldChain):
         if isinstance(value, BYTES):
             if plan.gzips and not is_gzip(bytes(value)):
                 raise EncodeError(
-                    f"{name_field(sample, field)} holds bytes that are not compressed and could not be read back, as "
+                    f"{name_field(sample, field)} holds uncompressed bytes, which could not be read back, because "
                     f"bytes are written unchanged. Compress them with gzip.compress(data, mtime=0), pass the value "
                     f"instead of its bytes, or remove .gz from the field's name"
                 )

@@ -16,8 +16,8 @@ registered_decoders: dict[str, ExtensionDecoder] = {}
 class FieldName(str):
     """The name of a field as passed to decoder functions: ``png``, which also matches ``.png``.
 
-    webdataset passes ``.png``, and decoders written for it check ``key.endswith(".png")``. This holds here as well, for
-    every complete extension; otherwise, the class behaves like a plain string.
+    webdataset passes ``.png``, and decoders written for it check ``key.endswith(".png")``. This check works here as
+    well, for every complete extension; otherwise, the class behaves like a plain string.
 
     Examples:
         >>> name = FieldName("seg.png")
@@ -66,8 +66,7 @@ class Continue:
 def as_continue(value: object) -> Continue | None:
     """Convert a `Continue` of this package or webdataset; return ``None`` for any other value.
 
-    webdataset's class is recognized by its name, so that webdataset need not be imported, and copies of the class work,
-    too.
+    webdataset's class is recognized by name, so webdataset need not be imported, and copies of the class work, too.
     """
     if type(value).__name__ != "Continue":
         return None
@@ -124,7 +123,7 @@ class ByExtension(ABC):
         """Return the value; ``None`` leaves the field to the next decoder."""
 
     def with_rng(self, make_rng: Callable[[], Random]) -> ByExtension:  # noqa: ARG002 - for those that draw
-        """Return a decoder that draws from a generator that is made for each field."""
+        """Return a decoder that uses a new generator for each field."""
         return self
 
     def __call__(self, field: str, data: bytes) -> Any:
@@ -175,7 +174,7 @@ def find_decoder(name: str) -> ByExtension:
     Raises:
         ValueError: there is no decoder of this name.
     """
-    # Pillow would take most of the time to import the codecs.
+    # Imported here because Pillow takes most of the time that importing the codecs would need.
     from wds_datapipes.codecs.images import IMAGE_SPECS, ImageDecoder
     from wds_datapipes.codecs.media import AudioDecoder, VideoDecoder
 

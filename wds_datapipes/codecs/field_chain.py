@@ -1,6 +1,6 @@
 """Field chains: select functions that decode or encode fields by name, and apply them to samples.
 
-Names that end in ``.gz`` are those of compressed fields; the rest of the name selects the functions.
+Fields whose names end in ``.gz`` are compressed; the rest of the name selects the functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError
 from wds_datapipes.samples.fields import not_a_sample_error
 from wds_datapipes.types import Sample
 
-#: The most field names whose plans a chain caches; far more than samples have, unless keys contain dots.
+#: The maximum number of plans in a chain's cache, one per field name: far more than a dataset has, unless keys contain
+#: dots.
 MAX_PLANS = 1000
 #: The maximum expansion of deflate: 258 bytes from two bits.
 MAX_DEFLATE_RATIO = 1032
@@ -42,7 +43,7 @@ class FieldPlan(NamedTuple):
 
     #: The ``.gz`` suffixes removed from the name, one for each compression.
     gzips: tuple[str, ...]
-    #: One or more: the first value that is not ``None`` is used, and always that of the last step.
+    #: One or more: the first result that is not ``None`` is used, or else the result of the last step.
     steps: tuple[FieldStep, ...]
 
 
@@ -97,7 +98,7 @@ class FieldChain(ABC):
 
     @abstractmethod
     def find_steps(self, name: str, start: int, /) -> tuple[FieldStep, ...]:
-        """Return the functions from position ``start`` for a name without ``.gz``, or none to skip the fields."""
+        """Return the functions from position ``start`` for a name without ``.gz``; without any, fields are kept."""
 
     @abstractmethod
     def apply(self, sample: Sample, field: str, plan: FieldPlan) -> Any:
@@ -107,7 +108,7 @@ class FieldChain(ABC):
 def convert_samples(
     source: Iterable[Sample], chain: FieldChain, on_error: OnError | CountedErrors = "raise"
 ) -> Iterator[Sample]:
-    """Decode or encode samples with a chain; samples with a field that fails are handled by the policy."""
+    """Decode or encode samples with a chain; if a field fails, the policy decides about its sample."""
     policy = ErrorPolicy(on_error, chain.stage)
     plans, apply = chain.plans, chain.apply
     for sample in policy.counted(source):
@@ -161,7 +162,7 @@ def gunzip(data: bytes, *, limits: ReadLimits = DEFAULT_LIMITS) -> bytes:
 
 
 def to_gzip(data: bytes) -> bytes:
-    """Compress data without time and name in the header, for reproducible bytes."""
+    """Compress data without a time and a name in the header, for reproducible bytes."""
     compressor = zlib.compressobj(9, zlib.DEFLATED, 31)  # 16: with gzip's header and checksum; 15: the largest window
     return compressor.compress(data) + compressor.flush()
 

@@ -20,16 +20,17 @@ from wds_datapipes.codecs.extensions import ByExtension, split_extensions
 from wds_datapipes.codecs.jpeg import open_jpeg
 from wds_datapipes.codecs.pixels import deep_gray, pack, packed_shape, resize_box, spread, unpack
 
-#: The extensions that image specs decode. webdataset accepts every extension that Pillow has a plugin for, and so fails
-#: on fields that usually are something else: ``h5 hdf fits grib bufr`` (arrays), ``mpg mpeg fli flc`` (video),
-#: ``ps eps wmf emf`` (drawings; Pillow opens some with another program), ``rgb rgba bw im ras`` (raw pixels) and rare
-#: old names. ``image`` and ``img`` are JPEG files that webdataset's writer writes and its reader leaves as bytes.
+#: The extensions that image specs decode. webdataset accepts every extension that Pillow has a plugin for, and
+#: therefore fails on fields that usually hold something else: ``h5 hdf fits grib bufr`` (arrays), ``mpg mpeg fli flc``
+#: (video), ``ps eps wmf emf`` (drawings; Pillow opens some with another program), ``rgb rgba bw im ras`` (raw pixels)
+#: and rare old names. ``image`` and ``img`` are JPEG files that webdataset's writer writes and its reader leaves as
+#: bytes.
 IMAGE_EXTENSIONS = split_extensions(
     "apng avif blp bmp dds dib gif icns ico image img j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx "
     "pbm pcx pgm png pnm ppm psd qoi sgi tga tif tiff webp xbm xpm"
 )
 
-#: Formats excluded regardless of the extension, as Pillow opens them with other programs.
+#: Formats excluded regardless of the extension, because Pillow opens them with other programs.
 EXCLUDED_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "WMF"})
 #: An image with more than LARGE pixels and more than PIXELS_PER_BYTE pixels per byte counts as a decompression bomb.
 LARGE, PIXELS_PER_BYTE = 1 << 24, 10_000
@@ -45,7 +46,7 @@ class _Spec(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """What to decode of an image: a box in pixels of the full image, if it is cropped, at a fraction of its size."""
+    """The part of an image to decode: a box in pixels of the full image, if cropped, and the divisor of its size."""
 
     box: Box | None
     scale: int
@@ -96,21 +97,22 @@ class ImageDecoder(ByExtension):
     for bit. 16-bit grayscale images are scaled, whereas webdataset clips them: 65535 becomes 255, or 1.0 in float
     specs, which keep all 16 bits. 32-bit pixels (TIFF) have no fixed range and are rejected.
 
-    With the extra ``turbo``, JPEG files are decoded to arrays and tensors by simplejpeg, which takes two thirds of
-    Pillow's time for the same pixels. It is used automatically. Files that it rejects are decoded by Pillow.
+    If the extra ``turbo`` is installed, simplejpeg decodes JPEG files to arrays and tensors, in two thirds of Pillow's
+    time for the same pixels. Pillow decodes the files that simplejpeg rejects.
 
     Args:
         spec: one of the seventeen words above.
         min_size: decode a JPEG at the smallest of the scales 1/8, 1/4, 1/2 and 1 whose short side still has this many
             pixels, which is several times faster than decoding and resizing the full image. The result is at least that
-            large, or the full image if that is smaller; resize or crop it as needed. With ``crop``, this is the short
-            side of the part that is cropped, before it is resized. Other formats are always decoded in full.
-        crop: a `RandomResizedCrop` or a `CenterCrop`: the result has its size. Of a JPEG, only the rows down to the end
-            of the part are decoded, so damage below it goes unnoticed.
+            large, or the full image if that is smaller; resize or crop it as needed. With ``crop``, it is the short
+            side of the cropped part before resizing that has at least this many pixels. Other formats are always
+            decoded in full.
+        crop: a `RandomResizedCrop` or a `CenterCrop`, which determines the size of the result. Decoding of a JPEG stops
+            below the cropped part, so damage further down goes unnoticed.
 
     A random crop depends on the seed of the loader, the epoch, and the shard and key of the sample, but not on the
-    process, the order or the number of workers. If a sample has several images, those of the same size are cropped
-    alike. Outside of a pipeline, the module ``random`` draws the numbers.
+    process, the order or the number of workers. If a sample has several images of the same size, all of them are
+    cropped to the same box. Outside of a pipeline, crops use the module ``random``.
 
     Examples:
         >>> ImageDecoder("rgb8", min_size=256)
@@ -139,7 +141,7 @@ class ImageDecoder(ByExtension):
         self._make_rng: Callable[[], Random] | None = None
 
     def with_rng(self, make_rng: Callable[[], Random]) -> ImageDecoder:
-        """Return a copy whose crops draw from a generator that is made for each image."""
+        """Return a copy whose crops use a new generator for each image."""
         if not self.is_random:
             return self
         seeded = copy.copy(self)
@@ -167,7 +169,7 @@ class ImageDecoder(ByExtension):
     def read_pixels(self, data: bytes, rng: Random) -> NDArray[Any]:
         """Return the pixels (H, W[, C]) of an image file, as bytes, or as floats from 0 to 1 if it has 16 bits.
 
-        The array may be a view, read-only, and for specs of tensors have a fourth channel to ignore.
+        The array may be a read-only view. For tensor specs, it may have a fourth channel, which is meaningless.
         """
         _, mode, floats = self.result
         pixels, part = self._read_jpeg(data, rng)
@@ -183,7 +185,7 @@ class ImageDecoder(ByExtension):
         return resize_box(pixels, _scale_box(part.box, part.scale, pixels.shape), self.crop)
 
     def _read_jpeg(self, data: bytes, rng: Random) -> tuple[NDArray[Any] | None, _Region | None]:
-        """Decode a JPEG with the extra ``turbo``, if that is possible; and return what was selected of it."""
+        """Decode a JPEG with the extra ``turbo``, if possible; return its pixels, or None, and the selected region."""
         jpeg = open_jpeg(data)
         if jpeg is None:
             return None, None
@@ -198,7 +200,7 @@ class ImageDecoder(ByExtension):
         return pixels, part
 
     def _load(self, data: bytes, rng: Random, part: _Region | None = None) -> tuple[Image.Image, _Region]:
-        """Decode an image with Pillow, and return it and what was selected of it."""
+        """Decode an image with Pillow, and return it with the selected region."""
         image = open_image(data)
         part = part or self._select(*image.size, rng)
         if part.scale > 1 and image.format in ("JPEG", "MPO"):
@@ -273,7 +275,7 @@ class ImageEncoder:
 
     def __init__(self, extension: str, options: Mapping[str, Any] | None = None) -> None:
         self._format = IMAGE_FORMATS[extension]
-        #: Pillow would convert other modes, some of them with a loss.
+        #: Pillow would convert other modes, some of them lossily.
         self._modes = MODES.get(extension) or MODES[self._format]
         self._options = {**DEFAULTS.get(self._format, {}), **(options or {})}
         if self._format == "WEBP" and "quality" in self._options:

@@ -1,4 +1,4 @@
-"""Fast decoding of JPEG files by simplejpeg, the extra ``turbo``, with the same pixels as Pillow's."""
+"""Fast JPEG decoding by simplejpeg, the extra ``turbo``, to the same pixels as Pillow's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 START = b"\xff\xd8\xff"
 #: The frame types of libjpeg that store rows from top to bottom: baseline and extended, with Huffman coding.
 SEQUENTIAL_FRAMES = (0xC0, 0xC1)
-#: Markers in the range of frames that start none: Huffman tables, a reserved one, and arithmetic coding.
+#: Markers in the same range that start no frame: Huffman tables, a reserved one, and arithmetic coding.
 NO_FRAMES = (0xC4, 0xC8, 0xCC)
 START_OF_SCAN = 0xDA
-#: The rows of pixels in a row of blocks, and those below the requested ones that the interpolation of colors reads.
+#: The pixel rows in a row of blocks, and the rows below the requested ones that color interpolation reads.
 ROWS_OF_BLOCKS, ROWS_BELOW = 16, 8
-#: libjpeg's warning if data follow the last row, which is the case if only the first rows are decoded.
+#: libjpeg's warning that data follow the last row, as they always do if only the first rows are decoded.
 MORE_DATA = "extraneous bytes before marker"
 
 
@@ -30,7 +30,7 @@ class JpegFile(NamedTuple):
     mode: str
 
     def read(self, *, scale: int = 1, rows: int | None = None, padded: bool = False) -> NDArray[np.uint8] | None:
-        """Return an array (H, W) or (H, W, 3), or None if the file is damaged or unusual, so that Pillow decides.
+        """Return an array (H, W) or (H, W, 3), or None to let Pillow try a damaged or unusual file.
 
         Args:
             scale: divides the width and the height: 1, 2, 4 or 8.
@@ -49,13 +49,13 @@ class JpegFile(NamedTuple):
         try:
             found = _simplejpeg().decode_jpeg(upper or self.data, colors, buffer=pixels, **sizes)
         except ValueError as error:
-            # libjpeg keeps its first warning: before this one, nothing was wrong.
+            # libjpeg keeps only its first warning, so nothing was wrong before this one.
             return pixels if upper is not None and MORE_DATA in str(error) else None
         return pixels if found.shape[:2] == shape else None
 
 
 def open_jpeg(data: bytes) -> JpegFile | None:
-    """Return the JPEG file, or None if the extra ``turbo`` is missing, or it is not one that simplejpeg can decode."""
+    """Return the JPEG file, or None if the extra ``turbo`` is missing or simplejpeg cannot decode the file."""
     if not data.startswith(START) or _simplejpeg() is None:
         return None
     try:
@@ -67,9 +67,9 @@ def open_jpeg(data: bytes) -> JpegFile | None:
 
 
 def _upper_part(data: bytes, rows: int) -> bytearray | None:
-    """Return the file with a header that ends it after some rows; None if it does not store rows in this order.
+    """Return a copy whose header declares only the upper rows, or None if rows are not stored from top to bottom.
 
-    libjpeg then reads no further, and needs less time.
+    libjpeg stops after these rows, which saves time.
     """
     frame = None
     position = 2

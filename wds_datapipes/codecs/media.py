@@ -91,7 +91,7 @@ def _decode_audio(data: bytes) -> tuple[NDArray[np.float32], int]:
 
 @contextmanager
 def open_media(data: bytes) -> Iterator[Any]:
-    """Open a media container; errors of PyAV become ValueErrors without a made-up file name."""
+    """Open a media container; PyAV's errors become ValueErrors without its made-up file name."""
     av = _av()
     try:
         with av.open(BytesIO(data), **_open_options()) as container:

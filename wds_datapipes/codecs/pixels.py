@@ -13,7 +13,7 @@ from PIL import Image
 from wds_datapipes.codecs.array_files import as_array
 from wds_datapipes.codecs.crops import Box, Crop
 
-#: The tolerance for floats outside of 0 to 1, as after an interpolation; the same as in webdataset.
+#: The tolerance for floats slightly outside of 0 to 1, as after interpolation; the same as in webdataset.
 TOLERANCE = 0.001
 
 
@@ -89,7 +89,7 @@ def resize_box(pixels: NDArray[Any], box: Box, crop: Crop) -> NDArray[Any]:
         with _one_thread():
             resized = torch.nn.functional.interpolate(image, crop.shape, mode=crop.interpolation, antialias=True)
         part = resized[0].permute(1, 2, 0).numpy().reshape(*crop.shape, *part.shape[2:])
-        if crop.interpolation == "bicubic" and part.dtype == np.float32:  # overshoots, and torch clips bytes only
+        if crop.interpolation == "bicubic" and part.dtype == np.float32:  # it overshoots, and torch clips only bytes
             part.clip(0, 1, out=part)
     return part[:, ::-1] if box.is_mirrored else part
 
@@ -98,8 +98,8 @@ def resize_box(pixels: NDArray[Any], box: Box, crop: Crop) -> NDArray[Any]:
 def _one_thread() -> Iterator[None]:
     """Let torch compute in this thread only.
 
-    For a single image, other threads gain little: they wait actively for the next one, and take the processors from the
-    rest of the program. Workers have one thread anyway.
+    More threads gain little for a single image: they wait actively for the next one and take processors from the rest
+    of the program. Workers have one thread anyway.
     """
     import torch
 
@@ -114,7 +114,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def packed_shape(mode: str, size: tuple[int, int], container: str) -> tuple[int, ...]:
-    """Return the shape of the pixels of a mode and a size (H, W) in a container."""
+    """Return the shape of pixels of a mode and a size (H, W) in a container."""
     if mode == "L":
         return size
     return (len(mode), *size) if container == "torch" else (*size, len(mode))
@@ -137,7 +137,7 @@ def pack(pixels: NDArray[Any], mode: str, container: str, out: NDArray[Any]) -> 
 
 
 def _split_words(words: NDArray[np.uint32], planes: NDArray[np.uint8]) -> None:
-    """Split words into the bytes of each plane, the lowest first, in half of the time that strided bytes take."""
-    words = np.ascontiguousarray(words)  # if they are mirrored, which would take longer than the copy
+    """Split words into planes of bytes, the lowest byte first, in half of the time that strided copies take."""
+    words = np.ascontiguousarray(words)  # shifting mirrored words takes longer than copying them
     for number, plane in enumerate(planes):
         np.right_shift(words, 8 * number, out=plane, casting="unsafe")

@@ -14,7 +14,7 @@ from wds_datapipes.extras import require
 
 #: NaN and infinities are not valid JSON: Python reads them, but other programs do not.
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-#: The newest protocol of pickle that all supported Python versions read, fixed for reproducible bytes.
+#: The newest pickle protocol that all supported Python versions read, fixed for reproducible bytes.
 PROTOCOL = 5
 
 

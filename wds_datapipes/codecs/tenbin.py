@@ -21,7 +21,7 @@ from wds_datapipes.codecs.array_files import as_array
 
 MAGIC = b"~TenBin~"
 ALIGNMENT = 64
-#: Maps short names to dtypes. webdataset lists ``u4``, too, but because of a bug can neither write nor read it.
+#: Maps short names to dtypes. webdataset lists ``u4``, too, but a bug prevents it from writing and reading it.
 DTYPES = {name: np.dtype(f"<{name}") for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")}
 
 
