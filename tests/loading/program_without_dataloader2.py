@@ -24,7 +24,7 @@ def key_of(sample: dict[str, Any]) -> str:
 
 
 def epoch_of(loader: Any, count: int = sys.maxsize) -> list[str]:
-    """The items of an epoch, or the first ``count`` of them."""
+    """Return the items of an epoch, or the first ``count`` of them."""
     return [item for _, item in zip(range(count), loader.dataset.tracked(loader), strict=False)]
 
 

@@ -1,4 +1,4 @@
-"""Error budgets in workers: each worker has the whole budget, and one that exceeds it ends the run."""
+"""Error budgets in workers: each worker has the whole budget, and a worker that exceeds it ends the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wds_datapipes.testing import build_shard
 
 @pytest.fixture(autouse=True)
 def here(folder: Path) -> None:
-    # The first worker reads the even shards, which are all good; the second one reads those with 12 bad samples of 40.
+    # The first worker reads the even shards, which are all good; in those of the second, 12 of 40 samples are bad.
     for shard in range(4):
         bad = {3, 7, 8, 9, 13, 17} if shard % 2 else set()
         labels = [{"__key__": f"{shard}-{n}", "cls": "x" if n in bad else "1"} for n in range(20)]

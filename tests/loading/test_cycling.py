@@ -98,7 +98,7 @@ def test_sources_that_split_themselves_end_too() -> None:
 
 
 class EveryThird(IterDataPipe[int]):
-    """Yields something in every third pass only."""
+    """Yields items only in every third pass."""
 
     passes = 0
 

@@ -1,4 +1,4 @@
-"""Global batches of indexed samples: the same on any ranks and workers, also if a run resumes on different ones."""
+"""Global batches of indexed samples are the same on any ranks and workers, even if a run resumes on different ones."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ def resume(run: Any) -> None:
         next(run.epoch())
 
 
-#: Stages after which each rank has a state of its own.
+#: Stages after which the states of ranks differ.
 OF_RANK: dict[str, Callable[[Any], Any]] = {
-    r"\.shuffle_samples\(\) has another state on each": lambda pipe: pipe.shuffle_samples(9),
+    r"\.shuffle_samples\(\) has a different state on each": lambda pipe: pipe.shuffle_samples(9),
     r"\.filter\(\) may yield fewer items": lambda pipe: pipe.filter(bool),
     r"\.map_samples\(\) may yield fewer items": lambda pipe: pipe.map_samples(dict),
     r"\.wds_decode\(\) may yield fewer items": lambda pipe: pipe.wds_decode(on_error="skip"),
-    r"\.rsample\(\) has another state on each": lambda pipe: pipe.rsample(0.9),
-    "EpochSetter has another position on each": lambda pipe: pipe.with_epoch(20),
+    r"\.rsample\(\) has a different state on each": lambda pipe: pipe.rsample(0.9),
+    "EpochSetter has a different position on each": lambda pipe: pipe.with_epoch(20),
     "Shuffler has no position": lambda pipe: pipe.shuffle(buffer_size=4),
 }
 

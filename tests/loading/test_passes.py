@@ -1,4 +1,4 @@
-"""Several passes over a split source in one epoch: each yields every sample once, for any loader and workers."""
+"""Several passes over a split source in one epoch each yield every sample once, with any loader and workers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class OwnShuffler(IterDataPipe[Any]):
         self.seed = seed
 
     def reset(self) -> None:
-        self.random.seed(self.seed)  # by the system if there is no seed
+        self.random.seed(self.seed)  # from the system without a seed
         self.seed = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -160,7 +160,7 @@ def test_passes_differ_in_their_order_and_repeat_with_the_seed(read_by: Callable
     assert list(read_by(iterated_twice(), 0)) == epochs
 
 
-def test_an_endless_mixture_restarts_alike_after_other_numbers_of_passes() -> None:
+def test_an_endless_mixture_restarts_the_same_after_different_numbers_of_passes() -> None:
     again = list[int]()
     for instance, count in enumerate([40, 10]):
         pipe: Any = IterableWrapper(range(8)).shuffle().sharding_filter()

@@ -1,4 +1,4 @@
-"""The patches of torchdata: what they change, and which releases they leave alone."""
+"""The patches of torchdata: their effects, and the releases that they leave alone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_torchdatas_service_keeps_a_pipeline_with_a_dispatching_stage() -> None:
     pipe = IterableWrapper(range(20)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
     loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "spawn", 4))
     service = loader.reading_service
-    assert type(service) is MultiProcessingReadingService  # it is not read: its processes may outlive the loader
+    assert type(service) is MultiProcessingReadingService  # not read, because its processes may outlive the loader
     assert (service.num_workers, service.multiprocessing_context, service.worker_prefetch_cnt) == (2, "spawn", 4)
 
 
@@ -103,7 +103,7 @@ REASONS = {
         "torchdata 0.6.0 is not one of 0.7.1, 0.8.0, 0.9.0",
         True,
     ),
-    "another system": ("import fsspec.core, torchdata; sys.platform = 'darwin'", "require Linux, and this is", False),
+    "another system": ("import fsspec.core, torchdata; sys.platform = 'darwin'", "require Linux, but this is", False),
 }
 
 

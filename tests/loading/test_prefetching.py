@@ -27,7 +27,7 @@ class Failing:
 
 
 class Watched(deque[Any]):
-    """A buffer that records whether its filler had already reported its end when an item was appended."""
+    """A buffer that records whether its thread had already reported its end when an item was appended."""
 
     def __init__(self, data: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The order of a seed: that of torchdata, a different one in each epoch, and the same one in another run."""
+"""The order of a seed is torchdata's; it differs between epochs and is the same in another run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OwnFilter(ShardingFilter):  # type: ignore[misc]  # torchdata has no types
 
 
 class Split(IterDataPipe[Any]):
-    """Splits the data in a different way: into blocks."""
+    """Splits the data differently, into blocks."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -119,7 +119,7 @@ def test_an_epoch_starts_with_the_functions_of_other_services_and_of_the_user() 
     info, generator = WorkerInfo(3, 2), SeedGenerator(8)
     assert EpochRun(stage, EpochStart(generator, iter_reset_fn=theirs, worker_reset_fn=users, info=info)).pipe is last
     assert said == [("theirs", stage), ("users", other, info, generator)]
-    assert len(stage.seeds) == 1  # before the functions, which may draw other numbers
+    assert len(stage.seeds) == 1  # before the functions, which may draw additional numbers
     resets: dict[str, Any] = {"iter_reset_fn": lambda _: None, "worker_reset_fn": lambda *_: 5}
     for name, function in resets.items():
         with pytest.raises(TypeError, match=rf"{name} must return the pipeline, but returned (None|5)"):

@@ -1,4 +1,4 @@
-"""How the data is split among ranks and workers, and the warnings if it is not split, or split twice."""
+"""The split of the data among ranks and workers, and the warnings if it is not split, or split twice."""
 
 from __future__ import annotations
 
@@ -252,12 +252,12 @@ class TestASecondSplit:
         return data
 
     def test_a_wrapper_that_splits_is_refused(self, data: Any) -> None:
-        with pytest.raises(RuntimeError, match=r"would split again.*accelerator\.prepare"):
+        with pytest.raises(RuntimeError, match=r"would split this share again.*accelerator\.prepare"):
             list(IterableDatasetShard(data))
 
     def test_a_loader_of_accelerate_is_refused(self, data: Any) -> None:
         names = {"__name__": "accelerate.data_loader", "data": data}
-        with pytest.raises(RuntimeError, match="would split again"):
+        with pytest.raises(RuntimeError, match="would split this share again"):
             exec("data.set_epoch(0)", names)
 
     def test_a_single_rank_may_use_any_wrapper(self, data: Any) -> None:

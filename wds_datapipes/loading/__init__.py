@@ -1,1 +1,1 @@
-"""Reading services, stateful datasets, and everything else that depends on torchdata's loaders."""
+"""Reading services, stateful datasets, and other code that depends on torchdata's loaders."""

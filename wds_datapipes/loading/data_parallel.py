@@ -1,4 +1,4 @@
-"""The data-parallel group of a process, as given by the argument ``distributed``, and what its ranks have in common."""
+"""The data-parallel group that the argument ``distributed`` describes, and the facts that its ranks must share."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Distributed: TypeAlias = "bool | ProcessGroup | DeviceMesh | tuple[int, int] | N
 
 
 Facts: TypeAlias = "Mapping[str, str]"
-"""What must be equal on all ranks, by its name: a predicate of the rank, which its message contains."""
+"""Facts that must be equal on all ranks, by name; each completes a message that begins with "Rank 0"."""
 
-#: Why a difference between two ranks is an error, and what to do.
+#: Why a difference between two ranks is an error, and how to fix it.
 ADVICE = {
     "ranks": "On every rank, pass the data-parallel group of that rank as distributed",
-    "seed": "Each shuffles the data differently before it takes its share, so some samples would be read twice and "
-    "others never. Give every rank the same seed",
+    "seed": "Each rank shuffles the data differently before it takes its share, so some samples would be read twice "
+    "and others never. Give every rank the same seed",
     "workers": "The data is split between the same number of processes on each rank, so some samples would be read "
     "twice and others never. Give every rank the same num_workers",
     "lists": "A list that the program has already split by rank would be split again, and most of it would never be "
@@ -43,16 +43,16 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class DataParallelGroup:
-    """The ranks that share the data, and the place of this process among them.
+    """The ranks that share the data, and the rank of this process among them.
 
-    It holds numbers instead of torch's group, which could not be copied to a worker.
+    It holds numbers instead of torch's group, because a group cannot be copied to a worker.
 
     Attributes:
         is_split: whether the data is split between ranks.
-        given: the identity of this rank in the group; ``None`` for all ranks of the default process group, which may
+        given: the identity of this rank in the group; ``None`` means all ranks of the default process group, which may
             be initialized later.
-        is_synchronized: whether all ranks of the default process group take part, and so can agree on a seed. Otherwise
-            the program must give each rank the same seed.
+        is_synchronized: whether all ranks of the default process group take part, so that they can agree on a seed.
+            Otherwise, the program must pass the same seed to each rank.
     """
 
     is_split: bool = False
@@ -111,19 +111,19 @@ class DataParallelGroup:
 
     @property
     def identity(self) -> RankIdentity:
-        """The identity of this rank; that of the only rank, if it is not known yet."""
+        """The identity of this rank; if it is not known yet, the identity of a single rank."""
         if not (self.is_split and self.is_known):
             return ONLY_RANK
         return self.given or RankIdentity(dist.get_world_size(), dist.get_rank())
 
     @property
     def is_replicated(self) -> bool:
-        """Whether several ranks of the default process group read the same data, as far as it is known here."""
+        """Whether several ranks of the default process group read the same data, as far as this process can know."""
         return self.is_split and self.is_known and self.identity.ranks < ranks_of_run()
 
 
 def _identity_of_pair(pair: tuple[Any, ...]) -> RankIdentity:
-    """Return the identity that a pair ``(rank, world_size)`` describes."""
+    """Return the identity described by a pair ``(rank, world_size)``."""
     if len(pair) != 2 or not all(isinstance(number, Integral) and not isinstance(number, bool) for number in pair):
         raise TypeError(f"distributed must be a pair of integers, (rank, world_size), not {pair!r}")
     rank, ranks = map(int, pair)
@@ -135,7 +135,7 @@ def _identity_of_pair(pair: tuple[Any, ...]) -> RankIdentity:
 
 
 def check_replicated(pipe: Any, group: DataParallelGroup) -> None:
-    """Check that several ranks can read the same data, if they must.
+    """Check that the pipeline lets several ranks read the same data, if the group requires it.
 
     Raises:
         ValueError: a stage gives each shard to one process.
@@ -155,7 +155,7 @@ def facts_of(
     Args:
         pipe: the pipeline, before it is split.
         group: the ranks that share the data.
-        workers: the number of processes of this rank that run it, if it is known.
+        workers: the number of processes that run it on this rank, if known.
         seed: the seed of this rank, unless the ranks agree on one.
     """
     lists = [f"{len(urls)} shards from {_name(urls[0])} #{digest(map(_name, urls))}" for urls in _lists(pipe)]
@@ -189,13 +189,13 @@ def check_facts_match(rank: int, facts: Facts, other: int, others: Facts) -> Non
 
 
 def _lists(pipe: Any) -> list[Sequence[str]]:
-    """Return the lists before the split that are known before reading."""
+    """Return the shard lists of the stages before the split, if they are known without reading."""
     before = {id(stage): stage for splitter in splitters(pipe) for stage in upstream(splitter)}
     return [urls for stage in before.values() if (urls := declared(stage).known_list())]
 
 
 def _name(url: str) -> str:
-    """Return the name of a shard without its folder, which may differ between hosts."""
+    """Return the name of a shard without its folder, because folders may differ between hosts."""
     return re.split("[?#]", url.rstrip("/"))[0].rpartition("/")[2]
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a distributed run: their common seed, what they must have in common, and detection of lost ranks."""
+"""The ranks of a distributed run: their common seed, the facts that they must share, and detection of lost ranks."""
 
 from __future__ import annotations
 
@@ -39,40 +39,40 @@ ANSWER_S = 2.0
 #: How long a leaving rank waits for the store and for the other ranks, in seconds.
 LEAVE_S = 1.0
 
-#: How long to wait for an abandoned thread, in seconds. Only a thread that is blocked in a store takes longer.
+#: How long to wait for an abandoned thread, in seconds. Only a thread that is blocked in a store call takes longer.
 JOIN_S = 0.1
 
 #: The number of characters shown of another rank's error.
 SUMMARY_LENGTH = 500
 
-#: The count of a rank that has arrived; a lower count means that it has not arrived completely.
+#: The count of a rank that has arrived; a lower count means that its arrival is incomplete.
 ARRIVED = 2
 
-#: What the store answers instead of a report that does not exist.
+#: What the store returns for a report that does not exist.
 MISSING = "-"
 
 T = TypeVar("T")
 Pause: TypeAlias = Callable[[], bool]
 
-#: The numbers of pipelines of each kind in this process, and of those whose ranks meet. The n-th one corresponds to
-#: the n-th one of the other ranks.
+#: The numbers of pipelines of each kind in this process, and of those whose ranks meet. The n-th one corresponds to the
+#: n-th one on other ranks.
 _numbers = Counter[str]()
 
 
 class Ranks:
     """The ranks of a run, which agree through the store of the default process group.
 
-    `compare` does not wait. A `ShardReadingService` also lets its ranks meet when it starts and at the beginning of
-    each epoch, and only then: nothing is sent per item. Then all ranks must start their services in the same order,
-    including those that read the same data as others, as in tensor parallelism: all ranks use the seed of rank 0.
+    `compare` does not wait. The ranks of a `ShardReadingService` also meet when it starts and at the beginning of each
+    epoch, but send nothing per item. All ranks, including those that read the same data, as in tensor parallelism, must
+    then start their services in the same order, because all of them use the seed of rank 0.
 
-    Each meeting has a gate, which either opens or shuts for all ranks. The rank that arrives last opens it. A rank
-    that times out or leaves shuts it and records the reason. For a meeting, each rank sends a few short messages to the
-    store. The entries of past meetings are deleted. torchrun keeps its store when it restarts ranks, and gives each
-    attempt other names.
+    Each meeting has a gate, which either opens or shuts for all ranks. The rank that arrives last opens it. A rank that
+    times out or leaves shuts it and records the reason. Each rank sends a few short messages to the store per meeting,
+    and the entries of past meetings are deleted. Because torchrun keeps its store when it restarts ranks, the names of
+    entries include the attempt.
 
     Args:
-        pipe: the pipeline. The n-th one of the same stages corresponds to the n-th one on the other ranks.
+        pipe: the pipeline. The n-th one with the same stages corresponds to the n-th one on other ranks.
         group: the ranks that share the data; by default, all.
         timeout_s: how long a rank waits for the others, in seconds; ``None`` means half an hour.
 
@@ -95,13 +95,13 @@ class Ranks:
         self._owner_pid = os.getpid()
 
     def compare(self, facts: Facts) -> None:
-        """Publish facts, and compare them with those that the neighbors have published under the same names so far.
+        """Publish facts, and compare them with those that neighboring ranks have published so far under the same names.
 
-        So the rank that comes last finds a difference. A worker process opens its own connection if the store is a
+        The rank that comes last finds any difference. A worker process opens its own connection if the store is a
         ``TCPStore``.
 
         Raises:
-            RuntimeError: they differ.
+            RuntimeError: the facts differ.
         """
         found: dict[int, Facts] = {}
         with suppress(RuntimeError):  # the group was destroyed, or its store is unreachable
@@ -119,7 +119,7 @@ class Ranks:
 
         Args:
             seed: the seed of the epoch that this rank resumes mid-epoch; ``None`` if it begins one.
-            facts: what must be equal on all ranks.
+            facts: the facts that must be equal on all ranks.
 
         Returns:
             The seed of any rank that resumes mid-epoch, or ``None``.
@@ -150,12 +150,12 @@ class Ranks:
         return seed if found is None else found
 
     def share(self, report: str, *, reads: bool) -> list[str]:
-        """Publish a report of this rank; this does not wait for other ranks.
+        """Publish a report of this rank without waiting for other ranks.
 
         Args:
             report: the report.
-            reads: whether to return the last report of each rank that has published one, by a request for each.
-                Otherwise, there is one request.
+            reads: whether to return the latest report of each rank that has published one, which takes a request per
+                rank; otherwise, there is a single request.
 
         Raises:
             RankLostError: the store of the process group does not respond.
@@ -188,12 +188,12 @@ class Ranks:
             self._in_thread(lambda pause: self._leave(pause, why), LEAVE_S, LEAVE_S)
 
     def _meet(self, seed: int | None, facts: Facts | None = None) -> tuple[int | None, Facts]:
-        """Meet the other ranks; return the seed that a rank has brought, if any, and the facts of rank 0."""
+        """Meet the other ranks; return the seed that any of them brings, or None, and the facts of rank 0."""
         epoch = self._begun + 1
         return self._ask(epoch, lambda pause: self._arrive(pause, epoch, seed, facts))
 
     def _ask(self, epoch: int | None, action: Callable[[Pause], T]) -> T:
-        """Return the result of an action that calls the store: for an epoch, or for a report.
+        """Return the result of an action that calls the store, for an epoch or for a report.
 
         Raises:
             RankLostError: the store does not respond.
@@ -211,9 +211,9 @@ class Ranks:
             raise _lost(epoch, f"{why}: rank 0 or torchrun, which hosts it, has ended") from error
 
     def _arrive(self, pause: Pause, epoch: int, seed: int | None, facts: Facts | None) -> tuple[int | None, Facts]:
-        """Arrive at a meeting, wait at its gate, and return what it was opened with."""
+        """Arrive at a meeting, wait at its gate, and return the seed and the facts with which it was opened."""
         store = self._host
-        if self._arrived < epoch:  # else Ctrl-C was pressed at the gate, and this is a retry
+        if self._arrived < epoch:  # otherwise, this is a retry after Ctrl-C at the gate
             self._arrived = epoch
             if seed is not None:
                 store.set(self._key(epoch, "seed"), json.dumps(seed))
@@ -230,7 +230,7 @@ class Ranks:
                 store.compare_set(self._key(epoch, "gate"), "", json.dumps(brought))
                 self._forget(epoch, "seed", "facts", "present")
                 self._forget(epoch - 1, "gate")
-            store.add(self._key(epoch, self.rank), 1)  # so that a rank that dies in between is detected
+            store.add(self._key(epoch, self.rank), 1)  # a rank that dies in between never gets here, and is detected
         while not store.check([self._key(epoch, "gate")]):
             if not pause():
                 self._shut(epoch)
@@ -254,7 +254,7 @@ class Ranks:
     def _leave(self, pause: Pause, why: str) -> None:
         """Shut the next gate, and delete the entries that are no longer needed."""
         store, following = self._host, self._arrived + 1
-        # The store sends no response to this, so this does not wait.
+        # The store sends no response to set(), so this does not wait.
         store.set(self._key(following, "gate"), json.dumps({"lost": why}))
         self._forget("report", self.rank)
         if store.add(self._key(following, "left"), 1) == self.size:
@@ -267,11 +267,11 @@ class Ranks:
 
     def _store(self) -> Any:
         """Return the store of the process group; ``None`` in a worker that cannot connect to it."""
-        # A torch without distributed support lacks these. It does not list them in its __all__.
+        # Imported here because builds of torch without distributed support lack these. __all__ does not list them.
         from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
         if get_worker_info() is not None:
-            # A fork shares its connection with the main process.
+            # A fork shares the main process's connection, so it needs its own.
             return self._address and TCPStore(*self._address, is_master=False, timeout=CONNECT)
         store = distributed_c10d._get_default_store()
         host = store
@@ -289,10 +289,10 @@ class Ranks:
             self._host.delete_key(self._key(epoch, name))
 
     def _in_thread(self, action: Callable[[Pause], T], timeout_s: float, limit_s: float) -> T:
-        """Run an action in a thread: torch's stores wait for some responses without a limit, and ignore Ctrl-C.
+        """Run an action in a thread, because torch's stores wait for some responses without a limit and ignore Ctrl-C.
 
         Args:
-            action: called with a function that waits before the next request, and returns whether time remains.
+            action: called with a function that waits before the next request and returns whether time remains.
             timeout_s: how long that function returns True, in seconds.
             limit_s: how long to wait for the result, in seconds.
         """
@@ -311,8 +311,8 @@ class Ranks:
             except Exception as error:  # noqa: BLE001 - the other thread raises it
                 answer.set_exception(error)
 
-        # A daemon thread, because the interpreter waits for other threads before it exits. A loader may also be garbage
-        # collected while the threading module holds a lock that it takes for non-daemon threads only.
+        # A daemon thread, because the interpreter waits for all others before it exits. Besides, a loader may be
+        # garbage-collected while the threading module holds a lock that only non-daemon threads need.
         threading.Thread(target=act, name="wds_datapipes ranks", daemon=True).start()
         try:
             return answer.result(limit_s)
@@ -322,7 +322,7 @@ class Ranks:
 
 
 def _number(what: str) -> str:
-    """Return the name of the next thing of a kind, which torchrun's next attempt does not share."""
+    """Return the name of the next object of a kind; the name differs between attempts of torchrun."""
     number, attempt = _numbers[what], os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     _numbers[what] += 1
     return f"wds_datapipes/{attempt}/{what}/{number}"
@@ -335,5 +335,5 @@ def _lost(epoch: int | None, why: str) -> RankLostError:
 
 
 def _summarize(error: BaseException) -> str:
-    """Return an error's type and the first line of its message; torch adds tracebacks."""
+    """Return an error's type and the first line of its message, because torch adds tracebacks."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".removesuffix(": ")[:SUMMARY_LENGTH]

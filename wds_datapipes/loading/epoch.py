@@ -1,7 +1,7 @@
-"""The beginning of an epoch of a pipeline in one process, whatever the loader, and the seeds of its stages.
+"""The start of an epoch in one process, for all kinds of loaders, and the seeds of its stages.
 
-A ``SeedGenerator``, torchdata's or ours, has two sources of seeds: a shared one, which is the same on every rank and
-worker, and one that differs between them. Both depend only on the seed of the loader and the number of the epoch.
+A ``SeedGenerator``, torchdata's or ours, has two sources of seeds: a shared one, which yields the same seeds on every
+rank and worker, and one that differs between them. Both depend only on the loader's seed and the epoch's number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings
 from wds_datapipes.seeds import SeedGenerator, derived_seed
 
-#: The seed that was drawn last in each thread, for a loader without one.
+#: The last seed drawn in each thread, for a loader without a seed.
 _drawn = threading.local()
 
 
@@ -40,7 +40,7 @@ class PlaceInRun(NamedTuple):
     Attributes:
         first: the seed of the first epoch of the run.
         epoch: the number of the epoch.
-        following: the seed generator of the next epoch, if it is known.
+        following: the seed generator of the next epoch, if known.
     """
 
     first: int
@@ -50,7 +50,7 @@ class PlaceInRun(NamedTuple):
 
 @dataclass
 class EpochSeeds:
-    """The seeds of the epochs. The first is the seed of the loader, and each follows from the previous one.
+    """The seeds of the epochs: the first is that of the loader, and each of the others follows from the previous one.
 
     They equal those of torchdata, whose generator (Philox) is the same in every release of Python and torch.
 
@@ -58,9 +58,9 @@ class EpochSeeds:
         seed: the seed of the current epoch.
         epoch: its number since the loader was seeded, from 0.
         first: the seed of the first epoch.
-        next: the seed of the next epoch, unless the loader is seeded before it.
+        next: the seed of the next epoch, unless the loader is seeded again first.
         wanted: the number selected for the next epoch, or ``None``.
-        phases: the history of the run in its state; none if the run began here.
+        phases: the history of the run, from its state; empty if the run began here.
     """
 
     seed: int = 0
@@ -72,7 +72,7 @@ class EpochSeeds:
 
     @classmethod
     def of(cls, state: Checkpoint) -> EpochSeeds:
-        """Return the seeds in the state of an epoch."""
+        """Return the seeds stored in a checkpoint."""
         return cls(state.seed, state.epoch, state.first, state.next, state.wanted, state.phases)
 
     def begin(
@@ -88,11 +88,11 @@ class EpochSeeds:
         Args:
             seed_generator: the seed generator of the loader, as left by the previous epoch or by a new seed.
             resumed_from: the state from which the run resumes; if its epoch is over, the next one begins.
-            meet: exchanges a number of each rank for that of rank 0; ``None`` if there is one rank.
+            meet: called with a number of this rank, returns that of rank 0; ``None`` if there is one rank.
             rank: the rank of this process, if another reading service has seeded the ranks.
 
         Raises:
-            StateError: an epoch other than that of the state was selected.
+            StateError: the selected epoch is not that of the state.
         """
         if resumed_from is not None:
             resumed_from.check_epoch(self.wanted)
@@ -106,8 +106,8 @@ class EpochSeeds:
             self.wanted = wanted
         if meet is not None:
             seed_generator.seed(meet(seed_generator.generate_shared_seed()))
-        # Ranks that share a seed draw it from the seed of the loader. The comparison uses what all ranks have, so that
-        # all ranks count alike even if only rank 0 was seeded again.
+        # Ranks that share a seed draw it from the loader's seed. Compare values that all ranks have, so that all ranks
+        # count the same epochs even if only rank 0 was seeded again.
         is_next = self.next is not None and seed_of(seed_generator) in (
             self.next,
             SeedGenerator(self.next).generate_shared_seed(),
@@ -127,10 +127,11 @@ class EpochSeeds:
 
         Args:
             number: the number of the epoch.
-            is_split: whether the ranks share a seed that they draw from that of the loader.
+            is_split: whether the ranks share a seed, which they draw from the loader's.
 
         Raises:
-            StateError: ``set_epoch`` has selected this epoch, but not the first one, so the others are not known.
+            StateError: the current epoch was selected by ``set_epoch``, but the first was not, so the seeds of others
+                are unknown.
         """
         if number == self.epoch:
             return self.seed
@@ -147,7 +148,7 @@ class EpochSeeds:
         return seeds[number]
 
     def place(self, *, is_split: bool, is_seeded: bool = True) -> PlaceInRun:
-        """Return the place of this epoch; the next one may begin as this one did: selected by its number, or not."""
+        """Return the place of this epoch; assume that ``set_epoch`` selects the next one if it selected this one."""
         if not is_seeded:
             return PlaceInRun(self.first, self.epoch)
         if self.seed == derived_seed("epoch", self.first, self.epoch):
@@ -157,13 +158,13 @@ class EpochSeeds:
         return PlaceInRun(self.first, self.epoch, SeedGenerator(following))
 
     def end(self, seed_generator: Any) -> None:
-        """Advance the generator, so that the next epoch has a different order; the result is the same on every rank."""
+        """Advance the generator, so that the next epoch has a different order, which is the same on every rank."""
         seed_generator.seed(seed_generator.generate_shared_seed())
         self.next = seed_of(seed_generator)
 
 
 def _seed_after(seed: int, *, is_split: bool) -> int:
-    """Return the seed of the epoch after one that was not selected; see `EpochSeeds.of_epoch`."""
+    """Return the seed of the epoch after one that ``set_epoch`` did not select; see `EpochSeeds.of_epoch`."""
     found = SeedGenerator(seed).generate_shared_seed()
     return SeedGenerator(found).generate_shared_seed() if is_split else found
 
@@ -181,22 +182,22 @@ def draw_seed() -> int:
 
 
 def is_drawn(seed_generator: Any) -> bool:
-    """Whether the seed of a generator was just drawn, since its loader has none."""
+    """Whether the seed of a generator was just drawn, because its loader has none."""
     return seed_of(seed_generator) == getattr(_drawn, "seed", None)
 
 
 def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None) -> None:
-    """Seed every stage that takes a seed: the same on every worker and rank before the split, different ones after it.
+    """Seed every stage that takes a seed: identically on all workers and ranks before the split, differently after it.
 
     A stage whose ``shares_seed`` is true has the same seed everywhere, even after the split.
 
-    Any stage with ``apply_sharding`` splits the data. torchdata looks for torch's ``ShardingFilter`` only, and with any
-    other class lets each worker shuffle the shards differently.
+    Any stage with ``apply_sharding`` splits the data. torchdata recognizes only torch's ``ShardingFilter``: with any
+    other class, it lets each worker shuffle the shards differently.
 
     Args:
         pipe: the last stage.
         seed_generator: the seed generator of this worker.
-        place: the place of the epoch in the run, if it is known.
+        place: the place of the epoch in the run, if known.
     """
     derive_later_seeds(pipe)
     # Draw the seeds in the same order as torchdata, so that the order for a given seed does not change.
@@ -224,10 +225,10 @@ def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None)
 
 
 def refuse_hidden_stages(pipe: Any) -> None:
-    """Raise for a stage that draws random numbers, and that only torch's traversal finds: it would not be seeded.
+    """Raise an error if only torch's traversal finds a stage that draws random numbers, because it would not be seeded.
 
-    torch finds stages by pickling each stage. `upstream`, which is faster, looks into attributes, and into lists,
-    tuples and dicts in them.
+    torch finds stages by pickling each stage. `upstream` is faster: it searches attributes, and lists, tuples and dicts
+    in them.
 
     Raises:
         ValueError: there is such a stage.
@@ -245,7 +246,7 @@ def call_with_pipeline(name: str, pipe: Any) -> Any:
     """Return the result of a function that must return a pipeline.
 
     Args:
-        name: the name of the function in the error.
+        name: the name of the function, for the error.
         pipe: its result.
 
     Raises:
@@ -262,13 +263,13 @@ class EpochStart:
 
     Attributes:
         seeds: the seed generator of this process.
-        state: the state from which the epoch resumes; ``None`` at its beginning.
+        state: the state from which the epoch resumes; ``None`` if it starts from the beginning.
         replay_reason: why the pipeline resumes by replay; "" if it has a position, or the main process replays it.
-        owns_generators: whether the global generators of this process belong to the pipeline, as in a worker.
-        iter_reset_fn: the reset function of another reading service, called with the pipe, which it returns.
-        worker_reset_fn: the user's, called with the pipe, the worker and the generator; it returns the pipe.
+        owns_generators: whether the global random generators of this process belong to the pipeline, as in a worker.
+        iter_reset_fn: the reset function of another reading service; it takes and returns the pipe.
+        worker_reset_fn: the user's function; it takes the pipe, the worker and the generator, and returns the pipe.
         info: the ``WorkerInfo`` of this process.
-        place: the place of the epoch in the run, if it is known.
+        place: the place of the epoch in the run, if known.
     """
 
     seeds: Any
@@ -288,14 +289,14 @@ class EpochRun:
         pipe: the pipeline, split between ranks and workers.
         start: how the epoch begins.
         counters: the counters of all stages; by default, each keeps its own.
-        seeded: the pipeline with the stages to seed, if some stages after ``pipe`` run in this process, too.
+        seeded: the pipeline whose stages are seeded, if stages after ``pipe`` run in this process, too.
 
     Attributes:
-        pipe: the pipeline, as the user's functions have returned it.
+        pipe: the pipeline that the user's functions have returned.
         items: yields the items: the pipeline, or a stage that replays it.
         spans_epochs: whether the epoch continues the previous one.
         is_resumed: whether it resumes from a state.
-        base: the state at which it begins; or why it has none.
+        base: the state from which it starts, or the reason why there is none.
 
     Raises:
         StateError: the state belongs to another pipeline.
@@ -314,7 +315,7 @@ class EpochRun:
             pipe = call_with_pipeline("iter_reset_fn", start.iter_reset_fn(pipe))
         if start.worker_reset_fn is not None:
             pipe = call_with_pipeline("worker_reset_fn", start.worker_reset_fn(pipe, start.info, start.seeds))
-        guard_listings(pipe, seed)  # after these functions, so that they find only their own stages
+        guard_listings(pipe, seed)  # after these functions, so that they see only the user's stages
         if counters is not None:
             share_counters(pipe, counters)
         self.pipe = pipe
@@ -327,7 +328,7 @@ class EpochRun:
             start.state.load(self.items)
 
     def _continued(self) -> WorkerState | str:
-        """Return the state at which an epoch begins that continues the previous one; or why there is none."""
+        """Return the state from which an epoch continues the previous one, or the reason why there is none."""
         try:
             return WorkerState.of(next_epoch_state(save_state(self.items)))
         except StateError as error:
@@ -337,7 +338,8 @@ class EpochRun:
 def _seed_generators(start: EpochStart) -> None:
     """Seed the global generators of Python, torch and NumPy.
 
-    An epoch that is resumed in its middle has other numbers, since it would repeat those from its beginning.
+    An epoch that resumes in the middle gets other seeds, because the same ones would repeat the numbers from its
+    beginning.
     """
     seeds = [start.seeds.generate_seed() for _ in range(3)]
     if start.state is not None and (mark := start.state.mark) is not None:

@@ -17,7 +17,7 @@ DEPTH = 16
 
 
 def training_loop() -> Any:
-    """Return the ``FitLoop`` of Lightning that is in the call stack, or ``None``."""
+    """Return Lightning's ``FitLoop`` in the call stack, or ``None``."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(DEPTH):
         if frame is None:
@@ -30,16 +30,16 @@ def training_loop() -> Any:
 
 
 def resumes_after_last_step() -> bool:
-    """Whether Lightning loads a state that it saved at the last step of an epoch."""
+    """Whether Lightning is loading a state that it saved at the last step of an epoch."""
     progress = getattr(getattr(training_loop(), "epoch_loop", None), "batch_progress", None)
     return bool(getattr(progress, "is_last_batch", False))
 
 
 def without_ended_epoch(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return the checkpoints to load; one saved by Lightning at the last step becomes the end of the epoch.
+    """Return the checkpoints to load; if Lightning saved them at the last step of an epoch, the epoch counts as over.
 
-    The loop counts its steps, and starts the next epoch after such a step. The loader has not reached its end, and
-    would resume with no items left.
+    Lightning's loop counts its steps and starts the next epoch after that step, but the loader has not reached its end,
+    and would resume with no items left.
     """
     if not resumes_after_last_step():
         return list(checkpoints)
@@ -50,9 +50,10 @@ def without_ended_epoch(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
 
 
 def _is_chosen(checkpoint: Checkpoint) -> bool:
-    """Whether an epoch was selected by its number, as the next one will be.
+    """Whether the epoch was selected by its number, as the next one will be.
 
-    Lightning creates the first iterator before the hook that selects the first epoch, whose selection is then pending.
+    Lightning creates the first iterator before it calls the hook that selects the first epoch, so this selection is
+    still pending.
     """
     is_pending = checkpoint.wanted == checkpoint.epoch
     return is_pending or checkpoint.seed == derived_seed("epoch", checkpoint.first, checkpoint.epoch)
@@ -71,9 +72,9 @@ def unknown_length_error(error: TypeError) -> TypeError:
         warn_user(
             "Lightning fetches one batch ahead from a loader that has no length, so a checkpoint in the middle of an "
             "epoch counts a batch that was not trained on, and a resumed run skips it. End the epoch after n items "
-            "with .with_epoch(n), on every rank alike"
+            "with .with_epoch(n), with the same n on every rank"
         )
     return TypeError(
-        f"{error}. End an epoch after n items with .with_epoch(n), on every rank alike; or, on a single rank, declare "
-        "the number of its items with .with_length(n), if you know it"
+        f"{error}. End each epoch after n items with .with_epoch(n), with the same n on every rank; or, on a single "
+        "rank, declare the number of its items with .with_length(n), if you know it"
     )

@@ -1,9 +1,9 @@
 """The states of a pipeline after each of its items, and which of the items the loop has received.
 
-A state holds the positions of all samples in a shuffle buffer, and few states are ever needed. So a worker takes a
-snapshot after each item, and sends the snapshots of the items of a message in one pickle, with the changes to buffers
-since the message before. The main process unpickles a snapshot on request. Every item has an exact state, also if
-functions of the pipeline draw random numbers or fail now and then.
+A state holds the positions of all samples in a shuffle buffer, but few states are ever needed. A worker therefore takes
+only a snapshot after each item, and pickles the snapshots of a message together, with the changes to buffers since the
+previous message. The main process unpickles a snapshot on request. Every item has an exact state, even if functions of
+the pipeline draw random numbers or occasionally fail.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.samples.position_buffer import BufferHistory, plain_state
 
 Snapshot = list[Any] | str | None
-"""The snapshots of the stages with a state, None at the beginning of an epoch; or why the pipeline has no state."""
+"""The snapshots of the stages with a state, None at the beginning of an epoch, or the reason why there is no state."""
 
 
 class SnapshotWriter:
     """Takes snapshots of a pipeline, and packs them for a `LoopPosition`.
 
     Args:
-        pipe: the pipeline, when an epoch begins.
+        pipe: the pipeline, at the beginning of an epoch.
     """
 
     def __init__(self, pipe: Any) -> None:
         self._refusal = ""
-        self._sent: dict[int, tuple[int, int]] = {}  # how much of each history: changes, appended
+        self._sent: dict[int, tuple[int, int]] = {}  # the number of changes and appended positions sent of each history
         try:
             self._snapshots = [stage.snapshot for stage in PipelineGraph(pipe).stateful_stages()]
         except StateError as error:
             self._refusal = str(error)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot after the item that was yielded last; after an error, always its text."""
+        """Return a snapshot after the last item yielded; once this has failed, always the error's message."""
         if self._refusal:
             return self._refusal
         try:
-            if len(self._snapshots) == 1:  # a comprehension takes as long as a small item
+            if len(self._snapshots) == 1:  # faster: a comprehension takes as long as a small item
                 return [self._snapshots[0]()]
             return [snapshot() for snapshot in self._snapshots]
         except StateError as error:
@@ -68,7 +68,7 @@ class SnapshotWriter:
 
 
 _Part: TypeAlias = "tuple[int, array[int], bytes]"
-"""What was added to a `BufferHistory` since the message before: its number, the changes, and the pickled positions."""
+"""The additions to a `BufferHistory` since the previous message: its number, the changes, and the pickled positions."""
 
 
 class _SnapshotPickler(pickle.Pickler):
@@ -89,7 +89,7 @@ class _Message(NamedTuple):
     """The snapshots of consecutive items.
 
     Attributes:
-        first: the number of items of the epoch up to the first of them.
+        first: the number of items of the epoch, up to and including the first of these.
         snapshots: their pickle.
         histories: the histories that they refer to.
     """
@@ -103,11 +103,11 @@ class LoopPosition:
     """The items of one worker's epoch that the loop has received, and the state after the last of them.
 
     Args:
-        base: the state at which the pipeline starts.
+        base: the state from which the pipeline starts.
 
     Attributes:
-        delivered: the number of items that the loop has received; the loader counts them.
-        earlier: the number of those of earlier epochs.
+        delivered: the number of items of this epoch that the loop has received; the loader counts them.
+        earlier: the number of items that it received in earlier epochs.
     """
 
     def __init__(self, base: WorkerState | None = None) -> None:
@@ -118,7 +118,7 @@ class LoopPosition:
         """Begin an epoch.
 
         Args:
-            base: the state at which the pipeline starts.
+            base: the state from which the pipeline starts.
         """
         self.earlier += self.delivered
         self.delivered = 0
@@ -137,7 +137,7 @@ class LoopPosition:
 
         Args:
             data: the result of `SnapshotWriter.pack`.
-            count: the number of items; if 0, the one snapshot replaces that of the item before.
+            count: the number of items; if 0, the only snapshot replaces that of the previous item.
         """
         snapshots, parts = pickle.loads(data)  # noqa: S301 - written by this program
         for part in parts:
@@ -157,7 +157,7 @@ class LoopPosition:
         Raises:
             StateError: the pipeline has no state.
         """
-        found = [message for message in [*self._messages] if message.first <= self.delivered]  # threads may add some
+        found = [message for message in [*self._messages] if message.first <= self.delivered]  # a thread may add some
         if not found:
             return self._base
         snapshots = pickle.loads(found[-1].snapshots)  # noqa: S301 - written by this program
@@ -167,9 +167,9 @@ class LoopPosition:
         return WorkerState.of(plain_state(snapshot, {number: self._history(number) for number in found[-1].histories}))
 
     def _history(self, number: int) -> BufferHistory:
-        """Return a history as far as it has arrived."""
+        """Return the part of a history that has arrived."""
         history = BufferHistory(number)
-        for _, changes, appended in [*self._parts[number]]:  # another thread may add some
+        for _, changes, appended in [*self._parts[number]]:  # another thread may add parts
             history.changes += changes
             history.appended += pickle.loads(appended)  # noqa: S301 - written by this program
         return history

@@ -19,16 +19,16 @@ from wds_datapipes.pipes.inspection import upstream
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-#: Shorter waits count as none, in seconds.
+#: The shortest wait that counts, in seconds.
 SHORTEST_S = 1e-5
-#: The number of buckets from a wait to one that is twice as long, so that a percentile is exact to a tenth.
+#: The number of buckets per doubling of the wait, which makes percentiles accurate to a tenth.
 PER_OCTAVE = 4
 
-#: How much slower than the median a straggler is,
+#: A straggler is this many times slower than the median,
 SLOWER = 3
-#: the share of the time that the loop has waited for it,
+#: the loop has waited for it during this share of the time,
 WAITED_SHARE = 0.05
-#: and the shortest time that is compared, in seconds.
+#: and at least this time is compared, in seconds.
 COMPARED_S = 10.0
 
 #: The attributes of a worker that grow with its items.
@@ -37,23 +37,24 @@ _SUMS = "items", "received", "bytes", "making_s", "waiting_s", "waited_s", "figu
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """Statistics of one worker since it was started, or of all workers of a rank.
+    """Statistics of one worker since it started, or of all workers of a rank.
 
     Attributes:
-        name: ``"Worker 0"``, or ``"The main process"`` if there are no workers; ``"Rank 0"`` for all of a rank.
+        name: ``"Worker 0"``, or ``"The main process"`` if there are no workers; ``"Rank 0"`` for all workers of a rank.
         pid: the ID of its process; 0 for a rank.
-        items: the number of items it has made, including those that the loop has not received yet.
+        items: the number of items produced, including those that the loop has not received yet.
         bytes: the size of the items sent, in bytes; 0 in the main process.
-        making_s: the time the pipeline took to make them, in seconds, including waiting for data.
+        making_s: the time the pipeline took to produce them, in seconds, including waiting for data.
         waiting_s: the time the worker waited for the loop, in seconds.
         waited_s: the time the loop waited for this worker, in seconds.
-        shard: the shard that it opened last, or ""; for a rank, that of its slowest worker.
+        shard: the last shard that it opened, or ""; for a rank, that of its slowest worker.
         skipped: the items that its stages have skipped.
         received: the number of its items that the loop has received.
         ahead: the number of its items that the loop has not received yet.
-        figures: further sums by name: bytes, seconds and retries of each store, such as
-            ``"fetched_bytes/s3://bucket"``; and ``"cache_hits"``, shards whose copies were cached, ``"cache_misses"``,
-            shards that were downloaded or did not fit, ``"cache_hits_bytes"`` and ``"cache_misses_bytes"``.
+        figures: further sums by name: the bytes, seconds and retries of each store, such as
+            ``"fetched_bytes/s3://bucket"``; ``"cache_hits"``, the number of shards read from the cache;
+            ``"cache_misses"``, the number of shards that were downloaded or did not fit; and their sizes,
+            ``"cache_hits_bytes"`` and ``"cache_misses_bytes"``.
         waits: the number of waits of the loop, by `wait_bucket`.
         rank: the number of its rank.
         host: the name of its host.
@@ -92,12 +93,12 @@ class WorkerReport:
 
     @property
     def retries(self) -> int:
-        """The number of requests to stores that were repeated."""
+        """The number of repeated requests to stores."""
         return int(self._sum("retries/"))
 
     @property
     def cache_hit_rate(self) -> float:
-        """The part of the shards opened with a cache whose copies it had; 0.0 without a cache."""
+        """The share of the shards opened through a cache that it already held; 0.0 without a cache."""
         hits, misses = self.figures["cache_hits"], self.figures["cache_misses"]
         return hits / max(hits + misses, 1)
 
@@ -105,7 +106,7 @@ class WorkerReport:
         return sum((amount for name, amount in self.figures.items() if name.startswith(prefix)), 0.0)
 
     def wait_s(self, percent: float) -> float:
-        """Return the time within which the loop received a percentage of the items, in seconds, to a tenth."""
+        """Return the time within which the loop received a percentage of the items, in seconds, accurate to a tenth."""
         longer = (1 - percent / 100) * max(self.received, sum(self.waits.values()))
         for seconds, count in sorted(((float(bucket), count) for bucket, count in self.waits.items()), reverse=True):
             longer -= count
@@ -114,7 +115,7 @@ class WorkerReport:
         return 0.0
 
     def item_s(self, elapsed_s: float) -> float:
-        """Return the time it takes for an item, in seconds; one that makes none, and is not ahead, takes all of it."""
+        """Return the time per item, in seconds: the elapsed time if none was produced and none waits for the loop."""
         return self.making_s / self.items if self.items else elapsed_s * (self.ahead <= 0)
 
     def since(self, earlier: WorkerReport) -> WorkerReport:
@@ -129,7 +130,7 @@ class WorkerReport:
 
     @classmethod
     def from_json(cls, text: str) -> WorkerReport:
-        """Return a report from its JSON."""
+        """Return the report that `to_json` wrote."""
         found = json.loads(text, object_hook=Counter)
         return cls(**{**found, "skipped": Skipped(found["skipped"])})
 
@@ -152,7 +153,7 @@ class LoadingReport:
 
     @property
     def items(self) -> int:
-        """The number of items made."""
+        """The number of items produced."""
         return sum(worker.items for worker in self.workers)
 
     @property
@@ -178,11 +179,11 @@ class LoadingReport:
         return LoadingReport(self.epoch, workers, self.elapsed_s - earlier.elapsed_s)
 
     def as_dict(self) -> dict[str, int | float | str]:
-        """Return the statistics as a flat dictionary, for tools that draw or store them.
+        """Return the statistics as a flat dictionary, for tools that plot or store them.
 
-        Names end in their unit, or in it and the store: ``"fetched_bytes_per_s/s3://bucket"``. Besides the sums of
-        `WorkerReport`, there are ``"waited_share"``, the share of the time that the loop has waited, and
-        ``"wait_p99_s"``, within which it received 99% of the items.
+        Names end in their unit, which the store may follow: ``"fetched_bytes_per_s/s3://bucket"``. Besides the sums of
+        `WorkerReport`, there are ``"waited_share"``, the share of the time that the loop has waited, and percentiles
+        such as ``"wait_p99_s"``, the time within which it received 99% of the items.
         """
         total, per_s = self.total, 1 / self.elapsed_s if self.elapsed_s else 0.0
         sums = (*_SUMS[:-2], "fetched_bytes", "fetching_s", "retries", "cache_hit_rate")
@@ -237,12 +238,12 @@ def wait_bucket(seconds: float) -> str:
 
 
 def log_stragglers(recent: LoadingReport, kind: str, known: set[str]) -> None:
-    """Log one line for each straggler: a worker, or rank, that takes three times as long for an item as the median.
+    """Log one line for each straggler: a worker or rank that takes three times as long per item as the median.
 
     Args:
-        recent: the statistics of some time, of which a moment is not enough.
+        recent: the statistics of an interval, which must not be too short.
         kind: what is compared: ``"workers"`` or ``"ranks"``.
-        known: the names of stragglers that were logged before, to which those that are logged are added.
+        known: the names of stragglers logged before; new ones are added.
     """
     paces_s = {each.name: each.item_s(recent.elapsed_s) for each in recent.workers}
     median_s = statistics.median_low(paces_s.values()) if paces_s else 0.0
@@ -251,8 +252,8 @@ def log_stragglers(recent: LoadingReport, kind: str, known: set[str]) -> None:
         if paces_s[each.name] > SLOWER * median_s and each.waited_s > least_s and each.name not in known:
             known.add(each.name)
             LOGGER.warning(
-                "Straggler: %s of rank %d on %s takes %.3g s for an item, and the median of the %s %.3g s. The shard "
-                "that it opened last is %s",
+                "Straggler: %s of rank %d on %s takes %.3g s for an item, and the median of the %s %.3g s. The last "
+                "shard that it opened is %s",
                 *(each.slowest or each.name, each.rank, each.host, paces_s[each.name], kind, median_s),
                 each.shard or "unknown",
             )
@@ -261,7 +262,7 @@ def log_stragglers(recent: LoadingReport, kind: str, known: set[str]) -> None:
 def count_skipped(pipe: IterDataPipe[Any]) -> Skipped:
     """Return the items that the stages of a pipeline have skipped in this process, in all passes so far.
 
-    With a loader, get a `LoadingReport` from its reading service instead, since it iterates over copies of the
+    With a loader, get a `LoadingReport` from its reading service instead, because it iterates over copies of the
     pipeline.
 
     Args:
@@ -279,7 +280,7 @@ def count_skipped(pipe: IterDataPipe[Any]) -> Skipped:
 
 
 def log_skipped(recent: LoadingReport) -> None:
-    """Log one line about the items that were skipped in an epoch, if any."""
+    """Log one line about the items skipped in an epoch, if any."""
     skipped = recent.skipped
     if skipped.total:
         counts = ", ".join(f"{count} x {what}" for what, count in sorted(skipped.counts.items()))

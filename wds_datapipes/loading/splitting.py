@@ -1,4 +1,4 @@
-"""The rank and worker number of a process, and its share of the data."""
+"""The rank and the worker number of a process, and its share of the data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WorkerIdentity(NamedTuple):
 
 
 def own_worker() -> WorkerIdentity:
-    """Return the identity of this process as a worker of torch's ``DataLoader``; the main process is the only one."""
+    """Return the identity of this worker of torch's ``DataLoader``; the main process counts as the only worker."""
     info = get_worker_info()
     return WorkerIdentity(1, 0) if info is None else WorkerIdentity(info.num_workers, info.id)
 
@@ -60,8 +60,8 @@ def split_by_worker(pipe: Any, worker: Any, identity: RankIdentity = ONLY_RANK) 
     Args:
         pipe: the pipeline.
         worker: a `WorkerIdentity`, or torchdata's ``WorkerInfo``.
-        identity: the identity of its rank, for stages whose ``apply_sharding`` takes no sharding group. They know only
-            the last split, which is then between all workers of all ranks.
+        identity: the identity of its rank, for stages whose ``apply_sharding`` takes no sharding group. Only the last
+            split counts for them, so it is made between all workers of all ranks.
     """
     graph_settings.apply_sharding(pipe, worker.num_workers, worker.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
     number_instances(pipe)
@@ -74,9 +74,9 @@ def split_by_worker(pipe: Any, worker: Any, identity: RankIdentity = ONLY_RANK) 
 
 
 SPLIT_TWICE = (
-    "StatefulShards assigns each rank its share of the data, which accelerate or the Trainer would split again, so "
-    "that most samples would be skipped. Do not pass the loader to accelerator.prepare(), and move batches to the "
-    "device in the loop; or pass the pipeline to DataLoader2 with a ShardReadingService"
+    "StatefulShards assigns each rank its share of the data. accelerate or the Trainer would split this share again "
+    "and skip most samples. Do not pass the loader to accelerator.prepare(), and move batches to the device in the "
+    "loop; or pass the pipeline to DataLoader2 with a ShardReadingService"
 )
 
 
@@ -88,12 +88,12 @@ def has_own_stage(data: Any) -> bool:
 
 
 def is_split_by_rank(pipe: Any) -> bool:
-    """Whether the program, or torchdata's ``DistributedReadingService``, has assigned this rank its share already."""
+    """Whether the program, or torchdata's ``DistributedReadingService``, has already assigned this rank its share."""
     return given_identity(pipe) != ONLY_RANK or any(map(groups_of, splitters(pipe)))
 
 
 def advice_for_torchrun() -> str:
-    """Return advice if torchrun has started several ranks but torch knows of one, or ""."""
+    """Return advice if torchrun has started several ranks, but torch knows only one; otherwise ""."""
     started = os.environ.get("WORLD_SIZE", "1") if "TORCHELASTIC_RUN_ID" in os.environ else "1"
     if started == "1" or ranks_of_run() > 1:
         return ""
@@ -116,5 +116,5 @@ def given_identity(pipe: Any) -> RankIdentity:
 
 
 def ranks_of_run() -> int:
-    """Return the number of ranks of the run, as far as torch knows in this process."""
+    """Return the number of ranks of the run that torch knows of in this process."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -1,7 +1,7 @@
-"""The names of torchdata, in 0.7.1 to 0.9.0, that the loaders use: a release that moves one concerns this module.
+"""The names of torchdata 0.7.1 to 0.9.0 that the loaders use: if a release moves one, only this module changes.
 
-Importing it needs torchdata, which is optional. `torchdata_patches` alone has others, those of the modules that it
-patches.
+Importing this module requires torchdata, which is optional. Only `torchdata_patches` uses other names, of the modules
+that it patches.
 """
 
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, MultiProcessingReadingService, dataloader2

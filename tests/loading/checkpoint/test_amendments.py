@@ -1,4 +1,4 @@
-"""A run may change what no position depends on, and an error names what it may not change."""
+"""A run may change anything that no position depends on; an error names what it may not change."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_weights_of_mixed_streams_may_change() -> None:
         ),
     ],
 )
-def test_what_positions_depend_on_may_not_change(first: Any, second: Any, message: str) -> None:
+def test_settings_that_positions_depend_on_may_not_change(first: Any, second: Any, message: str) -> None:
     state, _ = begun(StatefulShards(first().map(str).batch(4)), 2)
     with pytest.raises(StateError, match=f"{message}.*Load it into the pipeline that it was saved with$"):
         StatefulShards(second().map(str).batch(4)).load_state_dict(state, amend=True)
@@ -130,7 +130,7 @@ def indexed(shards: Any, weights: Any = None, **options: Any) -> Any:
         (
             lambda: indexed("{0..3}.tar", epoch=EpochOptions(bucket_by=lambda index: [1] * len(index))),
             lambda: indexed("{0..4}.tar", epoch=EpochOptions(bucket_by=lambda index: [1] * len(index))),
-            "with bucket_by at the end of an epoch only",
+            "with bucket_by, only at the end of an epoch",
         ),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_dataset_without_weights_grows_at_the_next_epoch() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stateful_data_loader_goes_on_with_the_phases_of_a_run(workers: int) -> None:
+def test_a_stateful_data_loader_continues_the_phases_of_a_run(workers: int) -> None:
     first = {"a": "{0..2}.tar", "b": "{3..5}.tar"}
 
     def loader(weights: Any) -> tuple[Any, Any]:

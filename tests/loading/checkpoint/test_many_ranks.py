@@ -1,4 +1,4 @@
-"""What a state of 512 ranks with 8 workers each costs a rank, by counting."""
+"""The cost of a state of 512 ranks with 8 workers each for a rank, by counting operations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def merged() -> dict[str, str]:
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many lists of positions are unpacked."""
+    """Counts the lists of positions that are unpacked."""
     found = Counter[str]()
 
     def counted(packed: Any) -> Any:
@@ -95,6 +95,6 @@ def test_a_rank_reads_the_states_that_it_takes_over_and_outlines_of_others(merge
     read = merge_states([state_of([saved[n]]) if n in own else outlines[n] for n in range(RANKS)])
     identity = (5, ranks, True, WORKERS)
     if ranks != RANKS:
-        with pytest.raises(StateError, match="it is an outline, which lacks the samples that wait"):
+        with pytest.raises(StateError, match="it is an outline, which lacks the waiting samples"):
             state_of_rank(checkpoints_in(merge_states(outlines)), pipeline(), identity)
     assert state_of_rank(checkpoints_in(read), pipeline(), identity) == state_of_rank(saved, pipeline(), identity)

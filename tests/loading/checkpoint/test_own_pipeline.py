@@ -1,4 +1,4 @@
-"""A state resumes the pipeline of the loader that loads it, and contains no part of the one that saved it."""
+"""A state resumes the pipeline of the loader that loads it, and contains no part of the original pipeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]
 
-#: How many batches are read; `nox -s nightly` reads more.
+#: The number of batches to read; `nox -s nightly` reads more.
 BATCHES = int(os.environ.get("RESUME_BATCHES", "10_000"))
 KEYS = sorted(f"{shard}-{number}" for shard in range(4) for number in range(5))
 
@@ -158,7 +158,7 @@ def test_the_main_process_does_not_grow_while_states_are_saved() -> None:
             if number % (BATCHES // 10) == BATCHES // 10 - 1:
                 gc.collect()
                 sizes.append(process.memory_info().rss)
-    # At first, buffers are allocated, and modules imported.
+    # The first batches allocate buffers and import modules.
     assert min(sizes[-3:]) - max(sizes[:3]) < 2 << 20, sizes
 
 

@@ -1,4 +1,4 @@
-"""The record of each item: small, and sufficient to resume after it."""
+"""The record of each item is small, and suffices to resume after the item."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pipeline(folder: Path, *, is_mixed: bool) -> Any:
 def test_each_snapshot_is_small_and_its_state_is_that_of_the_pipeline(
     tmp_path: Path, together: int, is_mixed: bool
 ) -> None:
-    """Snapshots were once pickles of some hundred bytes per item, which doubled the time of a small sample."""
+    """Snapshots used to be pickles of a few hundred bytes per item, which doubled the time of a small sample."""
     pipe = pipeline(tmp_path, is_mixed=is_mixed)
     position, writer = LoopPosition(), SnapshotWriter(pipe)
     states: list[str | None] = []

@@ -1,4 +1,4 @@
-"""Pipelines whose runs differ: a run resumes after the sources of the delivered items, not after a number of items."""
+"""Pipelines whose runs differ: a run resumes at the position of the delivered items, not after a number of items."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def mixed() -> Pipe:
 PIPELINES: dict[str, Build] = {
     "filtered": lambda: split().shuffle_samples(40).filter(is_kept).map(key_of),
     "skipping": lambda: split().shuffle_samples(40).map_samples(decoded, on_error="skip").map(key_of),
-    # All stages that draw are inside one that restarts its source. The rest of the epoch is that of the first pass.
+    # All stages that draw are inside one that restarts its source, so the epoch ends like that of the first pass.
     "in a stream": lambda: split().shuffle_samples(40).filter(is_kept).map(key_of).with_epoch(240),
     "mixed": mixed,
 }

@@ -1,4 +1,4 @@
-"""How much of the shards is read again on resuming from a state, and that only these shards are accepted."""
+"""A resumed run reads only the needed parts of its shards again, and accepts no others."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def place(state: Any) -> int:
 
 @pytest.fixture
 def site(nginx: Nginx, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Serve the working directory; return a function from the name of a file to its URL at a location of nginx."""
+    """Serve the working directory; return a function that maps a file name to its URL at a location of nginx."""
     folder = nginx.files / tmp_path.name
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -227,7 +227,7 @@ def never_ending(urls: str) -> Any:
     ids=["alone", "slice_samples", "mix_samples", "with_epoch"],
 )
 def test_an_endless_stream_is_not_searched_for_missing_samples(folder: Path, cut_or_mixed: Any) -> None:
-    """All labels have changed, but not the bytes around them, so that nothing else reveals it."""
+    """All labels have changed, but not the bytes around them, so nothing else reveals the change."""
 
     def new() -> Any:
         pipe = cut_or_mixed(never_ending("{a..c}.tar")).shuffle_samples(5)
@@ -242,7 +242,5 @@ def test_an_endless_stream_is_not_searched_for_missing_samples(folder: Path, cut
     for name in names:
         labels = ["-" if number < 3 else "3" for number in range(4)]
         build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "cls": label} for n, label in enumerate(labels)])
-    with pytest.raises(
-        ChangedShardError, match="samples that a stage had buffered are not found at their saved positions"
-    ):
+    with pytest.raises(ChangedShardError, match="samples that a stage had buffered are not at their saved positions"):
         next(iter(resumed(new(), state)))

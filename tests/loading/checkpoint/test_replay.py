@@ -82,7 +82,7 @@ def test_one_line_names_the_stage_and_the_cost(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.INFO, "wds_datapipes"), loader_of(samples().shuffle(), 2, state) as loader:
         list(loader)
     (line,) = [record.getMessage() for record in caplog.records if "replay" in record.getMessage()]
-    assert line.startswith("Resuming by replay: 6 items are made again. ")
+    assert line.startswith("Resuming by replay: 6 items are produced again. ")
     assert "Shuffler has no position in the shards" in line
 
 
@@ -109,7 +109,7 @@ def test_fewer_items_are_an_error() -> None:
     state = state_of([replace(saved, parts=parts)])
     with (
         loader_of(listed(), 0, state) as loader,
-        pytest.raises(StateError, match="The epoch has 40 items now, and had at least 60"),
+        pytest.raises(StateError, match="The epoch now has 40 items, but had at least 60"),
     ):
         list(loader)
 
@@ -128,18 +128,18 @@ def test_loaders_accept_states_of_each_other(workers: int) -> None:
 
 
 def test_a_state_of_another_process_is_an_error() -> None:
-    """Those of the main process count the items of all workers, and those of workers their own."""
+    """States of the main process count the items of all workers; states of workers count their own items."""
     (of_worker, _), (of_all, _) = begun(listed(), 1, 1), begun(InMain(listed()).shuffle(), 1, 1)
     with pytest.raises(StateError, match="state of ShardReadingService"):
         StatefulShards(InMain(listed()).shuffle(), seed=3).load_state_dict(of_all)
     (saved,), (other,) = checkpoints_in(of_all), checkpoints_in(of_worker)
     state = state_of([replace(saved, stages=other.stages)])
-    with loader_of(listed(), 1, state) as loader, pytest.raises(StateError, match="each worker replays its own"):
+    with loader_of(listed(), 1, state) as loader, pytest.raises(StateError, match="this loader replays its own"):
         list(loader)
 
 
 class Arrays(IterDataPipe[Any]):
-    """Yields lists of an array, a tensor and a buffer of bytes."""
+    """Yields lists that contain an array, a tensor and a buffer."""
 
     def __iter__(self) -> Iterator[Any]:
         for number in range(4):

@@ -21,9 +21,9 @@ from wds_datapipes.shards.position import SamplePosition
 
 shards = shards_of(3)
 
-#: How many samples the shards without another name have.
+#: The number of samples in each shard, unless a test says otherwise.
 SAMPLES = 3 * sum(SIZES[""])
-#: How many ranks the runs of a chain have, and how many items each of them takes.
+#: The number of ranks in each run of a chain, and the number of items that each rank takes.
 CHAINS = (((1, 2), (4, 1), (2, 1), (2, 0), (1, 2)), ((4, 1), (1, 1), (1, 0), (4, 0), (2, 1)))
 #: Pipelines that can be resharded.
 RESHARDED: dict[str, Callable[[], Pipe]] = {
@@ -89,7 +89,7 @@ def of_rank(build: Callable[[], Pipe], rank: int, ranks: int, state: Any = None)
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("name", RESHARDED)
-def test_a_chain_of_runs_yields_each_sample_once_however_often_it_is_resharded(name: str, chain: Any) -> None:
+def test_a_chain_of_runs_yields_each_sample_once_after_any_number_of_reshardings(name: str, chain: Any) -> None:
     build = RESHARDED[name]
     came, whole, states = Counter[str](), Counter[str](), list[Any]()
     expected: list[Any] = []
@@ -102,7 +102,7 @@ def test_a_chain_of_runs_yields_each_sample_once_however_often_it_is_resharded(n
             head = list(itertools.islice(epoch, count))
             states.append(run.state())
             rests.append(list(epoch))
-            if len(expected) == ranks:  # as many ranks resume exactly
+            if len(expected) == ranks:  # the same number of ranks resumes exactly
                 assert comparable([*head, *rests[-1]]) == expected[rank]
             came += bag(head)
             following += bag(run.epoch())
@@ -184,7 +184,7 @@ def test_a_state_between_two_epochs_begins_that_of_any_number_of_workers() -> No
 
 
 def test_a_state_does_not_grow_with_each_resharding() -> None:
-    """A state that held the history of its epoch would grow."""
+    """A state that contained the history of its epoch would grow."""
     sizes, states = list[int](), list[Any]()
     for number in range(16):
         ranks, merged = (2, 4)[number % 2], merge_states(states) if states else None
@@ -210,7 +210,7 @@ def test_batches_may_be_larger_on_fewer_ranks(drop_last: bool) -> None:
     assert found.total() == len(found) == (SAMPLES // 4 * 4 if drop_last else SAMPLES)
     with pytest.raises(StateError, match="saved with a different pipeline"):
         next(of_rank(build(4, not drop_last), 0, 1, state).epoch())
-    with closing(of_rank(build(2), 0, 1)) as one:  # and keep their size on as many ranks
+    with closing(of_rank(build(2), 0, 1)) as one:  # and keep their size on the same number of ranks
         next(one.epoch())
         state = one.state()
     for workers in (0, 2):
@@ -238,7 +238,7 @@ def test_states_of_some_ranks_or_of_different_epochs_are_refused() -> None:
         next(alone.epoch())
 
 
-#: Pipelines that only as many ranks and workers can resume, and the reason.
+#: Pipelines that only the same number of ranks and workers can resume, and the reason.
 FIXED: dict[str, tuple[Callable[[], Pipe], str]] = {
     "not split": (lambda: ShardList("{0..5}.tar").load_wds_shards().group_samples(), "Put .sharding_filter"),
     "filtered shards": (

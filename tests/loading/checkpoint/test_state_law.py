@@ -81,7 +81,7 @@ def numbered(worker: int, item: Any) -> tuple[int, Any]:
 
 
 class Untracked(Tracked):
-    """A loader without workers knows the position of its loop by itself."""
+    """A loader without workers tracks the position of its loop itself."""
 
     def epoch(self) -> Iterator[Any]:
         return iter(self.loader)
@@ -157,7 +157,7 @@ def test_each_loader_resumes_a_stream_from_the_state_of_each(name: str, saving: 
 @pytest.mark.parametrize("saving", KINDS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_state_before_the_first_item_begins_its_epoch(saving: str, workers: int) -> None:
-    """A loader that has loaded a state, and has not begun, saves it again."""
+    """A loader that has loaded a state saves it unchanged before it begins."""
     with closing(KINDS[saving](EXACT["keys"], workers)) as run:
         state = run.state()
         whole = [items_of(run.epoch()) for _ in range(2)]
@@ -219,7 +219,7 @@ def test_pipelines_that_cannot_be_replayed_have_no_state(name: str, workers: int
 
 
 def test_declarations_of_user_stages_are_trusted_and_checked_by_check_resume() -> None:
-    """The buffering of a class cannot be seen from outside: that is why `check_resume` exists."""
+    """Buffering in a class is invisible from outside, which is why `check_resume` exists."""
     with pytest.raises(AssertionError, match="after 1 of"):
         check_law(partial(Service, lambda: EverySecond(split()), 0), cuts=19)
 
@@ -228,13 +228,13 @@ def test_declarations_of_user_stages_are_trusted_and_checked_by_check_resume() -
 
 
 def one_for_one() -> Pipe:
-    """Return a pipeline of the stages that yield one item for each, and that no table contains."""
+    """Return a pipeline of the stages that yield one item for each, and that no other table contains."""
     pipe = split().map_dict(cls=as_it_is).wds_decode().wds_encode().rename(label="cls").rename_keys(cls="label")
     pipe = pipe.associate({f"{s}-{n}": {"n": f"{s}-{n}"} for s in range(6) for n in range(9)})
     return pipe.select_fields("n").with_length(18).extract_keys("n").map_tuple(as_it_is)
 
 
-#: What stands before .load_wds_shards(), or is built from it. These are replayed from the same seeds.
+#: Stages before .load_wds_shards(), or built from it, which are replayed from the same seeds.
 BEFORE_SHARDS: dict[str, Build] = {
     "bucket_samples": lambda urls: urls.bucket_samples(len, batch_size=2).unbatch(),
     "cache_wds_shards": lambda urls: urls.cache_wds_shards("copies"),
@@ -253,7 +253,7 @@ AFTER_MEMBERS: dict[str, Build] = {
     "shuffle": lambda members: members.shuffle(buffer_size=1),
     "slice_samples": lambda members: members.slice_samples(0, 20),
 }
-#: These have no state: they keep the order of the first epoch, or continue from one to the next.
+#: These have no state, because they repeat the order of the first epoch, or continue from one epoch to the next.
 WITHOUT_STATE = {"in_memory_cache": "cannot be replayed", "with_epoch": "continues from one epoch to the next"}
 ELSEWHERE = {"ShardCacher", "SampleWriter"}
 

@@ -1,4 +1,4 @@
-"""Stages that count, and streams that are cut into epochs, resume from a state."""
+"""Stages that count, and streams divided into epochs, resume from a state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 
-#: How many samples the shards without another name have.
+#: The number of samples in each shard, unless a test says otherwise.
 SAMPLES = sum(SIZES[""])
 
 
@@ -51,7 +51,7 @@ def test_a_stream_is_not_empty_if_all_its_samples_came_before_the_resume() -> No
 
 @pytest.mark.parametrize("source", [drawn, lambda: split().mix_samples(drawn(), stop="never")])
 def test_a_stream_resumes_after_more_shards_than_may_yield_nothing(source: Callable[[], Pipe]) -> None:
-    """Shards that are skipped to reach the position do not count as shards that yield nothing."""
+    """Shards skipped to reach the position do not count as shards that yield nothing."""
     pipe = source().filter(is_even).with_epoch(300)
     for epoch in range(2):
         list(seeded(pipe, epoch))

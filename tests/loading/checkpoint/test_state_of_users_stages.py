@@ -1,4 +1,4 @@
-"""User stages: those that may buffer samples, and have no state of them, resume by replay."""
+"""User stages that may buffer samples and have no state resume by replay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ shards = numbered_shards([20] * 3)
 
 
 class Plain(Stage[Any]):
-    """Makes one item from one, and does not declare that."""
+    """Makes one item from each, without declaring it."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -35,7 +35,7 @@ class Plain(Stage[Any]):
 
 
 class Known(Plain):
-    """Declares that, for the loop that it inherits."""
+    """Declares it for the loop that it inherits."""
 
     is_stateless = True
 
@@ -58,7 +58,7 @@ class Overlapping(Batcher):
 
 
 class Twice(Plain):
-    """Makes a false declaration: it yields two items for one."""
+    """Makes a false declaration: it yields two items for each."""
 
     is_stateless = True
 
@@ -74,7 +74,7 @@ class Unloadable(Plain):
 
 
 class Undeclared(Unchanged):
-    """Has a state, as is common elsewhere, and is not a `Stage`."""
+    """Has the usual methods for a state, but is not a `Stage`."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -112,13 +112,13 @@ ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "before a shuffle": (
         lambda pipe: Pairs(pipe).shuffle_samples(4),
-        r"Pairs has its own state, and comes before SampleShuffler\. .* Put Pairs after SampleShuffler",
+        r"Pairs has its own state and comes before SampleShuffler\. .* Put Pairs after SampleShuffler",
     ),
     "not to be loaded": (Unloadable, r"Unloadable has state_dict\(\) but no load_state_dict\(\)"),
     "no Stage": (Undeclared, r"Undeclared may hold samples back, .* Derive it from wds_datapipes\.Stage"),
     "positions behind a batch": (
         lambda pipe: Buckets(pipe.batch(2).map(first_of), 3),
-        r"Buckets records the positions of the single samples .* Put it before \.batch\(\)",
+        r"Buckets records the positions of the individual samples .* Put it before \.batch\(\)",
     ),
 }
 
@@ -141,7 +141,7 @@ def test_a_state_of_values_that_are_not_json_is_refused(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_items_that_share_an_address_in_a_shuffle_are_noticed(workers: int) -> None:
-    """Each of the two would be read again along with the other."""
+    """Reading either of them again would also yield the other."""
     pipe: Any = Twice(source())
     with DataLoader2(pipe.shuffle_samples(6), reading_service=ShardReadingService(workers)) as loader:
         next(iter(loader))
@@ -170,7 +170,7 @@ class Counted(Stage[int]):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stage_in_a_stream_keeps_what_it_has_from_one_epoch_to_the_next(workers: int) -> None:
-    """Beginning an epoch once reset the stages of a pass that continues."""
+    """A new epoch used to reset the stages of a pass that continues."""
     pipe = Counted(ShardList("{0..2}.tar").load_wds_shards().group_samples()).with_epoch(7)
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as made:
         assert [list(made) for _ in range(3)] == [[*range(1, 8)], [*range(8, 15)], [*range(15, 22)]]

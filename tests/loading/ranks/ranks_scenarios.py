@@ -35,13 +35,13 @@ from torchdata.datapipes.iter import IterableWrapper  # isort: skip
 
 WORKERS = (0, 2)
 
-#: How long ranks wait for each other, in seconds: if one is lost, and if none is.
+#: The time limit for waiting ranks in seconds, if one is lost and if none is.
 LOST_S, NOT_LOST_S = 6.0, 60.0
 
 #: The time limit of all scenarios, in seconds.
 LIMIT_S = 300.0
 
-#: How many numbers of `numbers` each rank has.
+#: The number of items of `numbers` on each rank.
 SHARE = 20
 
 Seen = list[list[Any]]
@@ -64,7 +64,7 @@ class Seeded(IterDataPipe[tuple[str, int]]):
 
 
 class Flags:
-    """Files by which processes report their progress to each other, separate from everything that is tested."""
+    """Files through which processes report their progress to each other, independent of everything under test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -143,7 +143,7 @@ def tidy_up(flags: Flags) -> None:
 
 
 class Rank:
-    """One of the ranks of a scenario, and its results."""
+    """A rank of a scenario, and its results."""
 
     def __init__(self, folder: Path, rank: int, world: int) -> None:
         self.folder, self.rank, self.world = folder, rank, world
@@ -154,7 +154,7 @@ class Rank:
         return load(numbers(self.world * SHARE), workers, timeout_s, **options)
 
     def read(self, loader: DataLoader2[Any], epochs: int = 2, pause: Callable[[], object] = lambda: None) -> None:
-        """Read some epochs, and call ``pause`` in the middle of the first one."""
+        """Read some epochs, and call ``pause`` in the middle of the first."""
         for number in range(epochs):
             items: list[Any] = []
             self.results["epochs"].append(items)
@@ -188,7 +188,7 @@ def killed(rank: Rank, who: int, workers: int = 2) -> None:
 
 
 def killed_at_the_gate(rank: Rank) -> None:
-    """Rank 1 comes last to an epoch, and dies before it lets all ranks begin it."""
+    """Rank 1 is the last to reach an epoch, and dies before the ranks can begin it."""
     loader = rank.load()
     rank.read(loader, 1)
     if rank.rank == 1:
@@ -233,7 +233,7 @@ def cannot_start(rank: Rank) -> None:
 
 
 def epochs_differ(rank: Rank) -> None:
-    """Rank 0 has one epoch fewer, and then does something else, so that its store stays available."""
+    """Rank 0 reads one epoch fewer, and then does something else, so its store stays available."""
     with rank.load() as loader:
         rank.read(loader, 1 if rank.rank == 0 else 2)
     if rank.rank == 0:
@@ -248,7 +248,7 @@ def never_starts(rank: Rank) -> None:
 
 
 def ends_first(rank: Rank, who: int) -> None:
-    """One rank is done, and its process ends, before the others have read half of the only epoch."""
+    """One rank finishes and exits before the others have read half of the only epoch."""
     rank.flags.show(f"{rank.rank} pid", str(os.getpid()))
 
     def pause() -> None:
@@ -268,7 +268,7 @@ def without_shutdown(rank: Rank) -> None:
 
 
 def silent_store(rank: Rank) -> None:
-    """The process that hosts the store is alive, but does not respond."""
+    """The process that hosts the store is alive but does not respond."""
 
     def pause() -> None:
         if rank.rank == 0:
@@ -288,7 +288,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def interrupted(rank: Rank) -> None:
-    """Ctrl-C interrupts rank 1 while it waits for rank 2, and the loop is tried again."""
+    """Ctrl-C interrupts rank 1 while it waits for rank 2, and the loop is retried."""
     loader = rank.load(timeout_s=NOT_LOST_S)
     rank.read(loader, 1)
     if rank.rank == 2:
@@ -313,7 +313,7 @@ def interrupted(rank: Rank) -> None:
 
 
 def file_store(rank: Rank) -> None:
-    """The ranks use a file as store, which an earlier run has left behind when it was killed."""
+    """The ranks use a file store that a killed run left behind."""
     with rank.load(timeout_s=NOT_LOST_S) as loader:
         rank.read(loader, 3)
 
@@ -418,7 +418,7 @@ SCENARIOS: dict[str, tuple[int, Callable[[Rank], None]]] = {
     "together": (4, together),
 }
 
-#: How many of these run at a time.
+#: The number of scenarios that run at a time.
 AT_ONCE = 6
 
 STORES: dict[str, Callable[[Path, int], Any]] = {
@@ -427,8 +427,8 @@ STORES: dict[str, Callable[[Path, int], Any]] = {
 }
 
 
-#: Ranks whose tests cover the whole exit of the interpreter; others only call exit functions, because torch makes the
-#: rest take a second of CPU time.
+#: Scenarios that run the whole exit of the interpreter; others only call exit functions, because torch makes the rest
+#: take a second of CPU time.
 ENDINGS = ("exits", "fails", "killed with the store", "silent store", "without shutdown")
 
 
@@ -437,7 +437,7 @@ def end_with_parent() -> None:
 
 
 def be(folder: Path, name: str, number: int, output: int) -> None:
-    """Be a rank of a scenario in a separate process, until it ends as any process does."""
+    """Run a rank of a scenario in a separate process, until it exits normally."""
     end_with_parent()
     os.dup2(output, 2)
     world, scenario = SCENARIOS[name]
@@ -464,7 +464,7 @@ def be(folder: Path, name: str, number: int, output: int) -> None:
 
 
 def run_forked(folder: Path, names: list[str]) -> None:
-    """Run scenarios, each with its own ranks, some at a time."""
+    """Run scenarios, several at a time, each with its own ranks."""
     names = names[::-1]
     running: dict[str, dict[int, int]] = {}
     codes: dict[str, dict[int, int]] = {}
@@ -476,7 +476,7 @@ def run_forked(folder: Path, names: list[str]) -> None:
             for number in range(SCENARIOS[name][0]):
                 with (folder / name / f"{number}.stderr").open("wb") as output:
                     if (pid := os.fork()) == 0:
-                        # The exception that ends a rank propagates from here as in any script, so nothing may catch it.
+                        # The exception that ends a rank must propagate from here as in any script.
                         be(folder / name, name, number, output.fileno())
                         return
                 running[name][pid] = number

@@ -1,4 +1,4 @@
-"""A data-parallel rank that is given as a pair ``(rank, world_size)``, without a process group."""
+"""A data-parallel rank given as a pair ``(rank, world_size)``, without a process group."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_states_resume_with_the_seed_in_them(folder: Path) -> None:
 
 
 def test_a_rank_that_had_ended_needs_the_states_of_all(folder: Path) -> None:
-    """Nothing else tells it whether the others are still in the same epoch."""
+    """Without them, it cannot know whether the other ranks are still in the same epoch."""
     with loader_of(folder, (0, 2)) as loader:
         list(loader)
         ended = loader.state_dict()
@@ -56,7 +56,7 @@ def test_a_rank_that_had_ended_needs_the_states_of_all(folder: Path) -> None:
         assert [list(loader), list(loader)] == [[], following]
 
 
-def test_equal_states_of_a_rank_count_once(folder: Path) -> None:
+def test_duplicate_states_of_a_rank_count_once(folder: Path) -> None:
     states = []
     for rank in (0, 1, 0, 1):
         with loader_of(folder, (rank, 2)) as loader:
@@ -83,7 +83,7 @@ def test_equal_states_of_a_rank_count_once(folder: Path) -> None:
         ("dp", TypeError, r"must be True, False, None, a ProcessGroup, .* not 'dp'"),
     ],
 )
-def test_what_names_no_group_is_refused(folder: Path, distributed: Any, error: type[Exception], text: str) -> None:
+def test_an_invalid_group_is_refused(folder: Path, distributed: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         ShardReadingService(distributed=distributed)
     with pytest.raises(error, match=text):

@@ -1,4 +1,4 @@
-"""The ranks that tests fork: none can keep a test waiting without an explanation."""
+"""Ranks forked by tests never block a test without an explanation."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def example() -> Iterator[Any]:
 
 
 def gathered(folder: Path, build: Any, steps: int) -> tuple[list[str], dict[str, Any]]:
-    """Return what this rank has read in some steps, and the result of `gather_states`."""
+    """Return the items that this rank reads in some steps, and the result of `gather_states`."""
     data = StatefulShards(build(folder, dist.get_world_size()))
     head = flat(islice(data, steps))
     return head, gather_states(data.state_dict())

@@ -1,4 +1,4 @@
-"""What the ranks of a host find out once: lists of a store, and indexes; counted at an S3 server."""
+"""The ranks of a host list a store and read indexes only once; an S3 server counts the requests."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def serve(store: Any, folder: Path, connection: Any) -> None:
 
 @pytest.fixture(scope="module")
 def counted(s3_store: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Callable[[], int]]]:
-    """The options of a store, and a function that returns how many requests it has had.
+    """The options of a store, and a function that returns the number of its requests.
 
-    It is another process, since a fork of a process with threads, as ranks are, may stop.
+    The store is another process, because ranks are forks, which may hang if their parent has threads.
     """
     ours, theirs = FORK.Pipe()
     process = FORK.Process(target=serve, args=(s3_store, tmp_path_factory.mktemp("meet"), theirs))
@@ -109,7 +109,7 @@ def test_requests_of_a_host_do_not_grow_with_its_ranks(source: str, counted: tup
 
 
 def results_of(spoil: Callable[[], object], folder: Path, ranks: int = 3) -> list[Any]:
-    """Return what ranks get of a result whose first owner spoils it: the process that computed it, or an error."""
+    """Return what the ranks receive if the first owner of a result fails: the process that computed it, or an error."""
 
     def compute(_: Any) -> list[int]:
         with (folder.parent / "owners").open("a") as file:
@@ -210,7 +210,7 @@ def test_a_rank_that_is_stopped_is_named(results: Path, monkeypatch: pytest.Monk
     assert len({*on_ranks(2, count_together)}) <= 2  # removes what a killed run has left
 
 
-def test_what_a_rank_asks_for_again_is_computed_again(results: Path) -> None:
+def test_a_result_requested_again_is_computed_again(results: Path) -> None:
     log = results.with_name("log")
 
     def read(_: Any) -> list[str]:

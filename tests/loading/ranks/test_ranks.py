@@ -1,4 +1,4 @@
-"""Real ranks of torch.distributed, on gloo: the items of each rank, and the errors when one is lost."""
+"""Real ranks of torch.distributed with gloo: the items of each rank, and the errors when one is lost."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from wds_datapipes.testing import build_shard
 
 SCRIPT = Path(__file__).with_name("ranks_scenarios.py")
 
-#: How many samples each shard has: fewer shards than four ranks have workers, with two each.
+#: The number of samples in each shard; there are fewer shards than workers of four ranks, with two each.
 SIZES = (5, 1, 9, 2, 30, 3, 4)
 KEYS = {f"{shard}/{number}" for shard, size in enumerate(SIZES) for number in range(size)}
 
 RANKS = 4
 WORKERS = (0, 2)
 
-#: How many numbers each rank has in the scenarios.
+#: The number of items of each rank in the scenarios.
 SHARE = 20
 
 #: The time limit of all scenarios together, in seconds: some minutes on a busy machine.
@@ -43,14 +43,14 @@ Sample = list[Any]  # its key, and the seed of a stage after the split
 
 def torchrun(ranks: int, *arguments: str | Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torchrun would otherwise print a notice about it
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # otherwise torchrun prints a notice about it
     done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the ranks of all scenarios have left their results."""
+    """The folder with the results of the ranks in all scenarios."""
     folder = tmp_path_factory.mktemp("forked")
     for shard, size in enumerate(SIZES):
         build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "0"} for number in range(size)])
@@ -84,12 +84,12 @@ class Outcome:
         self.stderr = [(folder / f"{rank}.stderr").read_text() for rank in self.ranks]
 
     def share(self, rank: int) -> list[int]:
-        """The items of a rank in an epoch, with any number of workers: every item assigned to it in turn."""
+        """Return the items of a rank in an epoch, with any number of workers, in order."""
         world = len(self.ranks)
         return [number for number in range(world * SHARE) if number % world == rank]
 
     def check_survivors(self, lost: int, message: str, workers: int = 2) -> None:
-        """Check that all ranks but one have read an epoch to its end, and then got an error that names the lost one."""
+        """Check that all ranks but one read an epoch to its end, and then get an error that names the lost rank."""
         for rank in self.ranks:
             if rank != lost:
                 results = self.results[rank]
@@ -98,7 +98,7 @@ class Outcome:
                 assert re.fullmatch(re.escape(what) + message, results["error"])
 
     def check_whole(self, epochs: int = 1) -> None:
-        """Check that all ranks have read all epochs to their end, without an error."""
+        """Check that all ranks read all epochs to their end without an error."""
         for rank in self.ranks:
             results = self.results[rank]
             assert "error" not in results
@@ -112,19 +112,19 @@ def keys(samples: Iterable[Sample]) -> list[str]:
 
 
 def shards(samples: Iterable[Sample]) -> list[str]:
-    """The shards in the order in which they were first read."""
+    """Return the shards in the order of their first reads."""
     return list(dict.fromkeys(key.partition("/")[0] for key in keys(samples)))
 
 
 def shares(ranks: int, workers: int) -> list[int]:
-    """How many shards each rank reads."""
+    """Return the number of shards that each rank reads."""
     instances = ranks * max(workers, 1)
     owners = [shard % instances % ranks for shard in range(len(SIZES))]
     return [owners.count(rank) for rank in range(ranks)]
 
 
 def epochs_of(together: Results, name: str) -> list[list[list[Sample]]]:
-    """For each epoch, the items of each rank."""
+    """Return the items of each rank in each epoch."""
     return [list(ranks) for ranks in zip(*(results[name] for results in together), strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Reports of all ranks: joined without waiting, with the slowest by name, at a cost that does not grow with the run."""
+"""Reports of all ranks are merged without waiting, name the slowest rank, and cost the same in runs of any size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def as_rank_2(number: float) -> float:
 
 
 def report_on(rank: int) -> dict[str, Any]:
-    """Load two epochs step by step, and return what is heard of this rank and of all."""
+    """Load two epochs step by step, and return the reports of this rank and of all ranks."""
     reports.COMPARED_S = 0.0
     logged: list[str] = []
     reports.LOGGER.warning = lambda text, *arguments: logged.append(text % arguments)  # type: ignore[method-assign]
@@ -47,11 +47,11 @@ def report_on(rank: int) -> dict[str, Any]:
         loader.seed(0)
         for _ in range(2):
             assert len([dist.barrier() for _ in loader]) == SHARE
-        while True:  # the others publish within their interval, and this does not wait for them
+        while True:  # the other ranks publish at their interval, and this one does not wait for them
             found = loader.reading_service.report(all_ranks=True)
             if sum(each.received for each in found.workers) == 2 * SHARE * RANKS and len(heard) > 1:
                 break
-        dist.barrier()  # until all have seen it: a rank that leaves takes its report with it
+        dist.barrier()  # until all have seen it: the report of a rank disappears with the rank
         own = loader.reading_service.report()
         return {"all": found.as_dict(), "line": str(found), "own": own.as_dict(), "heard": heard, "logged": logged}
 
@@ -95,7 +95,7 @@ def test_publishing_costs_the_same_in_runs_of_any_size(monkeypatch: pytest.Monke
     ranks = Ranks(IterableWrapper([]))
     monkeypatch.setattr(ranks, "_host", store)
     ranks.size = 4096
-    waits = Counter({wait_bucket(1e-5 * 1.1**number): 1 << 40 for number in range(200)})  # each bucket there is
+    waits = Counter({wait_bucket(1e-5 * 1.1**number): 1 << 40 for number in range(200)})  # every bucket
     figures = Counter({f"{name}/s3://bucket{n}": 1 << 50 for name in ("fetched_bytes", "retries") for n in range(4)})
     for rank in range(ranks.size):
         worker = WorkerReport("Worker 1", 1, 9, 9, rank / 3, 1 / 3, 1 / 3, "s3://bucket/train-000001.tar", Skipped())
@@ -115,7 +115,7 @@ def test_publishing_costs_the_same_in_runs_of_any_size(monkeypatch: pytest.Monke
     assert json.loads(text)["rank"] == 4095
 
 
-def test_a_store_that_is_gone_and_ranks_that_are_unknown_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_store_and_unknown_ranks_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone(HashStore):
         def set(self, key: str, value: str) -> None:
             raise RuntimeError("Connection reset by peer")

@@ -1,4 +1,4 @@
-"""Ranks that share the data between fewer: those of tensor, pipeline and context parallelism read the same items."""
+"""Data-parallel ranks of several ranks each: tensor, pipeline and context parallel ranks read the same items."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wds_datapipes import DirectoryShards, IndexedSamples, ShardReadingService, 
 
 RANKS = 4
 WORKERS = (0, 2)
-#: After how many batches a state is saved; some ranks of a stream have no more.
+#: The number of batches before a state is saved; some ranks of a stream have no more.
 CUTS = (1, 4)
 
 
@@ -77,7 +77,7 @@ def read(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def resume(folder: Path, rank: int) -> dict[str, Any]:
-    """Save states with two data-parallel ranks, and resume with as many, with four and with one."""
+    """Save states with two data-parallel ranks, and resume with two, four and one."""
     told: dict[str, Any] = {}
     groups: dict[int, Any] = {
         dp: init_device_mesh("cpu", (dp, RANKS // dp), mesh_dim_names=("dp", "tp"))["dp"] for dp in (1, 2, 4)
@@ -132,7 +132,7 @@ def come_of(scenario: Callable[[], Any]) -> str:
     return ""
 
 
-#: The ways to name the same two data-parallel ranks, by the number of workers.
+#: The ways to specify the same two data-parallel ranks, by the number of workers.
 SAME = {
     0: ("other seeds", "process group", "flattened mesh", "pair", "torch", "torch with a pair"),
     2: ("pair", "torch with a pair"),
@@ -143,7 +143,7 @@ Told = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """What each of four ranks tells; ranks 0 and 1 are one data-parallel rank, and 2 and 3 the other."""
+    """The results of four ranks: ranks 0 and 1 are one data-parallel rank, and 2 and 3 are the other."""
     folder = write_shards(tmp_path_factory.mktemp("topology"))
 
     def tell(rank: int) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class TestResuming:
     @pytest.mark.parametrize("way", ["on 2", "with a pair", "with its own"])
     @pytest.mark.parametrize("workers", WORKERS)
     @pytest.mark.parametrize("kind", ["stream", "indexed"])
-    def test_the_same_topology_goes_on_exactly(self, told: Told, kind: str, workers: int, way: str) -> None:
+    def test_the_same_topology_resumes_exactly(self, told: Told, kind: str, workers: int, way: str) -> None:
         for each in told:
             begun, rest, following = each["resumed"][f"{kind} {workers} {way}"]
             whole = each["read"][f"mesh, {kind} {workers}"]
@@ -254,7 +254,7 @@ class TestFaults:
             ),
         ],
     )
-    def test_what_is_wrong_on_all_ranks_is_an_error_on_each(
+    def test_a_mistake_on_all_ranks_is_an_error_on_each(
         self, told: Told, name: str, ranks: set[int], text: str
     ) -> None:
         found = [each["faults"][name] for each in told]
@@ -270,9 +270,7 @@ class TestFaults:
             ("different seeds with a pair", r"Rank \d has the seed \d, and rank \d has the seed \d"),
         ],
     )
-    def test_ranks_that_differ_without_waiting_for_each_other_are_noticed(
-        self, told: Told, name: str, text: str
-    ) -> None:
+    def test_differing_ranks_are_noticed_even_if_none_waits_for_another(self, told: Told, name: str, text: str) -> None:
         found = [error for each in told if (error := each["faults"][name])]
         assert found
         for error in found:

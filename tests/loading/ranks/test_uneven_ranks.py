@@ -1,4 +1,4 @@
-"""States of ranks if one has reached the end of an epoch, and another has not."""
+"""States of ranks when one has reached the end of an epoch and another has not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def save_and_resume(rank: int) -> list[Any]:
             whole = [list(loader) for _ in range(3)]
         fewest, most = sorted(of_all_ranks(len(whole[0])))
         assert fewest + 5 < most
-        # Both in the middle; all seen but one end not reached; one end reached, ...; both ends reached.
+        # Both in the middle; all items seen but one end not reached; one end reached, ...; both ends reached.
         for cut in (2, fewest, fewest + 1, fewest + 5, most, most + 1):
             with loader_of(workers) as loader:
                 list(loader)

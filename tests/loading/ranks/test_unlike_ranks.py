@@ -1,4 +1,4 @@
-"""Ranks that differ in their number of workers, or in the list of shards, are refused before they lose data."""
+"""Ranks that differ in their number of workers or list of shards are refused before they lose data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def by_torch(pipe: Any, workers: int, *, is_tracked: bool = True) -> list[str]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str] | str]]:
-    """What each of two ranks reads in each scenario, or its error."""
+    """The items or the error of each of two ranks in each scenario."""
     folder = tmp_path_factory.mktemp("unlike")
     write_numbered(folder, [3] * 6)
     urls = sorted(map(str, folder.glob("*.tar")))

@@ -25,7 +25,7 @@ from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is si
 if os.environ.get("SCENARIOS_WORKER") == "dies":
     os.kill(os.getpid(), signal.SIGKILL)  # in a worker that imports this
 
-#: Where the shards are, their names, and how many samples each has.
+#: The folder and names of the shards, and the number of samples in each.
 FOLDER = Path(os.environ["SCENARIOS_FOLDER"])
 SHARDS = "abcdef"
 SAMPLES = 10
@@ -143,7 +143,7 @@ def pids(dl: DataLoader2[Any]) -> list[int]:
 
 
 def take(dl: DataLoader2[Any], workers: int, items: Any = None) -> str:
-    """Read an epoch; return the number of items, whether they came in order, and how the epoch ended."""
+    """Read an epoch; return the number of items, whether they were in order, and how the epoch ended."""
     taken: list[Any] = []
     try:
         for item in iter(dl) if items is None else items:
@@ -246,7 +246,7 @@ def send(number: int) -> None:
 
 
 def busy_of(program: int) -> Path:
-    """Return the file that exists once a worker of a program naps."""
+    """Return the file that a worker of a program creates when it starts to nap."""
     return FOLDER / f"busy {program}"
 
 
@@ -289,7 +289,7 @@ class Sealed:
 
 
 def fork_sleeper() -> None:
-    """Leave a process behind that holds all open descriptors, and die."""
+    """Die and leave a process behind that inherits all open descriptors."""
     if not os.fork():
         nap()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Runs scenarios, each in a separate process, and reports the result of each and the processes and files it has left.
+"""Runs each scenario in a separate process, and reports its result and the processes and files that it leaves behind.
 
 A scenario that does not return in time is a "hang".
 """
@@ -25,10 +25,10 @@ import psutil
 
 __all__ = ["Become", "Main", "Scenario", "describe_error", "group", "has_own_shm", "in_another_main", "run"]
 
-#: How many scenarios run at a time. Most of them wait.
+#: The number of scenarios that run at a time; most of them wait.
 TOGETHER = 5
 
-#: How long a main program may take to end, and its workers after it, in seconds.
+#: The time limit for a main program to exit, and for its workers after it, in seconds.
 END_S = 120.0
 
 Scenario = Callable[[], object]
@@ -41,11 +41,11 @@ def describe_error(error: BaseException) -> str:
 
 
 def run(scenarios: Mapping[str, Scenario], limit_s: float) -> dict[str, dict[str, Any]]:
-    """Run some scenarios at a time.
+    """Run scenarios, several at a time.
 
     Returns:
-        Of each, its ``outcome``, what is ``left`` of it, its standard error (``noise``), and how many
-        seconds it took.
+        For each scenario, its ``outcome``, what is ``left`` of it, its standard error (``noise``), and its duration in
+        seconds.
     """
     selector = selectors.DefaultSelector()
     waiting = list(scenarios.items())
@@ -77,7 +77,7 @@ def run(scenarios: Mapping[str, Scenario], limit_s: float) -> dict[str, dict[str
 
 
 def start(scenario: Scenario) -> tuple[int, int, Any]:
-    """Run a scenario in its own process and group; return its pid, the pipe for its answer, and its errors."""
+    """Run a scenario in its own process and group; return its pid, the pipe for its result, and its standard error."""
     reader, writer = os.pipe()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the scenario has ended
     pid = os.fork()
@@ -95,7 +95,7 @@ def start(scenario: Scenario) -> tuple[int, int, Any]:
 
 def ending(pid: int, errors: Any) -> str:
     """End all remaining processes of a scenario, and return its standard error."""
-    # A main program has its own group, and would keep the runner's output open, so that its reader waits.
+    # A main program has its own group, and would keep the runner's output open, so its reader would wait.
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
@@ -110,7 +110,7 @@ def ending(pid: int, errors: Any) -> str:
 
 
 def result_of(scenario: Scenario) -> dict[str, Any]:
-    """Run a scenario; return its result or error, and the resources that it has left."""
+    """Run a scenario; return its result or error, and the resources that it leaves behind."""
     before = surroundings()
     try:
         outcome = str(scenario())
@@ -121,19 +121,19 @@ def result_of(scenario: Scenario) -> dict[str, Any]:
     after = surroundings()
     deadline = time.monotonic() + END_S
     while after["files"] - before["files"] and time.monotonic() < deadline:
-        time.sleep(0.1)  # other processes create files there, too, and remove them
+        time.sleep(0.1)  # other processes also create and remove files there
         after["files"] = set(os.listdir("/dev/shm"))
     left = [f"{kind}: {sorted(map(str, after[kind] - before[kind]))}" for kind in after if after[kind] - before[kind]]
     return {"outcome": outcome, "left": left}
 
 
 def surroundings() -> dict[str, set[Any]]:
-    """Return the resources of this process besides this thread: children, threads, descriptors and shared memory."""
-    # A thread without pending work is not joined, so it may still be ending.
+    """Return the resources of this process except this thread: children, threads, descriptors and shared memory."""
+    # A thread without pending work is not joined, so it may still be exiting.
     others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     for thread in others:
         thread.join(60)
-    # multiprocessing's own processes, started once in a program.
+    # multiprocessing's own processes, started once per program.
     tracker, server = vars(resource_tracker._resource_tracker), vars(forkserver._forkserver)
     own_pids = {tracker["_pid"], server["_forkserver_pid"]}
     own_descriptors = {tracker["_fd"], server["_forkserver_alive_fd"]}
@@ -161,7 +161,7 @@ class Become(BaseException):
 
 
 def in_another_main(main: Main, act: Callable[[int], object] | None = None) -> str:
-    """Run a main program in its own group; act on it when it is ready; return how it ends and what it leaves."""
+    """Run a main program in its own group; act on it when it is ready; return how it exits and what it leaves."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -205,7 +205,7 @@ def group(number: int) -> list[psutil.Process]:
 
 
 def has_own_shm(size: str) -> bool:
-    """Mount a private ``/dev/shm`` for this process and its children, if allowed; return whether it worked."""
+    """Mount a private ``/dev/shm`` for this process and its children; return whether that is allowed."""
     libc = ctypes.CDLL(None, use_errno=True)
     new_mounts, new_user, private = 0x20000, 0x10000000, (1 << 18) | (1 << 14)
     if libc.unshare(new_mounts) and libc.unshare(new_user | new_mounts):

@@ -75,7 +75,7 @@ def await_busy() -> None:
 
 
 def await_wait(*, is_main: bool = True) -> None:
-    """Wait until a thread, and the loop of the main thread, wait for a worker."""
+    """Wait until a thread and the loop of the main thread both wait for a worker."""
 
     def functions(frame: Any) -> Iterator[str]:
         while frame is not None:
@@ -93,7 +93,7 @@ def await_wait(*, is_main: bool = True) -> None:
 
 
 def in_thread(*acts: Act) -> None:
-    """Call some functions one after the other in a thread."""
+    """Call functions one after the other in a thread."""
 
     def act() -> None:
         for each in acts:
@@ -106,7 +106,7 @@ def in_thread(*acts: Act) -> None:
 
 
 def cannot_fork(after: int, pipe: IterDataPipe[Any]) -> str:
-    """Let ``os.fork`` fail after ``after`` calls, as it does at the limit of processes."""
+    """Make ``os.fork`` fail after ``after`` calls, as it does at the limit of processes."""
     fork, calls = os.fork, itertools.count()
 
     def limited() -> int:
@@ -141,7 +141,7 @@ def too_many_files(left: int) -> str:
 
 
 def too_many_files_later() -> str:
-    """Keep large items when no descriptor is left to receive another one."""
+    """Keep large items until no descriptor is left to receive another one."""
     kept: list[Any] = []
     with loader(plain(Large)) as dl:
         items = iter(dl)
@@ -156,7 +156,7 @@ def too_many_files_later() -> str:
 
 
 def killed_at_import() -> str:
-    """Let a spawned worker die while it is still receiving more than a pipe holds."""
+    """Kill a spawned worker while it is still receiving more than a pipe can buffer."""
     pipe = plain()
     vars(pipe)["ballast"] = b"x" * 1_000_000
     with mock.patch.dict(os.environ, SCENARIOS_WORKER="dies"):
@@ -181,7 +181,7 @@ def no_memory_for_the_page() -> str:
 
 
 def killed(moment: str, workers: int = 2, prefetch: int = 10, top: str = "bare", method: str | None = None) -> str:
-    """Kill the last worker at some moment; return the result of this epoch, or of the next one."""
+    """Kill the last worker at some point; return the result of this epoch, or of the next one."""
     last = workers - 1
     pipe = {"sending": plain(Large), "waited for": acting(nap, f"{SHARDS[last]}5")}.get(moment, plain())
     options: dict[str, Any] = {"worker_reset_fn": reset_naps} if moment == "in reset" else {}
@@ -210,7 +210,7 @@ def killed(moment: str, workers: int = 2, prefetch: int = 10, top: str = "bare",
         return take(dl, workers, items if moment in ("at once", "in reset", "sending") else None)
 
 
-#: "At rest", the worker has prefetched as far as it may, or all items.
+#: "At rest", the worker has prefetched up to its limit, or all items.
 MOMENTS = ["at once", "sending", "waited for", "between epochs", "at rest", "in reset", "in shutdown"]
 
 
@@ -224,7 +224,7 @@ def killed_with_grandchild() -> str:
 
 
 def another_killed() -> str:
-    """Kill a worker while the loop waits for another, slow one."""
+    """Kill a worker while the loop waits for another worker, which is slow."""
     with loader(acting(nap, "a5")) as dl:
         items = iter(dl)
         begun = [next(items) for _ in range(10)]
@@ -235,13 +235,13 @@ def another_killed() -> str:
 
 
 def killed_unseen() -> str:
-    """Kill a worker of a program in which the system discards the exit status of children."""
+    """Kill a worker of a program that lets the system discard the exit status of children."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     return another_killed()
 
 
 def killed_with_broken_pipes() -> str:
-    """Lose a worker in a program that dies of writing to a closed pipe, as one meant for ``| head`` may."""
+    """Lose a worker in a program that dies when it writes to a closed pipe, as a program for ``| head`` may."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     return killed("between epochs")
 
@@ -281,7 +281,7 @@ def forgotten(how: str, top: str) -> str:
 
 
 def ended_in_a_fork(how: str) -> str:
-    """Let a forked process shut a loader down, or just end, and read on."""
+    """Shut a loader down in a forked process, or let that exit, and continue to read."""
     with loader(plain()) as dl:
         items: Any = iter(dl)
         next(items)
@@ -312,7 +312,7 @@ def shutdown_of(act: Act, top: str) -> str:
 
 
 def begun_in_a_thread() -> str:
-    """Start in a thread that ends, and continue in another one."""
+    """Start in a thread that exits, and continue in another one."""
     begun: list[Any] = []
 
     def begin() -> None:
@@ -394,7 +394,7 @@ KEPT: list[Any] = []
 
 
 def leaving(how: str, act: Act, top: str, ready: Any) -> None:
-    """Be a main program that ends while a worker is busy."""
+    """Run a main program that exits while a worker is busy."""
     dl = loader(acting(act), top=top)
     items = iter(dl)
     next(items)
@@ -433,7 +433,7 @@ HOWS = [
 
 
 def reading(act: Act, top: str, ready: Any) -> None:
-    """Be a main program that waits for a worker."""
+    """Run a main program that waits for a worker."""
     with loader(acting(act), top=top) as dl:
         items = iter(dl)
         next(items)
@@ -442,7 +442,7 @@ def reading(act: Act, top: str, ready: Any) -> None:
 
 
 def idling(top: str, ready: Any) -> None:
-    """Be a main program that does something else."""
+    """Run a main program that does something else."""
     with loader(plain(), top=top) as dl:
         next(iter(dl))
         ready()
@@ -450,7 +450,7 @@ def idling(top: str, ready: Any) -> None:
 
 
 def outlived(ready: Any) -> None:
-    """Be a main program whose main thread ends before another one that reads."""
+    """Run a main program whose main thread exits before a thread that reads."""
     ready()
 
     def read_all() -> None:
@@ -468,7 +468,7 @@ def signalled(number: int, whom: str, main: Main) -> str:
 
 # all scenarios
 
-#: The parameters of one scenario: workers, prefetch, top. And those of the ends of main programs.
+#: The parameters of a scenario (workers, prefetch, top), and those of the exits of main programs.
 TURNS = itertools.cycle([(2, 10, "bare"), (1, 0, "pinned"), (3, 10, "prefetched"), (2, 0, "bare"), (3, 10, "pinned")])
 MAIN_TURNS = itertools.cycle(itertools.product(BUSY, TOPS))
 SIGNALLED = [*itertools.product((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), ("main", "group"))]

@@ -25,7 +25,7 @@ from torchdata.dataloader2 import DataLoader2
 #: A cycle or an epoch that takes this long, in seconds, hangs: the script prints the stacks of all threads, and ends.
 HANG_S = 300.0
 
-#: How often a worker is stuck in an item. It is not joined but killed, which takes half a second.
+#: The probability that a worker is stuck in an item. It is killed rather than joined, which takes half a second.
 STUCK = 0.03
 
 
@@ -60,14 +60,14 @@ def cycles(count: int, generator: random.Random) -> dict[str, Any]:
 
 
 def cycle(generator: random.Random) -> str:
-    """Use a loader briefly, and end it in some way; return which."""
+    """Use a loader briefly, and end it in some way; return the way."""
     workers = generator.randint(1, 2)
     is_stuck = generator.random() < STUCK
     is_large = not is_stuck and generator.random() < 0.3
     pipe = acting(nap, "a3") if is_stuck else plain(Few if is_large else Acting)
     dl = loader(pipe, workers, generator.choice((0, 10)), generator.choice(("bare", "bare", *TOPS)))
     items = iter(dl)
-    # A second epoch would have to wait for a worker that is stuck.
+    # A second epoch would wait for the stuck worker.
     for epoch in range(1 if is_stuck else generator.randint(1, 3)):
         items = iter(dl) if epoch else items
         length = generator.choice((0, 1, 3) if is_stuck else (0, 1, 3, 10, None))
@@ -83,7 +83,7 @@ HOWS = ["shutdown", "two shutdowns", "with", "error", "another thread", "pause",
 
 
 def end(dl: DataLoader2[Any], items: Any, how: str) -> str:
-    """Dispose of a loader in one of the ways users do. The caller still holds it, and drops it next."""
+    """End a loader in one of the ways that users do. The caller still references it, and drops it next."""
     if how == "with":
         with dl:
             next(iter(dl))
@@ -109,7 +109,7 @@ def end(dl: DataLoader2[Any], items: Any, how: str) -> str:
 
 
 def epochs(count: int, generator: random.Random) -> dict[str, Any]:
-    """Read many epochs, and interrupt many, of small and of large items; return how the processes have grown."""
+    """Read and interrupt many epochs of small and of large items; return how much the processes grow."""
     growth = {}
     for stage in (Acting, Large):
         with loader(plain(stage)) as dl:
@@ -132,7 +132,7 @@ def epochs(count: int, generator: random.Random) -> dict[str, Any]:
 def own_bytes(processes: list[int]) -> int:
     """Return the private memory of processes, with their shares of shared memory.
 
-    Files, such as libraries, are not counted: a process's share grows when another process that maps them ends.
+    Files such as libraries are not counted, because a process's share grows when another process that maps them exits.
     """
     gc.collect()
     return sum(
@@ -144,7 +144,7 @@ def own_bytes(processes: list[int]) -> int:
 
 
 def has_children() -> bool:
-    """Whether this process has children, even one that has ended but was not waited for."""
+    """Whether this process has children, including zombies."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""The length of a loader is the number of its items, if the pipeline knows it."""
+"""The length of a loader is the number of its items, if the pipeline determines it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_ranks_must_be_known() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_error_of_an_unknown_length_says_how_to_declare_it(workers: int, tmp_path: Path) -> None:
     pipe = numbers(23).sharding_filter().filter(is_even)
-    advice = r"End an epoch after n items with \.with_epoch\(n\), on every rank alike; or, on a single rank, declare"
+    advice = r"End each epoch after n items with \.with_epoch\(n\), with the same n on every rank; or, on a"
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
         with pytest.raises(TypeError, match=advice):
             len(loader)

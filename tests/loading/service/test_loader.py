@@ -1,4 +1,4 @@
-"""What a loader passes to its service before and between epochs: the pipeline, and the number of the next epoch."""
+"""A loader passes its service the pipeline and the number of the next epoch before each epoch."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_order_of_a_chosen_epoch_depends_only_on_seed_and_number(new_service
 
 
 def test_a_chosen_epoch_is_shared_by_ranks_after_a_service_that_spawns() -> None:
-    """Draws before the split are the same on all ranks, and draws after it are not."""
+    """Draws before the split are the same on all ranks; draws after it are not."""
     drawn = set()
     for rank, before in itertools.product(range(2), range(3)):
         seeds, generator = EpochSeeds(), SeedGenerator(9)
@@ -179,7 +179,7 @@ def test_a_loader_without_our_service_has_no_set_epoch(service: Any) -> None:
 @with_states
 @pytest.mark.parametrize("cut", [None, 0, 6])
 def test_a_state_is_refused_by_a_loader_with_another_pipeline(new_service: Any, cut: int | None) -> None:
-    """The state of a loader that has not begun (None) identifies the pipeline, too."""
+    """The state of a loader that has not begun (None) also identifies the pipeline."""
     with loader_of(new_service()) as loader:
         if cut is not None:
             items = iter(loader)

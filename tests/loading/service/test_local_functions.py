@@ -16,7 +16,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.testing import build_shard
 
-#: torch warns of lambdas where they are passed.
+#: torch warns about lambdas when they are passed.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not supported by pickle:UserWarning")
 
 
@@ -83,7 +83,7 @@ def test_a_lambda_that_has_changed_since_is_another_pipeline() -> None:
 
 @pytest.fixture
 def tracker() -> None:
-    """Start multiprocessing's process that tracks resources, which spawned workers share, and which stays."""
+    """Start multiprocessing's resource tracker, which spawned workers share, and which keeps running."""
     resource_tracker.ensure_running()
 
 

@@ -1,4 +1,4 @@
-"""A worker that is killed at a random item, and loaders that read in two threads at once."""
+"""A worker killed at a random item, and loaders that read in two threads at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def epochs_of(loader: Any, count: int = 3) -> list[list[Any]]:
 
 
 def left(items: Iterator[Any], loader: Any) -> Iterator[Any]:
-    """Yield the rest of an epoch, and the next one: a worker that is killed may have sent all items of the former."""
+    """Yield the rest of an epoch and the next one, because a killed worker may have sent all items of the first."""
     yield from items
     yield from loader.epoch()
 

@@ -22,7 +22,7 @@ from wds_datapipes import ShardReadingService
 from wds_datapipes.loading.service.pinning import MemoryPinner, pin_memory_of
 from wds_datapipes.loading.workers.connection import is_abandoned
 
-#: The time limit before anything counts as a hang, in seconds.
+#: Anything that takes longer than this counts as a hang, in seconds.
 LIMIT_S = 300
 
 
@@ -44,7 +44,7 @@ def same(item: Any) -> Any:
 
 
 class Stepwise(IterDataPipe[int]):
-    """Yields numbers, each once it is released; records how many were begun."""
+    """Yields each number after it is released; records how many were begun."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -86,7 +86,7 @@ def test_one_item_is_made_ahead() -> None:
 
 
 class Waiting(IterDataPipe[int]):
-    """Yields a number, and then waits like a stage that reads from a worker, until the loop is left."""
+    """Yields a number, and then waits, like a stage that reads from a worker, until the loop is left."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -99,7 +99,7 @@ class Waiting(IterDataPipe[int]):
             assert time.monotonic() < deadline
 
 
-def test_a_source_that_waits_is_told_when_the_loop_is_left() -> None:
+def test_a_waiting_source_notices_that_the_loop_was_left() -> None:
     source = Waiting()
     iterator = iter(MemoryPinner(source, same))
     assert next(iterator) == 0
@@ -202,7 +202,7 @@ def test_without_cuda_it_warns_once_and_still_reads_and_with_it_tensors_are_pinn
         warnings.simplefilter("always")
         epochs = [list(loader) for _ in range(2)]
     has_cuda = torch.cuda.is_available()
-    messages = [] if has_cuda else ["pin_memory=True has no effect, since CUDA is not available"]
+    messages = [] if has_cuda else ["pin_memory=True has no effect, because CUDA is not available"]
     assert [str(each.message)[: len(message)] for each, message in zip(caught, messages, strict=True)] == messages
     for epoch in epochs:
         assert [item["number"] for item in epoch] == list(range(30))
@@ -232,7 +232,7 @@ class Custom:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA, the test below pins real memory")
 def test_items_keep_their_types_and_the_thread_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parts of torch that need CUDA are replaced: the test concerns which objects are copied."""
+    """The parts of torch that need CUDA are replaced, because the test only concerns which objects are copied."""
     devices, originals = set(), set()
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -259,7 +259,7 @@ def test_items_keep_their_types_and_the_thread_its_device(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def pinning_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the thread run without CUDA, too: it copies tensors into ordinary memory then."""
+    """Make the thread run even without CUDA, where it copies tensors into ordinary memory."""
 
     def copied(item: dict[str, Any]) -> dict[str, Any]:
         return {**item, "tensor": item["tensor"].clone()}

@@ -1,4 +1,4 @@
-"""The reports of workers: their numbers are right, and a line that contains them."""
+"""The reports of workers: their figures, and the line that shows them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_report_is_available_after_the_end() -> None:
     after = report(loader)
     assert after == report(loader)
     assert after.items == 100
-    # A worker may have continued to wait until it was shut down.
+    # A worker may have waited until it was shut down.
     same = [[(each.name, each.pid, each.items, each.bytes) for each in told.workers] for told in (before, after)]
     assert same[0] == same[1]
 
@@ -188,7 +188,7 @@ def test_hits_of_a_cache_are_reported(workers: int, tmp_path: Path) -> None:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> list[str]:
-    """Return four shards: the second and the fourth are truncated; each of the others has a sample without a number."""
+    """Return four shards: the second and fourth are truncated; the others each have a sample without a number."""
     names = []
     for name in "abcd":
         samples = [{"__key__": f"{name}{n}", "cls": "x" if n == 2 else str(n)} for n in range(4)]
@@ -327,14 +327,14 @@ REPORTS = st.tuples(worker_reports(0), worker_reports(1)).map(lambda workers: Lo
 
 
 def sums_of(report: LoadingReport) -> dict[str, Any]:
-    """Return what adds up in a report."""
+    """Return the figures of a report that can be added."""
     found = {name: amount for name, amount in report.as_dict().items() if not name.startswith(("slowest", "wait"))}
     return {name: amount for name, amount in found.items() if name != "epoch" and "_per_s" not in name and amount}
 
 
 @settings(max_examples=30)
 @given(REPORTS, REPORTS)
-def test_what_was_done_before_and_since_a_report_adds_up(earlier: LoadingReport, since: LoadingReport) -> None:
+def test_the_work_before_and_after_a_report_adds_up(earlier: LoadingReport, since: LoadingReport) -> None:
     workers = [LoadingReport(1, pair).total for pair in zip(earlier.workers, since.workers, strict=True)]
     names = [{"name": each.name, "pid": each.pid} for each in earlier.workers]
     whole = [WorkerReport(**{**vars(each), **name}) for each, name in zip(workers, names, strict=True)]
@@ -377,7 +377,7 @@ def test_the_loop_records_its_waits(workers: int) -> None:
 
 
 def test_a_function_hears_from_a_loop_that_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A worker waits for the function, which hears which worker and which shard the loop waits for."""
+    """A worker waits for the function, which receives the worker and the shard that the loop waits for."""
     names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "txt": str(tmp_path)}]) for name in "abcd"]
     os.mkfifo(tmp_path / "gate")
     heard: list[dict[str, Any]] = []
@@ -456,7 +456,7 @@ def test_a_straggler_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         reports.log_stragglers(found, "workers", known)
     assert caplog.messages == [
         f"Straggler: Worker {number} of rank 3 on north takes {item_s} s for an item, and the median of the workers "
-        f"{median_s} s. The shard that it opened last is s3://bucket/train-00{number}.tar"
+        f"{median_s} s. The last shard that it opened is s3://bucket/train-00{number}.tar"
         for number, item_s, median_s in ((2, 3.1, 1), (1, 50, 0))
     ]
 

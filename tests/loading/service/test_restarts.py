@@ -25,7 +25,7 @@ from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is si
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("nothing_left")]
 
-#: More than a socket buffers.
+#: More than a socket can buffer.
 RESTARTS = 300
 
 
@@ -40,7 +40,7 @@ def loading(folder: Path, **options: Any) -> Iterator[Any]:
 
 
 def restart(loader: Any, begun: list[int], is_woken: threading.Event) -> None:
-    """Start epochs, and take an item of the first worker in each, until the other worker was woken."""
+    """Start epochs, and take an item of the first worker in each, until the other worker is woken."""
     for number in itertools.count():
         assert next(iter(loader)) == ("a0",)
         begun[:] = [number]
@@ -86,7 +86,7 @@ def test_a_worker_that_waits_to_send_is_read() -> None:
     epochs = []
 
     def work() -> None:
-        """Send more than the socket buffers before each check for requests."""
+        """Send more than a socket can buffer before each check for requests."""
         outlet = Sender(far, window=9, together=1)
         try:
             while True:

@@ -52,7 +52,7 @@ class Counts(IterDataPipe[Item]):
 
 
 class Pids(Unchanged):
-    """Adds the id of the process that it runs in."""
+    """Adds the ID of its process."""
 
     def __iter__(self) -> Iterator[Any]:
         for item in self.source:
@@ -60,7 +60,7 @@ class Pids(Unchanged):
 
 
 class Failing(IterDataPipe[Any]):
-    """Creates the file ``told`` and raises instead of yielding an item, in the first ``epochs`` epochs."""
+    """Creates the file ``told`` and raises an error instead of yielding an item, in the first ``epochs`` epochs."""
 
     def __init__(self, source: Pipe, at: Any, epochs: int, told: Path) -> None:
         self.source, self.at, self.epochs, self.told = source, at, epochs, told
@@ -182,7 +182,7 @@ def as_tuple(number: int) -> tuple[int]:
 
 
 def forget_pipe(*_: Any) -> None:
-    """Return nothing, an easy mistake."""
+    """Return nothing, by mistake."""
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -260,7 +260,7 @@ def test_a_stage_that_cannot_be_copied_stays_in_the_main_process() -> None:
 
 
 class Gain(InMain):
-    """Multiplies numbers in the main process, by a factor that its user may set at any time."""
+    """Multiplies numbers in the main process by a factor that its user may set at any time."""
 
     def __init__(self, source: Pipe) -> None:
         super().__init__(source)
@@ -324,7 +324,7 @@ def test_no_process_dispatches_items() -> None:
     with (
         load(dispatched().map(plus_one)) as loader,
         pytest.raises(
-            ValueError, match=r"Put \.sharding_filter\(\) there, .* or use torchdata's MultiProcessingReadingService"
+            ValueError, match=r"by \.sharding_filter\(\), .* or use torchdata's MultiProcessingReadingService"
         ),
     ):
         list(loader)

@@ -1,4 +1,4 @@
-"""Faults of a `ShardReadingService`: the right error in its position, nothing left behind, and never a hang."""
+"""Faults of a `ShardReadingService` cause the right error at the right position, no leftovers and no hang."""
 
 import json
 import os
@@ -13,14 +13,14 @@ import pytest
 
 Result = dict[str, Any]
 
-#: The time limit of a scenario, in seconds. Only a hang, or spawning on a busy machine, takes so long.
+#: The time limit of a scenario, in seconds. Only a hang, or spawning on a busy machine, takes this long.
 LIMIT_S = 300
 TOPS = ("bare", "pinned", "prefetched")
 
 # All scenarios of a group run in one fixture, and have their own limits.
 pytestmark = pytest.mark.timeout(1200)
 
-#: In a pipeline with several workers, the one with the fault, and how many items come before it.
+#: The worker with the fault in a pipeline with several workers, and the number of its items before the fault.
 PLACES = {0: (0, 15), 1: (0, 15), 2: (1, 11), 3: (1, 16)}
 SHARD = r"\S+/b\.tar"
 #: What torch adds if a stage of the user reads the items.
@@ -30,20 +30,20 @@ NUMBERS = {"SIGABRT": 6, "SIGKILL": 9, "SIGSEGV": 11, "SIGTERM": 15}
 
 
 def raised(kind: str, worker: int, text: str, shard: str = f", whose last shard was {SHARD}") -> str:
-    """The expected error of a worker: its own class, the worker, the shard, and the traceback to its origin."""
+    """The expected error of a worker: its class, the worker, the shard, and the traceback to its origin."""
     return rf"{kind} in worker process {worker}{shard}\.\nOriginal Traceback \(most recent call last\):\n.*{text}.*"
 
 
-def died(name: str, how: str, shard: str = r"The shard that it opened last is \S+/\w\.tar\.") -> str:
+def died(name: str, how: str, shard: str = r"The last shard that it opened is \S+/\w\.tar\.") -> str:
     return rf"WorkerDiedError: {name} \(pid \d+\) {how} while its data was still needed\. .* {shard}{ITER}"
 
 
-def killed(name: str, signal: str = "SIGKILL", shard: str = r"The shard that it opened last is \S+/\w\.tar\.") -> str:
+def killed(name: str, signal: str = "SIGKILL", shard: str = r"The last shard that it opened is \S+/\w\.tar\.") -> str:
     return died(name, rf"was killed by signal {NUMBERS[signal]} \({signal}\)", shard)
 
 
 #: Whether that has happened.
-PERHAPS_A_SHARD = r"(The shard that it opened last is \S+/\w\.tar|It has opened no shard yet)\."
+PERHAPS_A_SHARD = r"(The last shard that it opened is \S+/\w\.tar|It has opened no shard yet)\."
 
 OWN = {
     "LookupError": ("LookupError: Caught LookupError", "in refuse\n.*LookupError: no such sample"),
@@ -87,8 +87,8 @@ def of_a_fault(name: str) -> str:
         return rf"{before}; {raised('PicklingError: Caught PicklingError', worker, text)}"
     if fault in NUMBERS:
         return rf"\d+; {killed(f'Worker {worker}', fault)}"
-    # Items made before the end count if Python has a chance to send them, and if the loop does not learn of
-    # the end while it waits for another worker.
+    # Items made before the exit count if Python gets to send them, and if the loop does not notice the exit while it
+    # waits for another worker.
     count = str(before) if workers == "1" and not fault.startswith("os._exit") else r"\d+"
     return rf"{count}; {died(f'Worker {worker}', LEFT_AT_ONCE[fault])}"
 
@@ -122,7 +122,7 @@ OUTCOMES: dict[str, str] = {
     "start: iter raises": "0; " + raised(LOOKUP, 0, "raised by iter", EARLY),
     "start: iter returns a number": "0; " + raised("TypeError: Caught TypeError", 0, "'int' object is not an", EARLY),
     "start: worker_init_fn": "0; " + raised(LOOKUP, 0, "no such disk in worker 0", EARLY),
-    # All workers end, and any of them may be noticed first.
+    # All workers exit, and any of them may be noticed first.
     "start: worker_init_fn exits": "0; "
     + died("Worker [01]", "ended with exit code 4", r"It has opened no shard yet\."),
     "start: worker_init_fn stops": "0; " + raised("RuntimeError: Caught StopIteration", 0, "init_stops", EARLY),
@@ -145,9 +145,9 @@ OUTCOMES: dict[str, str] = {
         for moment, shard in {
             "at once": PERHAPS_A_SHARD,
             "sending": r"It has opened no shard yet\.",
-            "waited for": r"The shard that it opened last is \S+/[abc]\.tar\.",
-            "between epochs": r"The shard that it opened last is \S+/[def]\.tar\.",
-            "at rest": r"The shard that it opened last is \S+/\w\.tar\.",
+            "waited for": r"The last shard that it opened is \S+/[abc]\.tar\.",
+            "between epochs": r"The last shard that it opened is \S+/[def]\.tar\.",
+            "at rest": r"The last shard that it opened is \S+/\w\.tar\.",
             "in reset": r"It has opened no shard yet\.",
         }.items()
         for workers, ahead, top in [(1, 0, "bare"), (2, 10, "pinned"), (3, 10, "prefetched")]
@@ -157,7 +157,7 @@ OUTCOMES: dict[str, str] = {
         for workers, rest in [(1, "0, bare"), (2, "10, pinned"), (3, "10, prefetched")]
     },
     "killed with a grandchild": r"\d+; " + killed("Worker 1"),
-    "another is killed": "10; " + killed("Worker 1", shard=r"The shard that it opened last is \S+/f\.tar\."),
+    "another is killed": "10; " + killed("Worker 1", shard=r"The last shard that it opened is \S+/f\.tar\."),
     "killed unseen": "10; " + died("Worker 1", "ended with an unknown exit code"),
     "killed with broken pipes": r"\d; " + killed("Worker 1"),
     **{
@@ -173,7 +173,7 @@ OUTCOMES: dict[str, str] = {
     "handled signals": "True, True",
     **{
         f"timeout, {top}": r"11; WorkerTimeoutError: Worker 1 \(pid of 1\) has sent nothing for timeout_s=4 s\. "
-        rf"The shard that it opened last is {SHARD}\. .*{ITER}"
+        rf"The last shard that it opened is {SHARD}\. .*{ITER}"
         for top in ("bare", "prefetched")
     },
     "timeout in reset": r"0; WorkerTimeoutError: Worker 0 \(pid of 0\) has sent nothing .*has opened no shard yet\..*",
@@ -195,7 +195,7 @@ BUSY_AND_TOPS = [(how, top) for how in ("asleep", "in C code", "deaf to SIGTERM"
 SIGNALS = {"SIGINT": -2, "SIGTERM": -15, "SIGKILL": -9}
 SIGNALLED = [(signal, whom) for signal in SIGNALS for whom in ("main", "group")]
 
-#: The ends of main programs: their exit codes.
+#: The exit codes of main programs, by the way in which they exit.
 ENDS: dict[str, int] = {
     **{f"exit {how}, {', '.join(BUSY_AND_TOPS[number % 9])}": HOWS[how] for number, how in enumerate(HOWS)},
     **{
@@ -208,7 +208,7 @@ ENDS: dict[str, int] = {
     },
 }
 
-#: The expected standard error: the traceback of a worker that ends by it, and the argument of `sys.exit`.
+#: The expected standard error: the traceback that ends a worker, and the argument of `sys.exit`.
 NOISES = {
     "end: BaseException, 2 workers": r"Process \S+:\nTraceback .*Aside: no exception\n",
     "end: KeyboardInterrupt, 3 workers": r"Process \S+:\nTraceback .*KeyboardInterrupt\n",

@@ -1,4 +1,4 @@
-"""The items that the loop gets from a `ShardReadingService` depend only on the items that the workers make."""
+"""The items that a `ShardReadingService` yields depend only on the items that the workers make."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ MAKERS: dict[str, Callable[[int, int], Any]] = {
     "dataclass": lambda size, seed: Example(f"{seed}", [image(size, seed), square(size, seed)], seed),
 }
 
-#: Around the limits at which items share messages, arrays are kept apart, and messages need shared memory; and larger.
+#: Sizes around the limits for shared messages, separate arrays and shared memory, and larger ones.
 SIZES = (1, 100, 5_000, 16_300, 16_384, 16_500, 65_000, 66_000, 300_000, 1_000_000)
 
-#: How many items a worker makes in an epoch, and the seed of their values.
+#: The number of items that a worker makes in an epoch, and the seed of their values.
 Share = tuple[int, int]
 
 
@@ -124,7 +124,7 @@ def seen(item: Any) -> Any:
 
 
 def spoil(item: Any) -> None:
-    """Change everything in an item that can be changed."""
+    """Change everything mutable in an item."""
     if isinstance(item, (list, tuple)):
         for part in item:
             spoil(part)
@@ -178,7 +178,7 @@ def next_epoch(pipe: Any, info: Any, seeds: Any) -> Any:
 
 
 def round_robin(lines: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return one from each line in turn; an exhausted line leaves the round."""
+    """Return one item from each list in turn; exhausted lists are skipped."""
     return [line[turn] for turn in range(max(map(len, lines), default=0)) for line in lines if turn < len(line)]
 
 
@@ -197,7 +197,7 @@ def load(pipe: IterDataPipe[Any], workers: int, prefetches: Prefetches, method: 
 
 # random examples
 
-#: How often the examples are tried that start new processes; `nox -s nightly` tries more.
+#: The number of examples that start new processes; `nox -s nightly` tries more.
 TIMES = 3 if os.environ.get("WHOLE_SWEEPS") else 1
 
 WORKERS = st.integers(0, 4)
@@ -232,7 +232,7 @@ def plans(counts: st.SearchStrategy[int]) -> st.SearchStrategy[Plan]:
     random.Random(1),
 )
 def test_the_loop_takes_from_each_live_worker_in_turn(plan: Plan, prefetches: Prefetches, rng: random.Random) -> None:
-    """It may end anywhere, which affects no other epoch, and may change items in place."""
+    """It may end anywhere without affecting other epochs, and may change items in place."""
     kept = []
     with load(Planned(plan.epochs), plan.workers, prefetches) as loader:
         for epoch in plan.epochs:
@@ -283,7 +283,7 @@ def paused(loader: DataLoader2[Any], limits: Sequence[int | None]) -> list[Any]:
 SENDABLE = [
     maker(size, seed) if name != "dataclass" else WorkerInfo(size, seed)
     for seed, (name, maker) in enumerate(MAKERS.items())
-    if name != "read-only array"  # it is no longer that when Python has sent it to a worker
+    if name != "read-only array"  # no longer the same object once Python has sent it to a worker
     for size in (1, 5_000, 66_000, 300_000)
 ]
 

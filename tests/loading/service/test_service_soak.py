@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-#: How many loaders there are, and how many epochs of each kind.
+#: The number of loaders, and of epochs of each kind.
 CYCLES = int(os.environ.get("SOAK_CYCLES", "200"))
 EPOCHS = int(os.environ.get("SOAK_EPOCHS", "60"))
 PARTS = 2
 
-#: How much a process may grow in two thirds of its run, in bytes: as much as its memory fluctuates.
+#: The growth of a process allowed in two thirds of its run, in bytes: as much as its memory fluctuates.
 GROWTH = 8_000_000
 
-# The script itself ends if one loader hangs.
+# The script itself exits if a loader hangs.
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.alone]
 
 

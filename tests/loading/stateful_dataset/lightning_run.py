@@ -36,7 +36,7 @@ class Model(lightning.LightningModule):  # type: ignore[misc]  # it is not insta
 
     def on_train_epoch_start(self) -> None:
         loader: Any = self.trainer.train_dataloader
-        if hasattr(loader, "set_epoch"):  # Lightning calls that of torch's samplers
+        if hasattr(loader, "set_epoch"):  # Lightning calls set_epoch of torch's samplers
             loader.set_epoch(self.current_epoch)
 
     def training_step(self, batch: Any, _: int) -> Any:
@@ -122,7 +122,7 @@ LOADERS: dict[str, Callable[[int | None], Any]] = {
 
 
 def fit(loader: Any, model: Model, *, folder: str = "", path: str | None = None, **options: Any) -> None:
-    """Train; save a checkpoint after each step and each epoch if a folder is given."""
+    """Train; if a folder is given, save a checkpoint after each step and each epoch."""
     saving = [
         lightning.callbacks.ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1),
         lightning.callbacks.ModelCheckpoint(folder, "{epoch}", every_n_epochs=1, save_top_k=-1),
@@ -140,7 +140,7 @@ def fit(loader: Any, model: Model, *, folder: str = "", path: str | None = None,
 
 
 def resume(name: str, length: int, steps: list[int]) -> dict[str, Any]:
-    """Train without interruption, and resume from each of some of the checkpoints."""
+    """Train without interruption, and resume from some of the checkpoints."""
     whole: list[Any] = []
     fit(LOADERS[name](length), Model(whole), folder=name)
     rests = {}
@@ -152,7 +152,7 @@ def resume(name: str, length: int, steps: list[int]) -> dict[str, Any]:
 
 
 class Recorder(lightning.Callback):  # type: ignore[misc]  # it is not installed where types are checked
-    """Writes the batches that each rank has seen; runs in a separate process."""
+    """Write the batches that this rank sees; runs in a separate process."""
 
     def __init__(self, name: str, caught: list[warnings.WarningMessage]) -> None:
         self.name, self.caught = name, caught
@@ -163,7 +163,7 @@ class Recorder(lightning.Callback):  # type: ignore[misc]  # it is not installed
 
 
 def of_ranks() -> None:
-    """Train on two ranks, and write the batches that each has seen."""
+    """Train on two ranks, and write the batches that each rank sees."""
     loaders: dict[str, Callable[[], Any]] = {
         "by default": lambda: of_dataloader2(None),
         "indexed": lambda: of_indexed(None, distributed=True),

@@ -14,7 +14,7 @@ import pytest
 from numbered_shards import write_numbered
 
 SCRIPT = str(Path(__file__).with_name("lightning_run.py"))
-#: How many batches an epoch has.
+#: The number of batches per epoch.
 LENGTH = 8
 KEYS = sorted(f"{shard}-{number}" for shard in range(4) for number in range(10))
 

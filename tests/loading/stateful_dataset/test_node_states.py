@@ -1,4 +1,4 @@
-"""What nodes of torchdata need of the other loaders: states in their wrappings, and epochs that are broken off."""
+"""The other loaders support what torchdata's nodes need: wrapped states and interrupted epochs."""
 
 from __future__ import annotations
 

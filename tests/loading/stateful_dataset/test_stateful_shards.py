@@ -83,7 +83,7 @@ def test_a_pipeline_without_a_state_is_refused() -> None:
 
 
 class FirstFour(Stage[Any]):
-    """A user's stage that does not iterate its source if it needs nothing from it."""
+    """A user's stage that skips iterating its source when it needs nothing from it."""
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""States that other programs save and load, at any point, compared with an uninterrupted run."""
+"""States that other programs save and load at any point, compared with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def keys_of(*epochs: Epoch) -> list[str]:
 @pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize("cut", [0, 4, 99])
 def test_an_epoch_can_be_chosen_after_loading_a_state(stateful: bool, workers: int, cut: int) -> None:
-    """As trainers do, which call set_epoch() before each epoch, including that of the state."""
+    """Trainers call set_epoch() before each epoch, including the epoch of the state."""
 
     def choose(run: Any, epoch: int) -> Any:
         run.data.set_epoch(epoch)
@@ -139,7 +139,7 @@ def test_a_stateful_loader_over_anything_else_is_left_alone() -> None:
 
 
 def checkpoint_on_ranks(rank: int, *, folder: Path, workers: int, cut: int) -> Any:
-    """Save a state under one key, under keys of the ranks, and merged; and resume from each."""
+    """Save a state under one key, under keys of the ranks, and merged, and resume from each."""
     run = new_run(workers)
     epoch = run.epoch()
     head = list(itertools.islice(epoch, cut))

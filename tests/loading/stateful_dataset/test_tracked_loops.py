@@ -75,7 +75,7 @@ def test_loops_of_other_loaders_are_unchanged() -> None:
     collate = loader.collate_fn
     list(data.tracked(loader))
     assert loader.collate_fn is collate
-    # Another loop over the same workers gets batches, and the dataset knows that it has not seen them.
+    # Another loop over the same workers takes batches, and the dataset knows that this one has not seen them.
     assert sorted(key for batch in loader for key in batch) == KEYS
     with pytest.raises(StateError, match="positions of the worker processes"):
         data.state_dict()
@@ -133,7 +133,7 @@ def test_a_state_contains_a_chosen_epoch_that_has_not_begun(saving: Any, loading
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_another_number_of_workers_in_another_epoch_is_refused(before: int, after: int) -> None:
+def test_a_different_number_of_workers_in_another_epoch_is_refused(before: int, after: int) -> None:
     data = StatefulShards(pipeline())
     list(data.tracked(batches_of(data, before, batch_size=2)))
     state = data.state_dict()
@@ -146,7 +146,7 @@ def test_another_number_of_workers_in_another_epoch_is_refused(before: int, afte
 
 @dataclass
 class Pinned:
-    """An object that torch pins by its own method."""
+    """An object that torch pins by calling its method."""
 
     keys: list[str]
     is_pinned: bool = False
@@ -156,7 +156,7 @@ class Pinned:
 
 
 def test_torch_pins_the_batch_and_not_its_record() -> None:
-    # The function that the thread of a loader with pin_memory=True calls; the thread exists only with an accelerator.
+    # The function called by the thread of a loader with pin_memory=True, which exists only with an accelerator.
     pin: Callable[[Any], Any] = pin_memory
     assert pin(RecordedBatch(Pinned(["a"]), 1, 0, b"[]", True)) == RecordedBatch(Pinned(["a"], True), 1, 0, b"[]", True)
 

@@ -48,7 +48,7 @@ def epochs(run: Tracked, count: int) -> list[list[Any]]:
 def test_an_interrupted_epoch_is_followed_by_the_undelivered_items(
     build: Callable[[], Pipe], batch_size: int | None, persistent: bool
 ) -> None:
-    """Workers repeat prefetched items, and the state is known before they have made any."""
+    """Workers repeat prefetched items, and the state is known before they make any."""
     options: dict[str, Any] = {"batch_size": batch_size, "persistent_workers": persistent}
     run = Tracked(build, 2, **options)
     broken, cuts = list[list[Any]](), (1, 0, 4)
@@ -61,7 +61,7 @@ def test_an_interrupted_epoch_is_followed_by_the_undelivered_items(
     rest = [list(batches), *epochs(run, 2)]
     resumed = Tracked(build, 2, state, **options)
     assert epochs(resumed, 3) == rest
-    # Another run interrupted at the same points reads the same items, however far its workers were ahead.
+    # Another run interrupted at the same points reads the same items, however far ahead its workers were.
     other = Tracked(build, 2, prefetch_factor=1, **options)
     for cut, wanted in zip(cuts, broken, strict=True):
         with closing(other.epoch()) as batches:
@@ -70,7 +70,7 @@ def test_an_interrupted_epoch_is_followed_by_the_undelivered_items(
 
 
 def test_each_worker_returns_to_its_own_stream_after_an_epoch_resumed_with_another() -> None:
-    """The loader starts with its process 0, which had the part of worker 1 in that epoch."""
+    """The loader starts with process 0, which had the share of worker 1 in that epoch."""
     run = Tracked(batched, 2)
     batches = run.epoch()
     head = [next(batches)]
@@ -122,7 +122,7 @@ def test_the_state_of_a_stateful_loader_names_that_of_the_data_set() -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "cut"), [(2, 1, 2), (0, 2, 99), (2, 0, 99)])
-def test_a_stream_on_another_number_of_workers_is_refused(before: int, after: int, cut: int) -> None:
+def test_a_stream_with_a_different_number_of_workers_is_refused(before: int, after: int, cut: int) -> None:
     run = Tracked(batched, before)
     batches = run.epoch()
     assert len(list(itertools.islice(batches, cut))) == min(cut, 7)

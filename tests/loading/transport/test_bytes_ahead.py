@@ -1,4 +1,4 @@
-"""How far ahead a `Sender` runs with large messages, limited by memory, and with small ones, limited by number."""
+"""How far a `Sender` runs ahead: memory limits large messages, and their number limits small ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ends() -> Iterator[tuple[Receiver, Sender]]:
     with closing(near), closing(far):
         outlet = Sender(far, window=WINDOW, together=1)
         inlet = Receiver(near, window=WINDOW)
-        assert inlet.receive() is None  # except its page
+        assert inlet.receive() is None  # except for its page
         yield inlet, outlet
 
 
@@ -53,18 +53,18 @@ def take(inlet: Receiver) -> Any:
     ],
     ids=["small", "moderate", "large", "one that is more than all may be", "large bytes"],
 )
-def test_so_many_messages_are_ahead(ends: tuple[Receiver, Sender], item: Any, ahead: int) -> None:
+def test_the_number_of_messages_ahead_is_limited(ends: tuple[Receiver, Sender], item: Any, ahead: int) -> None:
     inlet, outlet = ends
     assert fill(outlet, item) == ahead
     for _ in range(ahead):
         take(inlet)
     inlet.credit()
     outlet.receive_requests()
-    assert fill(outlet, item) == ahead  # as many again: nothing that has been used still counts
+    assert fill(outlet, item) == ahead  # as many again: used messages no longer count
 
 
 def test_a_large_message_makes_room_when_it_is_taken(ends: tuple[Receiver, Sender]) -> None:
-    """The loop may work for long on what it has taken, and the next item must be made meanwhile."""
+    """While the loop works on an item, which may take long, the next item must be made."""
     inlet, outlet = ends
     array = np.zeros(AHEAD_BYTES // 2, np.uint8)
     fill(outlet, array)

@@ -1,4 +1,4 @@
-"""One end of a channel sends and the other receives: each item once, in order, whole, and safe to keep."""
+"""One end of a channel receives what the other sends: each item once, in order, whole, and safe to keep."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from wds_datapipes.loading.transport.receiver import MAX_LENT, Message, Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.transport.serialization import APART, Serializer
 
-#: The time limit before anything counts as a hang, in seconds.
+#: Anything that takes longer than this counts as a hang, in seconds.
 LIMIT_S = 300
 
 #: The machine may be busy.
@@ -87,7 +87,7 @@ def taken(inlet: Receiver, message: Message) -> list[Any]:
 
 
 class Ticks(threading.Event):
-    """Replaces the event that a sender is closed, for which its flushing thread waits, by ticks of the test."""
+    """Replaces the event of a closed sender, for which its flushing thread waits, with ticks of the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,20 +102,20 @@ class Ticks(threading.Event):
         self._ticks.release()
 
     def tick(self, count: int) -> None:
-        """Let the flushing thread look at the waiting items ``count`` times."""
+        """Make the flushing thread check the waiting items ``count`` times."""
         self._ticks.release(count)
 
 
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
-    """Keep small items buffered until there are enough of them, or the test ticks."""
+    """Keep small items buffered until there are enough of them or the test ticks."""
     monkeypatch.setattr(outlet, "TOGETHER_S", math.inf)
     ticks = Ticks()
     monkeypatch.setattr(Line, "closing", lambda _: ticks)
     return ticks
 
 
-# a sender like that of a worker, whose items name their position
+# a sender like that of a worker, whose items state their position
 
 
 def made(epoch: int, number: int, size: int) -> dict[str, Any]:
@@ -166,14 +166,14 @@ def send(channel: socket.socket, window: int, together: int) -> None:
 
 @contextmanager
 def in_a_process(run: Callable[..., object], *args: Any, window: int = 5) -> Iterator[tuple[Receiver, int]]:
-    """Run the sending end in a forked process; yield the receiving end and the process's number."""
+    """Run the sending end in a forked process; yield the receiving end and the process ID."""
     near, far = new_channel()
     pid = os.fork()
     if not pid:
         code = 1
         try:
             near.close()
-            torch.set_num_threads(1)  # as in a worker: a fork does not inherit the threads that this process may use
+            torch.set_num_threads(1)  # as in a worker, because forks do not inherit the threads of this process
             run(far, *args)
             code = 0
         finally:
@@ -222,7 +222,7 @@ Size = st.one_of(
 
 
 class Traffic(RuleBasedStateMachine):
-    """Both ends in one thread, interleaved in any way that two processes may be."""
+    """Both ends in one thread, interleaved in any way possible for two processes."""
 
     @initialize(window=st.integers(1, 20), together=st.sampled_from([1, 3, 256]))
     def start(self, window: int, together: int) -> None:
@@ -238,7 +238,7 @@ class Traffic(RuleBasedStateMachine):
     def arrive(self) -> None:
         self.arrived += self.line.arrivals()
         waiting = sum(each.header.kind in ITEMS and each.header.epoch == self.begun for each in self.arrived)
-        # Buffered small items are sent before a large one, and then that is one more.
+        # Buffered small items are sent before a large one, which then needs another message.
         assert waiting <= self.window + (self.together > 1)
         if self.together == 1:
             assert all(each.header.number == 1 for each in self.arrived if each.header.kind in ITEMS)
@@ -276,7 +276,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(first=st.floats(0, 1), share=st.floats(0, 1))
     def drop(self, first: float, share: float) -> None:
-        # Shares, because the number of arrived items depends on timing, on which random draws must not depend.
+        # Fractions, because the number of arrived items depends on timing, and random draws must not.
         begin = round(first * len(self.kept))
         del self.kept[begin : begin + round(share * (len(self.kept) - begin))]
 
@@ -342,7 +342,7 @@ def test_a_sender_that_gets_no_credit_stops(window: int, together: int, size: in
     with in_a_process(send, window, together, window=window) as (inlet, _):
         begin(inlet, 1, [size] * 3000)
         found = [following(inlet) for _ in range(window)]
-        begin(inlet, 2, [])  # it must read requests in between, and ends this epoch at once
+        begin(inlet, 2, [])  # it must read requests in between, and ends this epoch immediately
         while found[-1].header.kind in ITEMS:
             found.append(following(inlet))
         assert window <= len(found) - 1 <= window + (together > 1)
@@ -356,7 +356,7 @@ def test_small_items_share_messages_and_large_ones_do_not(monkeypatch: pytest.Mo
     monkeypatch.setattr(outlet, "TICK_S", LIMIT_S)
     with in_a_process(send, 5, 256) as (inlet, _):
         begin(inlet, 1, [10] * 2000)
-        found = [following(inlet) for _ in range(5)]  # as many as come without credit
+        found = [following(inlet) for _ in range(5)]  # as many as arrive without credit
         counts = [len(taken(inlet, message)) for message in found]
         assert counts == [1, *[256] * 4]
         while (message := current(inlet)).header.kind != Kind.END:
@@ -447,7 +447,7 @@ def test_commands_are_small() -> None:
         joined.inlet.send_command(joined.inlet.pack_request(bytes(size)))
         joined.outlet.receive_requests()
         assert joined.outlet.requests.popleft()[1] == bytes(size)
-        with pytest.raises(ValueError, match=r"needs 65\d\d\d bytes, and a command has at most 65\d\d\d"):
+        with pytest.raises(ValueError, match=r"needs 65\d\d\d bytes, but a command has at most 65\d\d\d"):
             joined.inlet.send_command(joined.inlet.pack_request(bytes(size + 1)))
         with pytest.raises((pickle.PicklingError, AttributeError)):
             joined.inlet.send_command(joined.inlet.pack_request(lambda: 0))

@@ -36,7 +36,7 @@ PACKER = Serializer()
 
 
 def carried(item: Any, packer: Serializer = PACKER) -> Any:
-    """Pack an item, copy its arrays as a segment would hold them, and unpack it."""
+    """Pack an item, copy its arrays as into a segment, and unpack it."""
     packed = packer.pack(item)
     parts, size, arrays = packed
     assert size == sum(map(len, parts))
@@ -91,7 +91,7 @@ def assert_same_array(got: Array, sent: Array) -> None:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    """Return the elements as bytes: not all types can be compared, and NaN does not equal itself."""
+    """Return the elements as bytes, because not all types can be compared, and NaN does not equal itself."""
     sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
     data: bytes = tensor.detach().view(sizes[tensor.element_size()]).numpy().tobytes()
     return data
@@ -291,11 +291,11 @@ def is_dense(tensor: torch.Tensor) -> bool:
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # torch warns of complex32
 @pytest.mark.parametrize("dtype", TENSOR_DTYPES, ids=str)
 def test_tensors_of_every_type_and_layout(dtype: torch.dtype) -> None:
-    # Some are kept apart, some are not.
+    # Some are stored separately, some are not.
     for layout, width in itertools.product(TENSOR_LAYOUTS, (4, APART // dtype.itemsize // 20)):
         tensor = TENSOR_LAYOUTS[layout](tensor_of(dtype, 3, 6, 5, width))
         if layout == "empty" and dtype not in {torch.float32, torch.int64}:
-            continue  # torch pickles tensors without elements, which it cannot do for all types
+            continue  # torch pickles tensors without elements, but not of all types
         got = carried([tensor])[0]
         assert_same(got, tensor)
         if tensor.numel() and is_dense(tensor):
@@ -411,7 +411,7 @@ def test_an_unpackable_part_is_named() -> None:
 
 
 class Refusing:
-    """Raises when it is pickled."""
+    """Raises an error when it is pickled."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

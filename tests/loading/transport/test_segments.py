@@ -30,7 +30,7 @@ SPARE = 3
 
 
 class Pair:
-    """A pool and the lender of the segments that it fills, as if in two processes."""
+    """A pool and the lender of its segments, as if in two processes."""
 
     def __init__(self, spare: int = SPARE) -> None:
         self.pool = SegmentPool()
@@ -56,7 +56,7 @@ class Pair:
         return count
 
 
-#: All ways in which a part of an item may keep a reference to its memory.
+#: The ways in which a part of an item may keep a reference to its memory.
 FORMS: dict[str, Callable[[memoryview], Any]] = {
     "memoryview": lambda view: view,
     "part of a memoryview": lambda view: view[10:20],
@@ -150,12 +150,12 @@ def test_a_forked_process_keeps_the_segments_lent_at_the_fork() -> None:
 
 
 def memory_maps() -> int:
-    """Return how many of our shared memory segments this process has mapped."""
+    """Return the number of this package's shared memory segments that this process has mapped."""
     return len(re.findall(r"wds-datapipes", Path("/proc/self/maps").read_text()))
 
 
 def resident(kind: str) -> int:
-    """Return how much of this process's memory is shared memory ("Shmem") or files ("File"), in bytes."""
+    """Return the size of this process's shared memory ("Shmem") or mapped files ("File"), in bytes."""
     found = re.search(rf"Rss{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024

@@ -1,4 +1,4 @@
-"""A program whose workers hold the GIL in C code, and which has forked another process; it waits to be killed.
+"""A program that has forked a process and whose workers hold the GIL in C code; it waits to be killed.
 
 Arguments: the class of the reading service, and how workers are started.
 """
@@ -32,7 +32,7 @@ def main(kind: str, method: str) -> None:
     loader: Any = dataloader2.DataLoader2(pipe, reading_service=service(1, multiprocessing_context=method))
     items = iter(loader)
     threading.Thread(target=next, args=(items,), daemon=True).start()
-    os.read(0, 1)  # sys.stdin has a lock that a worker forked meanwhile would need
+    os.read(0, 1)  # sys.stdin has a lock that a worker forked in the meantime would need
     if fork := os.fork():
         print("fork", fork, flush=True)
     time.sleep(LONG_S)

@@ -1,4 +1,4 @@
-"""``pipe:`` commands under a `ShardReadingService`: they end with their worker, for whatever reason it ends."""
+"""``pipe:`` commands under a `ShardReadingService` end with their worker, however it ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def await_end(processes: list[psutil.Process]) -> None:
 
 
 def commands_of(worker: psutil.Process) -> list[psutil.Process]:
-    """Wait until a worker has begun to sleep in a shell, and return all processes that it has started."""
+    """Wait until a worker sleeps in a shell, and return all processes that it has started."""
     deadline = time.monotonic() + 60
     while True:
         assert time.monotonic() < deadline

@@ -36,7 +36,7 @@ def test_a_process_whose_exit_code_was_already_collected_is_closed() -> None:
     assert process.pid is not None
     os.waitpid(process.pid, 0)
     with pytest.raises(ValueError, match="still running"):
-        process.close()  # so that the test would notice if Python came to do this by itself
+        process.close()  # so that the test notices if a future Python does this by itself
     close_process(process)
     assert process not in multiprocessing.process._children  # type: ignore[attr-defined]  # nothing else tells
 
@@ -53,7 +53,7 @@ def test_a_process_is_closed_if_the_program_ignores_sigchld() -> None:
         signal.signal(signal.SIGCHLD, before)
 
 
-#: Ctrl-C comes whenever a process has just been forked, while Python runs the hooks of the fork.
+#: Ctrl-C comes right after each fork, while Python runs its hooks.
 INTERRUPTED_START = """if 1:
     import os, signal, warnings
     warnings.simplefilter("ignore")

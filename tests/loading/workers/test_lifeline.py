@@ -1,4 +1,4 @@
-"""Workers end with their main process, whatever they are doing, and whatever other processes it has forked."""
+"""Workers end with their main process, whatever they are doing and whatever other processes it has forked."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The states of loaders: their format, their encoding, and resharding for a different number of ranks or workers."""
+"""The states of loaders: format, encoding, and resharding for a different number of ranks or workers."""

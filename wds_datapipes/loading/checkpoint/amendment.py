@@ -1,4 +1,4 @@
-"""The one place where a state meets a pipeline: they must be alike, or the pipeline amends the run from here on."""
+"""Comparison of a state with a pipeline: they must match, or the pipeline amends the run from this step on."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.state.description import FREE, difference, run_source
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
 
-#: The most characters of the description of a changed stage in the record of a phase.
+#: The maximum length of the description of a changed stage in the record of a phase, in characters.
 SHOWN = 100
 
 
 def begin_run(pipe: Any) -> list[dict[str, Any]]:
-    """Return the history of a run that begins with a pipeline: the record of its first phase, and of its exclusions."""
+    """Return the history of a run that begins with a pipeline: the records of its first phase and of its exclusions."""
     if (source := run_source(pipe)) is not None:
         source.load_phases([], -1, 0)
     return _with_exclusions(pipe, [] if source is None else [source.first_phase()], 0, 0)
 
 
 def _with_exclusions(pipe: Any, phases: list[dict[str, Any]], epoch: int, position: int) -> list[dict[str, Any]]:
-    """Return the history of a run that leaves out the samples of a pipeline from a position on.
+    """Return the history of a run from which the pipeline excludes samples, from a position on.
 
     Raises:
-        StateError: samples return that were left out.
+        StateError: previously excluded samples return.
     """
     found = [each for stage in upstream(pipe) if (each := declared(stage).exclusions) is not None]
     return found[0].together(found[1:]).extend(phases, epoch, position) if found else phases
@@ -41,25 +41,25 @@ def _with_exclusions(pipe: Any, phases: list[dict[str, Any]], epoch: int, positi
 def adopt(
     loaded: Sequence[Checkpoint], pipe: Any, stages: Sequence[str], ranks: int | None = None, *, amend: bool = False
 ) -> list[Checkpoint]:
-    """Return checkpoints from which a pipeline resumes, and give its source the history of the run.
+    """Return the checkpoints from which a pipeline resumes, and pass the history of the run to its source.
 
-    On a different number of ranks, ``.batch()`` may have a different size: the rest of an epoch consists of samples,
+    If the number of ranks has changed, the batch size may change, too: the rest of an epoch consists of samples,
     however they are batched.
 
     Args:
         loaded: the checkpoints of a state.
         pipe: the pipeline.
         stages: descriptions of its stages, the last one first.
-        ranks: the current number of ranks; ``None`` if that is not known yet, and is checked later.
-        amend: whether the pipeline may differ from the one that saved the state, where no position depends on it. Then
-            a phase of the run begins.
+        ranks: the current number of ranks; ``None`` if it is not known yet and is checked later.
+        amend: whether to begin a new phase of the run if the pipeline differs from the one that saved the state in ways
+            that affect no position.
 
     Raises:
         StateError: it is the state of a different pipeline.
     """
     for checkpoint in loaded:
         checkpoint.check_parts()
-    if not any(each.stages for each in loaded):  # they were saved before any pipeline began
+    if not any(each.stages for each in loaded):  # they were saved before a pipeline started
         return [*loaded]
     adopted = _compare(loaded, pipe, stages, ranks, amend=amend)
     phases = _with_exclusions(pipe, adopted[0].phases, *place_of(adopted, run_source(pipe))[:2])
@@ -93,7 +93,7 @@ def _compare(
 
 
 def _differences(saved: Sequence[str], own: Sequence[str]) -> Iterator[tuple[int, str | None, str | None]]:
-    """Yield the numbers of stages that differ, with their descriptions in the state and here."""
+    """Yield the numbers of stages that differ, with their descriptions in the state and in this pipeline."""
     for kind, start, end, own_start, own_end in SequenceMatcher(None, saved, own, autojunk=False).get_opcodes():
         if kind != "equal":
             for number, pair in enumerate(zip_longest(saved[start:end], own[own_start:own_end]), own_start):
@@ -101,14 +101,14 @@ def _differences(saved: Sequence[str], own: Sequence[str]) -> Iterator[tuple[int
 
 
 def _fixed(stages: Sequence[str]) -> list[str]:
-    """Return the parts of descriptions that positions depend on."""
+    """Return the parts of the descriptions on which positions depend."""
     return [part for each in stages if (part := each.partition(FREE)[0])]
 
 
 def _amended(
     loaded: Sequence[Checkpoint], source: Any, stages: Sequence[str], changes: list[str]
 ) -> Sequence[Checkpoint]:
-    """Return the checkpoints in which a phase begins with another pipeline."""
+    """Return checkpoints that begin a new phase with a changed pipeline."""
     first, (epoch, position, rest) = loaded[0], place_of(loaded, source)
     if rest is not None:
         check_complete(loaded)

@@ -1,9 +1,9 @@
 """The states of loaders between two items, and the checkpoints in them, for all kinds of loaders.
 
-A state is a dictionary with one text. So it always has the same shape, and anything that saves dictionaries keeps it
-unchanged: torch's distributed checkpoints load only the keys that they find in the state of a loader that has not
-started. Each line of the text is JSON: the first has the version and a checksum of the others; each rank has one; and
-after it comes one for each of its workers, which only a process that resumes from it parses.
+A state is a dictionary with a single string. It therefore always has the same shape, and survives anything that saves
+dictionaries: torch's distributed checkpoints load only the keys that they find in the state of a loader that has not
+started. Each line of the string is JSON: the first holds the version and a checksum of the others; then comes one for
+each rank, each followed by one for each of its workers, which only a process that resumes from it parses.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ logger = logging.getLogger("wds_datapipes")
 STATE = "wds_datapipes"
 #: The version of the format.
 VERSION = 10
-#: Replaces the state of a worker that does not know which part of its stream the loop will receive.
+#: The state of a worker that cannot know which part of its stream the loop will receive.
 STREAM = "stream"
 #: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.
 PICKLE = "serialized_datapipe"
-#: The keys at which ``torchdata.nodes`` keep the state of their source.
+#: The keys under which ``torchdata.nodes`` store the state of their source.
 NODES = ("root", "it_state", "source", "snapshot", "iterable")
-#: Matches a number in the description of a stage that is divided between the ranks, such as the size of a batch.
+#: Matches a number in the description of a stage that depends on the number of ranks, such as a batch size.
 OF_RANK = re.compile(rf"=\d+{PER_RANK}")
 
 
 #: Advice for programs with several ranks.
 ADVICE = (
     "Gather the states of all ranks, and load the same merge_states([...]) on each; or save each rank's state under "
-    "its own name, and load it on that rank. torch.distributed.checkpoint keeps one value per key, and loads that of "
+    "its own name, and load it on that rank. torch.distributed.checkpoint stores one value per key, and loads that of "
     "rank 0 on all ranks"
 )
 
@@ -51,7 +51,7 @@ class WorkerState:
     """The state from which a worker resumes in the middle of an epoch.
 
     Args:
-        text: the state of the pipeline, as JSON in one line; ``null`` is its beginning.
+        text: the state of the pipeline, as one line of JSON; ``null`` means its beginning.
     """
 
     text: str = "null"
@@ -63,7 +63,7 @@ class WorkerState:
 
     @cached_property
     def stages(self) -> Sequence[Mapping[str, Any] | None] | None:
-        """The state of the pipeline, parsed at first use."""
+        """The state of the pipeline, parsed on first use."""
         with refusing_corrupt_states():
             found: list[Mapping[str, Any] | None] = json.loads(self.text) or []
             if not all(isinstance(stage, dict | None) for stage in found):
@@ -72,12 +72,12 @@ class WorkerState:
 
     @property
     def mark(self) -> int | None:
-        """A number that identifies a position in an epoch; ``None`` at the beginning of one, or if it is replayed."""
+        """A number that identifies the position in an epoch; ``None`` at its beginning, or if it is replayed."""
         begins = all(set(stage or ()) <= {"lasting", "replayed", "digest"} for stage in self.stages or ())
         return None if begins else crc32(self.text.encode())
 
     def renewed(self) -> WorkerState:
-        """Return the position at which the next epoch begins, if this is the end of one."""
+        """Return the position at which the next epoch begins, if this is the end of an epoch."""
         return WorkerState.of(next_epoch_state(self.stages))
 
     def load(self, pipe: Any) -> None:
@@ -88,18 +88,18 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of an epoch, on one rank, or on all.
+    """The state of an epoch on one rank, or on all ranks.
 
     Attributes:
         stages: descriptions of the pipeline's stages, the last one first.
         seed: the seed of the orders of this epoch.
         epoch: the number of this epoch since the loader was seeded, from 0.
-        first: the seed of the first epoch since then.
+        first: the seed of epoch 0.
         next: the seed of the next epoch.
         is_over: whether the epoch has ended.
-        rank: the number of this rank among ``ranks``; None if the state is that of every rank.
+        rank: the number of this rank among ``ranks``; None if all ranks share this state.
         ranks: the number of ranks.
-        distributed: whether the service has split the data among ranks.
+        distributed: whether the loader splits the data between ranks.
         workers: the number of worker processes on this rank.
         turn: the worker that yields the next item.
         parts: the position from which each worker resumes.
@@ -107,10 +107,10 @@ class Checkpoint:
         wanted: the number selected for the next epoch, or ``None``.
         is_drained: whether the epoch is over because the pipeline in the main process has ended, although the loader
             may hold its last items.
-        replay: if the epoch resumes by replay, the number of items that the loop has received, and a digest of the
-            last.
-        phases: the history of the run: records of its phases, see `wds_datapipes.index.order.phase_records`, and of
-            the samples that it leaves out, see `Exclusions.extend`.
+        replay: if the epoch resumes by replay, the number of items that the loop has received, and a digest of the last
+            one.
+        phases: the history of the run: records of its phases, see `wds_datapipes.index.order.phase_records`, and of the
+            samples that it excludes, see `Exclusions.extend`.
     """
 
     stages: list[str]
@@ -133,20 +133,20 @@ class Checkpoint:
 
     @property
     def identity(self) -> tuple[int | None, int, bool, int]:
-        """The rank, the number of ranks, whether the service has split among them, and the number of workers."""
+        """The rank, the number of ranks, whether the loader splits the data between them, and the number of workers."""
         return self.rank, self.ranks, self.distributed, self.workers
 
     @property
     def owner(self) -> str:
-        """The rank of the state, in words."""
+        """The rank or ranks that the state belongs to, in words."""
         return f"all of {self.ranks} ranks" if self.rank is None else f"rank {self.rank} of {self.ranks}"
 
     def on_rank(self, rank: int) -> Checkpoint:
-        """Return the state of a rank, if this is that of every rank."""
+        """Return the state as that of one rank, if all ranks share it."""
         return replace(self, rank=rank) if self.rank is None else self
 
     def part_of(self, process: int) -> tuple[int, WorkerState]:
-        """Return the number of the worker that a process of a loader is, and its state."""
+        """Return the number of the worker that a process of a loader resumes, and the worker's state."""
         if self.worker is not None:
             return self.worker, self.parts[0]
         # The loader starts with its process 0, but the epoch resumes with the worker that yields the next item.
@@ -154,11 +154,11 @@ class Checkpoint:
         return number, self.parts[number]
 
     def ended(self) -> Checkpoint:
-        """Return the state in which this epoch is over: the next one follows."""
+        """Return the state in which this epoch is over, so that the next one follows."""
         return replace(self, is_over=True, is_drained=False, parts=[part.renewed() for part in self.parts])
 
     def check_parts(self) -> None:
-        """Check that there is a state of each worker.
+        """Check that there is a state for each worker.
 
         Raises:
             StateError: the state is corrupt.
@@ -170,12 +170,12 @@ class Checkpoint:
         """Check that a `StatefulShards` can resume from this state.
 
         Args:
-            seeds: the possible seeds of its first epoch; the first is the actual one.
+            seeds: the possible seeds of its first epoch, the actual one first.
             identity: the identity of this process, if it is a worker.
 
         Raises:
-            StateError: it was saved with another seed, belongs to another worker, or counts the items of all workers
-                together.
+            StateError: the state was saved with another seed, belongs to another worker, or counts the items of all
+                workers together.
         """
         if self.next is not None and self.first not in seeds:
             raise StateError(
@@ -184,8 +184,8 @@ class Checkpoint:
             )
         if self.replay is not None and not self.is_over:
             raise StateError(
-                "This is a state of ShardReadingService, which resumes by replaying the items of all workers together. "
-                "Load it into one"
+                "This is a state of ShardReadingService that resumes by replaying the items of all workers together. "
+                "Load it into a ShardReadingService"
             )
         if self.worker is not None and (identity is None or self.on_rank(identity[0]).identity != identity):
             raise StateError(
@@ -195,21 +195,21 @@ class Checkpoint:
             )
 
     def log_replay(self, reason: str) -> None:
-        """Log how many items are made again to resume, if the pipeline is replayed.
+        """Log how many items must be produced again, if the pipeline resumes by replay.
 
         Args:
-            reason: why it is.
+            reason: the reason for the replay.
         """
         stages = [stage or {} for part in self.parts for stage in part.stages or ()]
         count = sum(stage.get("replayed", 0) for stage in [*stages, self.replay or {}])
         if count and not self.is_over:
-            logger.warning("Resuming by replay: %d items are made again. %s", count, reason)
+            logger.warning("Resuming by replay: %d items are produced again. %s", count, reason)
 
     def check_epoch(self, chosen: int | None) -> None:
-        """Check that a selected epoch is that of the state, if the state was saved in the middle of it.
+        """Check that the selected epoch is that of the state, if the state was saved mid-epoch.
 
         Raises:
-            StateError: it is another one.
+            StateError: another epoch was selected.
         """
         if not self.is_over and chosen not in (None, self.epoch):
             raise StateError(
@@ -219,7 +219,7 @@ class Checkpoint:
 
 
 def is_all(numbers: Sequence[int | None], count: int) -> bool:
-    """Whether sorted numbers are those from 0 to before ``count``, which a corrupt state may give as any number."""
+    """Whether sorted numbers are 0 to ``count - 1``; in a corrupt state, ``count`` may be any number."""
     return len(numbers) == count and [*numbers] == [*range(len(numbers))]
 
 
@@ -233,28 +233,28 @@ def state_of(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
 
 
 def state_of_stream() -> dict[str, str]:
-    """Return the state of a worker that does not know which part of its stream the loop will receive."""
+    """Return the state of a worker that cannot know which part of its stream the loop will receive."""
     return {STATE: with_checksum(STREAM)}
 
 
 def with_checksum(*lines: str) -> str:
-    """Return the text of a state, from all its lines but the first."""
+    """Return the text of a state from all of its lines but the first."""
     checksum = 0
-    for line in lines:  # together, they may have some ten megabytes
+    for line in lines:  # one by one, because they may take tens of megabytes
         checksum = crc32(f"\n{line}".encode(), checksum)
     return "\n".join([f'{{"version":{VERSION},"crc32":{checksum}}}', *lines])
 
 
 @refusing_corrupt_states()
 def checkpoints_in(state: Any) -> list[Checkpoint]:
-    """Return the checkpoints in a state, one for each of its ranks.
+    """Return the checkpoints in a state, one per rank.
 
     Args:
         state: the state of a ``DataLoader2``, a ``StatefulDataLoader``, a `ShardReadingService` or a `StatefulShards`;
             or the result of `merge_states`; or the text of a state.
 
     Raises:
-        StateError: it contains none.
+        StateError: it contains no checkpoint.
     """
     found = _find_checkpoints(state)
     if not found:
@@ -268,12 +268,12 @@ def _find_checkpoints(state: Any) -> list[Checkpoint]:
     if not isinstance(state, Mapping):
         raise StateError(f"This is not the state of a loader, a dictionary with the key {STATE!r}: {state!r:.100}")
     if STATE in state:
-        # A run that loads the state of an earlier run does not hold any of its items.
+        # A run that loads the state of an earlier run holds none of that run's items.
         return [replace(checkpoint, is_drained=False) for checkpoint in _decode(state[STATE])]
     if "_snapshot" in state:
         return [_of_workers(state)]
     if "dataset_state" in state:
-        # It may end the loop before it has yielded the last items of its dataset.
+        # The loader may end the loop before it has yielded the last items of its dataset.
         ends = bool(state["_iterator_finished"])
         found = _of_dataset(state)
         return [
@@ -282,13 +282,13 @@ def _find_checkpoints(state: Any) -> list[Checkpoint]:
     if inner := [state[key] for key in NODES if key in state]:
         if state.get("steps_since_snapshot") or state.get("batch_idx"):
             raise StateError(
-                "This state of torchdata.nodes was saved some items after the position of its source, and only the "
-                "same nodes can continue there. Save it with snapshot_frequency=1, and without Unbatcher"
+                "This state of torchdata.nodes was saved some items after the position of its source, so only the "
+                "same nodes can resume from it. Save it with snapshot_frequency=1, and without Unbatcher"
             )
         return _find_checkpoints(inner[0])
     if PICKLE in state:
         raise StateError(
-            "This is a state of torchdata: a pickled pipeline, without the position of the loop in the epoch. Save the "
+            "This is a state of torchdata: a pickled pipeline, but no position of the loop in the epoch. Save the "
             "state of a DataLoader2 with ShardReadingService, which contains the position"
         )
     keys = ", ".join(map(repr, state)) or "none"
@@ -320,7 +320,7 @@ def _decode(text: Any) -> list[Checkpoint]:
         facts = json.loads(line)
         parts = [*map(WorkerState, islice(rest, facts["parts"]))]
         if len(parts) != facts["parts"]:
-            raise ValueError(f"{facts['parts']} workers, and {len(parts)} states")
+            raise ValueError(f"{facts['parts']} workers, but {len(parts)} states")
         checkpoints.append(Checkpoint(**{**facts, "parts": parts}))
     return checkpoints
 
@@ -342,7 +342,7 @@ def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
             f"This state of a StatefulDataLoader is incomplete: it belongs to {own[0].workers} workers, and contains "
             f"the states of these: {', '.join(str(each.worker) for each in own)}"
         )
-    # If an epoch was resumed, the numbers of the processes may differ from those of the workers.
+    # In a resumed epoch, the numbers of processes may differ from those of their workers.
     turn = workers[(snapshot["_last_yielded_worker_id"] + 1) % len(workers)].worker or 0
     parts = [part for each in own for part in each.parts]
     rank = next((each.rank for each in own if each.rank is not None), None)
@@ -350,7 +350,7 @@ def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
 
 
 def _of_dataset(state: Mapping[str, Any]) -> list[Checkpoint]:
-    """Return the checkpoints in the state of a dataset within that of a ``StatefulDataLoader``.
+    """Return the checkpoints in the dataset's state within that of a ``StatefulDataLoader``.
 
     Raises:
         StateError: the dataset is not a `StatefulShards`.

@@ -23,10 +23,10 @@ from wds_datapipes.pipes.state.replay import is_replayed
 from wds_datapipes.shards.assignment import Resharding
 from wds_datapipes.shards.packed_rows import OUTLINE
 
-#: The most ranks of a run.
+#: The maximum number of ranks of a run.
 MAX_RANKS = 1 << 20
 
-#: The rank, the number of ranks, whether the service splits among them, and the number of workers.
+#: The rank, the number of ranks, whether the loader splits the data between them, and the number of workers.
 Identity = tuple[int, int, bool, int]
 
 
@@ -34,17 +34,17 @@ Identity = tuple[int, int, bool, int]
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Merge the states of all ranks of a run, saved between the same steps.
 
-    The result can be loaded with any number of ranks and workers; every rank loads the same. If the numbers are the
-    same as before, each rank resumes exactly where it was. Otherwise the rest of the epoch is resharded: every sample
-    that no rank has received is yielded once, in a different order, and the next epoch is complete again.
+    The merged state can be loaded with any number of ranks and workers; all ranks load the same state. If the numbers
+    have not changed, each rank resumes exactly where it left off. Otherwise, the rest of the epoch is resharded: every
+    sample that no rank has received yet is yielded once, in a different order, and the next epoch is complete again.
 
     Args:
         states: the return value of ``state_dict()`` of ``DataLoader2``, `ShardReadingService`, `StatefulShards` or
-            ``StatefulDataLoader`` on each rank, in any order. Ranks that read the same data, such as those of tensor
-            parallelism, have equal states: all of them may be given, or one.
+            ``StatefulDataLoader`` on each rank, in any order. Ranks that read the same data, as in tensor parallelism,
+            have equal states; passing one of them suffices.
 
     Returns:
-        A state for ``load_state_dict()`` of all of them but ``StatefulDataLoader``.
+        A state for ``load_state_dict()`` of any of these but ``StatefulDataLoader``.
 
     Raises:
         StateError: a rank's state is missing, ranks that read the same data have different states, or the states are
@@ -61,13 +61,13 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     if not states:
         raise StateError("There are no states to merge")
     checkpoints: dict[tuple[int, int | None], Checkpoint] = {}
-    # A rank that has loaded a merged state, and has not started since, saves that state, with those of other ranks.
+    # A rank that has loaded a merged state but has not started yet saves that state, including those of other ranks.
     for checkpoint in chain.from_iterable(map(checkpoints_in, states)):
         known = checkpoints.setdefault((checkpoint.ranks, checkpoint.rank), checkpoint)
         if known != checkpoint:
             raise StateError(
                 f"There are two different states of {checkpoint.owner}. Ranks that read the "
-                "same data must save their states after the same step of the same run, and those of loaders with "
+                "same data must save their states after the same step of the same run, and states of loaders with "
                 "distributed=False cannot be merged"
             )
     check_complete([*checkpoints.values()])
@@ -78,9 +78,9 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def outline_state(state: Mapping[str, Any]) -> dict[str, str]:
     """Return a state without the positions of waiting samples: a few hundred bytes for each worker.
 
-    From the outlines of all ranks, `ranks_to_read` tells which states a different number of ranks needs, and
-    `merge_states` accepts an outline in place of any other state. A rank that would have to resume from an outline
-    raises a `StateError`.
+    Given the outlines of all ranks, `ranks_to_read` returns the ranks whose full states are needed to resume with a
+    different number of ranks. `merge_states` accepts an outline in place of a state. A rank that would have to resume
+    from an outline raises a `StateError`.
 
     Args:
         state: the state of a loader, as for `merge_states`.
@@ -92,7 +92,7 @@ def outline_state(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _with_waiting(waiting: Any, saved: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Replace the positions of waiting samples at any depth: a mixture has the states of its sources."""
+    """Replace the positions of waiting samples at any depth, because a mixture nests the states of its sources."""
 
     def replaced(part: WorkerState) -> WorkerState:
         hook = lambda state: {**state, "waiting": waiting} if state.get("waiting") else state  # noqa: E731
@@ -105,14 +105,14 @@ def _with_waiting(waiting: Any, saved: Iterable[Checkpoint]) -> list[Checkpoint]
 def ranks_to_read(
     outlines: Sequence[Mapping[str, Any] | str], pipe: Any, *, rank: int, ranks: int, workers: int = 0
 ) -> list[int]:
-    """Return the previous ranks whose states a rank needs to resume, in addition to the outlines of all.
+    """Return the previous ranks whose full states a rank needs to resume, in addition to the outlines of all ranks.
 
     Args:
-        outlines: the results of `outline_state` on all ranks that have saved their states, or their texts.
+        outlines: the results of `outline_state` for all ranks that have saved their states, or the texts in them.
         pipe: the pipeline of the loader.
         rank: the number of this rank.
         ranks: the current number of ranks.
-        workers: the current number of worker processes of each.
+        workers: the current number of worker processes per rank.
 
     Raises:
         StateError: an outline is missing, or the pipeline cannot be resharded.
@@ -131,11 +131,11 @@ def ranks_to_read(
 
 
 def of_all_ranks(saved: Checkpoint, pipe: Any) -> Checkpoint:
-    """Return a state as that of every rank, if it is.
+    """Mark a state as that of all ranks if it does not depend on the rank.
 
     Args:
         saved: the state of a rank, or of one of its workers.
-        pipe: the pipeline, whose `difference_of_ranks` is "".
+        pipe: the pipeline, for which `difference_of_ranks` returns "".
     """
     source, workers = PipelineGraph(pipe).chain[-1], max(saved.workers, 1)
     numbers = range(workers) if saved.worker is None else [saved.worker]
@@ -146,14 +146,15 @@ def of_all_ranks(saved: Checkpoint, pipe: Any) -> Checkpoint:
 
 
 def place_of(saved: Sequence[Checkpoint], source: Any) -> tuple[int, int, dict[str, Any] | None]:
-    """Return the epoch in which a run resumes, and the first position in it whose batch no rank has begun.
+    """Return the epoch in which a run resumes, and the position of the first batch that no rank has begun.
 
     Args:
-        saved: the states of all ranks; or that of one, which stands for all. For a single worker, the position is 0.
-        source: the source that knows the phases of the run; None if there is none.
+        saved: the states of all ranks, or of one that stands for all. For the state of a single worker, the position is
+            0.
+        source: the source that holds the phases of the run, or None.
 
     Returns:
-        The epoch, the position, and the state of the source of a single process there; None at the position 0.
+        The epoch, the position, and the state there of a source that a single process reads; None if the position is 0.
     """
     first = saved[0]
     if all(each.is_over for each in saved):
@@ -168,10 +169,10 @@ def place_of(saved: Sequence[Checkpoint], source: Any) -> tuple[int, int, dict[s
 
 @refusing_corrupt_states()
 def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Checkpoint:
-    """Return the state from which a rank resumes: its own, if there are as many ranks and workers as before.
+    """Return the state from which a rank resumes: its own, if the numbers of ranks and workers are unchanged.
 
     Args:
-        saved: the states of all ranks; or its own, if the number of ranks is unchanged.
+        saved: the states of all ranks, or only its own, if the number of ranks is unchanged.
         pipe: the pipeline, before the split.
         identity: the identity of this rank, among the current ranks.
 
@@ -205,15 +206,15 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity, waiting
         saved: the states of all ranks.
         pipe: the pipeline.
         identity: the identity of this rank.
-        waiting: called with each of the previous workers whose samples it takes over.
+        waiting: called with the number of each previous worker whose samples it takes over.
     """
     rank, ranks, distributed, workers = identity
     check_complete(saved, pipe)
     parts = [part for checkpoint in saved for part in checkpoint.parts]
     if any(checkpoint.replay is not None for checkpoint in saved) or any(is_replayed(part.stages) for part in parts):
         raise StateError(
-            f"{replay_reason(pipe)}. So the pipeline resumes by replaying its items, which requires as many ranks and "
-            "workers as before"
+            f"{replay_reason(pipe)}. The pipeline therefore resumes by replaying its items, which requires as many "
+            "ranks and workers as before"
         )
     check_resharding(pipe)
     own = states_of_instances(saved)
@@ -225,7 +226,7 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity, waiting
 
 
 def states_of_instances(saved: Sequence[Checkpoint]) -> list[Sequence[Mapping[str, Any] | None] | None]:
-    """Return the states of the pipelines of all instances: the first worker of every rank, then the second.
+    """Return the pipeline states of all instances: of the first worker of each rank, then of the second, and so on.
 
     Raises:
         StateError: a rank's state is missing.
@@ -236,7 +237,7 @@ def states_of_instances(saved: Sequence[Checkpoint]) -> list[Sequence[Mapping[st
 
 
 def _are_of_all(saved: Sequence[Checkpoint]) -> bool:
-    """Whether states are those of all ranks of a run, or one is."""
+    """Whether the states, or a single one that all share, are those of all ranks of a run."""
     ranks = saved[0].ranks
     if saved[0].rank is None:
         return len(saved) == 1 and 0 < ranks <= MAX_RANKS
@@ -245,7 +246,7 @@ def _are_of_all(saved: Sequence[Checkpoint]) -> bool:
 
 
 def check_complete(saved: Sequence[Checkpoint], pipe: Any = None) -> None:
-    """Check that there are the states of all ranks, from the same epoch; ``pipe`` tells why one does not suffice."""
+    """Check that the states are those of all ranks, in the same epoch; ``pipe`` explains why one does not suffice."""
     if not _are_of_all(saved):
         why = "" if pipe is None else f", as {difference_of_ranks(pipe)}"
         raise StateError(
@@ -261,14 +262,14 @@ def check_complete(saved: Sequence[Checkpoint], pipe: Any = None) -> None:
     of_one = {(tuple(each.stages), each.seed, each.epoch) for each in saved}
     if len(of_one) > 1:
         raise StateError(
-            "The states are from different epochs: they were saved between different steps, or in different runs"
+            "The states are from different epochs: they were saved after different steps, or in different runs"
         )
 
 
 def check_ranks(loaded: Sequence[Checkpoint], rank: int, ranks: int, pipe: Any = None) -> None:
-    """Check that this rank can resume from the states: they are of all ranks, or its own.
+    """Check that this rank can resume from the states, which must be those of all ranks or its own.
 
-    A rank whose epoch has ended cannot know from its own state whether other ranks are still in that epoch.
+    If the epoch of a rank has ended, its own state does not show whether other ranks are still in that epoch.
 
     Args:
         loaded: the states of some ranks.
@@ -283,7 +284,7 @@ def check_ranks(loaded: Sequence[Checkpoint], rank: int, ranks: int, pipe: Any =
     if _are_of_all(loaded):
         return
     if all(checkpoint.is_over and (checkpoint.epoch < 0 or checkpoint.next is None) for checkpoint in loaded):
-        return  # none of them has started
+        return  # none of the ranks has started
     own = [checkpoint for checkpoint in loaded if (checkpoint.rank, checkpoint.ranks) == (rank, ranks)]
     if not own:
         raise StateError(
@@ -302,7 +303,7 @@ def _ends_together(pipe: Any) -> bool:
     """Whether an epoch of a pipeline has the same number of items on each rank, as with ``with_epoch``."""
     try:
         len(pipe)
-    except TypeError:  # as after a filter
+    except TypeError:  # for example, after a filter
         return False
     for stage in PipelineGraph(pipe).chain:
         if declared(stage).declares_length:

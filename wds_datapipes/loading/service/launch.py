@@ -1,4 +1,4 @@
-"""Splitting a pipeline into the part of the workers and that of the main process, and starting the workers."""
+"""Split a pipeline into the workers' part and the main process's part, and start the workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_TOGETHER = 256
 
 
 def run_in_process(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple[Pipe, LoopItems]:
-    """Run everything in the main process; return the pipeline, and the stage that makes the items.
+    """Run everything in the main process; return the pipeline, and the stage that produces the items.
 
     Args:
         service: the `ShardReadingService`, whose options and states are used.
@@ -37,7 +37,7 @@ def run_in_process(service: Any, datapipe: Pipe, identity: RankIdentity) -> tupl
     datapipe = split_by_worker(datapipe, WorkerInfo(1, 0), identity)
     if service.worker_init_fn is not None:
         datapipe = call_with_pipeline("worker_init_fn", service.worker_init_fn(datapipe, WorkerInfo(1, 0)))
-    # FullSync, torchdata's stage that synchronizes ranks, prefetches an item, as it does with workers.
+    # torchdata's FullSync, which synchronizes ranks, prefetches one item, as it does with workers.
     waiting: Any = datapipe if declared(datapipe).syncs_ranks else None
     part = datapipe if waiting is None else waiting.datapipe
     service.manager.refuse(part, [])
@@ -49,7 +49,7 @@ def run_in_process(service: Any, datapipe: Pipe, identity: RankIdentity) -> tupl
 
 
 def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple[Pipe, LoopItems]:
-    """Start the processes, each with its part of the pipeline.
+    """Start the worker processes, each with its part of the pipeline.
 
     Args:
         service: the `ShardReadingService`, whose options and states are used.
@@ -57,7 +57,7 @@ def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple
         identity: the identity of this rank.
 
     Returns:
-        tuple: the part of the main process, and the stage that receives the items of the workers.
+        tuple: the main process's part, and the stage that receives the workers' items.
 
     Raises:
         ValueError: the pipeline has no part that each worker can run.
@@ -67,8 +67,8 @@ def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple
     if any(declared(stage).is_dispatched for stage in stages):
         raise ValueError(
             "The workers of a ShardReadingService cannot share a process for the stages before "
-            ".sharding_round_robin_dispatch(). Put .sharding_filter() there, so that each worker takes its share of "
-            "those items; or use torchdata's MultiProcessingReadingService, which starts that process"
+            ".sharding_round_robin_dispatch(). Replace that stage by .sharding_filter(), so that each worker takes its "
+            "share of the items; or use torchdata's MultiProcessingReadingService, which starts such a process"
         )
     branches = find_replicable_branches(graph)
     if len(branches) != 1:
@@ -106,7 +106,7 @@ def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple
 
 
 def start_method(service: Any) -> str:
-    """Return how a `ShardReadingService` starts its processes."""
+    """Return the method by which a `ShardReadingService` starts its processes."""
     known = multiprocessing.get_all_start_methods()
     method: str | None = service.multiprocessing_context
     return method or ("fork" if "fork" in known else multiprocessing.get_start_method())

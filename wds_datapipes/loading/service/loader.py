@@ -1,6 +1,6 @@
 """``DataLoader2`` with a `ShardReadingService`: states without pickle, ``set_epoch`` and a length.
 
-Its class is used once the first `ShardReadingService` is made. A loader with another reading service works as before.
+The first `ShardReadingService` to be created enables this class. Loaders with other reading services work as before.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
 
 NO_PIPELINE = (
-    "The state contains no pipeline, since functions and credentials may change. Create the loader with its pipeline, "
-    "DataLoader2(pipe, reading_service=ShardReadingService(...)), and call load_state_dict(state)"
+    "The state contains no pipeline, because functions and credentials may change. Create the loader with its "
+    "pipeline, DataLoader2(pipe, reading_service=ShardReadingService(...)), and call load_state_dict(state)"
 )
 
 
@@ -45,11 +45,11 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
 
     @property
     def _is_in_step(self) -> bool:
-        """Whether torchdata's service splits between ranks, and synchronizes them at each item."""
+        """Whether torchdata's service splits the data between ranks and synchronizes them at each item."""
         return any(isinstance(each, DistributedReadingService) for each in _services(self.reading_service))
 
     def __iter__(self) -> _LoaderIterator:
-        # Users look at the last stage, and call its methods. So the stages that count its items are there only here.
+        # The stages that count items are attached only here, because users access the last stage and call its methods.
         if self._running is not None and self.datapipe is users_part(self._running):
             self.datapipe = self._running
         try:
@@ -59,7 +59,7 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         return _LoaderIterator(self, self.valid_iterator_id)
 
     def state_dict(self) -> dict[str, str]:
-        """Return the state of the loader, which consists of the state of its service.
+        """Return the state of the loader, which is that of its service.
 
         Raises:
             StateError: there is no state, or there is another reading service.
@@ -68,12 +68,12 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         service = self._service
         if not self._adapted and self.datapipe is not None:
             service.describe(self.datapipe)
-        # The seed that was set since the previous epoch started.
+        # The seed set since the previous epoch started, if any.
         service.manager.expect(self._seed if self._reset_seed else None)
         return service.state_dict()
 
     def _check_services(self) -> None:
-        """Make sure that no other reading service splits the data or draws seeds, which no state contains.
+        """Check that no other reading service splits the data or draws seeds, because a state would not contain them.
 
         Raises:
             StateError: there is another one.
@@ -87,16 +87,17 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
 
     @refusing_corrupt_states()
     def load_state_dict(self, state_dict: Any, *, amend: bool = False) -> None:
-        """Load a state into the loader, which resumes with its own pipeline at the next iteration.
+        """Load a state into the loader, which resumes at the next iteration, with its own pipeline.
 
-        A loader that has started restarts its workers, and its iterators become invalid.
+        If the loader has started, it restarts its workers, and its iterators become invalid.
 
         Args:
             state_dict: the state of any of the loaders.
             amend: whether the pipeline may change the run from here on, as for `StatefulShards`.
 
         Raises:
-            StateError: it is not a state, or is the state of another pipeline, or there is another reading service.
+            StateError: the argument is not a state, or is that of another pipeline; or there is another reading
+                service.
         """
         self._check_services()
         checkpoints = without_ended_epoch(checkpoints_in(state_dict))
@@ -140,8 +141,8 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         pipe = self._datapipe_before_reading_service_adapt
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # list() calls this, too, and its caller did not request a length
-                len(pipe)  # without a copy, for those that do not know their length
+                warnings.simplefilter("ignore")  # list() calls this, too, without its caller's request
+                len(pipe)  # fails without a copy if the length is unknown
         except TypeError as error:
             raise unknown_length_error(error) from None
         group = DataParallelGroup.of(True) if self._is_in_step else self._service.group_of(pipe)
@@ -159,7 +160,7 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
 
 
 class _LoaderIterator(dataloader2.DataLoader2Iterator):  # type: ignore[misc]  # torchdata has no types
-    """An iterator over an epoch, which begins another one if that is selected before the first item."""
+    """An iterator over an epoch; if another epoch is selected before the first item, it begins that one."""
 
     iterator_id: int
 
@@ -175,9 +176,9 @@ class _LoaderIterator(dataloader2.DataLoader2Iterator):  # type: ignore[misc]  #
 
 @functools.cache
 def extend_loaders() -> None:
-    """Let a ``DataLoader2`` with a `ShardReadingService` become a `ShardDataLoader`."""
+    """Turn each new ``DataLoader2`` with a `ShardReadingService` into a `ShardDataLoader`."""
     find_local_classes()
-    # pickle copies no lambda, and DataLoader2 copies its pipeline even if it has no workers.
+    # DataLoader2 copies its pipeline by pickle even without workers, which fails for lambdas.
     dataloader2.clone = copy_pipeline
     initialize = DataLoader2.__init__
 
@@ -196,7 +197,7 @@ def extend_loaders() -> None:
 
 @functools.cache
 def _extended(cls: Any) -> Any:
-    """Return the class to which a loader changes; ``cls`` may be derived from ``DataLoader2``."""
+    """Return the new class of a loader of class ``cls``, which may derive from ``DataLoader2``."""
     return ShardDataLoader if cls is DataLoader2 else type(cls.__name__, (cls, ShardDataLoader), {})
 
 
@@ -210,7 +211,7 @@ def _services(service: Any) -> Iterator[Any]:
 
 
 def length_of_rank(pipe: Any, rank: int, ranks: int, workers: int) -> int:
-    """Return the total number of items of all workers of a rank; each worker rounds its batches separately.
+    """Return the number of items of all workers of a rank; each worker rounds its number of batches separately.
 
     Args:
         pipe: a copy of the pipeline, which is split here.
@@ -227,7 +228,7 @@ def length_of_rank(pipe: Any, rank: int, ranks: int, workers: int) -> int:
     length = 0
     for worker in range(workers):
         split_by_worker(pipe, WorkerIdentity(workers, worker), own)
-        for stage in upstream(pipe):  # the lengths that are declared for all workers of the rank
+        for stage in upstream(pipe):  # divides lengths that are declared for the whole rank
             declared(stage).share_length(Instance(rank, workers, worker))
         length += len(pipe)
     return length

@@ -1,4 +1,4 @@
-"""Periodic reports of a loader: what its callback receives, and what its rank publishes."""
+"""Periodic reports of a loader, which its callback receives and its rank publishes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.report import LOGGER, LoadingReport, WorkerReport, log_stragglers
 from wds_datapipes.loading.workers.loop_items import LoopItems
 
-#: How long to wait for a callback that is running when the loader ends, in seconds.
+#: How long to wait for a running callback when the loader ends, in seconds.
 CLOSE_S = 1.0
 
 
 class PeriodicReports:
-    """A thread that reports at regular intervals, also while the loop waits.
+    """A thread that reports at regular intervals, even while the loop waits.
 
-    Each loader has its own, so that a slow callback delays no other loader. It sleeps otherwise, and does not keep the
-    loader alive.
+    Each loader has its own thread, so that a slow callback does not delay other loaders. Between reports, the thread
+    sleeps; it does not keep the loader alive.
 
     Args:
         items: the items of the loader.
-        ranks: the ranks that see its reports, if there are several.
-        service: a weak reference to the service with the user's function, which may refer to the loader in turn.
+        ranks: the ranks that share their reports, if there are several.
+        service: a weak reference to the service, whose callback may refer to the loader in turn.
         every_s: the interval, in seconds.
     """
 
@@ -34,14 +34,14 @@ class PeriodicReports:
         self._before = self._all_before = LoadingReport(0, [])
         self._stragglers = set[str]()
         self._is_closed = False
-        # Not an event: the garbage collection that ends a loader may interrupt its wait(), and set() would wait for it.
+        # Not an Event: garbage collection of the loader may interrupt its wait(), and set() would then deadlock.
         self._closing = threading.Lock()
         self._closing.acquire()
         self._thread = threading.Thread(target=self._run, name="wds_datapipes reports", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop reporting: the callback is not called any more."""
+        """Stop reporting; the callback is not called again."""
         if not self._is_closed:
             self._is_closed = True
             self._closing.release()
@@ -61,7 +61,7 @@ class PeriodicReports:
         log_stragglers(recent, "workers", self._items.stragglers)
         found = recent.as_dict()
         if self._ranks is not None:
-            with suppress(RankLostError):  # the loop raises it when it begins the next epoch
+            with suppress(RankLostError):  # the loop raises it at the beginning of the next epoch
                 reads, earlier = self._ranks.rank == 0, self._all_before
                 self._all_before = share_report(self._before, self._ranks, reads=reads)
                 recent = self._all_before.since(earlier)
@@ -74,7 +74,7 @@ class PeriodicReports:
 
 
 def share_report(report: LoadingReport, ranks: Ranks, *, reads: bool) -> LoadingReport:
-    """Publish the report of this rank; return the latest one of each rank, or of none.
+    """Publish the report of this rank; with ``reads``, return the latest one of each rank.
 
     Raises:
         RankLostError: the store of the process group does not respond.

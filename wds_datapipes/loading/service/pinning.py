@@ -19,7 +19,7 @@ from wds_datapipes.loading.workers.connection import Reader, set_reader
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.user_warnings import warn_user
 
-#: How long to wait for the thread to end, in seconds. It takes longer only if it waits for a worker.
+#: How long to wait for the thread to end, in seconds. It takes longer only while it waits for a worker.
 JOIN_S = 0.1
 
 _END = object()
@@ -28,7 +28,7 @@ _END = object()
 class MemoryPinner(Stage[Any]):
     """Applies a function to the items of the main process, in a thread, one item ahead of the loop.
 
-    torchdata's own ``pin_memory`` stage polls ten thousand times a second.
+    torchdata's own ``pin_memory`` stage polls ten thousand times per second.
 
     Args:
         source: the source of the items.
@@ -42,7 +42,7 @@ class MemoryPinner(Stage[Any]):
     def __iter__(self) -> Iterator[Any]:
         wanted: SimpleQueue[Future[Any] | None] = SimpleQueue()
         reader = Reader()
-        # It may wait for a worker indefinitely. The interpreter ends the workers only after all non-daemon threads.
+        # A daemon, because it may wait for a worker forever, and the interpreter ends workers only after other threads.
         thread = Thread(target=self._run, args=(iter(self.source), wanted, reader), name="pin-memory", daemon=True)
         coming: Future[Any] | None = None
         try:
@@ -54,11 +54,11 @@ class MemoryPinner(Stage[Any]):
                 yield item
                 del item  # frees its memory while waiting for the next one
         finally:
-            del coming  # it may hold the error that references this frame
+            del coming  # it may hold an error that references this frame
             reader.stop_iteration = True
             wanted.put(None)
-            # During interpreter shutdown, the thread no longer runs; and any thread may garbage-collect this. Ctrl-C
-            # does not wait for a slow worker either: the thread soon stops waiting for it.
+            # During interpreter shutdown, the thread no longer runs, and any thread may garbage-collect this generator.
+            # After Ctrl-C, do not wait for a slow worker: the thread soon stops waiting for it.
             if not sys.is_finalizing() and thread is not current_thread() and thread.is_alive():
                 thread.join(JOIN_S)
 
@@ -74,7 +74,7 @@ class MemoryPinner(Stage[Any]):
                 coming.set_result(self.pin(item))
                 return
             coming.set_result(_END)
-        except BaseException as error:  # noqa: BLE001 - not lost: taking the item raises it
+        except BaseException as error:  # noqa: BLE001 - taking the item raises it
             coming.set_exception(error)
             del coming  # it holds the error that references this frame
 
@@ -84,14 +84,14 @@ class MemoryPinner(Stage[Any]):
 
 
 def pin_memory_of(source: IterDataPipe[Any]) -> IterDataPipe[Any]:
-    """Return a pipe whose tensors are in page-locked memory; without CUDA, warn and return ``source``."""
+    """Return a pipe that copies tensors to page-locked memory; without CUDA, warn and return ``source``."""
     if not torch.cuda.is_available():
-        warn_user("pin_memory=True has no effect, since CUDA is not available.")
+        warn_user("pin_memory=True has no effect, because CUDA is not available.")
         return source
     return MemoryPinner(source, partial(_pin, torch.cuda.current_device()))
 
 
 def _pin(device: int, item: Any) -> Any:
-    torch.cuda.set_device(device)  # a new thread would start with device 0, and allocate memory there
+    torch.cuda.set_device(device)  # a new thread starts with device 0, and would allocate memory there
     pin: Callable[[Any], Any] = torch_pinning.pin_memory
     return pin(item)

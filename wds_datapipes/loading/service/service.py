@@ -40,47 +40,46 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
     """A reading service for ``DataLoader2`` that reads with worker processes.
 
     It replaces torchdata's ``MultiProcessingReadingService``, alone or after a ``DistributedReadingService`` in a
-    ``SequentialReadingService``. The main process takes one item from each worker in turn, so the order depends only on
-    the pipeline and the seed; exhausted workers are skipped. One ``DataLoader2.seed()`` makes a whole run
-    reproducible, with a different order in each epoch. Workers send items without waiting for requests. Small items
-    share messages, and large arrays and tensors use shared memory that needs no room in ``/dev/shm``: they arrive as
-    views of it, which are safe to keep. It requires Linux, unless ``num_workers`` is 0.
+    ``SequentialReadingService``. The main process takes one item from each worker in turn and skips exhausted workers,
+    so the order depends only on the pipeline, the seed and the number of workers. One call of ``DataLoader2.seed()``
+    makes a whole run reproducible, with a different order in each epoch. Workers send items without waiting for
+    requests. Small items share messages. Large arrays and tensors travel in shared memory that takes no space in
+    ``/dev/shm``, and arrive as views of it, which are safe to keep. Worker processes require Linux.
 
     Args:
         num_workers: the number of worker processes; with 0, the pipeline runs in the main process.
         multiprocessing_context: the start method: ``"fork"`` (the default if available), ``"spawn"`` or
             ``"forkserver"``.
-        worker_prefetch_cnt: the number of messages that a worker prefetches. A message is an item, or as many small
-            items as are made in half a millisecond and fit in 512 KiB. With 0, each message is one item, and a worker
-            prefetches one item.
-        main_prefetch_cnt: the number of further messages that all workers together prefetch. Whatever the counts, a
-            worker pauses once it has prefetched 64 MiB, unless that is less than two messages.
-        worker_init_fn: called in each worker with the pipeline and torchdata's ``WorkerInfo`` when it starts; it
+        worker_prefetch_cnt: the number of messages that a worker prefetches. A message holds one item, or as many small
+            items as are produced in half a millisecond and fit into 512 KiB. With 0, each message holds one item, and a
+            worker prefetches one item.
+        main_prefetch_cnt: the number of additional messages that all workers together prefetch. Regardless of both
+            counts, a worker pauses once it has prefetched 64 MiB and at least two messages.
+        worker_init_fn: called in each worker when it starts, with the pipeline and torchdata's ``WorkerInfo``; it
             returns the pipeline.
-        worker_reset_fn: called in each worker with the pipeline, the ``WorkerInfo`` and the worker's ``SeedGenerator``
-            when an epoch begins; it returns the pipeline.
+        worker_reset_fn: called in each worker when an epoch begins, with the pipeline, the ``WorkerInfo`` and the
+            worker's ``SeedGenerator``; it returns the pipeline.
         pin_memory: copy tensors to page-locked memory in a thread of the main process, for training on a GPU.
         timeout_s: how long to wait for a worker or another rank before raising an error, in seconds. ``None`` means no
-            limit for a live worker, and half an hour for a rank.
-        distributed: assign each rank a share of the data, and give all ranks the same seed. By default, all ranks of
-            the default process group, if there is one, unless the pipeline is split between them already; ``True``
-            requires a process group. A ``ProcessGroup`` or a one-dimensional ``DeviceMesh``, such as
-            ``mesh["dp"]``, is the data-parallel group of this rank: ranks with the same place in their group, such as
-            those of tensor parallelism, read the same items. All ranks of the default process group synchronize at the
-            beginning of an epoch, and only then; their numbers of items are not made equal. The pair
-            ``(rank, world_size)`` needs no process group, and nothing is synchronized: seed the loaders of all ranks
-            alike. ``False`` declares that the pipeline already reads only the share of this rank, or that this rank
-            alone has the loader.
-        on_report: called with the statistics of each interval, as by `LoadingReport.as_dict`, in a thread of the main
-            process, also while the loop waits. On rank 0, they include those of all ranks, whose names begin with
-            ``all_ranks_``. An exception is logged. It is not called any more once the loader was shut down.
+            limit for a live worker and half an hour for a rank.
+        distributed: the ranks between which the data is split; they use the same seed. By default, all ranks of the
+            default process group, if there is one and the pipeline is not split between them yet; ``True`` requires a
+            process group. A ``ProcessGroup`` or a one-dimensional ``DeviceMesh``, such as ``mesh["dp"]``, is the
+            data-parallel group of this rank: ranks at the same place in their groups, as in tensor parallelism, read
+            the same items. All ranks of the default process group synchronize only at the beginning of an epoch; their
+            numbers of items may differ. The pair ``(rank, world_size)`` needs no process group and synchronizes
+            nothing: give the loaders of all ranks the same seed. ``False`` declares that the pipeline already reads
+            only the share of this rank, or that no other rank has a loader.
+        on_report: called with the statistics of each interval, in the form of `LoadingReport.as_dict`, in a thread of
+            the main process, even while the loop waits. On rank 0, they include those of all ranks, under names that
+            begin with ``all_ranks_``. Exceptions are logged. After the loader has shut down, it is not called again.
         report_every_s: the interval in seconds.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument has an invalid value, or this process is not in the group that it passes.
-        RuntimeError: when an epoch begins, the ranks differ in their workers, shards or groups; or they cannot agree on
-            a seed, and the loader has none.
+        RuntimeError: when an epoch begins, the ranks differ in their workers, shards or groups; or the loader has no
+            seed, and the ranks cannot agree on one.
         WorkerDiedError: while iterating, a worker process has ended.
         WorkerTimeoutError: while iterating, a worker has sent nothing for ``timeout_s``.
         RankLostError: when an epoch begins, another rank has failed or left, or does not arrive within ``timeout_s``.
@@ -126,7 +125,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         for name, function in functions.items():
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function or None, not {function!r}")
-        # With 0 workers, torchdata's class would recommend another service.
+        # Given 0 workers, torchdata's class would recommend another service.
         from wds_datapipes.loading.service.loader import extend_loaders  # which needs this class
 
         extend_loaders()
@@ -141,7 +140,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.timeout_s = timeout_s
-        # A lambda is not copied with the service, and the function may have a state of its own.
+        # Wrapped in a lambda, which is not copied with the service, because the function may have state.
         self.on_report = None if on_report is None else lambda report: on_report(report)
         self.report_every_s = report_every_s
         self.group = DataParallelGroup.of(distributed)
@@ -177,14 +176,14 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         except BaseException:
             _end(self._items, self._ranks, self._reports)
             raise
-        # This also runs when the object is garbage-collected, and at interpreter exit.
+        # The finalizer also runs when this object is garbage-collected, and at interpreter exit.
         self._end = weakref.finalize(self, _end, self._items, self._ranks, self._reports)
         # A multiprocessing child, such as a forked rank, waits for its own children when it exits.
         multiprocessing.util.Finalize(self, self._end, exitpriority=0)
         return datapipe
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Callable[[Pipe], Pipe] | None = None) -> None:
-        """Begin an epoch, in all workers and on all ranks.
+        """Begin an epoch in all workers and on all ranks.
 
         Args:
             seed_generator: the seed generator of the loader.
@@ -214,12 +213,12 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         """Select the number of the next epoch, which determines its order together with the seed of the loader.
 
         Args:
-            epoch: the number. Without a selection, each epoch's order follows from that of the previous epoch.
+            epoch: the number. If none is selected, each epoch's order follows from that of the previous epoch.
         """
         self.manager.seeds.wanted = check_integer("epoch", epoch, 0)
 
     def group_of(self, datapipe: Pipe) -> DataParallelGroup:
-        """Return the ranks that share the data: by default, all, unless the pipeline is split between them already."""
+        """Return the ranks that share the data: by default, all, unless the pipeline is already split between them."""
         if self._knows_ranks or ranks_of_run() == 1 or is_split_by_rank(datapipe):
             return self.group
         return DataParallelGroup.of(True)
@@ -230,16 +229,16 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self.manager.describe(datapipe)
 
     def reset(self) -> None:
-        """Reset the service, whose workers have ended, to its state before it started them."""
+        """Reset the service, whose workers have ended, to its state before they were started."""
         self.manager = StateManager(self.group, self.num_workers)
         self._ranks, self._agreement = None, None
         self._items, self._end, self._replayed, self._reports = None, None, None, None
 
     def state_dict(self) -> dict[str, str]:
-        """Return the state of the loop, as a dictionary with one text.
+        """Return the state of the loop, as a dictionary with a single string.
 
-        The thread that iterates may call it at any time. The workers continue meanwhile; items that they have
-        prefetched are not in the state, and the resumed run makes them again. ``DataLoader2`` works on a copy of the
+        The iterating thread may call it at any time. The workers continue meanwhile; the items that they have
+        prefetched are not in the state, and the resumed run produces them again. ``DataLoader2`` works on a copy of the
         service that is passed to it: use ``loader.reading_service``.
 
         Raises:
@@ -253,7 +252,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
     def load_state_dict(self, state: Mapping[str, Any], *, seeds_too: bool = True, amend: bool = False) -> None:
         """Resume from a state with the loader's own pipeline. Call this before the first iteration.
 
-        The seeds of that epoch and of later ones come from the state, if the loader was seeded; otherwise
+        The seeds of that epoch and of later ones come from the state if the saved loader was seeded; otherwise,
         ``DataLoader2`` draws a new seed for each later epoch.
 
         Args:
@@ -264,20 +263,19 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             amend: whether the pipeline may change the run from here on, as for `StatefulShards`.
 
         Raises:
-            StateError: it is none of these, or the loader has started. When the first epoch begins: it belongs to
-                another pipeline.
+            StateError: the argument is none of these, or the loader has started. When the first epoch begins: the state
+                belongs to another pipeline.
         """
         if self._end is not None:
             raise StateError(
-                "A state must be loaded before the first epoch begins. Create another loader, and load the state into "
-                "it"
+                "A state must be loaded before the first epoch begins. Create a new loader, and load the state into it"
             )
         self.manager.load(state, seeds_too=seeds_too, amend=amend)
 
     def finalize(self) -> None:
-        """End the workers, whatever their state, and notify the other ranks.
+        """Terminate the workers, whatever their state, and notify the other ranks.
 
-        It takes less than a second, or two if other ranks do not respond, and can be called repeatedly.
+        This takes less than a second, or less than two if other ranks do not respond, and can be repeated.
         """
         if self._ranks is not None:
             self._ranks.leave(sys.exc_info()[1])  # DataLoader2 may call this while handling an error
@@ -285,14 +283,14 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             self._end()
 
     def report(self, *, all_ranks: bool = False) -> LoadingReport:
-        """Return statistics of the workers so far. This is cheap, and works after the end, too.
+        """Return statistics of the workers so far. This is cheap and works after the end, too.
 
         ``DataLoader2`` works on a copy of the service that is passed to it: use ``loader.reading_service``.
 
         Args:
-            all_ranks: return one entry for each rank, with the sums of its workers. Ranks publish theirs every
+            all_ranks: return one entry for each rank, with the sums of its workers. Ranks publish them every
                 ``report_every_s`` seconds in the store of the process group, so this does not wait for them. It takes
-                a request to the store for each rank: call it on one rank.
+                one request to the store per rank: call it on one rank only.
 
         Raises:
             RankLostError: the store does not respond.
@@ -343,7 +341,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             if advice := advice_for_split(datapipe, workers=max(self.num_workers, 1), ranks=ranks):
                 warn_user(advice)
 
-    # States are exact without a pause of the workers, and DataLoader2 counts the items of a limit itself.
+    # States are exact without pausing the workers, and DataLoader2 itself counts items up to a limit.
 
     def _pause(self, pause_fn: object = None) -> None:
         """Do nothing."""
@@ -355,7 +353,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
 
 
 class MultiProcessingService(ShardReadingService):
-    """Runs in place of torchdata's ``MultiProcessingReadingService``, with its arguments and its defaults.
+    """Replaces torchdata's ``MultiProcessingReadingService``, with the same arguments and defaults.
 
     Each rank reads all of the data, unless a ``DistributedReadingService`` comes first.
     """
@@ -364,12 +362,12 @@ class MultiProcessingService(ShardReadingService):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs, distributed=False)
-        # torchdata uses the start method of the program.
+        # The default of torchdata is the start method of the program.
         self.multiprocessing_context = self.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
         self._given = args, kwargs
 
     def become_torchdatas(self) -> None:
-        """Become torchdata's own service, whose processes run what this package does not: a dispatching stage."""
+        """Become torchdata's own service, which, unlike this package, supports a dispatching stage."""
         args, kwargs = self._given
         self.__dict__.clear()
         self.__class__ = MultiProcessingReadingService
@@ -381,7 +379,7 @@ def _end(items: LoopItems | None, ranks: Ranks | None, reports: PeriodicReports 
         reports.close()
     try:
         if ranks is not None:
-            # An uncaught exception ends the interpreter, which stores it until then.
+            # The interpreter stores an uncaught exception until it ends.
             ranks.leave(sys.exc_info()[1] or getattr(sys, "last_value", None))
     finally:
         if items is not None:

@@ -1,4 +1,4 @@
-"""The state of a reading service: the position of its loop, and how to resume from it."""
+"""The state of a reading service: it saves the position of its loop, and resumes from it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ class StateManager:
         workers: the number of worker processes.
 
     Attributes:
-        group: the ranks that share the data, as the loader determines when it starts.
+        group: the ranks that share the data, which the loader determines when it starts.
         seeds: the seeds of the epochs.
-        resumed_from: the checkpoint from which the next epoch resumes, if one was loaded and no epoch has started
-            since.
-        refusal: the reason why there is no state, or "" if there is one.
+        resumed_from: the checkpoint from which the next epoch resumes, if any.
+        refusal: the reason why there is no state, or "".
         replay_reason: the reason why the main process replays the pipeline to resume, or "".
-        replay_reason_of_workers: the reason why each worker replays its own, or "".
+        replay_reason_of_workers: the reason why each worker replays its own pipeline, or "".
         is_resumed: whether the current epoch was resumed mid-epoch.
-        given_rank: the rank that another reading service has assigned to the pipeline; ``None`` if none has.
+        given_rank: the rank that another reading service has assigned to the pipeline, or ``None``.
     """
 
     def __init__(self, group: DataParallelGroup, workers: int) -> None:
@@ -60,27 +59,27 @@ class StateManager:
 
     @property
     def parts(self) -> Sequence[WorkerState | None]:
-        """The state from which each worker resumes; None is the beginning of an epoch."""
+        """The state from which each worker resumes; None means the beginning of an epoch."""
         if self.resumed_from is None or not self.resumed_from.parts:
             return [None] * max(self._workers, 1)
         return self.resumed_from.parts
 
     def load(self, state: Any, *, seeds_too: bool = False, amend: bool = False) -> None:
-        """Load a state, for a pipeline that is described later.
+        """Load a state for a pipeline that is described later.
 
         Args:
             state: the state of any of the loaders.
-            seeds_too: whether to take the seed of the loader from it as well.
+            seeds_too: whether to take the seed of the loader from the state, too.
             amend: whether the pipeline may change the run.
 
         Raises:
-            StateError: it is not a state.
+            StateError: the argument is not a state.
         """
         self._loaded = checkpoints_in(state)
         self._seeds_too, self._amend = seeds_too, amend
 
     def describe(self, pipe: Any) -> None:
-        """Record the pipeline, before the split."""
+        """Record the pipeline before the split."""
         self._described = descriptions(pipe)
         self._phases = begin_run(pipe)
         self._alike = None if difference_of_ranks(pipe) else pipe
@@ -92,14 +91,14 @@ class StateManager:
             self._first = SeedGenerator(seed).generate_shared_seed() if self.group.is_split else seed
 
     def compare(self, ranks: Ranks, pipe: Any) -> None:
-        """Gather the ranks, and find the epoch in which the run resumes; it is over if it is over on all ranks.
+        """Wait for all ranks, and find the epoch in which the run resumes; it is over if it is over on all of them.
 
         Args:
             ranks: the ranks of the run.
             pipe: the pipeline, before the split.
 
         Raises:
-            StateError: other ranks resume an epoch, but this rank has no state of it.
+            StateError: other ranks resume an epoch of which this rank has no state.
             RuntimeError: the number of workers or the list of shards differs from that of rank 0.
             RankLostError: another rank does not arrive in time.
         """
@@ -113,9 +112,9 @@ class StateManager:
             what = "a state of another epoch" if self._loaded else "no state"
             raise StateError(
                 f"Another rank resumes in the middle of an epoch, but rank {ranks.rank} has {what}. Load the states "
-                f"that all ranks have saved between the same steps"
+                f"that all ranks have saved after the same step"
             )
-        # A rank that was exhausted while others were not waits for the next epoch again.
+        # A rank that was exhausted before the others waits for the next epoch again.
         self._loaded = [replace(checkpoint, is_over=False) for checkpoint in self._loaded]
 
     def find(self, pipe: Any, ranks: Ranks | None) -> None:
@@ -127,21 +126,21 @@ class StateManager:
 
         Raises:
             StateError: the state belongs to another pipeline, cannot be resharded to this number of ranks and workers,
-                or does not tell whether the epoch is over on all ranks.
+                or does not show whether the epoch is over on all ranks.
         """
         if not self._loaded:
             return
         loaded, self._loaded = self._loaded, []
         ranks_now, rank = self._identity(ranks)
         loaded = adopt(loaded, pipe, self._described, ranks_now, amend=self._amend)
-        if self.group.is_split and ranks is None:  # nothing but the states tells whether the epoch is over on all
+        if self.group.is_split and ranks is None:  # only the states show whether all ranks are done
             check_ranks(loaded, rank, ranks_now, pipe)
             is_over = all(checkpoint.is_over for checkpoint in loaded)
             loaded = [replace(checkpoint, is_over=is_over) for checkpoint in loaded]
         self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self.group.is_split, self._workers))
 
     def refuse(self, pipe: Any, later_stages: Sequence[Any]) -> None:
-        """Determine whether there is a state, and whether it resumes by replay.
+        """Determine whether the pipeline has a state, and whether it resumes by replay.
 
         Args:
             pipe: the pipeline of the workers.
@@ -153,7 +152,7 @@ class StateManager:
         except StateError as error:
             self.refusal = str(error)  # the error itself would keep its frames alive
             return
-        # Each worker replays its own items, unless stages of the main process affect what the loop receives.
+        # Each worker replays its own items, unless stages of the main process change the items that the loop receives.
         if later_stages:
             self.replay_reason = reason
         else:
@@ -162,17 +161,17 @@ class StateManager:
             self.resumed_from.log_replay(reason)
             if self.replay_reason and any(is_replayed(part.stages) for part in self.resumed_from.parts):
                 raise StateError(
-                    f"This state counts the items of each worker, but here the main process must replay those of all "
-                    f"workers together: {reason}"
+                    f"This state counts the items of each worker, but this loader must replay the items of all workers "
+                    f"together, in the main process: {reason}"
                 )
             if self.replay_reason_of_workers and self.resumed_from.replay is not None:
                 raise StateError(
-                    "This state counts the items of all workers together, but here each worker replays its own. Load "
-                    "it into a loader with the same stages in the main process"
+                    "This state counts the items of all workers together, but each worker of this loader replays its "
+                    "own. Load it into a loader with the same stages in the main process"
                 )
 
     def begin(self, seed_generator: Any, ranks: Ranks | None) -> Checkpoint | None:
-        """Begin an epoch: seed the generator of the loader, and return the checkpoint if the epoch resumes from one.
+        """Begin an epoch: seed the loader's generator, and return the checkpoint from which the epoch resumes, if any.
 
         Raises:
             StateError: the selected epoch is not the one in which the state was saved.
@@ -187,7 +186,7 @@ class StateManager:
         if self.group.is_split and ranks is None and not self.is_resumed and is_drawn(seed_generator):
             raise RuntimeError(
                 "The loader has no seed, and with distributed=(rank, world_size) the ranks cannot agree on one: "
-                "each would shuffle the data differently before it takes its share. Call loader.seed(n), with the "
+                "each would shuffle the data differently before it takes its share. Call loader.seed(n) with the "
                 "same n on every rank"
             )
         meet = (lambda seed: seed) if ranks is None else ranks.meet
@@ -202,7 +201,7 @@ class StateManager:
         """Return the state of the loop.
 
         Args:
-            source: the source of its items; ``None`` if no epoch has begun.
+            source: the source of the loop's items; ``None`` if no epoch has begun.
             ranks: the ranks of the run.
             replayed: counts the items, if the pipeline resumes by replay.
 

@@ -1,1 +1,1 @@
-"""`StatefulShards`: a pipeline as a dataset with ``state_dict()`` for torch's DataLoader and StatefulDataLoader."""
+"""`StatefulShards`: a pipeline as a dataset with ``state_dict()``, for torch's DataLoader and StatefulDataLoader."""

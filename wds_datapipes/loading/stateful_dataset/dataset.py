@@ -1,4 +1,4 @@
-"""`StatefulShards`: a pipeline as a dataset whose state is interchangeable with that of the other loaders."""
+"""`StatefulShards`: a pipeline as a dataset whose states all loaders can exchange."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ from wds_datapipes.user_warnings import warn_user
 class StatefulShards(IterableDataset[Any]):
     """A dataset that runs a pipeline, with mid-epoch states, in torch's ``DataLoader`` or ``StatefulDataLoader``.
 
-    It splits the shards between ranks and workers itself, wherever the pipeline has its ``.sharding_filter()``. If
-    there are ranks, create it after ``init_process_group``. The orders of the epochs follow from ``seed``, and equal
-    those of a ``DataLoader2`` with that seed and a `ShardReadingService` (with the same ``distributed``, if there are
-    ranks).
+    It splits the shards between ranks and workers itself, at the ``.sharding_filter()`` of the pipeline. If there are
+    several ranks, create it after ``init_process_group``. The order of each epoch depends on ``seed``, and is the same
+    as that of a ``DataLoader2`` with that seed and a `ShardReadingService` (with the same ``distributed``, if there are
+    several ranks).
 
-    With torch's ``DataLoader``, loop over ``tracked(loader)``, and call `state_dict` on the dataset. A
-    ``StatefulDataLoader`` calls it itself, unless ``with_epoch`` cuts the pipeline: then loop over ``tracked(loader)``,
-    too. `load_state_dict` accepts the states of both, and of ``DataLoader2``.
+    With torch's ``DataLoader``, loop over ``tracked(loader)`` and call `state_dict` on the dataset. A
+    ``StatefulDataLoader`` calls it itself, unless ``with_epoch`` divides the pipeline into epochs: then loop over
+    ``tracked(loader)``, too. `load_state_dict` accepts the states of both, and of ``DataLoader2``.
 
     Args:
         pipe: the pipeline.
         seed: the seed of the orders, the same on all ranks.
         distributed: the ranks that share the data. By default, all ranks of the default process group, if there is one.
             A ``ProcessGroup`` or a one-dimensional ``DeviceMesh``, such as ``mesh["dp"]``, is the data-parallel group
-            of this rank: ranks with the same place in their group read the same items. So is the pair
-            ``(rank, world_size)``, which needs no process group. ``False`` declares that the pipeline already reads
-            only the share of this rank.
+            of this rank: ranks at the same place in their groups read the same items. The pair ``(rank, world_size)``
+            describes the group without a process group. ``False`` declares that the pipeline already reads only the
+            share of this rank.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument has an invalid value, or this process is not in the group that it passes.
-        RuntimeError: ``distributed`` is True, and there is no process group; or the ranks differ in their seeds, shards
-            or groups, or later in their workers.
+        RuntimeError: ``distributed`` is True, but there is no process group; or the ranks differ in their seeds, shards
+            or groups, or, during iteration, in their workers.
         StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
 
     Examples:
@@ -117,20 +117,20 @@ class StatefulShards(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Select the number of the next epoch, which determines its order together with the seed.
 
-        A ``StatefulDataLoader`` does not save the selection before that epoch begins.
+        A ``StatefulDataLoader`` does not save the selection until that epoch begins.
 
         Args:
-            epoch: the number. Without a selection, each epoch's order follows from that of the previous epoch.
+            epoch: the number. If none is selected, each epoch's order follows from that of the previous epoch.
         """
         if self._has_other_ranks and is_called_by_accelerate():
             raise RuntimeError(SPLIT_TWICE)
         self._shared.choose(check_integer("epoch", epoch, 0))
 
     def tracked(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Yield one epoch from a loader of this dataset, and record what the loop receives.
+        """Yield one epoch from a loader of this dataset, and record the batches that the loop receives.
 
-        Between two batches, `state_dict` returns the position of the loop. The workers continue meanwhile; items that
-        they have prefetched are not in the state, and the run that loads it makes them again.
+        Between two batches, `state_dict` returns the position of the loop. The workers continue meanwhile; the items
+        that they have prefetched are not in the state, and the run that loads it produces them again.
 
         Args:
             loader: torch's ``DataLoader``, or a ``StatefulDataLoader``, with any ``batch_size``, ``collate_fn`` and
@@ -138,15 +138,15 @@ class StatefulShards(IterableDataset[Any]):
 
         Raises:
             ValueError: the loader has another dataset.
-            StateError: its persistent workers were started by a loop that was not tracked; or the number of workers has
-                changed, and ``with_epoch`` continues the same stream.
+            StateError: the loader's persistent workers were started by an untracked loop; or the number of workers has
+                changed, although ``with_epoch`` continues the same stream.
         """
         if loader.dataset is not self:
             raise ValueError("tracked() requires a loader of this dataset")
         self._check_split(max(loader.num_workers, 1))
         if not loader.num_workers:
             for batch in loader:
-                self._epochs.is_over = self._epochs.is_drained = False  # the loop is not over, even if the pipeline is
+                self._epochs.is_over = self._epochs.is_drained = False  # the loop is not over, but the pipeline may be
                 yield batch
             self._epochs.is_over, self._epochs.is_drained = True, False
             return
@@ -160,8 +160,8 @@ class StatefulShards(IterableDataset[Any]):
             for recorded in iterator:
                 if not isinstance(recorded, RecordedBatch):
                     raise StateError(
-                        "The workers of this loader do not report their positions, since they were started by a loop "
-                        "that was not tracked. With persistent_workers, use tracked() from the first epoch on"
+                        "The workers of this loader do not report their positions, because an untracked loop started "
+                        "them. With persistent_workers, use tracked() from the first epoch on"
                     )
                 tracked.note(recorded, self._shared.read(recorded.process))
                 if not recorded.is_empty:
@@ -169,45 +169,45 @@ class StatefulShards(IterableDataset[Any]):
             tracked.end(self._shared.read(0))
         finally:
             if self._epochs.spans_epochs and not (tracked is not None and tracked.is_over and tracked.is_in_order):
-                # Persistent workers are past the position of the loop, or hold other workers' streams. Start new ones.
+                # Start new workers: persistent ones are past the position of the loop, or hold other workers' streams.
                 loader._iterator = None
-            # Workers that are still starting belong to this loop, and must end before it is recorded as over.
+            # Workers that are still starting belong to this loop and must end before the loop is recorded as over.
             iterator = None
             self._epochs.is_tracked = False
             self._shared.set(is_tracked=False)
 
     def state_dict(self) -> dict[str, str]:
-        """Return the position of the loop, or, in a worker, of the worker, as a dictionary with one text.
+        """Return the position of the loop, or of the worker that calls this, as a dictionary with a single string.
 
         Raises:
-            StateError: worker processes read the data, and the loop is not ``tracked``.
+            StateError: worker processes read the data, but the loop is not ``tracked``.
         """
         if (
             self._epochs.spans_epochs
             and get_worker_info() is not None
             and not self._shared.read(own_worker().worker_id).loaded
         ):
-            return state_of_stream()  # StatefulDataLoader calls this with each batch, without knowing the epoch's end
+            return state_of_stream()  # StatefulDataLoader calls this with each batch, and cannot know the epoch's end
         return state_of(self._checkpoints())
 
     @refusing_corrupt_states()
     def load_state_dict(self, state: Mapping[str, Any], *, amend: bool = False) -> None:
         """Resume from a state at the next iteration. Call this before a loader of the dataset starts its workers.
 
-        With a different number of ranks or workers than before, the rest of the epoch is resharded. If there are ranks,
-        load `merge_states` of the states of all of them: the state of this rank alone suffices in the middle of its
-        epoch, but not at its end.
+        If the number of ranks or workers has changed, the rest of the epoch is resharded. If there are several ranks,
+        pass all of their states to `merge_states`, and load the result: the state of this rank alone suffices in the
+        middle of its epoch, but not at the end.
 
         Args:
             state: the return value of ``state_dict()`` of a `StatefulShards`, ``StatefulDataLoader``, ``DataLoader2``
                 or `ShardReadingService`, or of `merge_states`.
             amend: whether the pipeline may differ from the one that saved the state in functions, batch sizes, weights
-                and datasets, where no sample is repeated or lost. From here on, a phase of the run begins.
+                and datasets, as long as no sample is repeated or lost. A new phase of the run begins at this step.
 
         Raises:
-            StateError: it is none of these, or belongs to another pipeline, seed or rank, or to a rank whose epoch
-                ended while other ranks may have been mid-epoch. At the first item: it is not the state of all ranks, or
-                the pipeline cannot be resharded.
+            StateError: the argument is none of these, or belongs to another pipeline, seed or rank, or to a rank whose
+                epoch ended while other ranks may have been mid-epoch. At the first item: it is not the state of all
+                ranks, or the pipeline cannot be resharded.
         """
         loaded, info = checkpoints_in(state), get_worker_info()
         identity = None if info is None else self._epochs.identity(info.num_workers)
@@ -218,27 +218,26 @@ class StatefulShards(IterableDataset[Any]):
             self.check_ranks(loaded)
         if info is None:
             loaded = without_ended_epoch(loaded)
-        if not all(checkpoint.is_over for checkpoint in loaded):  # so it is over on no rank
+        if not all(checkpoint.is_over for checkpoint in loaded):  # then it counts as over on no rank
             loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
         self._resume_from(loaded)
 
     def adopt(self, loaded: Sequence[Checkpoint], *, amend: bool = False) -> list[Checkpoint]:
-        """Return checkpoints as those of this pipeline, and take over the history of the run.
+        """Return the checkpoints for this pipeline, and adopt the history of the run.
 
         Raises:
             StateError: they belong to another pipeline.
         """
         adopted = adopt(loaded, self.pipe, self._stages, self._epochs.ranks, amend=amend)
         phases = adopted[0].phases
-        if get_worker_info() is None or len(phases) > len(self._phases):  # the main process knows all workers' states
+        if get_worker_info() is None or len(phases) > len(self._phases):  # the main process has all workers' states
             self._phases = phases or self._phases
         return adopted
 
     def end_epoch(self) -> None:
-        """End the current epoch, of which a loop has received a part: the next iteration begins the next epoch.
+        """End the current epoch early, after a loop has received part of it: the next iteration begins the next one.
 
-        A loop that begins anew does so, too. After this call, the state says so before its first item. Call this
-        between two loops.
+        A new loop does so anyway, but the state shows it only after the first item. Call this between two loops.
         """
         self._resume_from([checkpoint.ended() for checkpoint in self._checkpoints()])
 
@@ -251,22 +250,22 @@ class StatefulShards(IterableDataset[Any]):
         check_ranks(loaded, self._epochs.rank, self._epochs.ranks, self.pipe)
 
     def recorded(self, batch: Any) -> Any:
-        """Return a batch; in a worker of a tracked loop, with the worker's position after it."""
+        """Return a batch; a worker of a tracked loop adds its position after the batch."""
         return self._epochs.recorded(batch)
 
     def record_end(self, *batch: Any) -> Any:
-        """Return the last batch of a worker, if there is one, with the position at which its epoch ended."""
+        """Return the last batch of a worker, if any, with the position at which its epoch ended."""
         return self._epochs.record_end(*batch)
 
     def __len__(self) -> int:
         """Return the number of items of an epoch on this rank, as set by ``with_epoch(n)`` or ``with_length(n)``.
 
-        torch's ``DataLoader`` derives its number of batches from this, as if it had one worker. Several workers yield
+        torch's ``DataLoader`` computes its number of batches from this as if it had one worker. Several workers yield
         more batches if their shares are not multiples of ``batch_size``. The ``len()`` of a loader is exact if the
-        pipeline itself batches: with ``.batch(b).with_epoch(n)``, and ``batch_size=None``.
+        pipeline itself batches: use ``.batch(b).with_epoch(n)`` and ``batch_size=None``.
 
         Raises:
-            TypeError: the pipeline does not know its length.
+            TypeError: the length of the pipeline is unknown.
         """
         try:
             return len(self._epochs.part_of_rank())
@@ -282,13 +281,13 @@ class StatefulShards(IterableDataset[Any]):
         return iter(self._epochs)
 
     def _check_split(self, workers: int) -> None:
-        """Warn, once, if several workers or ranks read the same data.
+        """Warn once if several workers or ranks read the same data.
 
         Args:
-            workers: the number of processes of this rank that read.
+            workers: the number of processes that read on this rank.
 
         Raises:
-            RuntimeError: the ranks of the run are unknown here.
+            RuntimeError: the dataset was created before the ranks were known.
         """
         if not self._knows_ranks and ranks_of_run() > self._epochs.ranks:
             raise RuntimeError(
@@ -307,7 +306,7 @@ class StatefulShards(IterableDataset[Any]):
         """Return the position on this rank, or the loaded checkpoints of all ranks if no epoch has started since.
 
         Raises:
-            StateError: worker processes read the data, and the loop is not ``tracked``.
+            StateError: worker processes read the data, but the loop is not ``tracked``.
         """
         info, row = get_worker_info(), self._shared.read(own_worker().worker_id)
         if row.loaded:
@@ -321,14 +320,14 @@ class StatefulShards(IterableDataset[Any]):
             return [self._saved(tracked.row, **facts, parts=parts)]
         if self._shared.loop.has_workers:
             raise StateError(
-                "The positions of the worker processes are unknown here. Loop over data.tracked(loader), call "
+                "The positions of the worker processes are unknown. Loop over data.tracked(loader), call "
                 "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
             )
         facts = {"is_over": self._epochs.is_over, "is_drained": self._epochs.is_drained}
         return [self._saved(row, **facts, parts=[self._epochs.part])]
 
     def _saved(self, row: WorkerRow, **facts: Any) -> Checkpoint:
-        """Return the position of the loop in the epoch of a row; before the first epoch, the preceding one is over."""
+        """Return the position of the loop in the epoch of a row; before the first epoch, it is the end of epoch -1."""
         begun, epochs = row.epoch > 0, self._epochs
         saved = Checkpoint(
             stages=self._stages,
@@ -355,30 +354,30 @@ class StatefulShards(IterableDataset[Any]):
         if last.next is not None:
             row = row._replace(epoch=last.epoch + 1, seed=last.seed, first=last.first, next=last.next)
         shared.write(row, None if info is None else info.id)
-        # A StatefulDataLoader loads its state when it is iterated, after the next epoch was selected.
+        # A StatefulDataLoader loads its state when iteration begins, after the next epoch was selected.
         if info is None and shared.chosen(begun) is None:
             shared.choose(last.wanted if last.is_over else None)
 
     @property
     def _has_other_ranks(self) -> bool:
-        """Whether there are other ranks, which share the data or read the same or their own."""
+        """Whether there are other ranks, whether or not they share the data."""
         return max(self._epochs.ranks, self._ranks_of_run) > 1
 
     @property
     def _seeds(self) -> list[int]:
-        """The possible seeds of the first epoch: the actual one, and the one it would have with (or without) ranks."""
-        # Ranks draw the first seed from the given one, and the state may come from a run with ranks.
+        """The possible seeds of the first epoch: the actual one, and that of a run with (or without) several ranks."""
+        # Ranks draw the first seed from the given one, and the state may come from a run with several ranks.
         seeds = [self.seed, SeedGenerator(self.seed).generate_shared_seed()]
         return seeds[::-1] if self._epochs.distributed else seeds
 
     def _tracking(self, loader: DataLoader[Any]) -> TrackedEpoch:
-        """Return the object that tracks an epoch."""
+        """Return an object that tracks the next epoch of a loader."""
         epochs, last, row = self._epochs, self._tracked, self._shared.read(0)
         turn, parts = 0, [WorkerState()] * loader.num_workers
         epochs.before = None
         if row.loaded:
             resumed_from = epochs.placed(loader.num_workers)
-            epochs.loaded = [resumed_from]  # so that the workers do not each reshard
+            epochs.loaded = [resumed_from]  # so that workers need not reshard it again
             turn, parts = 0 if resumed_from.is_over else resumed_from.turn, [*resumed_from.parts] or parts
         elif epochs.spans_epochs:
             epochs.check_workers(row, loader.num_workers, is_tracked=True)
@@ -390,7 +389,7 @@ class StatefulShards(IterableDataset[Any]):
 
 
 def _group_of(distributed: Distributed) -> DataParallelGroup:
-    """Return the ranks that share the data; by default, those of the default process group, if there is one."""
+    """Return the ranks that share the data: by default, those of the default process group, if there is one."""
     group = DataParallelGroup.of(True if distributed is None else distributed)
     if group.is_known:
         return group
@@ -417,8 +416,8 @@ def missing_position(loader: Any, state: Mapping[str, Any]) -> str:
 def load_ended_epoch(data: Any, state: Mapping[str, Any]) -> bool:
     """Load a state of a ``StatefulDataLoader`` into its dataset if Lightning saved it at the last step of an epoch.
 
-    The loader would begin that epoch again, without items, and Lightning, which has counted that epoch, would take it
-    for the next one.
+    Otherwise, the loader would begin that epoch again without any items, and Lightning, which has already counted it,
+    would treat it as the next one.
 
     Args:
         data: the dataset of the loader.
@@ -428,7 +427,8 @@ def load_ended_epoch(data: Any, state: Mapping[str, Any]) -> bool:
         bool: whether the dataset has loaded it.
 
     Raises:
-        StateError: it belongs to another rank, or to one whose epoch ended while other ranks may have been mid-epoch.
+        StateError: the state belongs to another rank, or to one whose epoch ended while other ranks may have been
+            mid-epoch.
     """
     if not state or not isinstance(data, StatefulShards):
         return False

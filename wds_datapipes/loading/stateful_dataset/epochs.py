@@ -1,4 +1,4 @@
-"""The epochs of a `StatefulShards` in one process, which may be a worker of a loader."""
+"""The epochs of a `StatefulShards` in one process: a worker of a loader, or the main process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wds_datapipes.seeds import SeedGenerator
 
 
 class Epochs:
-    """Reads a pipeline in this process, one epoch per iteration, and records its position.
+    """Reads a pipeline in this process, one epoch per iteration, and records the position.
 
     Args:
         pipe: the pipeline, before the split.
@@ -33,12 +33,12 @@ class Epochs:
     Attributes:
         rank: the rank of this process among ``ranks``, if the run is ``distributed``.
         loaded: the loaded states, until an epoch has started from them.
-        number: the number of this worker in the round of the epoch.
-        is_over: whether the whole epoch was yielded; true before the first one.
+        number: the number of this worker in the round-robin order of the epoch.
+        is_over: whether the whole epoch has been yielded; true before the first epoch.
         is_drained: whether the pipeline has ended in this process, although the loader may hold its last items.
         spans_epochs: whether an epoch continues where the previous one ended.
-        before: that position, for the processes that begin the next epoch.
-        is_tracked: whether those processes belong to a tracked loop.
+        before: the position at which the previous epoch ended, for the processes that begin the next one.
+        is_tracked: whether these processes belong to a tracked loop.
     """
 
     def __init__(
@@ -72,30 +72,30 @@ class Epochs:
     @property
     def part(self) -> WorkerState:
         """The state from which this process resumes."""
-        # An uninterrupted stream has a position even before the first item of an epoch.
+        # A stream that continues has a position even before the first item of an epoch.
         is_uninterrupted = self.spans_epochs and self._base.stages is None
         if not self._has_items and not is_uninterrupted:
             return self._base
         return WorkerState.of(save_state(self._pipe if self._run is None else self._run.items))
 
     def identity(self, workers: int) -> tuple[int, int, bool, int]:
-        """Return the rank, ranks, distribution and workers of this process, in the form of a checkpoint."""
+        """Return the identity of this process, as in a checkpoint."""
         return self.rank, self.ranks, self.distributed, workers
 
     def load(self, loaded: list[Checkpoint]) -> int:
-        """Begin the next epoch from states; return the number of such loads so far."""
+        """Store the states from which the next epoch begins, and return the number of such loads so far."""
         self.loaded = loaded
         self._loads += 1
         return self._loads
 
     def placed(self, workers: int) -> Checkpoint:
-        """Return the position from which this rank resumes after the loaded states."""
+        """Return the position from which this rank resumes, given the loaded states."""
         if self.loaded[0].worker is not None:
             return self.loaded[0]
         return state_of_rank(self.loaded, self._pipe, self.identity(workers))
 
     def recorded(self, batch: Any) -> Any:
-        """Return a batch; in a worker of a tracked loop, with a snapshot of the worker after it."""
+        """Return a batch; a worker of a tracked loop adds a snapshot after the batch."""
         if not self._records:
             return batch
         if self._snapshots is None:
@@ -104,7 +104,7 @@ class Epochs:
         return RecordedBatch(batch, own_worker().worker_id, self.number, writer.pack([writer.snapshot()]))
 
     def record_end(self, *batch: Any) -> RecordedBatch:
-        """Return the position at which the epoch of this worker ended, with its last batch if there is one."""
+        """Return the position at which this worker's epoch ended, with its last batch, if any."""
         self._has_recorded_end = True
         recorded: RecordedBatch = self.recorded(batch[0] if batch else None)
         return recorded._replace(is_empty=not batch)
@@ -115,11 +115,11 @@ class Epochs:
         self._snapshots = None
         refusal = None
         if get_worker_info() is not None:
-            # Not with the first item: a loop that stops immediately has started its epoch in all workers.
+            # Not with the first item: even a loop that stops immediately has started its epoch in all workers.
             self._shared.set(has_workers=True)
             try:
                 self._begin()
-            except StateError as error:  # torch's loader would lose it here, so the first item raises it
+            except StateError as error:  # torch's loader would lose it, so the first item raises it
                 refusal = str(error)
         return self._iterated(refusal)
 
@@ -127,13 +127,13 @@ class Epochs:
         """Begin an epoch.
 
         Raises:
-            StateError: this worker cannot resume from the loaded state; or the state was saved in the middle of an
-                epoch other than the one selected since; or the pipeline is a stream whose position is unknown.
+            StateError: this worker cannot resume from the loaded state; or another epoch than the one in which the
+                state was saved has been selected since; or the pipeline is a stream whose position is unknown.
         """
         info = get_worker_info()
         own, workers = (0, 0) if info is None else (info.id, info.num_workers)
         row = self._shared.read(own)
-        # The arguments of a new process are correct even if the loop has stopped meanwhile.
+        # The values that a new process starts with are correct even if the loop has stopped meanwhile.
         is_tracked = self._shared.loop.is_tracked if self._has_begun_any else self.is_tracked
         self._records = info is not None and bool(is_tracked)
         self.check_workers(row, workers, is_tracked=self._records)
@@ -145,7 +145,7 @@ class Epochs:
             if row.loaded != self._loads or not self.loaded:
                 raise StateError(
                     "The workers were started before the state was loaded, and persistent_workers keeps them running. "
-                    "Load the state before the first epoch, or create another loader"
+                    "Load the state before the first epoch, or create a new loader"
                 )
             resumed_from = self.placed(workers)
             if own == 0:
@@ -157,7 +157,7 @@ class Epochs:
             seeds.begin(generator, ongoing, meet=meet)
         except StateError:
             if ongoing is not None and ongoing.worker is not None:
-                # A StatefulDataLoader begins the epoch of a state even if the loop has ended, and then the next one.
+                # A StatefulDataLoader begins the state's epoch even if its loop has ended, and then the next one.
                 self.loaded = []
                 self._shared.write(row._replace(loaded=0), own)
             raise
@@ -188,7 +188,7 @@ class Epochs:
         seeds, is_worker = SeedGenerator(self._epoch_seed), get_worker_info() is not None
         if self.distributed:
             seeds.spawn(self.rank, inplace=True)
-        if is_worker:  # otherwise the global generators of this process belong to the training
+        if is_worker:  # otherwise, the global generators belong to training
             seeds = seeds.spawn(self.number)
         state = None if self._base.stages is None else self._base
         start = EpochStart(seeds, state, self._replay_reason, owns_generators=is_worker, place=self._place)
@@ -197,17 +197,17 @@ class Epochs:
             self._has_items = True
             yield item
         self.is_over = self.is_drained = True
-        while self.spans_epochs and self._records and not self._has_recorded_end:  # until torch has batched it
+        while self.spans_epochs and self._records and not self._has_recorded_end:  # until torch has batched END
             yield END
 
     def part_of_rank(self) -> Any:
-        """Return the pipeline, split between the ranks."""
+        """Return the pipeline after splitting it between the ranks."""
         if not self.distributed:
             return self._pipe
         return split_by_rank(self._pipe, RankIdentity(self.ranks, self.rank))
 
     def check_workers(self, row: WorkerRow, workers: int, *, is_tracked: bool) -> None:
-        """Check that each worker knows where the previous epoch has ended.
+        """Check that each worker knows where the previous epoch ended.
 
         Args:
             row: the facts of the previous epoch.
@@ -215,7 +215,7 @@ class Epochs:
             is_tracked: whether the loop is tracked.
 
         Raises:
-            StateError: it does not.
+            StateError: some worker does not know it.
         """
         if self.spans_epochs and workers and not is_tracked:
             raise StateError(
@@ -227,5 +227,5 @@ class Epochs:
         if is_other_stream or (workers and self._shared.has_other_workers(workers)):
             raise StateError(
                 f"A StatefulShards requires the same number of workers in all epochs, but there are {workers} now. To "
-                f"resume with a different number, create another StatefulShards, and load the state of this one"
+                f"resume with a different number, create a new StatefulShards, and load the state of this one into it"
             )

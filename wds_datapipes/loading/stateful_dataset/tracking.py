@@ -1,4 +1,4 @@
-"""Tracking of the batches of torch's ``DataLoader``: each batch carries the position of its worker."""
+"""Track the batches of torch's ``DataLoader``: each batch carries the position of its worker."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch.utils.data import DataLoader, get_worker_info
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.progress import LoopPosition
 
-#: Yielded by a worker after its last item, if the next epoch continues the stream, to carry its final position.
+#: A worker yields this after its last item if the next epoch continues the stream, to carry its final position.
 END: Final = object()
 
 
 class RecordedBatch(NamedTuple):
-    """A batch with the position of the worker that made it. torch pins the batch, and leaves the rest unchanged.
+    """A batch with the position of the worker that produced it. torch pins the batch and leaves the rest unchanged.
 
     Attributes:
         batch: the batch, as the loader would return it to the loop.
         process: the number of the worker's process.
-        worker: its number in the round of the epoch.
+        worker: its number in the round-robin order of the epoch.
         snapshot: a snapshot of its pipeline after this batch, for `LoopPosition.add`.
-        is_empty: whether there is only the position at which the worker's epoch ended, and no batch.
+        is_empty: whether it holds only the position at which the worker's epoch ended, without a batch.
     """
 
     batch: Any
@@ -35,7 +35,7 @@ class RecordedBatch(NamedTuple):
 
 
 class BatchRecorder:
-    """Replaces a loader's ``collate_fn``, and adds the position of the worker.
+    """Replaces a loader's ``collate_fn`` to add the position of the worker.
 
     Args:
         loader: the loader.
@@ -57,15 +57,15 @@ class BatchRecorder:
         found = [item for item in items if item is not END]
         if len(found) == len(items):
             return data.recorded(self._collate(items))
-        # torch has requested a full batch, and drops no items.
+        # torch has requested a full batch, and does not drop an incomplete one itself.
         return data.record_end(*([self._collate(found)] if len(found) >= self._least else ()))
 
 
 def begin_recording(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Begin an epoch of a loader in which each batch carries the position of its worker."""
+    """Begin an epoch of a loader whose batches carry the positions of their workers."""
     own = loader.collate_fn, loader._IterableDataset_len_called
     loader.collate_fn = BatchRecorder(loader)
-    loader._IterableDataset_len_called = None  # torch would count records without a batch, and warn about too many
+    loader._IterableDataset_len_called = None  # torch would count records without a batch, too, and warn
     try:
         return iter(loader)
     finally:
@@ -81,7 +81,7 @@ class TrackedEpoch:
     """
 
     def __init__(self, bases: Sequence[WorkerState], turn: int) -> None:
-        #: Whether the number of each process equals that of its worker.
+        #: Whether each process has the same number as its worker.
         self.is_in_order = turn == 0
         self.turn = turn
         self.is_over = False
@@ -103,7 +103,7 @@ class TrackedEpoch:
     def end(self, row: WorkerRow) -> None:
         """Record that the epoch is over."""
         self.is_over = True
-        if self.row is None:  # it had no batch
+        if self.row is None:  # there was no batch
             self.row = row
 
     def states(self) -> list[WorkerState]:
@@ -111,8 +111,8 @@ class TrackedEpoch:
         return [positions.state() for positions in self._positions]
 
 
-#: The maximum number of workers of a loader. torch initializes larger shared memory with several threads, which hang in
-#: a process that is forked afterwards.
+#: The maximum number of workers of a loader. torch initializes larger shared memory in several threads, which hang in
+#: processes that are forked afterwards.
 MAX_WORKERS = 512
 
 
@@ -126,7 +126,7 @@ class WorkerRow(NamedTuple):
         next: the seed of the next epoch, if the first has begun.
         begun: the number of epochs it has begun.
         workers: the number of workers in the latest epoch.
-        loaded: the loaded state from which it resumes, counted from 1; 0 if there is none.
+        loaded: the number of the loaded state from which it resumes, from 1; 0 if there is none.
     """
 
     epoch: int = 0
@@ -144,8 +144,8 @@ class LoopRow(NamedTuple):
     Attributes:
         has_workers: whether any worker has begun an epoch since a state was loaded.
         is_tracked: whether workers add their position to each batch.
-        wanted: the number that is selected for an epoch, plus 1; 0 if none is.
-        begun: the number of epochs that have begun before that one.
+        wanted: the number selected for an epoch, plus 1; 0 if none is selected.
+        begun: the number of epochs that began before that one.
     """
 
     has_workers: int = 0
@@ -157,7 +157,7 @@ class LoopRow(NamedTuple):
 class SharedEpochs:
     """Memory shared with the processes that are started with it, one row per worker.
 
-    Workers may be restarted for each epoch, and learn about the previous one only from here.
+    Workers may be restarted for each epoch, and then learn about the previous one only from this memory.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class SharedEpochs:
         self._numbers[slice(-1) if worker is None else worker] = row
 
     def has_other_workers(self, workers: int) -> bool:
-        """Whether the number of workers has changed, so that not all of them know the next epoch."""
+        """Whether the number of workers has changed, in which case not all of them know the next epoch."""
         return any(self.read(number).workers not in (0, workers) for number in range(workers))
 
     def choose(self, epoch: int | None, begun: int | None = None) -> None:
@@ -183,18 +183,18 @@ class SharedEpochs:
 
         Args:
             epoch: the number, or ``None`` for no selection.
-            begun: the number of epochs begun before it. By default, the maximum over all workers: some may still be
-                about to begin the latest one.
+            begun: the number of epochs that began before it. By default, the maximum over all workers, because some may
+                not have begun the latest one yet.
         """
         self.set(wanted=0 if epoch is None else epoch + 1, begun=self.begun if begun is None else begun)
 
     @property
     def begun(self) -> int:
-        """The number of epochs that any worker has begun."""
+        """The maximum number of epochs that a worker has begun."""
         return int(self._numbers[:-1, WorkerRow._fields.index("begun")].max())
 
     def chosen(self, begun: int) -> int | None:
-        """Return the epoch selected for the time when ``begun`` epochs have begun, or ``None``."""
+        """Return the epoch selected to follow ``begun`` epochs, or ``None``."""
         loop = self.loop
         return loop.wanted - 1 if loop.wanted and loop.begun == begun else None
 
@@ -204,7 +204,7 @@ class SharedEpochs:
         return LoopRow(*map(int, self._numbers[-1, : len(LoopRow._fields)]))
 
     def set(self, **values: int) -> None:
-        """Set some numbers in the row of the loop; other processes may set others."""
+        """Set some numbers in the row of the loop; other processes may set others at the same time."""
         for name, value in values.items():
             self._numbers[-1, LoopRow._fields.index(name)] = value
 

@@ -1,6 +1,6 @@
-"""Lambdas, local functions and local classes in pipelines: copying them in a process, and refusing them in another.
+"""Lambdas, local functions and local classes in pipelines: copied within a process, rejected in others.
 
-pickle stores functions and classes by name, and finds only those at the top level of a module by it.
+pickle stores functions and classes by name, and finds only those at the top level of a module.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from wds_datapipes.datapipes import graph
 def copy_pipeline(pipe: Any) -> Any:
     """Return a copy of a pipeline, or of a reading service, for this process.
 
-    Whatever cannot be pickled is copied by `copy.deepcopy`, to which functions and classes are values; the rest by
-    dill, if it is installed, which copies some locks and files.
+    If the pipeline cannot be pickled, `copy.deepcopy` copies it, keeping functions and classes as they are; if that
+    fails, too, dill does, if installed, which can copy some locks and files.
     """
     try:
         data = pickle.dumps(pipe)
-    except Exception:  # noqa: BLE001  pickling runs user code, and any exception is the answer
+    except Exception:  # noqa: BLE001  pickling runs user code, which may raise anything
         try:
             return copy.deepcopy(pipe)
         except Exception:  # noqa: BLE001  so does copying
@@ -36,7 +36,7 @@ def copy_pipeline(pipe: Any) -> Any:
 
 @contextmanager
 def explain_worker_pickling(method: str) -> Iterator[None]:
-    """Say what to do if the block fails because it sends a pipeline to workers by pickle.
+    """Explain what to do if the block fails because it pickles a pipeline for the workers.
 
     Args:
         method: the start method of the workers.
@@ -50,7 +50,7 @@ def explain_worker_pickling(method: str) -> Iterator[None]:
         if method == "fork" or not any(word in str(error) for word in ("pickle", "local object")):
             raise
         raise pickle.PicklingError(
-            f"Workers that are started with {method!r} receive the pipeline and its functions by pickle, which stores "
+            f"Workers started with {method!r} receive the pipeline and its functions by pickle, which stores "
             f"functions and classes by name ({type(error).__name__}: {error}). Define them at the top level of a "
             "module, with functools.partial for parameters; or install the package dill, with which torch pickles "
             'functions by value; or pass multiprocessing_context="fork"'
@@ -59,10 +59,10 @@ def explain_worker_pickling(method: str) -> Iterator[None]:
 
 @cache
 def find_local_classes() -> None:
-    """Let torch find the stages of a pipeline with local classes, or with lambdas in lists and dictionaries.
+    """Let torch find the stages of pipelines with local classes, or with lambdas in lists and dictionaries.
 
-    torch finds stages by pickling each of them, and pickle finds no local functions and classes. So its pickles, which
-    are never unpickled, store no functions and classes.
+    torch finds stages by pickling them, and pickle cannot find local functions and classes. Because these pickles are
+    never unpickled, they need not contain any functions or classes.
     """
     module = ModuleType(pickle.__name__)
     vars(module).update({**vars(pickle), "Pickler": _Finder})
@@ -70,7 +70,7 @@ def find_local_classes() -> None:
 
 
 def _stub() -> None:
-    """Stand for an object that is not pickled."""
+    """Replace an object that is not pickled."""
 
 
 class _Finder(pickle.Pickler):

@@ -1,9 +1,9 @@
-"""Patches of torchdata: what its users would lose data by, hang on, or read in a repeated order.
+"""Patches of torchdata, for defects that lose data, hang, or repeat an order.
 
 torchdata 0.7.1 to 0.9.0 are the last releases with ``DataLoader2`` and its ``MultiProcessingReadingService``, and will
-not be fixed (https://github.com/meta-pytorch/data/issues/1196). Importing ``wds_datapipes`` patches these releases, and
-leaves others alone. ``wds_datapipes.list_patches()`` lists the patches; the environment variable
-``WDS_DATAPIPES_PATCHES=0`` leaves torchdata unchanged.
+not be fixed (https://github.com/meta-pytorch/data/issues/1196). Importing ``wds_datapipes`` patches only these
+releases. ``wds_datapipes.list_patches()`` lists the patches; the environment variable ``WDS_DATAPIPES_PATCHES=0``
+disables them.
 
 Each patch is one function. The first line of its docstring describes the defect.
 """
@@ -29,13 +29,13 @@ KNOWN_VERSIONS = ("0.7.1", "0.8.0", "0.9.0")
 
 
 class Patch(NamedTuple):
-    """A defect of torchdata or torch, and whether it is patched in this process.
+    """A defect of torchdata or torch, and whether this process has patched it.
 
     Attributes:
         name: the name of the function that patches it.
         fault: the defect, in one sentence.
         applied: whether it is patched.
-        reason: the reason why it is not, or "".
+        reason: the reason why it is not patched, or "".
     """
 
     name: str
@@ -53,7 +53,7 @@ _done: list[Patch] = []
 
 
 def list_patches() -> list[Patch]:
-    """Return the known defects of torchdata's DataLoader2, and whether each is patched in this process.
+    """Return the known defects of torchdata's DataLoader2, and whether this process has patched each of them.
 
     Examples:
         >>> from wds_datapipes import list_patches
@@ -77,7 +77,7 @@ def apply() -> None:
             try:
                 if not against:
                     patch()
-            except (ImportError, AttributeError) as error:  # of a release without what it patches
+            except (ImportError, AttributeError) as error:  # a release without the patched code
                 reason_here = str(error)
             fault = str(patch.__doc__).partition("\n")[0]
             _done.append(Patch(patch.__name__, fault, not reason_here, reason_here))
@@ -104,8 +104,8 @@ def multiprocessing_service() -> None:
 def repeated_order() -> None:
     """``DataLoader2`` without a seed has the same order in every epoch.
 
-    It draws a seed from torch's generator inside ``fork_rng``, which restores the generator. The patch draws it as
-    torch's ``DataLoader`` does, so ``torch.manual_seed`` still makes a run reproducible.
+    It draws a seed from torch's generator inside ``fork_rng``, which restores the generator afterwards. The patch draws
+    it as torch's ``DataLoader`` does, so ``torch.manual_seed`` still makes a run reproducible.
     """
     from torchdata.dataloader2.random import seed_generator
 
@@ -117,7 +117,7 @@ def repeated_order() -> None:
 def split_orders() -> None:
     """A stage that splits the data itself, such as ``IndexedSamples``, splits a different order on each rank.
 
-    torchdata's services look for ``.sharding_filter()`` only. The patch seeds stages as a `ShardReadingService` does.
+    torchdata's services recognize only ``.sharding_filter()``. The patch seeds stages as a `ShardReadingService` does.
     """
     from torchdata.dataloader2 import reading_service
 
@@ -131,9 +131,9 @@ def split_orders() -> None:
 
 
 def prefetch_threads() -> None:
-    """``.prefetch()`` hangs if its source ends the thread, or if it is shut down at the wrong moment.
+    """``.prefetch()`` hangs if its source ends the thread, or if shut down at the wrong moment.
 
-    The patch delivers every exception to the reader, and stops waiting for a thread that has ended or that waits for a
+    The patch delivers every exception to the reader, and does not wait for a thread that has ended or waits for a
     worker.
     """
     from torchdata.datapipes.iter import PinMemory, Prefetcher
@@ -145,10 +145,10 @@ def prefetch_threads() -> None:
 
 
 def endless_passes() -> None:
-    """``.cycle()`` never ends in a worker or a rank without a shard, and yields nothing.
+    """``.cycle()`` loops forever without yielding anything in a worker or a rank without a shard.
 
-    Nor does it with an empty list. With the patch, it ends in such a worker. If no worker of a rank has a shard, or the
-    list is empty, it raises an ``EmptySourceError``.
+    The same happens with an empty list. With the patch, it ends in such a worker. If no worker of a rank has a shard,
+    or the list is empty, it raises an ``EmptySourceError``.
     """
     from torchdata.datapipes.iter import Cycler
 
@@ -158,12 +158,12 @@ def endless_passes() -> None:
 
 
 def later_passes() -> None:
-    """A ``.shuffle()`` that is iterated twice in one epoch of ``DataLoader`` has a different order in each worker.
+    """A ``.shuffle()`` that is iterated twice in an epoch of ``DataLoader`` has a different order in each worker.
 
-    The seed that all workers share is used for the first pass only. With ``.sharding_filter().cycle(2)`` after the
-    shuffle, some samples of the second pass come from several workers, and others from none. The patch derives the
-    seed of each later pass from that of the pass before, and sources that draw from the global generators before the
-    split, such as a ``RandomSampler``, draw the same in all workers.
+    Only the first pass uses the seed that all workers share. With ``.sharding_filter().cycle(2)`` after the shuffle,
+    some samples of the second pass come from several workers, and others from none. The patch derives the seed of each
+    later pass from that of the previous one. Sources before the split that draw from the global generators, such as a
+    ``RandomSampler``, then draw the same numbers in all workers.
     """
     import torch
 
@@ -176,7 +176,7 @@ def later_passes() -> None:
     @functools.wraps(apply_random_seed)
     def apply_seeds_of_all_passes(datapipe: Any, rng: Any) -> Any:
         derive_later_seeds(datapipe)
-        # A number is drawn from a copy, so that importing this package changes no order.
+        # The number is drawn from a copy, so that importing this package changes no order.
         copied = torch.Generator()
         copied.set_state(rng.get_state())
         seed = int(torch.empty((), dtype=torch.int64).random_(generator=copied).item())
@@ -187,11 +187,11 @@ def later_passes() -> None:
 
 
 def unknown_position() -> None:
-    """``StatefulDataLoader`` saves mid-epoch states of a pipeline that lose and repeat samples.
+    """``StatefulDataLoader`` saves mid-epoch states of pipelines that lose and repeat samples.
 
-    It saves the state of the last stage only, or counts batches and skips as many in an epoch with a different order.
-    With the patch, saving such a state warns and loading it raises a ``StateError``; both recommend `StatefulShards`.
-    Loading the state of a `StatefulShards` on another rank raises a ``StateError``, too.
+    It saves only the state of the last stage, or counts batches to skip, even though the order of the epoch changes.
+    With the patch, saving such a state issues a warning, and loading it raises a ``StateError``; both recommend
+    `StatefulShards`. Loading the state of a `StatefulShards` on another rank raises a ``StateError``, too.
     """
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -227,14 +227,14 @@ DATALOADER2_PATCHES: tuple[Callable[[], None], ...] = (
     prefetch_threads,
     endless_passes,
 )
-#: Patches for any release of torch and torchdata that has what they patch.
+#: Patches for every release of torch and torchdata that contains the patched code.
 OTHER_PATCHES: tuple[Callable[[], None], ...] = (later_passes, unknown_position)
 
 
 def _reason_against() -> str:
-    """Import torchdata's DataLoader2, and return the reason not to patch it, or ""."""
+    """Import torchdata's DataLoader2; return the reason not to patch it, or ""."""
     if sys.platform != "linux":
-        return f"the worker processes of this package require Linux, and this is {sys.platform}"
+        return f"the worker processes of this package require Linux, but this is {sys.platform}"
     with warnings.catch_warnings():
         banner = r"\n#+\nWARNING!\nThe 'datapipes', 'dataloader2' modules are deprecated"
         warnings.filterwarnings("ignore", message=banner, category=UserWarning)

@@ -1,4 +1,4 @@
-"""Replacements for methods of torchdata's stages: an end of ``.cycle()``, and guards of the threads that prefetch."""
+"""Replacements for methods of torchdata's stages: a ``.cycle()`` that ends, and guards for prefetching threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wds_datapipes.samples.epochs import EMPTY_PASSES
 
 
 class EndingCycler(Cycler):  # type: ignore[misc]  # torchdata has no types
-    """torchdata's ``Cycler``, which ends in a worker without a share of the data.
+    """torchdata's ``Cycler``, but it ends in a worker without a share of the data.
 
     Raises:
         EmptySourceError: no worker of this rank has a share, or many passes in a row yielded nothing.
@@ -31,37 +31,37 @@ class EndingCycler(Cycler):  # type: ignore[misc]  # torchdata has no types
             for item in self.source_datapipe:
                 has_items = True
                 yield item
-                del item  # do not keep it alive while the next one is made
+                del item  # free it while the next one is produced
             empty = 0 if has_items else empty + 1
             if self.count is None and empty > 0:
                 if has_no_share(self.source_datapipe):
                     return
-                # Stages that read shards notice it first, and know more.
+                # Stages that read shards notice it earlier, with more details.
                 if empty > EMPTY_PASSES * rotation_period(self.source_datapipe):
                     raise EmptySourceError(
-                        f"cycle() has read its source, {name_of(self.source_datapipe)}, {empty} times in a row, and it "
+                        f"cycle() has read its source, {name_of(self.source_datapipe)}, {empty} times in a row, but it "
                         "yielded nothing. Is the list of shards empty?"
                     )
 
 
 def has_no_share(pipe: Any) -> bool:
-    """Whether this instance has no share of the data, after a pass of a pipeline in which it yielded nothing.
+    """Whether this instance has no share of the data, judged after a pass in which the pipeline yielded nothing.
 
     Raises:
-        EmptySourceError: no worker of this rank has one.
+        EmptySourceError: no worker of this rank has a share.
     """
     for splitter in splitters(pipe):
         if count_yielded(splitter) > 0:
             continue
         sources = [source for source in sources_of(splitter) if isinstance(source, IterDataPipe)]
-        if not sources:  # it splits data of its own
+        if not sources:  # it splits its own data
             return True
         count, groups = max(map(count_yielded, sources)), groups_of(splitter)
         if count == 0:
             continue
         if groups:
             own = rank_and_worker_of(groups)
-            if own.rank >= count:  # so does not even the first worker of the rank, whose number is that of the rank
+            if own.rank >= count:  # not even the rank's first worker, number `own.rank`, has one
                 raise EmptySourceError(
                     f"Rank {own.rank} of {own.ranks} has none of the {count} shards, so cycle() has nothing to repeat "
                     "there, and the other ranks would wait for it. Use at least as many shards as ranks, or "
@@ -72,7 +72,7 @@ def has_no_share(pipe: Any) -> bool:
 
 
 def guard_thread(fill: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``thread_worker`` of one of torchdata's prefetchers so that its thread never ends silently."""
+    """Wrap ``thread_worker`` of a torchdata prefetcher so that its thread never ends silently."""
 
     @functools.wraps(fill)
     def thread_worker(prefetch_data: Any, *args: Any) -> None:
@@ -87,10 +87,10 @@ def guard_thread(fill: Callable[..., None]) -> Callable[..., None]:
 
 
 def _deliver(source: Iterable[Any], deliver: Callable[[Exception], None]) -> Iterator[Any]:
-    """Yield from ``source``; deliver its exception, and end.
+    """Yield from ``source``; deliver its exception and end.
 
-    torchdata's thread reports that it has stopped before it delivers the error, so that a reader in between mistakes
-    the error for the end of the epoch. It catches neither the exceptions of ``iter`` nor ``SystemExit``.
+    torchdata's thread reports that it has stopped before it delivers the error, so a reader may see the end of the
+    epoch instead. It catches neither exceptions of ``iter`` nor ``SystemExit``.
     """
     try:
         yield from source
@@ -98,10 +98,10 @@ def _deliver(source: Iterable[Any], deliver: Callable[[Exception], None]) -> Ite
         raise
     except Exception as error:  # noqa: BLE001 - the reader of the buffer raises it
         deliver(error)
-    except BaseException as error:  # noqa: BLE001 - a reader would treat it as an item if it is not an Exception
+    except BaseException as error:  # noqa: BLE001 - a reader would treat a non-Exception as an item
         died = WorkerDiedError(
             f"The pipeline raised {error!r} in a prefetch thread, where it ends only that thread. "
-            "Code that a pipeline runs must not call exit()."
+            "Code in a pipeline must not call exit()."
         )
         died.__cause__ = error
         deliver(died)

@@ -1,4 +1,4 @@
-"""The items of one message: their pickles, and their arrays in a segment of shared memory."""
+"""A bundle collects the items of one message: their pickles, and their arrays in a segment of shared memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from wds_datapipes.loading.transport.protocol import INLINE, NUMBER, Header, Kin
 from wds_datapipes.loading.transport.serialization import SerializedItem, Serializer
 from wds_datapipes.loading.transport.shared_memory import Segment, SegmentPool
 
-#: Items share a message up to this many bytes. The cost of a message then hardly matters to images of 100 KB, and
-#: the messages on their way still fit in the caches of the processor.
+#: Items share a message up to this many bytes: enough that the cost of a message hardly matters for images of 100 KB,
+#: and little enough that the messages in transit fit into the processor's caches.
 TOGETHER_BYTES = 512 * 1024
 
-#: The alignment of arrays, which is the size of a cache line.
+#: The alignment of arrays: the size of a cache line.
 ALIGNMENT = 64
 
 #: Pieces below this average size in bytes are joined before they are copied.
@@ -28,14 +28,15 @@ class Bundle:
 
     Arrays are copied when their item is added, because the pipeline may change them afterwards: they fill the segment
     from its beginning. Pickles are immutable, and are written at the end, to the message itself if they are small.
-    Small items of plain values share a pickle, which takes a third of the time, unless other items are among them.
+    Small items of plain values share a pickle, which takes a third of the time, unless there are other items among
+    them.
 
     Args:
         pool: the segments.
 
     Attributes:
         count: the number of items.
-        is_full: whether another item of the size of the latest one has no room.
+        is_full: whether there is no room for another item as large as the latest one.
     """
 
     def __init__(self, pool: SegmentPool) -> None:
@@ -60,7 +61,7 @@ class Bundle:
         self.is_full = False
 
     def add_plain(self, item: Any) -> bool:
-        """Add a result of `plain_copy` if it has room; return whether it was added."""
+        """Add a result of `plain_copy` if there is room; return whether it was added."""
         if self._lengths:
             return self.add(Serializer().pack(item))
         self._plain.append(item)
@@ -68,7 +69,7 @@ class Bundle:
         return True
 
     def add(self, item: SerializedItem) -> bool:
-        """Add an item if it has room, as the first one always does; return whether it was added.
+        """Add an item if there is room, as there always is for the first; return whether it was added.
 
         Raises:
             OSError: there is not enough memory.
@@ -78,7 +79,7 @@ class Bundle:
             for each in plain:
                 self.add(serializer.pack(each))
         parts, length, arrays = item
-        size = length + 2 * NUMBER  # an item has two numbers in the table at most, and so does each array
+        size = length + 2 * NUMBER  # an item has at most two numbers in the table, and so does each array
         if arrays:
             size += sum(_round_up(each.nbytes) + 2 * NUMBER for each in arrays)
         total = self._size + size
@@ -100,16 +101,17 @@ class Bundle:
         return True
 
     def finish(self, kind: Kind, epoch: int, number: int, records: int = 0) -> tuple[Header, list[bytes], int | None]:
-        """Return the message of the items, and forget them.
+        """Return the message that contains the items, and forget them.
 
         Args:
             kind: the kind of the message.
-            epoch: the epoch that they belong to.
+            epoch: the epoch that the items belong to.
             number: the number in its header.
             records: the size of their records, in bytes.
 
         Returns:
-            tuple: the header; the body, in parts, if it is not in the segment; the descriptor to pass on, if any.
+            tuple: the header; the parts of the body, unless it is in the segment; and the descriptor to pass on, if
+                any.
 
         Raises:
             OSError: there is not enough memory.

@@ -1,7 +1,7 @@
 """The protocol of the socket between two processes: headers, and the messages that they announce.
 
 The socket preserves message boundaries (``SOCK_SEQPACKET``): a message arrives completely or not at all, even if the
-sender is killed. The body of a large message stays in shared memory, and only its header is sent.
+sender is killed. The body of a large message stays in shared memory; only its header is sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import NamedTuple
 
-#: A worker pauses when this many bytes are in transit or waiting to be used; two messages are always allowed.
+#: A worker pauses once this many bytes are in transit or waiting to be used; two messages are always allowed.
 AHEAD_BYTES = 64 * 1024 * 1024
 
 #: The maximum size of items sent through the socket itself, and of the records of pipeline positions, in bytes.
@@ -27,26 +27,28 @@ class Kind(enum.IntEnum):
 
     #: The descriptor of the sender's `StatusPage`.
     STATUS = 1
-    #: Some items: a table, their pickles, and their large arrays, which are in a segment. The table has the length of
-    #: each pickle; if there are arrays, then the number of those of each item, and the position and size of each array.
-    #: The other kinds have the same form, with one item, or none.
+    #: Some items: a table, their pickles, and their large arrays, which are in a segment. The table lists the length of
+    #: each pickle and, if there are arrays, the number of arrays of each item, and the position and size of each array.
+    #: The other kinds have the same form, with one item or none.
     ITEMS = 2
-    #: Some small items of plain values: the pickle of their list, whose length is the table.
+    #: Some small items of plain values: the table, which holds only the length of a pickle, and the pickle of their
+    #: list.
     PLAIN_ITEMS = 7
     #: The end of the items of the epoch.
     END = 3
-    #: The end of the items because of an exception, which is pickled here.
+    #: The end of the items because of an exception, in pickled form.
     ERROR = 4
     #: The items that the process has skipped so far.
     COUNTERS = 5
-    #: Long records of the pipeline position after each of the next items; or, without items, after those before.
+    #: Long records of the pipeline's position after each of the next items, or, without a number of items, after the
+    #: last one.
     STATE = 6
 
 
 class Command(enum.IntEnum):
     """A command to the sending process."""
 
-    #: The number of messages of this epoch that were taken; the segments returned, or, as complements, dropped.
+    #: The number of messages of this epoch taken so far, and the segments returned, or, as complements, dropped.
     TAKEN = 1
     #: Begin an epoch.
     RESET = 2
@@ -60,9 +62,9 @@ class Header(NamedTuple):
         epoch: the epoch that it belongs to.
         number: the number of items, or of messages taken.
         arrays: the number of their arrays.
-        segment: the segment that holds the arrays, and the rest of the body unless that follows the header; or -1.
-        begin: the position of the rest of the body in the segment: the arrays precede it.
-        size: the size of the body, with the arrays, in bytes.
+        segment: the segment that holds the arrays and, unless it follows the header, the rest of the body; or -1.
+        begin: the position in the segment of the rest of the body, which follows the arrays.
+        size: the size of the body, including the arrays, in bytes.
         records: the size of the records of these items, in bytes. They follow the header, before the body.
     """
 
@@ -94,6 +96,6 @@ def new_channel() -> tuple[socket.socket, socket.socket]:
         if error.errno not in (errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT):
             raise
         raise NotImplementedError(
-            f"ShardReadingService requires Unix sockets that preserve message boundaries, as Linux has ({error}). "
+            f"ShardReadingService requires Unix sockets that preserve message boundaries, as on Linux ({error}). "
             "Use num_workers=0 here, or torchdata's MultiProcessingReadingService."
         ) from error

@@ -24,13 +24,14 @@ from wds_datapipes.loading.transport.protocol import (
 from wds_datapipes.loading.transport.serialization import serialize, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentLender, StatusPage
 
-#: With this many segments lent, further items are copied out of theirs: the loop keeps items, and segments are limited.
+#: If this many segments are lent, further items are copied out of their segments, because the loop may keep items, and
+#: segments are limited.
 MAX_LENT = 64
 
 #: The maximum size of a message.
 MESSAGE_BYTES = HEADER.size + 2 * INLINE
 
-#: Numbers, since operations on members of an enumeration take a microsecond.
+#: Plain numbers, because operations on enum members take a microsecond.
 FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 TRUNCATED = int(socket.MSG_CTRUNC)
 DONT_WAIT = int(socket.MSG_DONTWAIT)
@@ -62,7 +63,7 @@ class Receiver:
         window: the window of the sender, in messages.
 
     Attributes:
-        page: the status page of the other process, or ``None`` before it has begun.
+        page: the status page of the other process, or ``None`` before that process has started.
     """
 
     def __init__(self, channel: socket.socket, *, window: int) -> None:
@@ -73,7 +74,7 @@ class Receiver:
         self.begin(0)
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when there is something to `receive`."""
+        """Return the descriptor that becomes readable when there is something to `receive`."""
         return self._channel.fileno()
 
     def receive(self) -> Message | None:
@@ -83,12 +84,12 @@ class Receiver:
             EOFError: the other side has closed, and nothing more will arrive.
         """
         try:
-            # Not recv_fds, which ignores the flags that it takes (https://github.com/python/cpython/issues/107898).
+            # Not recv_fds, which ignores its flags (https://github.com/python/cpython/issues/107898).
             data, attached, flags, _ = self._channel.recvmsg(MESSAGE_BYTES, _ATTACHED, FLAGS)
         except BlockingIOError:
             return None
         except ConnectionError:
-            # It closed with unread commands, which is reported first, and once. The messages it sent are still there.
+            # The other side closed with unread commands. This is reported once, before the messages that it sent.
             return self.receive()
         if not data:
             raise EOFError
@@ -97,7 +98,7 @@ class Receiver:
         header = Header._make(HEADER.unpack_from(data))
         if attached:
             (descriptor,) = _DESCRIPTOR.unpack(attached[0][2][: _DESCRIPTOR.size])
-            if header.segment < 0:  # it is the page
+            if header.segment < 0:  # it is the status page
                 self.page = StatusPage(descriptor)
                 return self.receive()
             self._lender.add(header.segment, descriptor)
@@ -105,20 +106,20 @@ class Receiver:
         return Message(header, data[begin:], data[HEADER.size : begin])
 
     def pack_request(self, payload: object) -> bytes:
-        """Return the command to begin the current epoch, to pass to `send_command`.
+        """Return the command to begin the current epoch, for `send_command`.
 
         Raises:
-            ValueError: it is too large.
+            ValueError: the command is too large.
             Exception: ``payload`` cannot be pickled.
         """
         body = serialize(payload)
         limit = COMMAND_BYTES - HEADER.size
         if len(body) > limit:
-            raise ValueError(f"the beginning of an epoch needs {len(body)} bytes, and a command has at most {limit}")
+            raise ValueError(f"the beginning of an epoch needs {len(body)} bytes, but a command has at most {limit}")
         return HEADER.pack(*Header(Command.RESET, self.epoch)) + body
 
     def send_command(self, message: bytes) -> bool:
-        """Send a command without waiting, and return whether there was room for it.
+        """Send a command without waiting; return whether there was room for it.
 
         A closed connection is detected at the next receive.
         """
@@ -152,14 +153,14 @@ class Receiver:
             self._lender.lend(message.header.segment)  # nothing refers to it, so it is returned
 
     def items(self, message: Message) -> Iterator[Any]:
-        """Yield the items of a message, whose large arrays are views of the shared memory."""
+        """Yield the items of a message; their large arrays are views of the shared memory."""
         if message.header.kind == Kind.PLAIN_ITEMS:
             self._take(message.header)
             yield from self.body(message)
             return
         rows = self._rows(message)
         while rows:
-            yield unpack(*rows.popleft())  # no variable here refers to the memory, which is reused once it is free
+            yield unpack(*rows.popleft())  # no variable may refer to the memory, which is reused once it is free
 
     def _rows(self, message: Message) -> deque[tuple[Any, Sequence[Any]]]:
         """Return the pickle and the arrays of each item."""
@@ -190,11 +191,11 @@ class Receiver:
             self.credit()
 
     def credit(self) -> None:
-        """Grant credit for the used messages, before waiting for the other side."""
+        """Grant credit for the messages used so far."""
         returned = self._lender.returned
         if self._credited != self._taken or returned:
             numbers = array("i")
-            with suppress(IndexError):  # another thread may take some, too
+            with suppress(IndexError):  # another thread may pop numbers, too
                 while returned:
                     numbers.append(returned.popleft())
             header = Header(Command.TAKEN, self.epoch, self._taken, size=self._taken_bytes)
@@ -209,5 +210,5 @@ class Receiver:
             self._channel.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the descriptor. Items that were taken stay valid."""
+        """Close the descriptor. Items that were taken remain valid."""
         self._channel.close()

@@ -1,4 +1,4 @@
-"""The sending end: sends items as soon as they are made, as far ahead as its credit allows."""
+"""The sending end: sends items as soon as they are produced, as far ahead as its credit allows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES,
 from wds_datapipes.loading.transport.serialization import Serializer, describe, plain_copy, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentPool, StatusPage
 
-#: Items share a message until the next one has no room, or this long after the previous message, in seconds.
+#: Items share a message until the next one does not fit, or until this long after the previous message, in seconds.
 TOGETHER_S = 0.5e-3
-#: A message that waits for a slow pipeline is sent after one or two times this period, in seconds.
+#: While the pipeline is slow, a waiting message is sent after one to two of these periods, in seconds.
 TICK_S = 2e-3
 
 #: The minimum number of messages allowed ahead, regardless of size.
@@ -33,20 +33,20 @@ class ReceiverGone(Exception):
 class Sender:
     """Sends items, and receives requests.
 
-    One thread calls the methods. A second thread ensures that no item waits until the next one is made.
+    One thread calls the methods. A second thread ensures that no item waits until the next one is produced.
 
     Args:
         channel: this process's end of the socket.
-        window: the maximum number of messages in transit or waiting to be used; with small items that share messages,
-            it can be one more.
+        window: the maximum number of messages in transit or waiting to be used; if small items share messages, there
+            can be one more.
         together: the maximum number of items in a message.
 
     Attributes:
         page: the status page of this process, which the other side reads.
-        counters: the counters of the pipeline that makes the items.
+        counters: the counters of the pipeline that produces the items.
         epoch: the epoch that is being sent.
-        requests: the epochs to begin, with what their beginning needs, that were requested but have not begun.
-        producer: the name of the stage that makes the items, in messages.
+        requests: the requested epochs that have not begun, with the data that they need to begin.
+        producer: the name of the stage that produces the items, for messages.
         pack_records: returns the records of some items as bytes; None if items have none.
     """
 
@@ -59,7 +59,7 @@ class Sender:
         self._serializer = Serializer()
         self._lock = threading.Lock()
         self._has_waiting = threading.Event()
-        self._is_ticking = False  # whether it is set, as asking it takes longer
+        self._is_ticking = False  # whether the event is set; faster than is_set()
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="flush", daemon=True)
         self._items = self._bytes = 0
@@ -75,7 +75,7 @@ class Sender:
 
     @property
     def is_full(self) -> bool:
-        """Whether the other side accepts no more items for now."""
+        """Whether the other side accepts no further items for now."""
         ahead = self._sent - self._taken
         return ahead >= self._window or (self._sent_bytes - self._taken_bytes >= AHEAD_BYTES and ahead >= MIN_MESSAGES)
 
@@ -93,7 +93,7 @@ class Sender:
 
         Args:
             item: the item.
-            record: what to send along with it, if ``pack_records`` is set. It arrives before the item.
+            record: the record to send along with it, if ``pack_records`` is set. It arrives before the item.
 
         Raises:
             ReceiverGone: the other side has closed.
@@ -140,14 +140,14 @@ class Sender:
             self._send_body(kind, payload)
 
     def send_record(self, record: object) -> None:
-        """Send the waiting items, and then a record in place of that of the last of them, if ``pack_records`` is set.
+        """Send the waiting items, and then, if ``pack_records`` is set, a record that replaces that of the last item.
 
         Raises:
             ReceiverGone: the other side has closed.
         """
         with self._lock:
             self._flush()
-            if self.pack_records is not None:  # after the flush: records are packed in the order in which they arrive
+            if self.pack_records is not None:  # after the flush, so that records arrive in the order of packing
                 self._send_body(Kind.STATE, self.pack_records([record]))
 
     def flush(self) -> None:
@@ -169,7 +169,7 @@ class Sender:
             pass
 
     def wait(self) -> None:
-        """Wait until the other side sends something; then send the items that have waited for it.
+        """Wait until the other side sends something; then send the items that have been waiting for it.
 
         Raises:
             ReceiverGone: the other side has closed.
@@ -186,7 +186,7 @@ class Sender:
             self._publish()
 
     def close(self) -> None:
-        """Close the descriptors, and end the second thread; waiting items are not sent."""
+        """Close the descriptors and end the second thread; waiting items are not sent."""
         self._closed.set()
         self._has_waiting.set()
         self._channel.close()
@@ -227,12 +227,12 @@ class Sender:
             self._records = []
         self._sent_bytes += self._send_bundle(self._bundle, Kind.ITEMS, self._bundle.count, records)
         self._sent += 1
-        # A pickler keeps the memory that large items need. The other thread may be packing, and uses the old one.
+        # A pickler keeps the memory that large items needed. The other thread may still be packing with the old one.
         self._serializer = Serializer()
         self._ready = time.perf_counter()
 
     def _count_making(self) -> float:
-        """Count the time since the last message or wait as spent making items, and return the time."""
+        """Count the time since the last message or wait as spent producing items; return the current time."""
         now = time.perf_counter()
         self._making_s += now - self._ready
         self._ready = now
@@ -253,7 +253,7 @@ class Sender:
         return header.size
 
     def _send(self, header: Header, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
-        self._publish()  # counts the items that have arrived
+        self._publish()  # includes items that have arrived
         begin = time.perf_counter()
         message = b"".join((HEADER.pack(*header), *body))
         try:
@@ -272,14 +272,14 @@ class Sender:
         self.page.write(self.counters.figures(), self._items, self._bytes, self._making_s, self._waiting_s)
 
     def _publish_retry(self) -> None:
-        with self._lock:  # a thread that prefetches may call this
+        with self._lock:  # a prefetching thread may call this
             self._publish()
 
     def _tick(self) -> None:
         seen = -1
         while self._has_waiting.wait() and not self._closed.wait(TICK_S):
             with self._lock:
-                if not self._bundle.count or self.is_full:  # if it is full, the other thread waits for the receiver
+                if not self._bundle.count or self.is_full:  # if full, the other thread waits for the receiver
                     self._is_ticking = False
                     self._has_waiting.clear()
                 elif seen == self._sent:

@@ -1,6 +1,6 @@
-"""Serialization of items and exceptions: of an item, a pickle with large arrays out of band, which are copied once.
+"""Serialization of items and exceptions: an item becomes a pickle and out-of-band arrays, which are copied once.
 
-The bytes are a pickle of protocol 5, and the arrays are its out-of-band buffers (PEP 574).
+The bytes are a pickle of protocol 5; the large arrays are its out-of-band buffers (PEP 574).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ APART = 16 * 1024
 Array = NDArray[Any]
 
 
-#: The maximum number of values of an item that is sent in one pickle with others, and of their bytes in all.
+#: The maximum number of values in an item that shares a pickle with others, and of their bytes in total.
 PLAIN_VALUES, PLAIN_BYTES = 64, 2048
 
-#: The types of its values, besides str and bytes.
+#: The types of values in such items, besides str and bytes.
 _PLAIN = frozenset({int, float, bool, type(None)})
 
 SerializedItem: TypeAlias = tuple[list[bytes], int, list[Array]]
@@ -36,7 +36,7 @@ out-of-band arrays in the order of the pickle. It is a plain tuple because one i
 
 
 def plain_copy(item: Any) -> Any:
-    """Return a copy of a small dictionary of plain values, which later changes do not affect; None for other items."""
+    """Return a copy, safe from later changes, of a small dictionary of plain values; None for other items."""
     if type(item) is not dict or len(item) > PLAIN_VALUES:
         return None
     left = PLAIN_BYTES
@@ -52,7 +52,7 @@ def plain_copy(item: Any) -> Any:
 
 
 class Serializer(pickle.Pickler):
-    """Packs items, each independently: no two share an object on the other side."""
+    """Packs items independently: no two items share an object on the other side."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -81,7 +81,7 @@ class Serializer(pickle.Pickler):
             self.clear_memo()
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how to make a value again; pickle calls this for each."""
+        """Return how to recreate a value; pickle calls this for each."""
         kind = type(obj)
         if kind is torch.Tensor:
             return self._reduce_tensor(obj)
@@ -105,7 +105,7 @@ class Serializer(pickle.Pickler):
         return _tensor, (*self._arguments_of(array), tensor.dtype)
 
     def _arguments_of(self, array: Array) -> tuple[Any, ...]:
-        """Return the arguments of `_array` for an array; NumPy would lose the byte order or read-only flag of some."""
+        """Return the arguments of `_array` for an array; those of NumPy lose some byte orders and read-only flags."""
         dtype, writeable = array.dtype, array.flags.writeable
         order: list[int] | None = None
         if not array.flags.c_contiguous:
@@ -134,11 +134,11 @@ def _set_apart(arrays: list[Array], buffer: pickle.PickleBuffer) -> bool:
     return False
 
 
-#: The most common types that NumPy also has, and one by each size of an element in bytes.
+#: The most common types that NumPy also has, and one type for each element size in bytes.
 _IN_NUMPY = {torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bool}
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
-#: The placeholder of an out-of-band array, which may be strided, unlike a `PickleBuffer`.
+#: The placeholder for an out-of-band array, because an array may be strided, unlike a `PickleBuffer`.
 _PLACEHOLDER = pickle.PickleBuffer(bytearray())
 
 
@@ -155,7 +155,7 @@ def _tensor(*arguments: Any) -> torch.Tensor:
 
 def unpack(pickled: Any, arrays: Iterable[Any] = ()) -> Any:
     """Return the item that was packed; its large arrays and tensors are views of ``arrays``."""
-    return pickle.loads(pickled, buffers=arrays)  # noqa: S301  the other process is a part of this program
+    return pickle.loads(pickled, buffers=arrays)  # noqa: S301  the other process is part of this program
 
 
 def serialize(value: object) -> bytes:
@@ -183,16 +183,16 @@ def takes(pack: Callable[[Any], object], value: object) -> bool:
     """Whether ``pack`` pickles a value."""
     try:
         pack(value)
-    except Exception:  # noqa: BLE001 - pickling runs user code, and any exception is the answer
+    except Exception:  # noqa: BLE001 - pickling runs user code, which may raise anything
         return False
     return True
 
 
 class SendableError(ExceptionWrapper):
-    """The exception that is being handled, for another process; its class is RuntimeError if it cannot be pickled.
+    """The exception being handled, for another process; if its class cannot be pickled, it becomes RuntimeError.
 
     Args:
-        where: where it was raised, as the end of the sentence "Caught ...".
+        where: where it was raised; completes "Caught ... error".
     """
 
     def __init__(self, where: str) -> None:
@@ -201,13 +201,13 @@ class SendableError(ExceptionWrapper):
             self.exc_type: type[BaseException] = RuntimeError  # the text contains the name of the class
 
     def reraise(self) -> NoReturn:
-        """Raise the exception again with all information in its message; or a RuntimeError with the same message."""
+        """Raise the exception again, or else a RuntimeError with the same message; the message has all information."""
         text = f"Caught {self.exc_type.__name__} {self.where}.\nOriginal {self.exc_msg}"
         # A generator cannot raise StopIteration.
         if not issubclass(self.exc_type, (StopIteration, StopAsyncIteration)):
             try:
                 super().reraise()  # type: ignore[no-untyped-call]
-            except Exception as error:  # a user's class may raise if it is called with a message
+            except Exception as error:  # a user's class may raise when called with a message
                 if type(error) is self.exc_type:
                     raise
         raise RuntimeError(text)

@@ -1,4 +1,4 @@
-"""Unnamed shared memory: independent of ``/dev/shm``, and freed with the last process that uses it."""
+"""Unnamed shared memory, independent of ``/dev/shm`` and freed with the last process that uses it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def new_memory(size: int) -> int:
 
     Raises:
         OSError: there is not enough memory.
-        NotImplementedError: the system has no such memory.
+        NotImplementedError: the system does not support it.
     """
-    # Not os.memfd_create, which portable interpreters lack: uv's and conda's are built for an older C library.
+    # Not os.memfd_create, which the interpreters of uv and conda lack, because they are built for an older C library.
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "memfd_create"):
         raise NotImplementedError("worker processes require Linux 3.17 and glibc 2.27. Use num_workers=0 here")
@@ -71,7 +71,7 @@ class Segment:
             raise
 
     def pass_on(self) -> int | None:
-        """Return and forget the descriptor that the other side still needs; the receiver closes it."""
+        """Return the descriptor that the other side still needs, if any, and forget it; the receiver closes it."""
         descriptor, self._descriptor = self._descriptor, None
         return descriptor
 
@@ -82,9 +82,9 @@ class Segment:
 
 
 class SegmentPool:
-    """The segments that a process fills; it reuses those that the other side has returned.
+    """The segments that a process fills, and reuses once the other side has returned them.
 
-    A segment in use is never overwritten, however many there are.
+    A segment in use is never overwritten, no matter how many there are.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class SegmentPool:
         self._numbers = itertools.count()
 
     def take(self, size: int) -> Segment:
-        """Return a segment of at least ``size`` bytes, preferably the one that was returned last.
+        """Return a segment of at least ``size`` bytes, preferably the most recently returned one.
 
         Raises:
             OSError: there is not enough memory.
@@ -102,7 +102,7 @@ class SegmentPool:
             if segment.memory.size >= size:
                 self._free.remove(segment)
                 return segment
-        # A segment that is too small is freed, and its number is reused with more memory.
+        # If all are too small, one is freed, and its number is reused with more memory.
         number = self._free[0].number if self._free else next(self._numbers)
         segment = Segment(number, round_up(size))
         if self._free:
@@ -111,7 +111,7 @@ class SegmentPool:
         return segment
 
     def give_back(self, number: int) -> None:
-        """Reuse the segment of a number, or, if this is the complement of its number, forget it."""
+        """Reuse the segment with this number, or, if ``number`` is a complement, forget it."""
         if number < 0:
             del self._segments[~number]
         else:
@@ -126,15 +126,15 @@ class SegmentPool:
 class SegmentLender:
     """The segments of another process: lends views of them, and detects when the last view of one is gone.
 
-    Segments are returned to be reused, which is cheap, but not more than a few. A process that is forked here keeps
-    access to the segments lent at that time, so these are not reused either.
+    Segments are returned for reuse, which is cheap, but only a few are kept. A process forked from this one keeps
+    access to the segments lent at that time, so these are not reused.
 
     Args:
-        spare: the number of segments that are not lent and may wait to be filled.
+        spare: the maximum number of segments kept for reuse.
 
     Attributes:
-        returned: the numbers of segments that can be reused, and the complements of those that are dropped. Views end
-            in any thread, at any time.
+        returned: the numbers of segments to reuse, and the complements of those to drop. Views may end in any thread,
+            at any time.
     """
 
     def __init__(self, spare: int) -> None:
@@ -146,18 +146,18 @@ class SegmentLender:
         _LENDERS.add(self)
 
     def __len__(self) -> int:
-        """The number of segments that are lent."""
+        """Return the number of lent segments."""
         return len(self._lent)
 
     def add(self, number: int, descriptor: int) -> None:
-        """Add a segment that is new, or has new memory; closes the descriptor."""
+        """Add a segment that is new or has new memory, and close the descriptor."""
         try:
             self._memory[number] = map_segment(descriptor, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
 
     def lend(self, number: int) -> memoryview:
-        """Return the bytes of a segment, which is returned once nothing refers to them or to a part of them."""
+        """Return the bytes of a segment, which goes back to its owner once nothing refers to any part of them."""
         # A memoryview keeps a reference to its source object, and so does every slice and array made from it. NumPy
         # bypasses views of arrays, but not an array created from a plain buffer.
         whole = np.frombuffer(self._memory[number].data, np.uint8)
@@ -177,7 +177,7 @@ class SegmentLender:
         self.returned.append(number)
 
 
-#: Every lender of this process. Only a hook sees the user's forks.
+#: All lenders of this process. Only a hook sees the user's forks.
 _LENDERS: weakref.WeakSet[SegmentLender] = weakref.WeakSet()
 
 
@@ -190,26 +190,26 @@ os.register_at_fork(before=_fork)
 
 
 def round_up(size: int) -> int:
-    """Return the next power of two, so that few distinct sizes occur. Memory that is not used is not allocated."""
+    """Return the next power of two, so that few distinct sizes occur. Unused memory is not allocated."""
     return max(1 << (size - 1).bit_length(), SMALLEST)
 
 
-#: The numbers of a status page; its figures, each with a name of at most 96 bytes; and its text.
+#: A status page: numbers, figures with names of up to 96 bytes, and a text.
 PAGE = np.dtype([("numbers", "f8", 4), ("figures", [("name", "S96"), ("amount", "f8")], 64), ("text", "S4000")])
 
 
 class StatusPage:
-    """The status of a process, which it writes and another process reads, without waiting for each other.
+    """The status of a process, which it writes and another process reads without any synchronization.
 
-    A number is never read half written. The text may be, if it is read while it changes. Figures are numbers with
-    names; a page has room for 64 of them, and those that come later are not published.
+    Numbers are never read half written, but the text may be if it is read while it changes. Figures are numbers with
+    names; a page has room for 64 of them, and further ones are not published.
 
     Args:
-        descriptor: the page, if it belongs to another process; it is closed.
+        descriptor: the page of another process; it is closed here. By default, a new page is created.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        #: The descriptor for the other process, which closes it.
+        #: The descriptor to pass to the other process, which closes it.
         self.descriptor = new_memory(PAGE.itemsize) if descriptor is None else descriptor
         self._page = map_segment(self.descriptor, PAGE.itemsize).view(PAGE)[0]
         self._numbers, self._figures = self._page["numbers"], self._page["figures"]
@@ -217,19 +217,19 @@ class StatusPage:
             os.close(descriptor)
 
     def write(self, figures: Mapping[str, float], *numbers: float) -> None:
-        """Publish figures, which keep their order; and items, bytes, and the seconds spent making and waiting."""
+        """Publish figures, which keep their order, and items, bytes, and the seconds spent producing and waiting."""
         self._numbers[:] = numbers
         for place, (name, amount) in enumerate(itertools.islice(figures.items(), len(self._figures))):
             self._figures[place] = name.encode(errors="replace"), amount
 
     def read(self) -> tuple[list[float], Counter[str]]:
-        """Return the numbers and the figures that were last written."""
+        """Return the numbers and the figures written last."""
         figures = {name.decode(errors="replace"): amount for name, amount in self._figures.tolist() if name}
         return self._numbers.tolist(), Counter(figures)
 
     @property
     def text(self) -> str:
-        """A text, such as the name of the shard that was opened last."""
+        """A text, such as the name of the last opened shard."""
         return bytes(self._page["text"]).decode(errors="replace")
 
     def note(self, text: str) -> None:

@@ -21,8 +21,8 @@ from wds_datapipes.loading.transport.protocol import Header, Kind
 from wds_datapipes.loading.transport.receiver import Message, Receiver
 from wds_datapipes.loading.workers.shutdown import describe_exit, is_running
 
-#: The maximum duration of one wait, in seconds. The socket and the exit of a process end it earlier; the limit covers a
-#: process whose exit is invisible because a grandchild holds its pipes open.
+#: The maximum duration of one wait, in seconds. The socket or the exit of a process normally ends it earlier; the limit
+#: covers a process whose exit is invisible because a grandchild holds its pipes open.
 PULSE_S = 1.0
 
 #: The position at the beginning of an epoch.
@@ -41,7 +41,7 @@ class WorkerConnection:
     Threads may share it: one receives items while another begins an epoch or closes the connection.
 
     Args:
-        name: the name of the process in messages.
+        name: the name of the process, for messages.
         receiver: the receiving end of its items.
         timeout_s: the maximum time to wait without a message from it, in seconds; ``None`` means no limit.
 
@@ -49,9 +49,9 @@ class WorkerConnection:
         epoch: the current epoch.
         waited_s: the time spent waiting for it, in seconds.
         skipped: the items it has skipped.
-        position: which items of this epoch the loop has received, and the state after them.
-        split_lists: the lists that the process has split, once its epoch is over: for each, the digest of a
-            `ShardOrder`, or ``None``.
+        position: the items of this epoch that the loop has received, and the state after them.
+        split_lists: the lists that the process has split, available after its epoch: the digest of a `ShardOrder` for
+            each, or ``None``.
     """
 
     def __init__(self, name: str, receiver: Receiver, timeout_s: float | None = None) -> None:
@@ -75,19 +75,19 @@ class WorkerConnection:
         self._checks_processes = False
 
     def watch(self, connection: WorkerConnection, process: BaseProcess) -> None:
-        """Raise an error from now on if a process has ended: the sender, which comes first, or another one.
+        """From now on, raise an error if a process ends. The first process to watch is the sender; others may follow.
 
         Args:
-            connection: the connection to the process, which has the name of its last shard.
+            connection: the connection to the process, which stores the name of its last shard.
             process: the process.
         """
         self._pid = self._pid or process.pid or 0
         self._watched.append((connection, process))
 
     def begin(self, epoch: int, payload: object, base: WorkerState = BEGINNING) -> None:
-        """Begin an epoch in the process; messages on their way belong to the previous one.
+        """Begin an epoch in the process; messages in transit belong to the previous one.
 
-        If the process has not received any command for a long time, this waits for room, and receives its messages
+        If the process has not received commands for a long time, this waits until there is room, and receives messages
         meanwhile, because a process that is blocked in a send does not receive either.
 
         Args:
@@ -96,8 +96,8 @@ class WorkerConnection:
             base: the position at which its pipeline begins.
 
         Raises:
-            WorkerDiedError: as in `items`, if this must wait. The same applies to other errors of the process itself
-                rather than of its items.
+            WorkerDiedError: as in `items`, if this must wait. So are other errors of the process itself, but not those
+                of its items.
         """
         with self._lock:
             self.epoch = epoch
@@ -123,7 +123,7 @@ class WorkerConnection:
         Raises:
             WorkerDiedError: the process has ended.
             WorkerTimeoutError: it has sent nothing for too long.
-            RuntimeError: the connection was closed meanwhile, or the interpreter waits for this thread to end.
+            RuntimeError: the connection was closed meanwhile, or the interpreter is waiting for this thread to end.
             Exception: an exception raised in the process.
         """
         return self._items(self.epoch)
@@ -142,11 +142,10 @@ class WorkerConnection:
             self.split_lists = self._receiver.body(message)
 
     def await_state(self) -> None:
-        """Wait until the process has reported the position at which its epoch begins, or has begun without one.
+        """Wait until the process has reported the position at which its epoch begins, or has started without one.
 
         Raises:
-            WorkerDiedError: as in `items`. It also raises other errors of the process itself, but not those of its
-                items.
+            WorkerDiedError: as in `items`. So are other errors of the process itself, but not those of its items.
         """
         self._await(lambda: self.position.has_snapshots or bool(self._backlog) or self._keep_next())
 
@@ -166,7 +165,7 @@ class WorkerConnection:
 
     @property
     def shard(self) -> str:
-        """The shard that the process opened last, or ""."""
+        """The last shard that the process opened, or ""."""
         return self._receiver.page.text if self._receiver.page is not None else ""
 
     def close(self) -> None:
@@ -175,12 +174,12 @@ class WorkerConnection:
         self._watched = []
 
     def cut(self) -> None:
-        """Shut down the connection, which ends the process and wakes a thread that waits for it."""
+        """Shut down the connection, which ends the process and wakes any thread that waits for it."""
         self._closed = True
         self._receiver.cut()
 
     def _await(self, find: Callable[[], T | None], events: int = select.POLLIN) -> T:
-        """Return the first true result of a function, which is called whenever something has happened."""
+        """Call a function whenever something has happened, and return its first true result."""
         begin = time.monotonic()
         try:
             return self._find(find, begin, events)
@@ -205,14 +204,14 @@ class WorkerConnection:
             has_event = self._wait(begin, events)
 
     def _keep_next(self) -> bool:
-        """Keep the next message of the epoch for the reader of its items; return whether there was one."""
+        """Keep the next message of the epoch for the reader of its items; return whether there was a message."""
         message = self._receive()
         if message is not None:
             self._backlog.append(message)
         return message is not None
 
     def _receive(self) -> Message | None:
-        """Return the next message of the epoch, if there is one; handle those that the reader of its items ignores."""
+        """Return the next message of the epoch, if any; handle those that do not concern the reader of its items."""
         while (message := self._unhandled.popleft() if self._unhandled else self._receive_any()) is not None:
             kind, epoch, number = message.header[:3]
             if kind == Kind.ERROR and not epoch:  # at the start of the process
@@ -233,7 +232,7 @@ class WorkerConnection:
         try:
             message = self._receiver.receive()
             if message is None and self._checks_processes and (ended := self._find_ended()) is not None:
-                # Everything that it sent before it ended has arrived by now.
+                # By now, everything that it sent before it ended has arrived.
                 message = self._receiver.receive()
                 if message is None:
                     raise WorkerDiedError(_exit_message(*ended))
@@ -251,7 +250,7 @@ class WorkerConnection:
         return message
 
     def _wait(self, begin: float, events: int = select.POLLIN) -> bool:
-        """Wait until something happens, such as one of the events; return whether it is more than a message.
+        """Wait for an event or the end of a process; return whether anything but a message may have happened.
 
         Raises:
             WorkerTimeoutError: the wait that started at ``begin`` has lasted too long.
@@ -262,7 +261,7 @@ class WorkerConnection:
             if limit_s <= 0:
                 raise WorkerTimeoutError(self._timeout_message())
         own = self._receiver.fileno()
-        poll = select.poll()  # a new one, since two threads may wait here: one whose epoch is over, and another
+        poll = select.poll()  # a new one, because two threads may wait here: one of them in an epoch that is over
         with suppress(ValueError):  # closed by another thread at this moment
             poll.register(own, events)
             for _, process in self._watched:
@@ -274,9 +273,9 @@ class WorkerConnection:
         return next((each for each in self._watched if not is_running(each[1])), None)
 
     def _has_program_ended(self) -> bool:
-        """Whether the program has ended while this thread fetches items for another one, as torchdata's FullSync does.
+        """Whether the program has ended while this thread fetches items for another, as torchdata's FullSync does.
 
-        The interpreter waits for executor threads before it ends the processes that they may wait for.
+        The interpreter waits for executor threads before it ends the processes that these threads may wait for.
         """
         if not executors._shutdown:
             return False
@@ -285,7 +284,7 @@ class WorkerConnection:
 
     def _read_status(self) -> None:
         """Receive the status page of the process, if nothing was received yet."""
-        # If another thread is receiving on the connection, the page is known already.
+        # If another thread is receiving on the connection, the page is already known.
         if self._receiver.page is None and self._lock.acquire(blocking=False):
             try:
                 with suppress(OSError, EOFError):
@@ -305,17 +304,17 @@ class WorkerConnection:
         )
 
     def _context(self) -> str:
-        return f" The shard that it opened last is {self.shard}." if self.shard else " It has opened no shard yet."
+        return f" The last shard that it opened is {self.shard}." if self.shard else " It has opened no shard yet."
 
 
 def _exit_message(connection: WorkerConnection, process: BaseProcess) -> str:
-    """Describe how a process ended, and the shard it had open."""
+    """Describe how a process ended and which shard it had open."""
     connection._read_status()
     return describe_exit(connection.name, process) + connection._context()
 
 
-#: In a thread that fills a buffer, ``_filling.data`` is the state shared with the buffer's reader: the stages between
-#: them are torchdata's and the user's, and do not forward it.
+#: In a thread that fills a buffer, ``_filling.data`` is the state shared with the buffer's reader. The stages between
+#: them, torchdata's and the user's, would not forward it.
 _filling = threading.local()
 
 

@@ -22,12 +22,12 @@ from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 
 @iterated_by_loader
 class LocalItems(LoopItems):
-    """The whole pipeline, in the main process, which is the only worker.
+    """The items of a pipeline that runs entirely in the main process, which acts as the only worker.
 
     Args:
         source: the pipeline.
-        worker_reset_fn: the user's, called at the beginning of each epoch.
-        replay_reason: why the pipeline resumes by replay; "" if it does not.
+        worker_reset_fn: the user's function, called at the beginning of each epoch.
+        replay_reason: why the pipeline resumes by replay, or "".
     """
 
     is_loaders = True
@@ -51,7 +51,7 @@ class LocalItems(LoopItems):
         """Begin an epoch."""
         super().begin(seed_generator, resumed, iter_reset_fn, pipe)
         start = EpochStart(
-            copy.deepcopy(seed_generator),  # so that the next epoch does not depend on how many seeds are drawn
+            copy.deepcopy(seed_generator),  # the next epoch must not depend on how many seeds are drawn
             None if resumed is None else resumed.parts[0],
             self._replay_reason,
             iter_reset_fn=iter_reset_fn,
@@ -62,13 +62,13 @@ class LocalItems(LoopItems):
         self._run = EpochRun(self.source, start, counters=self.counters, seeded=pipe)
         self.source = self._run.pipe
         base = self._run.base
-        self._positions[0].begin(WorkerState() if isinstance(base, str) else base)  # a state would raise it
+        self._positions[0].begin(WorkerState() if isinstance(base, str) else base)  # saving a state would raise it
         self._has_begun = False
 
     def __iter__(self) -> Iterator[Any]:
         begin = perf_counter()
         if self._run is None:
-            raise RuntimeError("the pipeline of a ShardReadingService is read by its loader only")
+            raise RuntimeError("only its loader can read the pipeline of a ShardReadingService")
         if self._has_begun:  # a later stage reads it again
             load_state(self._run.items, None)
         snapshots = None if self.ahead is None else SnapshotWriter(self._run.items)
@@ -87,7 +87,7 @@ class LocalItems(LoopItems):
         self.end()
 
     def states(self) -> list[WorkerState]:
-        """Return the position from which to resume after the items that the loop has received.
+        """Return the position after the items that the loop has received.
 
         Raises:
             StateError: the pipeline has no state.

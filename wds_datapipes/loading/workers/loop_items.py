@@ -25,16 +25,16 @@ class LoopItems(Stage[Any]):
     """The items of this rank, as the source of the main process's pipeline.
 
     Args:
-        positions: which items of each worker the loop has received.
+        positions: for each worker, the items that the loop has received.
 
     Attributes:
         epoch: the number of epochs that have begun.
         turn: the worker that yields the next item.
         is_over: whether the epoch has ended.
-        place: the place of the epoch that begins in the run, if it is known.
+        place: the place in the run of the epoch that begins, if known.
         rank: the number of this rank, for reports.
         stragglers: the slow workers that were logged.
-        ahead: the workers whose items were taken but not delivered yet, if a stage of the main process prefetches.
+        ahead: the worker of each item that was taken but not delivered yet, if a stage of the main process prefetches.
     """
 
     def __init__(self, positions: Sequence[LoopPosition]) -> None:
@@ -87,7 +87,7 @@ class LoopItems(Stage[Any]):
         log_stragglers(recent, "workers", self.stragglers)
 
     def states(self) -> list[WorkerState]:
-        """Return the position from which each worker resumes after the items that the loop has received.
+        """Return the position of each worker after the items that the loop has received.
 
         Raises:
             StateError: the pipeline of a worker has no state.
@@ -110,7 +110,7 @@ class LoopItems(Stage[Any]):
 
 @iterated_by_loader
 class DeliveredCount(Stage[Any]):
-    """Reports delivered items to their source, one by one, after stages that prefetch."""
+    """Reports each delivered item to the source of the items, downstream of stages that prefetch."""
 
     is_loaders = True
 

@@ -20,11 +20,11 @@ FOR_THE_PROGRAM = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
 
 
 class ParentWatch:
-    """A pipe whose write end only the process that creates it keeps open.
+    """A pipe whose write end stays open only in the process that created it.
 
     The workers hold the read end. multiprocessing has such a pipe for each worker, too, but every process that the
-    program forks later inherits it, and may outlive the program; this one is closed in forked processes. The watch does
-    not depend on the parent of a worker either, which with ``"forkserver"`` is not the main process.
+    program forks later inherits it and may outlive the program; this one is closed in forked processes. Nor does the
+    watch depend on a worker's parent process, which is not the main process with ``"forkserver"``.
     """
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class ParentWatch:
         _watches.add(self)
 
     def close(self) -> None:
-        """Close both ends, which ends the workers that are still running."""
+        """Close both ends, which ends the remaining workers."""
         self.close_writer()
         self._reader.close()
 
     def close_writer(self) -> None:
-        """Close the write end, which only the main process keeps."""
+        """Close the write end, which only the main process keeps open."""
         if self._writer is not None:
             self._writer.close()
 
@@ -54,7 +54,7 @@ class ParentWatch:
 
 
 def run_watched(watch: ParentWatch, run: Callable[..., None], *args: Any) -> None:
-    """Run a worker that leaves Ctrl-C to the main process, and ends when the main process does."""
+    """Run a worker that leaves Ctrl-C to the main process and ends when the main process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A forked worker must not run the program's signal handlers, such as one that saves its state.
     for number in FOR_THE_PROGRAM:

@@ -1,4 +1,4 @@
-"""The pool of worker processes, which yields their items in turn."""
+"""The pool of worker processes, and their items in round-robin order."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WorkerPool:
                 except OSError as error:
                     raise OSError(error.errno, f"{name} cannot be started: {error.strerror}") from error
                 self.workers.append(WorkerConnection(name, Receiver(near, window=job.window), timeout_s))
-            # If one process ends, the others lack data.
+            # If one process ends, every reader needs to know, because data is missing.
             pairs = list(zip(self.workers, self._processes, strict=True))
             for number, (connection, _) in enumerate(pairs):
                 for other in (pairs[number], *pairs[:number], *pairs[number + 1 :]):
@@ -65,7 +65,7 @@ class WorkerPool:
             raise
 
     def close(self) -> None:
-        """End all processes, whatever their state, and free their resources."""
+        """Terminate all processes, whatever their state, and free their resources."""
         # A forked process has a copy of this object, but does not own the processes.
         if self._closed or os.getpid() != self._owner_pid:
             return
@@ -75,7 +75,7 @@ class WorkerPool:
         end_processes(self._processes)
         for connection in self.workers:
             connection.close()
-        for channel in self._channels:  # including that of a process that could not be started
+        for channel in self._channels:  # including those of processes that could not be started
             channel.close()
         for process in self._processes:
             close_process(process)
@@ -99,7 +99,7 @@ class WorkerPool:
 
 @iterated_by_loader
 class PooledItems(LoopItems):
-    """The items of worker processes, one of each in turn.
+    """The items of worker processes, one from each in turn.
 
     Args:
         pool: the workers.
@@ -111,7 +111,7 @@ class PooledItems(LoopItems):
 
     def __init__(self, pool: WorkerPool, continues: bool) -> None:
         super().__init__([connection.position for connection in pool.workers])
-        self._pool, self._continues = pool, continues  # torch would print attributes named like parameters in errors
+        self._pool, self._continues = pool, continues  # in errors, torch prints attributes with the names of parameters
         self._awaits_beginning = False
 
     def begin(
@@ -140,9 +140,9 @@ class PooledItems(LoopItems):
             except StopIteration:
                 round_of_workers.popleft()
                 continue
-            if epoch == self.epoch:  # no other has begun meanwhile
+            if epoch == self.epoch:  # no other epoch has begun meanwhile
                 self.taken(number)
-            yield item.pop()  # no variable here refers to it, as its memory may be needed
+            yield item.pop()  # no variable may refer to it, because its memory may be needed
             round_of_workers.rotate(-1)
         if epoch == self.epoch:
             self._compare_lists()
@@ -163,7 +163,7 @@ class PooledItems(LoopItems):
                 if found[:2] != expected[:2]:
                     raise RuntimeError(
                         f"{name} and {first} have split different lists: {found[0]} items up to {found[2]}, and "
-                        f"{expected[0]} up to {expected[2]}, or in a different order. So items of this epoch were "
+                        f"{expected[0]} up to {expected[2]}, or in a different order. Some items of this epoch were "
                         f"repeated or skipped. The list before the split must be the same in every worker: sort it, or "
                         f"draw it with a seed, instead of deriving it from a set, a time or a UUID"
                     )

@@ -11,13 +11,13 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
-#: How long a process may take to exit on its own, in seconds. An item that is being made is discarded.
+#: How long a process may take to exit on its own, in seconds. The item that it is producing is discarded.
 GRACE_S = 0.4
 
 #: How long SIGTERM may take to end a process, in seconds.
 TERMINATE_S = 1.0
 
-#: How long SIGKILL may take, in seconds: a busy machine takes a while to free the memory of a process.
+#: How long SIGKILL may take, in seconds, because a busy machine takes a while to free the memory of a process.
 KILL_S = 60.0
 
 #: Replaces an unknown exit code.
@@ -25,7 +25,7 @@ UNKNOWN = 255
 
 
 def end_processes(processes: Iterable[BaseProcess]) -> None:
-    """Wait for processes that were asked to end; after `GRACE_S`, terminate, then kill, the remaining ones."""
+    """Wait for processes that were asked to end; after `GRACE_S`, terminate the others, and finally kill them."""
     running = [process for process in processes if is_running(process)]
     deadline = time.monotonic() + GRACE_S
     while running and (left := deadline - time.monotonic()) > 0:
@@ -43,7 +43,7 @@ def end_processes(processes: Iterable[BaseProcess]) -> None:
 def is_running(process: BaseProcess) -> bool:
     """Whether a process has not ended yet."""
     if process.is_alive() and wait([process.sentinel], 0):
-        # It is about to end, or has ended while the program ignores SIGCHLD, so that it cannot be waited for.
+        # It is about to end; or it has ended, but cannot be waited for because the program ignores SIGCHLD.
         try:
             os.kill(process.pid or 0, 0)
         except ProcessLookupError:
@@ -52,17 +52,17 @@ def is_running(process: BaseProcess) -> bool:
 
 
 def disown_process(process: BaseProcess) -> None:
-    """Keep multiprocessing from ending a process that the caller ends.
+    """Keep multiprocessing from terminating a process that the caller manages.
 
-    After ``os.fork``, multiprocessing treats the processes of the parent as children, and terminates them when the fork
-    exits.
+    After ``os.fork``, multiprocessing treats the parent's processes as children of the fork, and terminates them when
+    the fork exits.
     """
     multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # not public
 
 
 def close_process(process: BaseProcess) -> None:
     """Free the descriptors of a process that has ended, even if its exit code is unknown."""
-    with suppress(ValueError):  # it is closed, or not even SIGKILL has ended it yet
+    with suppress(ValueError):  # it is already closed, or not even SIGKILL has ended it yet
         if not is_running(process) and (popen := process._popen) is not None:  # type: ignore[attr-defined]  # not public
             # Another thread has received its exit code but not stored it yet; or the program ignores SIGCHLD.
             popen.returncode = UNKNOWN if popen.returncode is None else popen.returncode
@@ -81,7 +81,7 @@ _ADVICE = {
 
 
 def describe_exit(name: str, process: BaseProcess) -> str:
-    """Describe how a process that was still needed has ended, and a remedy."""
+    """Describe how a process that was still needed has ended, and suggest a remedy."""
     code = process.exitcode
     if code is not None and code < 0:
         try:
@@ -92,8 +92,8 @@ def describe_exit(name: str, process: BaseProcess) -> str:
         advice = _ADVICE.get(cause, "Something outside this program sent it.")
     elif code is None:
         how = "ended with an unknown exit code"
-        advice = "Something else in this program waits for its child processes, or ignores SIGCHLD."
+        advice = "Other code in this program waits for child processes, or ignores SIGCHLD."
     else:
         how = f"ended with exit code {code}"
-        advice = "Its own traceback, if there is one, is on standard error; code that it runs must not call exit()."
+        advice = "Its own traceback, if any, is on standard error; code that it runs must not call exit()."
     return f"{name} (pid {process.pid}) {how} while its data was still needed. {advice}"

@@ -29,15 +29,16 @@ class WorkerJob:
     """The job of a worker process.
 
     Attributes:
-        pipe: the pipeline, in the wrapper that pickles it.
+        pipe: the pipeline, in torchdata's wrapper for pickling.
         info: torchdata's ``WorkerInfo``.
         window: the maximum number of messages ahead.
         together: the maximum number of items in a message.
-        init_fn: the user's, called with the pipe and the worker.
-        reset_fn: the user's, called with the pipe, the worker and the seed generator at the beginning of each epoch.
+        init_fn: the user's function, called with the pipe and the worker.
+        reset_fn: the user's function, called with the pipe, the worker and the seed generator at the beginning of each
+            epoch.
         resumed: the position at which the first epoch resumes.
         records_state: whether to send the state of the pipeline after each item.
-        replay_reason: why the pipeline resumes by replay in the worker; "" if it does not.
+        replay_reason: why the worker's pipeline resumes by replay, or "".
         identity: the identity of the rank.
     """
 
@@ -56,17 +57,17 @@ class WorkerJob:
 def run_worker(
     job: Payload, number: int, window: int, together: int, channel: socket.socket, inherited: Sequence[Any]
 ) -> None:
-    """Run a worker until the main process has exited, to which it sends its exceptions.
+    """Run a worker until the main process exits; send exceptions to the main process.
 
     Exceptions such as ``SystemExit`` end the process as usual: the main process receives the exit code.
 
     Args:
         job: the `WorkerJob`.
-        number: the number of the worker, which its errors name even if the job cannot be unpickled.
+        number: the number of the worker, for errors, even if the job cannot be unpickled.
         window: as in the job.
         together: as in the job.
         channel: the connection to the main process.
-        inherited: objects that a fork has inherited open, and that only other processes need.
+        inherited: open objects that a fork has inherited, but only other processes need.
     """
     for each in inherited:
         each.close()
@@ -77,20 +78,20 @@ def run_worker(
             Worker(job.open(), sender).run()
         except ReceiverGone:
             raise
-        except Exception:  # noqa: BLE001  not lost: the main process raises it again
+        except Exception:  # noqa: BLE001  the main process raises it again
             sender.send(Kind.COUNTERS, serialize(sender.counters.skipped()))
             sender.send(Kind.ERROR, pack_error(number, sender))
             while True:  # exiting would be reported as another error
                 sender.wait()
         except BaseException:
-            sender.flush()  # items made before it are not lost
+            sender.flush()  # items produced before it are not lost
             raise
     except ReceiverGone:
         pass
 
 
 class Worker:
-    """Runs a pipeline, an epoch at a time, and sends its items to the main process.
+    """Runs a pipeline, one epoch at a time, and sends its items to the main process.
 
     Args:
         job: the job of the worker.
@@ -110,7 +111,7 @@ class Worker:
         self.snapshots: SnapshotWriter | None = None
 
     def run(self) -> None:
-        """Handle requests and make items until the main process has exited."""
+        """Handle requests and produce items until the main process exits."""
         while True:
             try:
                 if self.sender.requests:
@@ -123,7 +124,7 @@ class Worker:
                 continue
             except ReceiverGone:
                 raise
-            except Exception:  # noqa: BLE001  not lost: the main process raises it when it reaches this point
+            except Exception:  # noqa: BLE001  the main process raises it when it reaches this point
                 error = pack_error(self.job.info.worker_id, self.sender)
             # The resources held by the exception's frames, such as open files, are released by now.
             self.iterator = None
@@ -131,7 +132,7 @@ class Worker:
             self.sender.send(Kind.ERROR, error)
 
     def make_items(self, iterator: Iterator[Any]) -> None:
-        """Make items until a request arrives."""
+        """Produce items until a request arrives."""
         sender, snapshots, snapshot = self.sender, self.snapshots, None
         while not sender.requests:
             if sender.is_full:
@@ -141,7 +142,7 @@ class Worker:
                 if snapshots is not None:
                     snapshot = snapshots.snapshot()
                 sent = sender.put(item, snapshot)
-                del item  # frees its memory before the next one is made
+                del item  # free its memory before the next one is produced
                 if sent:
                     sender.receive_requests()
                     self.send_skipped()
@@ -155,7 +156,7 @@ class Worker:
                 return
 
     def split_lists(self) -> list[Any]:
-        """Return the lists split by the epoch's first pass, which must be the same in every worker."""
+        """Return the lists that the epoch's first pass has split, which must be the same in every worker."""
         # In a stream or a resumed epoch, each worker may be in a different pass.
         epoch = self.epoch
         listings = [] if epoch is None or epoch.spans_epochs or epoch.is_resumed else listings_before(self.pipe)
@@ -196,21 +197,21 @@ class Worker:
 
 
 def pack_error(worker: int, sender: Sender) -> bytes:
-    """Return the current exception, with the shard that this process opened last, for `Sender.send`."""
+    """Return the current exception for `Sender.send`, with the last shard that this process opened."""
     shard = f", whose last shard was {sender.counters.shard}" if sender.counters.shard else ""
     return serialize(SendableError(f"in worker process {worker}{shard}"))
 
 
 class Payload:
-    """Carries an object to a process, which unpickles it where it can report an error.
+    """Carries an object to a process, which unpickles it where it can report errors.
 
     A forked process simply has the object. A spawned process receives it through shared memory: ``Process.start``
-    writes its arguments to a pipe, which holds 64 KiB and has both of its ends open here. If the process exits before
-    reading all of it, as one does if its main module cannot be imported, the write would block indefinitely.
+    writes its arguments to a pipe, which holds 64 KiB and whose ends are both open here. If the process exited before
+    reading all of them, for example because its main module cannot be imported, the write would block forever.
 
     Args:
         contents: the object.
-        is_pickled: whether it is a pickle of the object, in the process that received it.
+        is_pickled: whether ``contents`` is a pickle of the object, as in the receiving process.
     """
 
     def __init__(self, contents: Any, *, is_pickled: bool = False) -> None:
@@ -226,7 +227,7 @@ class Payload:
         return pickle.loads(self._contents) if self._is_pickled else self._contents  # noqa: S301  made by this program
 
     def close(self) -> None:
-        """Close the descriptor, once the process has its own."""
+        """Close the descriptor once the process has its own."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
